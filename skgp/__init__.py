@@ -1,0 +1,28 @@
+"""Scalable Gaussian processes with the scikit-learn interface.
+
+The public estimators are here and nothing else is; kernels beyond scikit-learn's live in
+:mod:`skgp.kernels`, data generators in :mod:`skgp.datasets`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skgp.estimators._qsgp import QSGPRegressor
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["QSGPRegressor"]
+
+_MODULES = {"QSGPRegressor": "skgp.estimators._qsgp"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an estimator at its first use: ``import skgp.linalg`` does not pay for it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'skgp' has no attribute {name!r}; it has {__all__}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,5 @@
+"""Pictures of fitted estimators, after scikit-learn's Display convention."""
+
+from skgp.displays.prediction import CoverageDisplay, PredictiveBandDisplay
+
+__all__ = ["CoverageDisplay", "PredictiveBandDisplay"]

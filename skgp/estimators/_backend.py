@@ -1,0 +1,97 @@
+"""Where and how an estimator computes: device, dtype and sources of randomness."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What ``device``, ``dtype`` and ``random_state`` of an estimator resolve to, for one fit.
+
+    Parameters
+    ----------
+    device : torch.device
+    dtype : torch.dtype
+        Of the training. Prediction is in float64 whatever this is.
+    seed : int
+        Drawn from ``random_state``; seeds what regenerates its own numbers (random features).
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        """Return a new ``torch.Generator`` on the CPU, seeded by ``seed``.
+
+        Drawing on the CPU and moving the draws gives the same fit on every device.
+        """
+        return torch.Generator().manual_seed(self.seed)
+
+    def rng(self) -> np.random.Generator:
+        """Return a new NumPy generator, seeded by ``seed``."""
+        return np.random.default_rng(self.seed)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Return ``array`` on ``device`` in ``dtype``; shares its memory where it can."""
+        return to_tensor(array, dtype=self.dtype, device=self.device)
+
+
+def resolve_backend(device: str | torch.device, dtype: str, random_state) -> Backend:
+    """Resolve the parameters ``device``, ``dtype`` and ``random_state`` of an estimator.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        "auto" is "cuda" where there is one, else "cpu".
+    dtype : {"float64", "float32"}
+    random_state : int, RandomState instance or None
+
+    Raises
+    ------
+    ValueError
+        If torch does not know ``device`` or finds none.
+    """
+    seed = int(check_random_state(random_state).randint(2**31 - 1))
+    return Backend(resolve_device(device), getattr(torch, dtype), seed)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return the torch device that ``device`` names; "auto" prefers CUDA.
+
+    Raises
+    ------
+    ValueError
+        If torch does not know it or this machine lacks it.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved, dtype=torch.float64)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(
+            f"device={device!r} cannot be used with float64: {error} "
+            'Use device="auto", "cpu", or a device that torch.cuda.is_available() confirms.'
+        ) from error
+    return resolved
+
+
+def to_tensor(
+    array: np.ndarray,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Return ``array`` as a tensor, without a copy where dtype and device allow.
+
+    Read-only arrays (memory maps of joblib) are accepted: the caller must not write to the result.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.to(device=device, dtype=dtype)

@@ -1,0 +1,53 @@
+"""The parts of scikit-learn that are not public, imported in this one place.
+
+skgp depends on scikit-learn >= 1.9. Third-party estimators need a few of its private helpers to
+validate parameters as it does; a new scikit-learn release is checked here first.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import _fit_context as fit_context
+from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import _check_sample_weight
+
+__all__ = [
+    "Interval",
+    "StrOptions",
+    "check_sample_weight",
+    "fit_context",
+    "is_one_of_many_fits",
+    "warn_at_bounds",
+]
+
+
+def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:
+    """Return the weights as a float64 array of shape (n,).
+
+    Raises
+    ------
+    ValueError
+        If a weight is negative, not finite, or their number differs from the rows of ``X``.
+    """
+    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+
+
+def warn_at_bounds(kernel: Kernel) -> None:
+    """Warn about each optimised hyper-parameter that ended at one of its bounds.
+
+    The ``ConvergenceWarning`` is scikit-learn's own and names the parameter and the bound.
+    """
+    kernel._check_bounds_params()
+
+
+def is_one_of_many_fits(estimator: object) -> bool:
+    """Tell whether a search (``GridSearchCV`` and its like) runs this fit among others.
+
+    A search announces itself by a callback context whose sub-tasks have no order.
+    """
+    context = getattr(estimator, "_parent_callback_ctx", None)
+    while context is not None:
+        if not context.sequential_subtasks:
+            return True
+        context = context.parent
+    return False

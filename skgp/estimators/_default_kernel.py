@@ -1,0 +1,60 @@
+"""The kernels that an estimator chooses among when ``kernel=None``."""
+
+import numpy as np
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, WhiteKernel
+
+from skgp.kernels.gram import split_noise
+
+_NOISE_BOUNDS = (1e-5, 1e1)
+_FEW_ROWS = 200
+
+
+def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
+    """Return ARD kernels of decreasing smoothness, scaled to the columns of X, with noise.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    sample_weight : ndarray of shape (n,), optional
+
+    Returns
+    -------
+    list of Kernel
+        ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2; of few rows,
+        which cannot tell them apart, the Matern of nu 5/2 alone. Variances start at those of a
+        standardised target; length scales at ``sqrt(d)`` times the columns' spreads, which puts two
+        typical rows about one length scale apart.
+    """
+    length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    bounds = np.stack([1e-4 * length_scale, 1e4 * length_scale], axis=1)
+    shapes = [Matern(length_scale, bounds, nu=2.5)]
+    if X.shape[0] > _FEW_ROWS:
+        shapes = [RBF(length_scale, bounds), *shapes]
+        shapes += [Matern(length_scale, bounds, nu=nu) for nu in (1.5, 0.5)]
+    return [
+        ConstantKernel(1.0, (1e-3, 1e4)) * shape + WhiteKernel(0.1, _NOISE_BOUNDS)
+        for shape in shapes
+    ]
+
+
+def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np.ndarray:
+    """Return a standard deviation of each column that a few outliers do not inflate, shape (d,).
+
+    It is the smaller of the standard deviation and the range of the middle 90% over that of a
+    normal distribution; 1 for a constant column.
+    """
+    mean = np.average(X, axis=0, weights=sample_weight)
+    std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=sample_weight))
+    low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
+    middle = (high - low) / 3.29
+    spread = np.where(middle > 0, np.minimum(std, middle), std)
+    # Rounding leaves a constant column a spread of about eps times its value.
+    constant = spread <= 1e-12 * np.abs(mean)
+    return np.where(constant | (spread == 0), 1.0, spread)
+
+
+def with_noise(kernel: Kernel) -> Kernel:
+    """Return the kernel with a ``WhiteKernel`` summand: its own, or a new one of level 0.01."""
+    if split_noise(kernel)[1] is not None:
+        return kernel
+    return kernel + WhiteKernel(1e-2, _NOISE_BOUNDS)

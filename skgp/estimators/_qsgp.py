@@ -1,0 +1,436 @@
+"""Quadruply stochastic Gaussian processes: the scikit-learn face of :mod:`skgp.models.qsgp`."""
+
+import contextlib
+from numbers import Integral, Real
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from skgp.estimators._backend import to_tensor
+from skgp.estimators._base import BaseGPRegressor
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.kernels.gram import split_noise
+from skgp.models.hyperparameters import fit_hyperparameters
+from skgp.models.qsgp.plan import Plan, streaming_plan
+from skgp.models.qsgp.regression import Fit, Options, fit_regression, fit_statistics
+from skgp.models.qsgp.streaming_gram import StreamingGram
+from skgp.models.replicates import Replicates, merge_replicates
+
+
+class QSGPRegressor(BaseGPRegressor):
+    r"""Gaussian process regression with up to millions of basis functions.
+
+    The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
+    :math:`w \sim N(0, S^{-1})` and :math:`\phi(x)^T S^{-1} \phi(x') \approx k(x, x')` [1]_. With
+    one inducing basis function a training row the predictive mean is that of the exact GP. What
+    suits the number of rows, the kernel and the conditioning is chosen by default and reported in
+    ``solver_``, ``basis_``, ``n_basis_``, ``covariance_`` and ``reason_``.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f; a ``WhiteKernel`` summand at the top level is the observation noise (one of
+        level 0.01 is added where there is none). None chooses among RBF and Matern kernels with one
+        length scale a column, started from the spread of the columns.
+    basis : {"auto", "fourier", "inducing"}, default="auto"
+        Random Fourier features, or kernels centred on training rows.
+    n_basis : int or None, default=None
+        Number of basis functions m. By default as many as there are rows for the inducing basis,
+        and as many Fourier features as about a minute allows.
+    likelihood : {"gaussian"}, default="gaussian"
+    solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}, default="auto"
+        "cholesky" is exact, offers every covariance, ``partial_fit`` with Fourier features, and
+        costs :math:`O(n m^2)`, or :math:`O(n^3)` with one basis function a row. "cg" is block
+        conjugate gradients with a Nystrom preconditioner. "gauss-seidel" suits 1e4 to 1e6 Fourier
+        features. "sgd" takes iterations whose cost depends on neither n nor m.
+    covariance : {"auto", "diagonal", "chevron", "full", "samples"}, default="auto"
+        Posterior covariance: mean-field, with `n_dense_columns` dense columns of the Cholesky
+        factor, exact, or that of posterior draws calibrated on leave-one-out residuals.
+    n_dense_columns : int, default=100
+        For ``covariance="chevron"``.
+    basis_batch_size : int, default=10_000
+        Basis functions sampled an iteration of "sgd".
+    batch_size : int, default=500
+        Rows sampled an iteration of "sgd".
+    n_support : int, default=500
+        Rank of the control variate of "sgd"; 0 for none.
+    augment : bool, default=True
+        Add a basis function at each test row to the inducing basis, so that variances return to the
+        prior's far from the data.
+    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
+        How Fourier frequencies are drawn.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+    max_iter : int or None, default=None
+        Iterations of "cg" (200 by default) and "sgd" (1000), sweeps of "gauss-seidel" (10).
+    tol : float or None, default=None
+        Relative residual at which "cg" (1e-2 by default with one basis function a row, else 1e-3)
+        and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which "sgd" stops
+        (never by default).
+    learning_rate : float, default=0.1
+        Of "sgd".
+    warm_start : bool, default=False
+        Start from the hyper-parameters of the last fit and, with "sgd", from its weights.
+    early_stopping : bool, default=False
+        With "sgd", set `validation_fraction` of the rows aside and stop when their error no longer
+        falls.
+    validation_fraction : float, default=0.1
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        "auto" is "cuda" where there is one, else "cpu".
+    dtype : {"float64", "float32"}, default="float64"
+        Of features, Gram matrices and stochastic gradients. The kernel matrix of "cg" is stored in
+        float32 either way, from entries computed in float64, and its residual is checked.
+        Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch while fitting and predicting; None leaves them as they are, -1 takes all.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned.
+    basis_, solver_, covariance_ : str
+    n_basis_ : int
+    reason_ : str
+        Why these were chosen.
+    noise_variance_ : float
+        In squared units of y.
+    log_marginal_likelihood_value_ : float
+        In nats; of the standardised targets under the basis used. Set where "cholesky" gives it.
+    n_iter_ : int
+    residual_ : float
+        True relative residual of the linear system solved.
+    calibration_ : float
+        Factor by which variances were multiplied (covariance "samples"), else 1.
+    history_ : dict of lists
+        "hyperparameters": log-density a row; "solve": relative residual or loss.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    sklearn.gaussian_process.GaussianProcessRegressor : The exact GP, up to a few thousand rows.
+
+    References
+    ----------
+    .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import QSGPRegressor
+    >>> X = np.linspace(0, 10, 60)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> model = QSGPRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.01)
+    True
+    >>> model.basis_, model.solver_
+    ('inducing', 'cholesky')
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        "basis": [StrOptions({"auto", "fourier", "inducing"})],
+        "n_basis": [Interval(Integral, 1, None, closed="left"), None],
+        "likelihood": [StrOptions({"gaussian"})],
+        "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
+        "covariance": [StrOptions({"auto", "diagonal", "chevron", "full", "samples"})],
+        "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
+        "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "n_support": [Interval(Integral, 0, None, closed="left")],
+        "augment": ["boolean"],
+        "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "tol": [Interval(Real, 0, None, closed="neither"), None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "warm_start": ["boolean"],
+        "early_stopping": ["boolean"],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        basis="auto",
+        n_basis=None,
+        likelihood="gaussian",
+        solver="auto",
+        covariance="auto",
+        n_dense_columns=100,
+        basis_batch_size=10_000,
+        batch_size=500,
+        n_support=500,
+        augment=True,
+        feature_map="orthogonal",
+        optimizer="auto",
+        normalize_y=True,
+        max_iter=None,
+        tol=None,
+        learning_rate=0.1,
+        warm_start=False,
+        early_stopping=False,
+        validation_fraction=0.1,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.basis = basis
+        self.n_basis = n_basis
+        self.likelihood = likelihood
+        self.solver = solver
+        self.covariance = covariance
+        self.n_dense_columns = n_dense_columns
+        self.basis_batch_size = basis_batch_size
+        self.batch_size = batch_size
+        self.n_support = n_support
+        self.augment = augment
+        self.feature_map = feature_map
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.max_iter = max_iter
+        self.tol = tol
+        self.learning_rate = learning_rate
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn the hyper-parameters, then the posterior of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice. Not for "sgd".
+
+        Returns
+        -------
+        QSGPRegressor
+            Itself.
+        """
+        return self._fit(X, y, sample_weight, streaming=False)
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Add rows to the posterior, exactly as if they had been there from the start.
+
+        For ``solver="cholesky"`` with Fourier features or ``n_basis`` inducing points, which "auto"
+        becomes here. The first call learns the hyper-parameters and chooses the basis; later calls
+        keep both and learn the noise variance and the standardisation of y from all rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        QSGPRegressor
+            Itself.
+        """
+        if self.solver not in ("auto", "cholesky"):
+            raise ValueError(f"partial_fit needs solver='cholesky'; got solver={self.solver!r}.")
+        if getattr(self, "_statistics", None) is None:
+            return self._fit(X, y, sample_weight, streaming=True)
+        X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
+        backend = self._resolve_backend()
+        with _threads(self.n_jobs):
+            self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
+            self._standardise_by(self._statistics)
+            signal, white = split_noise(self.kernel_)
+            fit = fit_statistics(
+                self._statistics.standardised(self.y_mean_, self.y_scale_),
+                Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_),
+                signal,
+                float(white.noise_level),
+                self._options(backend, white),
+                backend.generator(),
+                refit=self._learns_noise(white),
+            )
+        self._keep(self.kernel_, fit)
+        return self
+
+    def _fit(self, X, y, sample_weight, *, streaming: bool):
+        """Both kinds of fit; `streaming` keeps the sufficient statistics, in the units of y."""
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            X, y, sample_weight = self._validate_training(X, y, sample_weight)
+            z = self._standardise_target(y, sample_weight)
+            backend = self._resolve_backend()
+            generator = backend.generator()
+            with _threads(self.n_jobs):
+                data = self._prepare(X, z, sample_weight, backend.device)
+                kernel = self._learn_kernel(session, X, sample_weight, data, generator)
+                with session.stage("solve") as callback:
+                    fit = self._solve(kernel, data, backend, generator, callback, streaming)
+                self._statistics = None
+                if streaming:
+                    basis = fit.statistics.basis
+                    self._statistics = StreamingGram(basis, dtype=backend.dtype)
+                    self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
+            self._keep(kernel, fit)
+        return self
+
+    def _standardise_by(self, statistics) -> None:
+        """Set ``y_mean_`` and ``y_scale_`` from sums over all rows seen, as `fit` would."""
+        if not self.normalize_y:
+            return
+        self.y_mean_ = statistics.sum_target / statistics.sum_weight
+        variance = statistics.sum_square / statistics.sum_weight - self.y_mean_**2
+        rounding = 1e-14 * statistics.sum_square / statistics.sum_weight
+        self.y_scale_ = float(np.sqrt(variance)) if variance > rounding else 1.0
+
+    def _prepare(self, X, z, sample_weight, device) -> Replicates:
+        """Tensors of the distinct rows; "sgd" takes rows as they are, a memory map unread."""
+        if self.solver != "sgd":
+            return merge_replicates(X, z, sample_weight, device)
+        if sample_weight is not None:
+            raise ValueError(
+                "sample_weight is not supported by solver='sgd'; use solver='cholesky' or 'cg'."
+            )
+        return Replicates(*_to_tensors(X, z, None, device)[:2])
+
+    def _learn_kernel(self, session, X, sample_weight, data, generator):
+        """Return the kernel, noise included, with learned hyper-parameters."""
+        self.history_ = {"hyperparameters": [], "solve": []}
+        if self.warm_start and hasattr(self, "kernel_"):
+            kernels = [self.kernel_]
+        elif self.kernel is None:
+            kernels = default_kernels(X, sample_weight)
+        else:
+            kernels = [with_noise(self._resolve_kernel(X, lambda: None))]
+        if self.optimizer is None:
+            return kernels[0]
+        with session.stage("hyperparameters") as callback:
+            found = fit_hyperparameters(kernels, data, generator=generator, callback=callback)
+        self.history_["hyperparameters"] = found.history
+        if self.kernel is not None:
+            warn_at_bounds(found.kernel)
+        return found.kernel
+
+    def _solve(self, kernel, data, backend, generator, callback, streaming) -> Fit:
+        """Fit the posterior for fixed hyper-parameters."""
+        signal, white = split_noise(kernel)
+        plan = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+        if streaming:
+            plan = streaming_plan(plan, data.X.shape[0], signal)
+        return fit_regression(
+            signal,
+            data,
+            float(white.noise_level),
+            plan,
+            self._options(backend, white),
+            state=getattr(self, "_sgd_state", None) if self.warm_start else None,
+            generator=generator,
+            callback=callback,
+        )
+
+    def _learns_noise(self, white) -> bool:
+        return self.optimizer is not None and not white.hyperparameter_noise_level.fixed
+
+    def _options(self, backend, white) -> Options:
+        return Options(
+            n_dense_columns=self.n_dense_columns,
+            basis_batch_size=self.basis_batch_size,
+            batch_size=self.batch_size,
+            n_support=self.n_support,
+            augment=self.augment,
+            feature_map=self.feature_map,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            learning_rate=self.learning_rate,
+            learn_hyperparameters=self.optimizer is not None,
+            refit_noise=self._learns_noise(white),
+            dtype=backend.dtype,
+            seed=backend.seed,
+        )
+
+    def _keep(self, kernel, fit: Fit) -> None:
+        """Copy the fitted state to attributes."""
+        white = split_noise(kernel)[1]
+        self.kernel_ = kernel
+        if fit.kernel is not None and (
+            fit.noise != white.noise_level or fit.kernel != split_noise(kernel)[0]
+        ):
+            self.kernel_ = fit.kernel + type(white)(fit.noise, white.noise_level_bounds)
+        self.basis_, self.solver_ = fit.plan.basis, fit.plan.solver
+        self.n_basis_, self.covariance_ = fit.plan.n_basis, fit.plan.covariance
+        self.reason_ = fit.plan.reason
+        self.n_iter_, self.residual_ = fit.n_iter, fit.residual
+        self.calibration_ = fit.calibration
+        self.history_["solve"] = fit.history
+        if fit.log_marginal_likelihood is not None:
+            self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
+        self._noise_variance = fit.calibration * fit.noise
+        self._posterior = fit.posterior
+        if self.warm_start:
+            self._sgd_state = fit.state
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _tensor(self, X: np.ndarray) -> torch.Tensor:
+        return to_tensor(X, dtype=torch.float64, device=torch.device("cpu"))
+
+    def _latent_mean(self, X):
+        with _threads(self.n_jobs):
+            return self._posterior.mean(self._tensor(X)).numpy()
+
+    def _latent_mean_and_variance(self, X):
+        with _threads(self.n_jobs):
+            mean, variance = self._posterior.mean_and_variance(self._tensor(X))
+        return mean.numpy(), self.calibration_ * variance.numpy()
+
+    def _latent_mean_and_covariance(self, X):
+        with _threads(self.n_jobs):
+            X = self._tensor(X)
+            covariance = self._posterior.covariance(X)
+            return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()
+
+
+def _to_tensors(X, y, sample_weight, device):
+    """Return float64 tensors on `device`; None stays None."""
+    return tuple(
+        None if a is None else to_tensor(a, dtype=torch.float64, device=device)
+        for a in (X, y, sample_weight)
+    )
+
+
+@contextlib.contextmanager
+def _threads(n_jobs: int | None):
+    """Limit torch to `n_jobs` threads for a while; None changes nothing, -1 takes all."""
+    if n_jobs is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    wanted = n_jobs if n_jobs > 0 else max(1, (torch.get_num_threads() if n_jobs == -1 else 1))
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

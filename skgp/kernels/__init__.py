@@ -1,0 +1,27 @@
+"""Kernels: one scikit-learn kernel expression, several readings of it."""
+
+from .expression import (
+    check_kernel,
+    register_kernel,
+    split_noise,
+    split_theta,
+    stationary,
+)
+from .gram import gram, gram_diag, gram_tile
+from .specs import ActiveDims, Cosine
+from .spectral import FourierFeatures, has_spectral_density
+
+__all__ = [
+    "ActiveDims",
+    "Cosine",
+    "FourierFeatures",
+    "check_kernel",
+    "gram",
+    "gram_diag",
+    "gram_tile",
+    "has_spectral_density",
+    "register_kernel",
+    "split_noise",
+    "split_theta",
+    "stationary",
+]

@@ -1,0 +1,324 @@
+"""Reading a scikit-learn kernel expression: its parts, its hyper-parameters, its noise.
+
+A kernel expression is a tree of ``sklearn.gaussian_process.kernels`` objects: leaves such as
+``RBF`` and the composites ``Sum``, ``Product``, ``Exponentiation`` and ``ActiveDims``. `bind` walks
+it once, hands every leaf its slice of ``theta`` and returns a plain tree that ``gram.py`` and
+``spectral.py`` then read, each in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Exponentiation,
+    ExpSineSquared,
+    Kernel,
+    Matern,
+    Product,
+    RationalQuadratic,
+    Sum,
+    WhiteKernel,
+)
+from torch import Tensor
+
+from .specs import ActiveDims, Cosine
+
+__all__ = [
+    "Node",
+    "bind",
+    "check_kernel",
+    "register_kernel",
+    "split_noise",
+    "split_theta",
+    "stationary",
+]
+
+BUILT_IN = (ConstantKernel, RBF, Matern, RationalQuadratic, ExpSineSquared, DotProduct, Cosine)
+COMPOSITES = (Sum, Product, Exponentiation, ActiveDims)
+MATERN_NU = (0.5, 1.5, 2.5, float("inf"))
+
+GramFunction = Callable[[Kernel, "dict[str, Tensor]", Tensor, Tensor], Tensor]
+_REGISTERED: dict[type, GramFunction] = {}
+
+
+class Node(NamedTuple):
+    """A part of the expression with the values of its own hyper-parameters.
+
+    ``params`` maps each hyper-parameter of a leaf to a tensor of shape () or (n_elements,);
+    composites have none and keep their parts in ``children``.
+    """
+
+    kernel: Kernel
+    params: dict[str, Tensor]
+    children: tuple[Node, ...]
+
+
+def register_kernel(cls: type, function: GramFunction) -> None:
+    """Teach skgp the torch reading of a user's own scikit-learn kernel class.
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of ``sklearn.gaussian_process.kernels.Kernel`` (a leaf, not a composite). A
+        class that skgp reads already cannot be replaced.
+    function : callable
+        ``function(kernel, params, X, Z)`` returns K(X, Z) of shape (..., n, p) for X (..., n, d)
+        and Z (..., p, d). ``params`` maps the names of the hyper-parameters to tensors, on the
+        natural scale; write it with torch operations so that gradients flow.
+
+    Raises
+    ------
+    TypeError
+        If ``cls`` is not a kernel class or ``function`` cannot be called.
+    ValueError
+        If ``cls`` is a class that skgp reads itself.
+
+    Notes
+    -----
+    The registration is for exactly this class: a subclass may override ``__call__`` and is
+    therefore registered on its own. It holds for the running process; register again in workers
+    that do not share its memory.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Kernel)):
+        raise TypeError(
+            f"cls must be a subclass of sklearn.gaussian_process.kernels.Kernel, got {cls!r}; "
+            "pass the class, not an instance."
+        )
+    if cls in BUILT_IN + COMPOSITES + (WhiteKernel,):
+        raise ValueError(f"cls={cls.__name__} is read by skgp already; register a subclass of it.")
+    if not callable(function):
+        raise TypeError(f"function must be callable as f(kernel, params, X, Z), got {function!r}.")
+    _REGISTERED[cls] = function
+
+
+def registered_function(kernel: Kernel) -> GramFunction | None:
+    """Return the user's torch reading of this leaf, None where there is none."""
+    return _REGISTERED.get(type(kernel))
+
+
+def children_of(kernel: Kernel) -> tuple[Kernel, ...]:
+    """Return the parts of a composite, in the order in which they own ``theta``; () for a leaf."""
+    if type(kernel) in (Sum, Product):
+        return kernel.k1, kernel.k2
+    if type(kernel) in (Exponentiation, ActiveDims):
+        return (kernel.kernel,)
+    return ()
+
+
+def check_kernel(kernel: Any) -> None:
+    """Raise unless every part of ``kernel`` has a torch reading.
+
+    Parameters
+    ----------
+    kernel : object
+        Accepted: the kernels of ``BUILT_IN``, their sums, products, powers and ``ActiveDims``,
+        ``WhiteKernel``, and classes given to `register_kernel`.
+
+    Raises
+    ------
+    TypeError
+        For any other part (``CompoundKernel``, ``PairwiseKernel``, an unknown subclass).
+    ValueError
+        For a Matern kernel whose ``nu`` has no closed form.
+    """
+    if type(kernel) in COMPOSITES:
+        for child in children_of(kernel):
+            check_kernel(child)
+        return
+    known = BUILT_IN + (WhiteKernel,) + tuple(_REGISTERED)
+    if type(kernel) not in known:
+        names = ", ".join(cls.__name__ for cls in known + COMPOSITES)
+        raise TypeError(
+            f"kernel contains {type(kernel).__name__}, which skgp cannot evaluate; supported are "
+            f"{names}. Register a torch reading of your own class with "
+            "skgp.kernels.register_kernel."
+        )
+    if type(kernel) is Matern and kernel.nu not in MATERN_NU:
+        raise ValueError(
+            f"kernel contains Matern(nu={kernel.nu}); nu must be 0.5, 1.5, 2.5 or inf, "
+            "the values with a closed form."
+        )
+
+
+def stationary(kernel: Kernel) -> bool:
+    """Whether k(x, x') depends on x - x' alone; a registered class says so by ``is_stationary``.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF, DotProduct
+    >>> stationary(2.0 * RBF()), stationary(RBF() + DotProduct())
+    (True, False)
+    """
+    check_kernel(kernel)
+    return bool(kernel.is_stationary())
+
+
+def bind(
+    kernel: Kernel,
+    theta: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> Node:
+    """Pair every part of the expression with the values of its hyper-parameters.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        A checked expression.
+    theta : Tensor of shape (kernel.n_dims,), optional
+        Logarithms of the hyper-parameters that are not fixed, in the order of ``kernel.theta``.
+        Gradients flow to it. None takes the kernel's own values.
+    dtype, device
+        Of the values returned.
+
+    Returns
+    -------
+    Node
+
+    Raises
+    ------
+    ValueError
+        If theta has another shape.
+    """
+    if theta is not None:
+        if theta.ndim != 1 or theta.shape[0] != kernel.n_dims:
+            raise ValueError(
+                f"theta must have shape ({kernel.n_dims},), the free hyper-parameters of "
+                f"{kernel}, got {tuple(theta.shape)}."
+            )
+        theta = theta.to(dtype=dtype, device=device)
+    node, _ = _bind(kernel, theta, 0, dtype, device)
+    return node
+
+
+def _bind(kernel, theta, start, dtype, device):
+    """Bind one part whose slice of theta begins at ``start``; return it and the slice's end."""
+    children = []
+    for child in children_of(kernel):
+        bound, start = _bind(child, theta, start, dtype, device)
+        children.append(bound)
+    params: dict[str, Tensor] = {}
+    if children:
+        return Node(kernel, params, tuple(children)), start
+    for hyper in kernel.hyperparameters:
+        if hyper.fixed or theta is None:
+            value = torch.as_tensor(getattr(kernel, hyper.name), dtype=dtype, device=device)
+        else:
+            value = theta[start : start + hyper.n_elements].exp()
+        if not hyper.fixed:
+            start += hyper.n_elements
+        # A fixed or isotropic length scale may be stored as an array of one element.
+        params[hyper.name] = value.reshape(()) if value.numel() == 1 else value
+    return Node(kernel, params, ()), start
+
+
+def split_noise(kernel: Kernel) -> tuple[Kernel, WhiteKernel | None]:
+    """Separate the white noise of an expression from its signal.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        An expression whose ``WhiteKernel``, if any, is a summand at the top: ``a + White``,
+        ``(a + White) + b`` and so on.
+
+    Returns
+    -------
+    signal : Kernel
+        The other summands, in their order.
+    noise : WhiteKernel or None
+
+    Raises
+    ------
+    ValueError
+        For a WhiteKernel inside a product, a power or ActiveDims, for two of them, and for an
+        expression that is nothing but noise.
+    TypeError
+        As `check_kernel`.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+    >>> split_noise(RBF() + WhiteKernel(0.1) + RBF(2.0))
+    (RBF(length_scale=1) + RBF(length_scale=2), WhiteKernel(noise_level=0.1))
+    """
+    check_kernel(kernel)
+    summands = _summands(kernel)
+    noises = [part for part in summands if type(part) is WhiteKernel]
+    signals = [part for part in summands if type(part) is not WhiteKernel]
+    for part in signals:
+        if _contains_white(part):
+            raise ValueError(
+                f"kernel has a WhiteKernel inside {part}; it must be a summand at the top: write "
+                "signal + WhiteKernel(noise_level)."
+            )
+    if len(noises) > 1:
+        raise ValueError(
+            f"kernel={kernel} has {len(noises)} WhiteKernel summands, which the data cannot tell "
+            "apart; keep one whose noise_level is their sum."
+        )
+    if not signals:
+        raise ValueError(f"kernel={kernel} is noise alone; add a signal such as 1.0 * RBF().")
+    return _without_white(kernel), (noises[0] if noises else None)
+
+
+def split_theta(kernel: Kernel, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Separate ``theta`` as `split_noise` separates the kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The whole expression, noise included.
+    theta : Tensor of shape (kernel.n_dims,)
+
+    Returns
+    -------
+    theta_signal : Tensor of shape (signal.n_dims,)
+    log_noise : Tensor of shape () or None
+        Logarithm of the noise variance: an element of theta, a constant where the noise level is
+        fixed, None where there is no WhiteKernel.
+    """
+    split_noise(kernel)
+    if theta.ndim != 1 or theta.shape[0] != kernel.n_dims:
+        raise ValueError(f"theta must have shape ({kernel.n_dims},), got {tuple(theta.shape)}.")
+    kept, log_noise, start = [], None, 0
+    for part in _summands(kernel):
+        piece = theta[start : start + part.n_dims]
+        start += part.n_dims
+        if type(part) is not WhiteKernel:
+            kept.append(piece)
+        elif part.n_dims:
+            log_noise = piece[0]
+        else:
+            log_noise = theta.new_tensor(part.noise_level).log()
+    return torch.cat(kept), log_noise
+
+
+def _summands(kernel):
+    if type(kernel) is Sum:
+        return _summands(kernel.k1) + _summands(kernel.k2)
+    return [kernel]
+
+
+def _contains_white(kernel):
+    return type(kernel) is WhiteKernel or any(map(_contains_white, children_of(kernel)))
+
+
+def _without_white(kernel):
+    """Drop WhiteKernel summands from the tree; None where nothing is left."""
+    if type(kernel) is WhiteKernel:
+        return None
+    if type(kernel) is not Sum:
+        return kernel
+    k1, k2 = _without_white(kernel.k1), _without_white(kernel.k2)
+    if k1 is kernel.k1 and k2 is kernel.k2:
+        return kernel  # no noise below: keep the user's own object
+    if k1 is None or k2 is None:
+        return k2 if k1 is None else k1
+    return Sum(k1, k2)

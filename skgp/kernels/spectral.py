@@ -1,0 +1,400 @@
+r"""The spectral reading of a kernel expression: random Fourier features.
+
+.. math:: k(x, z) = \sum_t a_t\, E_{w \sim p_t}[\cos(w^\top (x - z))]
+          \approx \phi(x)^\top \phi(z), \qquad
+          \phi(x) = \left(\sqrt{a_t / N_t}\,[\cos(w_k^\top x), \sin(w_k^\top x)]\right)_k
+
+with t the terms of the expanded expression, a_t their variances and N_t the number of frequencies
+given to each. Frequencies come in blocks that are regenerated from (seed, block) whenever they are
+needed, so that their number is not limited by memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel
+from torch import Tensor
+
+from .directions import GAUSSIAN_ROWS
+from .expression import bind, check_kernel
+from .spectra import SPECTRA, Draws, Term, expand
+
+__all__ = ["FourierFeatures", "has_spectral_density"]
+
+# Bytes of draws that an instance keeps, so that a few blocks need not be drawn again and again.
+CACHE_BYTES = 16 * 2**20
+# Elements of a piece of the projection that stay in a core's cache through all its passes.
+PIECE = 2**16
+# Up to this many columns a second matrix product costs less than writing in strides.
+TWICE = 32
+
+
+def has_spectral_density(kernel: Kernel) -> bool:
+    """Whether `FourierFeatures` can represent the kernel on some number of columns.
+
+    True for sums, products and whole powers of RBF, Matern, RationalQuadratic, ExpSineSquared,
+    Cosine and constants, ActiveDims of them included.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF, DotProduct
+    >>> has_spectral_density(2.0 * RBF() + 1.0), has_spectral_density(RBF() * DotProduct())
+    (True, False)
+    """
+    check_kernel(kernel)
+    node = bind(kernel, None, dtype=torch.float64)
+    try:
+        expand(node, None)
+    except ValueError:
+        return False
+    return True
+
+
+class FourierFeatures:
+    """Random Fourier features of a stationary kernel expression, in blocks from seeds.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Expression without WhiteKernel. Its own hyper-parameters decide how the frequencies are
+        shared among its terms, in proportion to their variances, and are the default theta.
+    n_features : int
+        m, even: two features a frequency. Features 2k and 2k + 1 are the cosine and the sine of
+        the same frequency.
+    n_inputs : int
+        Columns d of X.
+    kind : {"orthogonal", "iid", "hadamard"}
+        How the directions of the frequencies are drawn; see ``directions.py``. "orthogonal" has
+        the smallest error; "hadamard" is close to it and cheaper to draw from d of about 100.
+    seed : int
+        Key of the counter-based generator, 0 <= seed < 2**64.
+    block_size : int, default=1000
+        Frequencies a block; at least one for each term of the expression.
+
+    Attributes
+    ----------
+    n_features, n_inputs, kind, seed, block_size
+        As given.
+    n_blocks : int
+    block_features : int
+        Features of a block; the last may have fewer.
+    n_frequencies : tuple of int
+        N_t, the frequencies of each term over all blocks.
+
+    Raises
+    ------
+    ValueError
+        If a part of the kernel has no spectral density or a parameter is out of range.
+    TypeError
+        If a part of the kernel is not supported.
+
+    Notes
+    -----
+    Nothing of size m d is stored: a block is a function of (seed, block) alone, at a cost of
+    O(block_size d) for "iid", times d for "orthogonal" and times log d for "hadamard". The first
+    blocks drawn are kept, up to 16 MiB.
+
+    Values and gradients hold for every theta. Frequencies follow theta smoothly (length scales,
+    periods, alpha); the harmonics of ExpSineSquared instead keep the choice made under the kernel's
+    own length scale and change weight, so rebuild the features when that length scale has moved
+    far.
+
+    A phase w'x loses eps |w'x|: standardise or centre the columns of X.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> phi = FourierFeatures(2.0 * RBF(), 1000, 1, seed=0)
+    >>> X = torch.zeros(1, 1, dtype=torch.float64)
+    >>> (phi.all_features(X) @ phi.all_features(X).T).item()  # the variance is exact
+    2.0...
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        n_features: int,
+        n_inputs: int,
+        *,
+        kind: str = "orthogonal",
+        seed: int,
+        block_size: int = 1000,
+    ):
+        check_kernel(kernel)
+        _check_integers(n_features, n_inputs, seed, block_size)
+        if kind not in GAUSSIAN_ROWS:
+            raise ValueError(f"kind must be one of {sorted(GAUSSIAN_ROWS)}, got {kind!r}.")
+        self.kernel = copy.deepcopy(kernel)  # later changes by the caller must not reach it
+        self.n_features = int(n_features)
+        self.n_inputs = int(n_inputs)
+        self.kind = kind
+        self.seed = int(seed)
+        self.block_size = min(int(block_size), self.n_features // 2)
+        self.n_blocks = -(-(self.n_features // 2) // self.block_size)
+        self.block_features = 2 * self.block_size
+        self._cache: dict[int, list[list[Draws]]] = {}
+        self._shares = self._term_shares()
+        last = self._block_counts(self.n_blocks - 1)
+        full = self._block_counts(0)
+        self.n_frequencies = tuple(
+            (self.n_blocks - 1) * a + b for a, b in zip(full, last, strict=True)
+        )
+
+    # Layout ---------------------------------------------------------------------------------
+
+    def block_slice(self, block: int) -> slice:
+        """Columns of a block among all m features."""
+        self._check_block(block)
+        start = block * self.block_features
+        return slice(start, min(start + self.block_features, self.n_features))
+
+    def _check_block(self, block: int) -> None:
+        if not 0 <= block < self.n_blocks:
+            raise ValueError(f"block must be in 0..{self.n_blocks - 1}, got {block}.")
+
+    def _terms(self, theta: Tensor | None, device: torch.device | None) -> list[Term]:
+        node = bind(self.kernel, theta, dtype=torch.float64, device=device)
+        return expand(node, tuple(range(self.n_inputs)))
+
+    def _term_shares(self) -> np.ndarray:
+        """Fraction of the frequencies for each term; 0 where one a block is all it needs.
+
+        The error of term t is about a_t / sqrt(N_t); the sum of squares is least for N_t
+        proportional to a_t.
+        """
+        terms = self._terms(None, None)
+        if self.block_size < len(terms):
+            raise ValueError(
+                f"the kernel expands to {len(terms)} terms and needs as many frequencies a block, "
+                f"got {self.block_size}; raise n_features to {2 * len(terms)} or more and "
+                f"block_size to {len(terms)} or more."
+            )
+        shares = np.array([0.0 if t.is_exact() else float(t.variance) for t in terms])
+        if not shares.any():
+            shares[0] = 1.0  # exact terms alone: repeat the first
+        return shares / shares.sum()
+
+    def _block_counts(self, block: int) -> list[int]:
+        """Frequencies of each term in a block: one each, the rest by shares."""
+        columns = self.block_slice(block)
+        size = (columns.stop - columns.start) // 2
+        if size < len(self._shares):  # a short last block serves the largest terms
+            counts = np.zeros(len(self._shares), dtype=int)
+            counts[np.argsort(-self._shares, kind="stable")[:size]] = 1
+            return counts.tolist()
+        ideal = self._shares * size
+        counts = np.maximum(np.floor(ideal).astype(int), 1)
+        while counts.sum() > size:  # the ones given to small terms came on top
+            counts[np.argmax(np.where(counts > 1, counts - ideal, -np.inf))] -= 1
+        while counts.sum() < size:
+            counts[np.argmax(ideal - counts)] += 1
+        return counts.tolist()
+
+    # Frequencies ----------------------------------------------------------------------------
+
+    def frequencies(
+        self, block: int, theta: Tensor | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Frequencies of a block and the amplitudes of their features.
+
+        Parameters
+        ----------
+        block : int
+        theta : Tensor of shape (kernel.n_dims,), optional
+            Gradients flow to it.
+        device : torch.device, optional
+
+        Returns
+        -------
+        W : Tensor of shape (b, d), float64
+            Radians per unit of X.
+        amplitude : Tensor of shape (b,), float64
+            sqrt(a_t / N_t) of each frequency.
+        """
+        draws, counts = self._draws(block), self._block_counts(block)
+        terms = self._terms(theta, device)
+        parts = [
+            self._term_frequencies(term, raws, count, total, device)
+            for term, raws, count, total in zip(
+                terms, draws, counts, self.n_frequencies, strict=True
+            )
+        ]
+        W = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts])
+        return W, torch.cat([part[1] for part in parts]).sqrt()
+
+    def _term_frequencies(
+        self,
+        term: Term,
+        raws: list[Draws],
+        count: int,
+        total: int,
+        device: torch.device | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return W (count, d) of a term and the variance (count,) that each frequency carries."""
+        W: Tensor | None = None
+        variance = torch.full((count,), 1 / total, dtype=torch.float64, device=device)
+        variance = variance * term.variance
+        for factor, raw in zip(term.factors, raws, strict=True):
+            raw = tuple(r.to(device) for r in raw)
+            added, weight = SPECTRA[type(factor.node.kernel)].frequencies(factor.node, raw)
+            added = _spread(added, factor.dims, self.n_inputs)
+            W = added if W is None else W + added  # frequencies of a product add
+            variance = variance if weight is None else variance * weight
+        return (variance.new_zeros(count, self.n_inputs) if W is None else W), variance
+
+    def _draws(self, block: int) -> list[list[Draws]]:
+        """Draw the randomness of a block, one tuple of tensors for each factor of each term."""
+        self._check_block(block)
+        if block in self._cache:
+            return self._cache[block]
+        # Philox is a counter-based generator: the key alone decides the stream.
+        key = np.array([self.seed, block], dtype=np.uint64)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        rows = GAUSSIAN_ROWS[self.kind]
+        terms, counts = self._terms(None, None), self._block_counts(block)
+        draws = [
+            [
+                SPECTRA[type(f.node.kernel)].draw(f.node, count, len(f.dims), rows, rng)
+                for f in term.factors
+            ]
+            for term, count in zip(terms, counts, strict=True)
+        ]
+        size = sum(r.numel() * r.element_size() for term in draws for raw in term for r in raw)
+        # First come, first kept: a sweep over more blocks than fit would defeat "least recent".
+        if (len(self._cache) + 1) * size <= CACHE_BYTES:
+            self._cache[block] = draws
+        return draws
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
+
+    # Features -------------------------------------------------------------------------------
+
+    def features(
+        self, X: Tensor, block: int, theta: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Features of one block.
+
+        Parameters
+        ----------
+        X : Tensor of shape (n, d)
+            float32 or float64.
+        block : int
+        theta : Tensor of shape (kernel.n_dims,), optional
+            Logarithms of the free hyper-parameters; gradients flow to it. None takes the
+            kernel's own values.
+        out : Tensor of shape (n, b), optional
+            Storage to write to, in the dtype of X; not while gradients are recorded.
+
+        Returns
+        -------
+        Tensor of shape (n, b)
+            In the dtype of X. Over all blocks, the sum of Phi Phi' approximates K, so that
+            weights have the prior N(0, I).
+
+        Notes
+        -----
+        Cost O(n b d) in a matrix product, and a cosine or sine for each element.
+        """
+        if X.ndim != 2 or X.shape[1] != self.n_inputs or not X.is_floating_point():
+            raise ValueError(
+                f"X must be a floating tensor of shape (n, {self.n_inputs}), "
+                f"got shape {tuple(X.shape)} and dtype {X.dtype}."
+            )
+        W, amplitude = self.frequencies(block, theta, X.device)
+        W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
+        shape = (X.shape[0], 2 * W.shape[0])
+        if out is not None and (out.shape != shape or out.dtype != X.dtype):
+            raise ValueError(
+                f"out must have shape {shape} and dtype {X.dtype}, "
+                f"got {tuple(out.shape)} and {out.dtype}."
+            )
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (X, W, amplitude)):
+            if out is not None:
+                raise ValueError("out must be None while gradients are recorded; drop it.")
+            return _Pairs.apply(X, W, amplitude)
+        with torch.no_grad():
+            return _fill_pairs(X, W, amplitude, X.new_empty(shape) if out is None else out)
+
+    def all_features(self, X: Tensor, theta: Tensor | None = None) -> Tensor:
+        """All features, shape (n, m), for m that fits in memory."""
+        return torch.cat([self.features(X, b, theta) for b in range(self.n_blocks)], 1)
+
+
+def _check_integers(n_features: int, n_inputs: int, seed: int, block_size: int) -> None:
+    if n_features < 2 or n_features % 2:
+        raise ValueError(
+            f"n_features must be even and >= 2, a cosine and a sine a frequency, got {n_features}."
+        )
+    for name, value in (("n_inputs", n_inputs), ("block_size", block_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}.")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be in 0..2**64 - 1, got {seed}.")
+
+
+def _spread(W: Tensor, dims: tuple[int, ...], d: int) -> Tensor:
+    """Move the columns of W (b, len(dims)) to ``dims`` among d columns, zeros elsewhere."""
+    if dims == tuple(range(d)):
+        return W
+    spread = W.new_zeros(W.shape[0], d)
+    return spread.index_copy(1, torch.tensor(dims, device=W.device), W)
+
+
+class _Pairs(torch.autograd.Function):
+    """Features (n, 2b) of X (n, d), W (b, d) and amplitude (b,); cf. `_fill_pairs`.
+
+    Cosine and sine are each other's derivative, so the result is all that must be kept.
+    """
+
+    @staticmethod
+    def forward(ctx, X, W, amplitude):
+        out = _fill_pairs(X, W, amplitude, X.new_empty(X.shape[0], 2 * W.shape[0]))
+        ctx.save_for_backward(X, W, amplitude, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        X, W, amplitude, out = ctx.saved_tensors
+        cosine, sine = out[:, 0::2], out[:, 1::2]
+        grad_cosine, grad_sine = grad[:, 0::2], grad[:, 1::2]
+        grad_phase = grad_sine * cosine - grad_cosine * sine  # (n, b)
+        grad_X = grad_phase @ W if ctx.needs_input_grad[0] else None
+        grad_W = grad_phase.mT @ X if ctx.needs_input_grad[1] else None
+        grad_amplitude = None
+        if ctx.needs_input_grad[2]:
+            # Features are linear in the amplitude; where it underflowed to 0 so did they.
+            total = (grad * out).sum(0).unflatten(0, (-1, 2)).sum(1)
+            grad_amplitude = torch.where(amplitude > 0, total / amplitude, 0)
+        return grad_X, grad_W, grad_amplitude
+
+
+def _fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
+    """Write the features to ``out`` (n, 2b), piece by piece, each small enough for the cache."""
+    n, d = X.shape
+    twice = d <= TWICE
+    amplitude = amplitude.repeat_interleave(2)
+    if twice:
+        # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
+        # one contiguous cosine makes both.
+        turn = W.new_tensor([0.0, -math.pi / 2]).repeat(W.shape[0])
+        W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
+        X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    # A product with few rows would spend its time on reading W: take d of them at least.
+    step = max(1, n) if X.is_cuda else max(1, 2 * PIECE // out.shape[1], d)
+    for start in range(0, n, step):
+        rows, piece = X[start : start + step], out[start : start + step]
+        if twice:
+            torch.mm(rows, W.T, out=piece).cos_()
+        else:
+            phase = rows @ W.T
+            torch.cos(phase, out=piece[:, 0::2])
+            torch.sin(phase, out=piece[:, 1::2])
+        piece.mul_(amplitude)
+    return out

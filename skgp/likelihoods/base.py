@@ -1,0 +1,183 @@
+"""What every likelihood offers to a model, with quadrature as the default computation."""
+
+import abc
+
+import torch
+from torch import Tensor
+
+from skgp.likelihoods import quadrature
+
+__all__ = ["Likelihood"]
+
+
+class Likelihood(abc.ABC):
+    r"""Density :math:`p(y \mid f)` of one observation given one latent value.
+
+    The public methods check and broadcast their arguments, then call the method of the same name
+    with an underscore. A subclass must write ``_log_prob``, ``_conditional_mean`` and
+    ``_conditional_var``; the other computations default to Gauss-Hermite quadrature in f, and a
+    closed form overrides them. ``_check_targets`` refuses values that y cannot take.
+
+    A subclass inherits its tests too: see ``LikelihoodContract`` in ``tests/contracts``.
+
+    Parameters
+    ----------
+    n_points : int, default=20
+        Number of quadrature nodes per observation.
+
+    Notes
+    -----
+    Everything is elementwise and differentiable in f, mean, var and the likelihood's own
+    parameters. Results have the broadcast shape of the arguments; the caller sums them, and
+    rescales the sum for minibatches. Log-densities are in nats.
+    """
+
+    def __init__(self, *, n_points: int = 20) -> None:
+        quadrature.check_n_points(n_points)
+        self.n_points = n_points
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        r"""Log-density :math:`\log p(y \mid f)`.
+
+        Parameters
+        ----------
+        y, f : Tensor of shapes that broadcast to (...)
+            Observations and latent values.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In nats.
+
+        Raises
+        ------
+        ValueError
+            If the shapes or dtypes differ, or y holds a value that it cannot take.
+        """
+        y, f = _aligned(y=y, f=f)
+        self._check_targets(y)
+        return self._log_prob(y, f)
+
+    def expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Expected log-density :math:`E_{f \sim N(m, v)}[\log p(y \mid f)]`.
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shapes that broadcast to (...)
+            Observations; mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In nats; the data term of an evidence lower bound.
+
+        Raises
+        ------
+        ValueError
+            As `log_prob`, or if a variance is negative.
+        """
+        y, mean, var = _aligned(y=y, mean=mean, var=var)
+        self._check_targets(y)
+        _check_var(var)
+        return self._expected_log_prob(y, mean, var)
+
+    def log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Log predictive density :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`.
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shapes that broadcast to (...)
+            Observations; mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In nats; its negative averaged over a test set is the MNLP.
+
+        Raises
+        ------
+        ValueError
+            As `expected_log_prob`.
+        """
+        y, mean, var = _aligned(y=y, mean=mean, var=var)
+        self._check_targets(y)
+        _check_var(var)
+        return self._log_predictive(y, mean, var)
+
+    def predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Mean and variance of a new observation when :math:`f \sim N(m, v)`.
+
+        Parameters
+        ----------
+        mean, var : Tensor of shapes that broadcast to (...)
+            Mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        mean_y, var_y : Tensor of shape (...)
+            In the units of y and of y squared, observation noise included.
+
+        Raises
+        ------
+        ValueError
+            If the shapes or dtypes differ, or a variance is negative.
+        """
+        mean, var = _aligned(mean=mean, var=var)
+        _check_var(var)
+        return self._predictive_moments(mean, var)
+
+    @abc.abstractmethod
+    def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        """Log-density; y (...) against f (...) or, in quadrature, f (n_points, ...)."""
+
+    @abc.abstractmethod
+    def _conditional_mean(self, f: Tensor) -> Tensor:
+        """E[y | f], elementwise."""
+
+    @abc.abstractmethod
+    def _conditional_var(self, f: Tensor) -> Tensor:
+        """V[y | f], elementwise; any shape that broadcasts with f."""
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return quadrature.expectation(
+            lambda f: self._log_prob(y, f), mean, var, n_points=self.n_points
+        )
+
+    def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return quadrature.log_expectation(
+            lambda f: self._log_prob(y, f), mean, var, n_points=self.n_points
+        )
+
+    def _predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        return quadrature.moments(
+            self._conditional_mean, self._conditional_var, mean, var, n_points=self.n_points
+        )
+
+    def _check_targets(self, y: Tensor) -> None:
+        if not y.isfinite().all():
+            raise ValueError("y contains NaN or inf; drop or impute those rows.")
+
+
+def _aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast to one shape, after checking that kind and dtype agree."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} must be a floating-point tensor; got {kind}.")
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+        raise ValueError(f"All arguments must have one dtype; got {dtypes}. Convert them first.")
+    try:
+        return torch.broadcast_tensors(*tensors.values())
+    except RuntimeError as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"Shapes do not broadcast: {shapes}.") from error
+
+
+def _check_var(var: Tensor) -> None:
+    # Written as a negation so that NaN is refused as well.
+    if not (var >= 0).all():
+        raise ValueError(
+            f"var must be non-negative and not NaN; its smallest value is {float(var.min()):.3g}. "
+            "Clip rounding errors at 0 before calling."
+        )

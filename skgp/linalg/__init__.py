@@ -1,0 +1,1 @@
+"""Linear algebra on tensors and matvec closures; no Gaussian-process words."""

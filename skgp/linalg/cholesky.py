@@ -1,0 +1,195 @@
+"""Cholesky factors of nearly singular matrices, and the jitter that they needed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skgp.linalg.exceptions import NotPositiveDefiniteError
+
+__all__ = ["CholeskyResult", "cho_solve", "jittered_cholesky", "log_det", "reverse_cholesky"]
+
+
+class CholeskyResult(NamedTuple):
+    """A triangular factor and the price paid for it.
+
+    Attributes
+    ----------
+    factor : Tensor of shape (..., n, n)
+        Triangular, with a positive diagonal.
+    jitter : float
+        Largest value added to a diagonal, in the units of the matrix; 0.0 when none was needed.
+    """
+
+    factor: Tensor
+    jitter: float
+
+
+def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
+    r"""Lower Cholesky factor of a symmetric matrix, its diagonal raised only if it must be.
+
+    .. math:: L L^T = A + \epsilon\, \bar a\, I, \qquad \bar a = \operatorname{tr}(A) / n,
+
+    where :math:`\epsilon` is 0 if that succeeds, otherwise the first of eps, 10 eps, 100 eps, ...,
+    `max_jitter` that does (eps of ``A.dtype``). In a batch only the matrices that fail are raised.
+
+    Parameters
+    ----------
+    A : Tensor of shape (..., n, n)
+        Symmetric; the lower triangle is read. Not modified.
+    max_jitter : float, default=1e-4
+        Largest :math:`\epsilon` tried, relative to the mean diagonal.
+
+    Returns
+    -------
+    CholeskyResult
+        ``factor`` (..., n, n) is lower triangular and differentiable in `A` (the jitter counts as
+        a constant); ``jitter`` is for the caller to record and warn about.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If `A` holds NaN or inf, or if `max_jitter` is not enough; the message names likely causes.
+
+    Notes
+    -----
+    :math:`O(n^3 / 3)`, memory for one factor; an attempt that fails stops at its first bad pivot.
+    With jitter a raised copy of `A` is held as well.
+
+    Examples
+    --------
+    >>> import torch
+    >>> A = torch.tensor([[4.0, 2.0], [2.0, 3.0]], dtype=torch.float64)
+    >>> jittered_cholesky(A)
+    CholeskyResult(factor=tensor([[2.0000, 0.0000],
+            [1.0000, 1.4142]], dtype=torch.float64), jitter=0.0)
+    """
+    _check_square(A)
+    factor, info = torch.linalg.cholesky_ex(A)
+    failed = info != 0
+    if not failed.any():
+        return CholeskyResult(factor, 0.0)
+    with torch.no_grad():
+        jitter = A.new_zeros(A.shape[:-2])
+        jitter[failed] = _smallest_jitter(A[failed], max_jitter)
+    factor = torch.linalg.cholesky(_add_to_diagonal(A, jitter))
+    return CholeskyResult(factor, float(jitter.max()))
+
+
+def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
+    r"""Upper factor of the Cholesky decomposition that starts from the last row.
+
+    .. math:: U U^T = A \quad (U \text{ upper triangular}), \qquad (U^{-T}) (U^{-T})^T = A^{-1},
+
+    so that :math:`U^{-T}` is the *lower* Cholesky factor of the inverse.
+
+    Parameters
+    ----------
+    A : Tensor of shape (..., n, n)
+        Symmetric positive definite. Not modified.
+    max_jitter : float, default=1e-4
+        As in `jittered_cholesky`.
+
+    Returns
+    -------
+    CholeskyResult
+        ``factor`` (..., n, n) upper triangular.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        As in `jittered_cholesky`.
+
+    Notes
+    -----
+    :math:`O(n^3 / 3)`; two copies of `A` in memory (the flips).
+    """
+    _check_square(A)
+    lower, jitter = jittered_cholesky(A.flip(-2, -1), max_jitter=max_jitter)
+    return CholeskyResult(lower.flip(-2, -1), jitter)
+
+
+def cho_solve(L: Tensor, B: Tensor) -> Tensor:
+    r"""Solve :math:`L L^T X = B` given the lower factor.
+
+    Parameters
+    ----------
+    L : Tensor of shape (..., n, n)
+        Lower Cholesky factor.
+    B : Tensor of shape (..., n, k) or (..., n)
+        Right-hand sides. Read as vectors when it has one dimension fewer than `L`.
+
+    Returns
+    -------
+    Tensor of the shape of `B`
+        :math:`O(n^2 k)`.
+    """
+    if B.ndim == L.ndim - 1:
+        return torch.cholesky_solve(B.unsqueeze(-1), L).squeeze(-1)
+    return torch.cholesky_solve(B, L)
+
+
+def log_det(L: Tensor) -> Tensor:
+    r"""Log-determinant :math:`\log |L L^T| = 2 \sum_i \log L_{ii}` from a triangular factor.
+
+    Parameters
+    ----------
+    L : Tensor of shape (..., n, n)
+        Triangular with a positive diagonal.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        In nats; :math:`O(n)`.
+    """
+    return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _check_square(A: Tensor) -> None:
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
+        raise ValueError(f"A must be square, of shape (..., n, n); got shape {tuple(A.shape)}.")
+
+
+def _smallest_jitter(A: Tensor, max_jitter: float) -> Tensor:
+    """Absolute jitter (b,) for each matrix of A (b, n, n), all of which failed without any."""
+    if not A.isfinite().all():
+        raise NotPositiveDefiniteError(
+            "The matrix to factor contains NaN or inf, which no jitter can repair. Check the "
+            "inputs and the hyper-parameters for overflow."
+        )
+    scale = A.diagonal(dim1=-2, dim2=-1).mean(-1)
+    relative = torch.zeros_like(scale)
+    pending = torch.ones_like(scale, dtype=torch.bool)
+    for epsilon in _escalation(torch.finfo(A.dtype).eps, max_jitter):
+        relative[pending] = epsilon
+        attempt = _add_to_diagonal(A[pending], (relative * scale)[pending])
+        pending[pending.clone()] = torch.linalg.cholesky_ex(attempt).info != 0
+        if not pending.any():
+            break
+    else:
+        raise NotPositiveDefiniteError(_failure_message(A, scale, int(pending.sum()), max_jitter))
+    return relative * scale
+
+
+def _add_to_diagonal(A: Tensor, jitter: Tensor) -> Tensor:
+    # diagonal_scatter holds one copy of A; adding a dense diagonal matrix would hold two.
+    raised = A.diagonal(dim1=-2, dim2=-1) + jitter.unsqueeze(-1)
+    return A.diagonal_scatter(raised, dim1=-2, dim2=-1)
+
+
+def _escalation(smallest: float, largest: float) -> Iterator[float]:
+    while smallest < largest:
+        yield smallest
+        smallest *= 10
+    yield largest
+
+
+def _failure_message(A: Tensor, scale: Tensor, n_failed: int, max_jitter: float) -> str:
+    return (
+        f"{n_failed} of {len(A)} matrices of size {A.shape[-1]} ({A.dtype}, smallest mean diagonal "
+        f"{float(scale.min()):.3g}) not positive definite with max_jitter={max_jitter:g} times the "
+        "mean diagonal added. Likely causes: duplicated or nearly duplicated rows, float32 where "
+        "float64 is needed, a noise variance that is tiny beside the signal variance. Remove the "
+        "duplicates, use dtype='float64' or raise the noise variance."
+    )

@@ -1,0 +1,204 @@
+r"""Which basis, solver and covariance a QSGP regression uses, and why.
+
+===============================  ==================================================================
+rows n                           ``basis="auto"``, ``solver="auto"``
+===============================  ==================================================================
+up to 4000                       inducing, m = n, dense Cholesky: the exact GP
+K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
+K fits in memory (about 6e4)     inducing, m = n, block conjugate gradients, pathwise draws
+more                             Fourier features (inducing points where the kernel has no spectral
+                                 density), streaming Gram matrix and Cholesky
+===============================  ==================================================================
+
+Stochastic gradients are never chosen: they are the only solver that needs neither O(n) nor O(m)
+memory an iteration, and the slowest to converge.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+
+from skgp.kernels.spectral import has_spectral_density
+from skgp.linalg.exceptions import NumericalWarning
+
+DENSE_ROWS = 4_000  # exact GP with its factor kept
+CHOLESKY_ROWS = 16_000  # exact GP, factor dropped after the solve
+CHOLESKY_FEATURES = 8_192  # streaming Gram matrix of m x m float64: 0.5 GB
+STREAMING_FEATURES = 2_048  # of partial_fit, whose first call cannot know how many rows will come
+STOCHASTIC_FEATURES = 100_000  # the paper's m
+
+#: Covariances that each (space, solver) offers; the first is what "auto" takes.
+COVARIANCES = {
+    ("function", "cholesky"): ("full", "samples", "chevron", "diagonal"),
+    ("function", "cg"): ("samples", "diagonal"),
+    ("weight", "cholesky"): ("full", "samples", "chevron", "diagonal"),
+    ("weight", "cg"): ("samples",),
+    ("weight", "gauss-seidel"): ("samples",),
+    ("stochastic", "sgd"): ("diagonal", "chevron"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to fit: as asked by the user, with "auto" and None where open, or resolved.
+
+    Attributes
+    ----------
+    basis : {"auto", "fourier", "inducing"}
+    n_basis : int or None
+    solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}
+    covariance : {"auto", "diagonal", "chevron", "full", "samples"}
+    reason : str
+        Why a resolved plan differs from what was asked, or what decided it.
+    """
+
+    basis: str = "auto"
+    n_basis: int | None = None
+    solver: str = "auto"
+    covariance: str = "auto"
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of basis functions of a resolved plan."""
+        if self.n_basis is None:
+            raise ValueError("n_basis is open; resolve the plan first.")
+        return self.n_basis
+
+    def space(self, n: int) -> str:
+        """ "stochastic", "function" (one basis function a row) or "weight"."""
+        if self.solver == "sgd":
+            return "stochastic"
+        return "function" if self.basis == "inducing" and self.n_basis == n else "weight"
+
+
+def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
+    """Fill what a plan leaves open; the numerical rank of K is not looked at here.
+
+    Parameters
+    ----------
+    asked : Plan
+    n : int
+        Training rows.
+    kernel : sklearn kernel expression without noise
+    memory_budget : float
+        Bytes that a kernel matrix may take.
+
+    Raises
+    ------
+    ValueError
+        Where basis, n_basis, solver and covariance cannot be had together.
+    """
+    basis, reason = asked.basis, asked.reason
+    fits = 2.0 * n * n <= memory_budget
+    if basis == "auto":
+        basis, reason = _choose_basis(asked, n, kernel, fits)
+    n_basis = _choose_size(asked, basis, n, fits)
+    solver = asked.solver
+    if solver == "auto":
+        solver = _choose_solver(basis, n_basis, n)
+    plan = Plan(basis, n_basis, solver, asked.covariance, reason)
+    return with_covariance(plan, asked.covariance, n)
+
+
+def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
+    """A plan whose basis stays fixed while rows are added (``partial_fit``).
+
+    Raises
+    ------
+    ValueError
+        If one inducing function a row is asked for.
+    """
+    basis = asked.basis
+    if basis == "auto":
+        basis = "fourier" if has_spectral_density(kernel) else "inducing"
+    m = asked.n_basis or (STREAMING_FEATURES if basis == "fourier" else min(n // 2, 1_000))
+    if basis == "inducing" and not 1 <= m < n:
+        raise ValueError(
+            f"partial_fit keeps the inducing points of its first call, fewer than its rows; got "
+            f"n_basis={m} for {n} rows. Give a smaller n_basis, or basis='fourier'."
+        )
+    return replace(asked, basis=basis, n_basis=m + m % 2 * (basis == "fourier"), solver="cholesky")
+
+
+def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
+    """Check the covariance against the solver, or choose it."""
+    offered = COVARIANCES.get((plan.space(n), plan.solver))
+    if offered is None:
+        raise ValueError(
+            f"solver={plan.solver!r} does not serve basis={plan.basis!r} with one basis function a "
+            "row. Use solver='cg' or 'cholesky', or n_basis below the number of rows."
+        )
+    if covariance == "auto":
+        # A factor of n^2 numbers is worth keeping on small data only.
+        exact = plan.space(n) == "function" and n > DENSE_ROWS
+        return replace(plan, covariance="samples" if exact else offered[0])
+    if covariance not in offered:
+        raise ValueError(
+            f"covariance={covariance!r} cannot be had from solver={plan.solver!r} with "
+            f"basis={plan.basis!r} and n_basis={plan.n_basis}; it offers "
+            f"{', '.join(map(repr, offered))}. solver='cholesky' offers all of them."
+        )
+    return replace(plan, covariance=covariance)
+
+
+def _choose_basis(asked: Plan, n: int, kernel, fits: bool) -> tuple[str, str]:
+    spectral = has_spectral_density(kernel)
+    if asked.solver in ("gauss-seidel", "sgd"):
+        if spectral:
+            return "fourier", f"solver={asked.solver!r} is for many cheap basis functions"
+        return "inducing", "the kernel has no spectral density"
+    if asked.n_basis is not None and asked.n_basis > n and spectral:
+        return "fourier", f"n_basis={asked.n_basis} exceeds the {n} rows"
+    if asked.solver == "cholesky":
+        if n <= CHOLESKY_ROWS:
+            return "inducing", f"{n} rows: the exact GP is affordable"
+        return (
+            ("fourier", f"{n} rows are too many for a dense factor")
+            if spectral
+            else (
+                "inducing",
+                "the kernel has no spectral density",
+            )
+        )
+    if fits or asked.solver == "cg" or not spectral:
+        return "inducing", f"the kernel matrix of {n} rows fits in memory" if fits else "solver"
+    return "fourier", f"the kernel matrix of {n} rows does not fit in memory"
+
+
+def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
+    """Number of basis functions: as asked, or by cost."""
+    m = asked.n_basis
+    if basis == "inducing":
+        if m is not None and m > n:
+            warnings.warn(
+                f"n_basis={m} exceeds the {n} training rows; n_basis={n} is used. "
+                "basis='fourier' takes any number.",
+                NumericalWarning,
+                stacklevel=4,
+            )
+        if m is not None:
+            return min(m, n)
+        whole = asked.solver == "sgd" or asked.solver == "cg" or fits
+        if asked.solver == "cholesky":
+            whole = n <= CHOLESKY_ROWS
+        if asked.solver == "gauss-seidel":
+            whole = False
+        return n if whole else min(n, affordable_features(n))
+    if m is not None:
+        return m + m % 2  # cosines and sines come in pairs
+    if asked.solver in ("gauss-seidel", "sgd"):
+        return STOCHASTIC_FEATURES if n > DENSE_ROWS else 2 * max(n, 256)
+    return affordable_features(n)
+
+
+def affordable_features(n: int) -> int:
+    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192."""
+    return 2 * round(min(CHOLESKY_FEATURES, max(256.0, (8e12 / max(n, 1)) ** 0.5)) / 2)
+
+
+def _choose_solver(basis: str, n_basis: int, n: int) -> str:
+    if basis == "inducing" and n_basis == n:
+        return "cholesky" if n <= CHOLESKY_ROWS else "cg"
+    if n_basis <= CHOLESKY_FEATURES:
+        return "cholesky"
+    return "gauss-seidel" if basis == "fourier" else "cg"

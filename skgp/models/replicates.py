@@ -1,0 +1,101 @@
+r"""Rows of equal inputs, merged without loss.
+
+Given f, observations :math:`y_1 \dots y_r` at the same x with weights w enter the likelihood only
+through their weighted mean, their total weight and their scatter,
+
+.. math:: \prod_i N(y_i; f, \sigma^2)^{w_i} = N(\bar y; f, \sigma^2 / W)\,
+          (2 \pi \sigma^2)^{(1 - W) / 2}\, W^{-1/2} \exp(-\tfrac{s}{2 \sigma^2}),
+          \qquad W = \sum w_i, \quad s = \sum w_i (y_i - \bar y)^2.
+
+Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the noise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Replicates:
+    r"""Distinct inputs and what was observed at each.
+
+    Attributes
+    ----------
+    X : Tensor of shape (n, d)
+        Distinct rows in lexicographic order.
+    y : Tensor of shape (n,)
+        :math:`\bar y`.
+    weight : Tensor of shape (n,) or None
+        W; None when every row stands alone with weight 1.
+    scatter : Tensor of shape (n,) or None
+        s; None likewise.
+    """
+
+    X: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    scatter: Tensor | None = None
+
+    def rows(self, index: Tensor) -> "Replicates":
+        """The distinct inputs `index`."""
+        return Replicates(
+            self.X[index],
+            self.y[index],
+            None if self.weight is None else self.weight[index],
+            None if self.scatter is None else self.scatter[index],
+        )
+
+    def log_power(self, noise: Tensor) -> Tensor:
+        r"""What the product above has beside :math:`N(\bar y; f, \sigma^2 / W)`, shape (n,), nats.
+
+        Parameters
+        ----------
+        noise : Tensor of shape ()
+            :math:`\sigma^2`; the result is differentiable in it.
+        """
+        if self.weight is None or self.scatter is None:
+            return torch.zeros_like(self.y)
+        log_noise = (2 * torch.pi * noise).log()
+        powers = (1 - self.weight) * log_noise - self.weight.log() - self.scatter / noise
+        return 0.5 * powers
+
+    def row_noise(self, noise: Tensor) -> Tensor:
+        r""":math:`\sigma^2 / W` of each distinct input, shape (n,)."""
+        if self.weight is None:
+            return noise.expand(self.y.shape)
+        return noise / self.weight
+
+
+def merge_replicates(
+    X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
+) -> Replicates:
+    """Merge rows of equal inputs. ``O(n d log n)``; copies, so that X may be read-only.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,)
+    sample_weight : ndarray of shape (n,) or None
+        Positive.
+    device : torch.device
+    """
+
+    def tensor(array):
+        return torch.tensor(array, dtype=torch.float64, device=device)
+
+    distinct, inverse = np.unique(X, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    if len(distinct) == len(X) and sample_weight is None:
+        order = np.empty(len(X), dtype=np.int64)
+        order[inverse] = np.arange(len(X))
+        return Replicates(tensor(distinct), tensor(y[order]))
+    weight = np.bincount(inverse, weights=sample_weight).astype(np.float64)
+    sums = np.bincount(inverse, weights=y if sample_weight is None else sample_weight * y)
+    y_mean = sums / weight
+    deviation = (y - y_mean[inverse]) ** 2
+    if sample_weight is not None:
+        deviation *= sample_weight
+    scatter = np.bincount(inverse, weights=deviation)
+    return Replicates(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))

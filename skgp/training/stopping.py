@@ -1,0 +1,148 @@
+"""When to stop an iterative training: a noisy loss or a validation score that no longer improves.
+
+A rule is a callable ``rule(iteration, loss) -> bool``; True stops. Rules keep their own state: make
+new ones for each training.
+"""
+
+import math
+from collections.abc import Callable
+
+
+class Plateau:
+    r"""Counts how long a value has not fallen noticeably.
+
+    The value counts as fallen when it is below the best so far by more than ``tol`` times the
+    whole fall since the first value, :math:`v < b - \mathrm{tol}\,(v_0 - b)`. The rule is the same
+    for a loss in any units, whatever constant it leaves out.
+
+    Parameters
+    ----------
+    tol : float
+        Fraction of the fall so far; not negative.
+    patience : int
+        Number of updates without a fall after which to stop; at least 1.
+
+    Raises
+    ------
+    ValueError
+        If ``tol`` is negative or ``patience`` less than 1.
+
+    Examples
+    --------
+    >>> plateau = Plateau(tol=0.01, patience=2)
+    >>> [plateau.update(value) for value in [10.0, 5.0, 4.99, 4.98]]
+    [False, False, False, True]
+    """
+
+    def __init__(self, *, tol: float, patience: int) -> None:
+        if not tol >= 0:
+            raise ValueError(f"tol must not be negative, got {tol}.")
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1, got {patience}.")
+        self.tol = tol
+        self.patience = patience
+        self.first: float | None = None
+        self.best = math.inf
+        self.n_without_fall = 0
+
+    def update(self, value: float) -> bool:
+        """Take the next value; return True when ``patience`` is exhausted."""
+        if self.first is None:
+            self.first = self.best = value
+            return False
+        if value < self.best - self.tol * (self.first - self.best):
+            self.best = value
+            self.n_without_fall = 0
+        else:
+            self.n_without_fall += 1
+        return self.n_without_fall >= self.patience
+
+
+class LossPlateau:
+    r"""Stop when the smoothed loss no longer falls.
+
+    The loss of a minibatch is noisy, so this watches its exponential moving average, corrected
+    for its start at 0 as in Adam:
+    :math:`a_t = s\,a_{t-1} + (1 - s)\,\ell_t`, smoothed loss :math:`a_t / (1 - s^t)`. The first
+    1 / (1 - s) averages are as noisy as the losses themselves and are passed over: one lucky
+    minibatch at the start would be hard to beat.
+
+    Parameters
+    ----------
+    tol : float, default=1e-3
+        See `Plateau`.
+    patience : int, default=50
+        Iterations.
+    smoothing : float, default=0.95
+        The s above, in [0, 1): the average spans about 1 / (1 - s) iterations.
+
+    Raises
+    ------
+    ValueError
+        If ``smoothing`` leaves [0, 1), or as `Plateau` does.
+    """
+
+    def __init__(self, *, tol: float = 1e-3, patience: int = 50, smoothing: float = 0.95) -> None:
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
+        self.plateau = Plateau(tol=tol, patience=patience)
+        self.smoothing = smoothing
+        self.average = 0.0
+        self.n_updates = 0
+
+    def __call__(self, iteration: int, loss: float) -> bool:
+        """Take the loss of an iteration; return whether to stop."""
+        self.n_updates += 1
+        self.average = self.smoothing * self.average + (1 - self.smoothing) * loss
+        if self.n_updates * (1 - self.smoothing) < 1:
+            return False
+        return self.plateau.update(self.average / (1 - self.smoothing**self.n_updates))
+
+
+class ValidationPlateau:
+    """Stop when a score on held-out rows no longer rises.
+
+    Parameters
+    ----------
+    score : callable
+        ``score() -> float`` evaluates the current parameters; greater is better.
+    every : int, default=10
+        Iterations between two evaluations.
+    patience : int, default=5
+        Evaluations.
+    tol : float, default=1e-3
+        See `Plateau`.
+
+    Attributes
+    ----------
+    scores : list of (int, float)
+        Iteration and score of each evaluation.
+
+    Raises
+    ------
+    ValueError
+        If ``every`` is less than 1, or as `Plateau` does.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[], float],
+        *,
+        every: int = 10,
+        patience: int = 5,
+        tol: float = 1e-3,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}.")
+        self.score = score
+        self.every = every
+        self.plateau = Plateau(tol=tol, patience=patience)
+        self.scores: list[tuple[int, float]] = []
+
+    def __call__(self, iteration: int, loss: float) -> bool:
+        """Evaluate the score when it is time; return whether to stop."""
+        if (iteration + 1) % self.every:
+            return False
+        score = float(self.score())
+        self.scores.append((iteration, score))
+        return self.plateau.update(-score)

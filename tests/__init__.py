@@ -1,0 +1,1 @@
+"""The tests mirror skgp/; reference/ holds dense NumPy oracles, contracts/ inherited suites."""

@@ -1,0 +1,114 @@
+"""Milliseconds an iteration of the stochastic solver, against n and m from 1e4 to 1e7.
+
+Run with ``pytest tests/benchmarks/bench_sgd.py -m benchmark -s``. The rows lie in a memory map in
+pytest's temporary folder (360 MB for n = 1e7). Nothing is kept between iterations
+(``memory_budget=0``): a cache would make small m cheaper than large.
+"""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.kernels import FourierFeatures
+from skgp.models.qsgp.basis import FourierBasis, InducingBasis
+from skgp.models.qsgp.sgd import fit_sgd
+
+pytestmark = pytest.mark.benchmark
+D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 3, 8
+SIZES = (10**4, 10**5, 10**6, 10**7)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Memory-mapped X (1e7, 8) and y (1e7,) in float32."""
+    folder = tmp_path_factory.mktemp("rows")
+    n, step = max(SIZES), 10**6
+    X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float32, (n, D))
+    y = np.lib.format.open_memmap(folder / "y.npy", "w+", np.float32, (n,))
+    rng = np.random.default_rng(0)
+    for start in range(0, n, step):
+        X[start : start + step] = rng.standard_normal((step, D), dtype=np.float32)
+        y[start : start + step] = np.sin(X[start : start + step, 0])
+    yield X, y
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def fourier(m, kind="orthogonal"):
+    return FourierBasis(FourierFeatures(RBF(2.0), m, D, seed=0, kind=kind), dtype=torch.float32)
+
+
+def iteration_ms(X, y, basis, **options):
+    """Median time between the callbacks of neighbouring iterations."""
+    stamps = []
+    defaults = dict(batch_size=500, basis_batch_size=10_000, n_support=500, memory_budget=0)
+    fit_sgd(
+        X,
+        y,
+        basis,
+        NOISE,
+        max_iter=ITERATIONS + 2,
+        generator=torch.Generator().manual_seed(0),
+        callback=lambda iteration, info: stamps.append(time.perf_counter()),
+        **{**defaults, **options},
+    )
+    return 1000 * float(np.median(np.diff(stamps)[1:]))
+
+
+def flatness(title, run):
+    """Time every size in turn, several times over; print the best of each and return max / min."""
+    times = {size: [] for size in SIZES}
+    for _ in range(ROUNDS):
+        for size in SIZES:
+            times[size].append(run(size))
+    best = {size: min(values) for size, values in times.items()}
+    ratio = max(best.values()) / min(best.values())
+    cells = ", ".join(f"{size:.0e}: {ms:.1f}" for size, ms in best.items())
+    print(f"\n{title} (ms an iteration) {cells}; largest / smallest {ratio:.2f}")
+    return ratio
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "nystrom"])
+def test_bench_iteration_is_flat_in_m(rows, optimizer):
+    X, y = (a[:100_000] for a in rows)
+    ratio = flatness(
+        f"against m, {optimizer}", lambda m: iteration_ms(X, y, fourier(m), optimizer=optimizer)
+    )
+    assert ratio < 1.3
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "nystrom"])
+def test_bench_iteration_is_flat_in_n(rows, optimizer):
+    basis = fourier(100_000)
+    ratio = flatness(
+        f"against n, {optimizer}",
+        lambda n: iteration_ms(rows[0][:n], rows[1][:n], basis, optimizer=optimizer),
+    )
+    assert ratio < 1.3
+
+
+def test_bench_iteration_with_inducing_points_is_flat_in_n_and_m(rows):
+    X, y = rows
+
+    def run(n):
+        basis = InducingBasis(RBF(2.0), X[:n], dtype=torch.float32)
+        sizes = dict(batch_size=1000, basis_batch_size=1000, n_support=200)
+        return iteration_ms(X[:n], y[:n], basis, **sizes)
+
+    assert flatness("against n = m, inducing points", run) < 1.3
+
+
+@pytest.mark.parametrize("k", [0, 10, 100])
+def test_bench_iteration_against_dense_columns(benchmark, rows, k):
+    X, y = (a[:100_000] for a in rows)
+    structure = dict(covariance="chevron", n_dense_columns=k) if k else {}
+    options = dict(batch_size=500, basis_batch_size=10_000, max_iter=5, **structure)
+    generator = torch.Generator().manual_seed(0)
+    benchmark.pedantic(
+        lambda: fit_sgd(X, y, fourier(100_000), NOISE, generator=generator, **options),
+        rounds=2,
+        iterations=1,
+    )

@@ -1,0 +1,51 @@
+"""What every test shares: few threads, reproducible examples, seeded data."""
+
+import os
+
+# The test problems are tiny: a second thread costs more than it brings. Set before torch loads.
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# Derandomised: a run fails or passes whoever runs it. No deadline: the machines are shared.
+settings.register_profile("skgp", deadline=None, derandomize=True, database=None)
+settings.load_profile("skgp")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip, rather than fail, the ``gpu`` tests where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def rng():
+    """NumPy's generator, seeded."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def generator():
+    """A local torch generator on the CPU, seeded: nothing here touches torch's global one."""
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    """Both precisions that the core supports."""
+    return request.param
+
+
+@pytest.fixture
+def smooth_data(rng):
+    """Ninety rows of a smooth function: ``X (90, 2)``, ``y (90,)``, standard deviation 0.1."""
+    X = rng.uniform(-2.0, 2.0, size=(90, 2))
+    y = np.sin(2.0 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.standard_normal(90)
+    return X, y

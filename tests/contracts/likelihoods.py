@@ -1,0 +1,258 @@
+"""What every likelihood must obey; a likelihood's own test class inherits it.
+
+``class TestGaussian(LikelihoodContract)`` supplies `likelihood`, `targets`, `support` and whatever
+of the other attributes differs. Integrals are compared with composite Gauss-Legendre sums, which
+share no code with the library's quadrature.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.likelihoods import Likelihood
+
+MEANS = (-1.3, 0.0, 0.4, 2.0)
+
+
+class LikelihoodContract:
+    """Inherit, and override what is named in capitals or raises NotImplementedError.
+
+    Attributes
+    ----------
+    VARIANCES : tuple of float
+        Latent variances at which integrals are compared.
+    TOLERANCE : float
+        Absolute agreement with those integrals, in nats for logarithms.
+    N_POINTS : int
+        Quadrature nodes for the comparison of quadrature with closed forms.
+    DISCRETE : bool
+        Whether `support` lists the values of y (counts, labels) or brackets them (an interval).
+    BAD_TARGETS : tuple of float
+        Values of y that must be refused.
+    """
+
+    VARIANCES: tuple[float, ...] = (0.05, 0.7, 2.5)
+    TOLERANCE = 1e-8
+    N_POINTS = 60
+    DISCRETE = False
+    BAD_TARGETS: tuple[float, ...] = (np.nan, np.inf)
+
+    def likelihood(self) -> Likelihood:
+        """The likelihood under test."""
+        raise NotImplementedError
+
+    def targets(self) -> np.ndarray:
+        """Four admissible observations."""
+        raise NotImplementedError
+
+    def support(self, f: float) -> np.ndarray:
+        """All values of y with non-negligible probability given f, or the edges of panels in y."""
+        raise NotImplementedError
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Leaf tensors of `differentiable_likelihood`."""
+        return []
+
+    def differentiable_likelihood(self, parameters: list[torch.Tensor]) -> Likelihood:
+        """The likelihood as a function of its own parameters."""
+        return self.likelihood()
+
+    def breaks(self, y: float) -> tuple[float, ...]:
+        """Values of f at which log p(y | f) has a kink."""
+        return ()
+
+    # --- shapes, dtypes, refusals ---------------------------------------------------------------
+
+    @pytest.mark.parametrize("name", ["log_prob", "expected_log_prob", "log_predictive"])
+    def test_results_broadcast_and_keep_dtype(self, name, dtype):
+        y = torch.as_tensor(self.targets(), dtype=dtype)
+        mean = torch.tensor(MEANS, dtype=dtype)[:, None]
+        arguments = (y, mean) if name == "log_prob" else (y, mean, torch.ones((), dtype=dtype))
+        value = getattr(self.likelihood(), name)(*arguments)
+        assert value.shape == (4, 4) and value.dtype == dtype
+        corner = [argument.expand(4, 4)[2, 1] for argument in arguments]
+        torch.testing.assert_close(getattr(self.likelihood(), name)(*corner), value[2, 1])
+
+    def test_predictive_moments_broadcast_and_keep_dtype(self, dtype):
+        mean = torch.tensor(MEANS, dtype=dtype)
+        var = torch.tensor([[0.1], [1.0]], dtype=dtype)
+        for value in self.likelihood().predictive_moments(mean, var):
+            assert value.shape == (2, 4) and value.dtype == dtype
+
+    def test_empty_input_gives_empty_output(self):
+        empty = torch.zeros(0, dtype=torch.float64)
+        likelihood = self.likelihood()
+        assert likelihood.log_prob(empty, empty).shape == (0,)
+        assert likelihood.expected_log_prob(empty, empty, empty).shape == (0,)
+        assert likelihood.log_predictive(empty, empty, empty).shape == (0,)
+        assert likelihood.predictive_moments(empty, empty)[1].shape == (0,)
+
+    def test_shapes_that_do_not_broadcast_are_named(self):
+        y, mean, var = _float64(self.targets(), np.zeros(3), np.ones(4))
+        with pytest.raises(ValueError, match=r"broadcast.*mean \(3,\)"):
+            self.likelihood().log_predictive(y, mean, var)
+
+    def test_mixed_dtypes_are_refused(self):
+        y, f = _float64(self.targets(), np.zeros(4))
+        with pytest.raises(ValueError, match="one dtype"):
+            self.likelihood().log_prob(y, f.float())
+        with pytest.raises(ValueError, match="y must be a floating-point tensor"):
+            self.likelihood().log_prob(y.long(), f)
+
+    @pytest.mark.parametrize("name", ["expected_log_prob", "log_predictive"])
+    @pytest.mark.parametrize("bad", [-1e-3, np.nan])
+    def test_bad_variances_are_refused(self, name, bad):
+        y, mean, var = _float64(self.targets(), np.zeros(4), [1.0, 1.0, bad, 1.0])
+        with pytest.raises(ValueError, match="var must be non-negative"):
+            getattr(self.likelihood(), name)(y, mean, var)
+        with pytest.raises(ValueError, match="var must be non-negative"):
+            self.likelihood().predictive_moments(mean, var)
+
+    def test_bad_targets_are_refused(self):
+        for bad in self.BAD_TARGETS:
+            y, mean, var = _float64([bad], [0.0], [1.0])
+            for call in ("log_prob", "expected_log_prob", "log_predictive"):
+                arguments = (y, mean) if call == "log_prob" else (y, mean, var)
+                with pytest.raises(ValueError, match="y "):
+                    getattr(self.likelihood(), call)(*arguments)
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def test_log_prob_is_normalised(self):
+        for f in MEANS:
+            y, weights = self._rule_over_y(f)
+            log_prob = self.likelihood().log_prob(*_float64(y, np.full_like(y, f)))
+            assert weights @ np.exp(log_prob.numpy()) == pytest.approx(1.0, abs=self.TOLERANCE)
+
+    def test_expected_log_prob_equals_fine_integral(self):
+        for y, mean, var, f, weights in self._fine_integrals():
+            log_prob = self.likelihood().log_prob(*_float64(np.full_like(f, y), f)).numpy()
+            value = self.likelihood().expected_log_prob(*_float64(y, mean, var))
+            assert float(value) == pytest.approx(weights @ log_prob, abs=self.TOLERANCE)
+
+    def test_log_predictive_equals_fine_integral(self):
+        for y, mean, var, f, weights in self._fine_integrals():
+            log_prob = self.likelihood().log_prob(*_float64(np.full_like(f, y), f)).numpy()
+            value = self.likelihood().log_predictive(*_float64(y, mean, var))
+            expected = np.log(weights @ np.exp(log_prob))
+            assert float(value) == pytest.approx(expected, abs=self.TOLERANCE)
+
+    def test_predictive_moments_equal_fine_integrals(self):
+        for _, mean, var, f, weights in self._fine_integrals():
+            first, second = np.array([self._raw_moments(value) for value in f[weights > 1e-13]]).T
+            weights = weights[weights > 1e-13]
+            mean_y, var_y = self.likelihood().predictive_moments(*_float64(mean, var))
+            expected = weights @ first
+            scale = 1 + weights @ second
+            assert float(mean_y) == pytest.approx(expected, abs=self.TOLERANCE * scale)
+            variance = weights @ (second - first**2) + weights @ (first - expected) ** 2
+            assert float(var_y) == pytest.approx(variance, abs=self.TOLERANCE * scale)
+
+    def test_zero_variance_gives_the_conditional(self):
+        likelihood = self.likelihood()
+        y, mean, zero = _float64(self.targets(), MEANS, np.zeros(4))
+        log_prob = likelihood.log_prob(y, mean)
+        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, zero), log_prob)
+        torch.testing.assert_close(likelihood.log_predictive(y, mean, zero), log_prob)
+        first, second = np.array([self._raw_moments(f) for f in MEANS]).T
+        mean_y, var_y = likelihood.predictive_moments(mean, zero)
+        np.testing.assert_allclose(mean_y, first, atol=self.TOLERANCE * 10)
+        np.testing.assert_allclose(var_y, second - first**2, atol=self.TOLERANCE * 10)
+
+    def test_zero_variance_gradients_are_finite(self):
+        y, mean, zero = _float64(self.targets(), MEANS, np.zeros(4))
+        for name in ("expected_log_prob", "log_predictive"):
+            arguments = (mean.clone().requires_grad_(), zero.clone().requires_grad_())
+            getattr(self.likelihood(), name)(y, *arguments).sum().backward()
+            assert all(argument.grad.isfinite().all() for argument in arguments)
+
+    def test_quadrature_equals_the_methods_in_use(self):
+        # For a likelihood with closed forms this compares two computations; without, it is free.
+        likelihood = self.likelihood()
+        likelihood.n_points = self.N_POINTS
+        y, mean, var = _float64(self.targets(), MEANS, np.full(4, 0.3))
+        pairs = [
+            (likelihood.expected_log_prob(y, mean, var), Likelihood._expected_log_prob),
+            (likelihood.log_predictive(y, mean, var), Likelihood._log_predictive),
+        ]
+        for value, default in pairs:
+            default_value = default(likelihood, y, mean, var)
+            torch.testing.assert_close(value, default_value, rtol=0, atol=self.TOLERANCE)
+        moments = Likelihood._predictive_moments(likelihood, mean, var)
+        for value, default_value in zip(
+            likelihood.predictive_moments(mean, var), moments, strict=True
+        ):
+            torch.testing.assert_close(value, default_value, rtol=self.TOLERANCE, atol=1e-12)
+
+    def test_jensen_orders_the_two_expectations(self):
+        y, mean, var = _float64(self.targets(), MEANS, np.full(4, 0.8))
+        likelihood = self.likelihood()
+        gap = likelihood.log_predictive(y, mean, var) - likelihood.expected_log_prob(y, mean, var)
+        assert (gap > 0).all()
+
+    # --- gradients ------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("name", ["log_prob", "expected_log_prob", "log_predictive"])
+    def test_gradients_equal_finite_differences(self, name):
+        parameters = self.parameters()
+        y, *latent = _float64(self.targets(), MEANS, [0.2, 0.5, 1.0, 2.0])
+        latent = latent[:1] if name == "log_prob" else latent
+
+        def value(*leaves):
+            likelihood = self.differentiable_likelihood(list(leaves[len(latent) :]))
+            return getattr(likelihood, name)(y, *leaves[: len(latent)])
+
+        leaves = [leaf.clone().requires_grad_() for leaf in [*latent, *parameters]]
+        assert torch.autograd.gradcheck(value, leaves, eps=1e-6, atol=1e-7, rtol=1e-6)
+
+    def test_moment_gradients_equal_finite_differences(self):
+        parameters = self.parameters()
+        mean, var = _float64(MEANS, [0.2, 0.5, 1.0, 2.0])
+
+        def value(mean, var, *leaves):
+            return self.differentiable_likelihood(list(leaves)).predictive_moments(mean, var)
+
+        leaves = [leaf.clone().requires_grad_() for leaf in [mean, var, *parameters]]
+        assert torch.autograd.gradcheck(value, leaves, eps=1e-6, atol=1e-6, rtol=1e-6)
+
+    # --- integration rules ----------------------------------------------------------------------
+
+    def _fine_integrals(self):
+        """Cases (y, mean, var) with nodes f and weights of a fine rule against N(mean, var)."""
+        # Latin: every target meets every variance, and the means shift along.
+        cases = [
+            (MEANS[(i + j) % 4], var, y)
+            for j, var in enumerate(self.VARIANCES)
+            for i, y in enumerate(self.targets())
+        ]
+        for mean, var, y in cases:
+            std = np.sqrt(var)
+            edges = np.linspace(mean - 12 * std, mean + 12 * std, 49)
+            kinks = [b for b in self.breaks(y) if edges[0] < b < edges[-1]]
+            f, weights = _gauss_legendre(np.sort(np.append(edges, kinks)))
+            weights = weights * np.exp(-0.5 * (f - mean) ** 2 / var) / np.sqrt(2 * np.pi * var)
+            yield y, mean, var, f, weights
+
+    def _rule_over_y(self, f):
+        support = self.support(f)
+        return (support, np.ones(len(support))) if self.DISCRETE else _gauss_legendre(support)
+
+    def _raw_moments(self, f):
+        """E[y | f] and E[y^2 | f], summed or integrated over y."""
+        y, weights = self._rule_over_y(f)
+        probability = weights * np.exp(
+            self.likelihood()._log_prob(*_float64(y, np.full_like(y, f))).numpy()
+        )
+        return probability @ y, probability @ y**2
+
+
+def _float64(*arrays):
+    return tuple(torch.as_tensor(np.asarray(array, dtype=np.float64)) for array in arrays)
+
+
+def _gauss_legendre(edges, n_nodes=16):
+    """Nodes and weights of the composite rule with panels between consecutive edges."""
+    x, w = np.polynomial.legendre.leggauss(n_nodes)
+    half = np.diff(edges)[:, None] / 2
+    middle = (edges[:-1] + edges[1:])[:, None] / 2
+    return (middle + half * x).ravel(), (half * w).ravel()

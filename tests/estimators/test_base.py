@@ -1,0 +1,150 @@
+"""The estimator base: the contract on a dense double, and its own edges."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skgp.estimators import _base
+from skgp.estimators._backend import resolve_backend, resolve_device, to_tensor
+from skgp.estimators._predictive import clip_variance, covariance_root, is_constant
+from skgp.linalg.exceptions import NumericalWarning
+from tests.contracts.estimators import RegressorContract, rbf_kernel, sklearn_checks
+from tests.estimators._dense import DenseGPRegressor
+
+
+class TestDenseGPRegressor(RegressorContract):
+    def make(self, **params):
+        return DenseGPRegressor(**{"random_state": 0, **params})
+
+
+test_sklearn = sklearn_checks(DenseGPRegressor())
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (30, 2))
+    return X, 5 + 3 * np.sin(X.sum(1)) + 0.1 * rng.standard_normal(30)
+
+
+def test_predictions_equal_those_of_scikit_learn(data):
+    X, y = data
+    X_new = np.random.default_rng(1).uniform(-3, 3, (9, 2))
+    kernel = ConstantKernel(1.3) * RBF([0.7, 1.9]) + WhiteKernel(0.02)
+    ours = DenseGPRegressor(kernel, optimizer=None).fit(X, y)
+    theirs = GaussianProcessRegressor(kernel, alpha=0, optimizer=None, normalize_y=True).fit(X, y)
+    for flags in ({"return_std": True}, {"return_cov": True}):
+        for got, expected in zip(
+            ours.predict(X_new, **flags), theirs.predict(X_new, **flags), strict=True
+        ):
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
+    X, y = data
+    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    whole = [estimator.predict(X), *estimator.predict(X, return_std=True)]
+    heights = []
+    hook = estimator._latent_mean
+    monkeypatch.setattr(
+        estimator, "_latent_mean", lambda rows: heights.append(len(rows)) or hook(rows)
+    )
+    monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())
+    parts = [estimator.predict(X), *estimator.predict(X, return_std=True)]
+    assert heights == [7, 7, 7, 7, 2]
+    for got, expected in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_mean_alone_takes_the_fast_path(data, monkeypatch):
+    X, y = data
+    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    monkeypatch.delattr(DenseGPRegressor, "_latent_mean_and_variance")
+    monkeypatch.delattr(DenseGPRegressor, "_latent_mean_and_covariance")
+    assert estimator.predict(X).shape == y.shape
+
+
+def test_weights_are_repetitions(data):
+    X, y = data
+    weights = np.random.default_rng(2).integers(0, 4, len(y))
+    weighted = DenseGPRegressor(random_state=0).fit(X, y, sample_weight=weights)
+    repeated = DenseGPRegressor(random_state=0).fit(X.repeat(weights, 0), y.repeat(weights))
+    assert weighted.y_scale_ == pytest.approx(repeated.y_scale_, rel=1e-12)
+    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-9)
+
+
+def test_kernel_at_a_bound_warns_as_scikit_learn_does(data):
+    kernel = RBF(1e-3, (1e-3, 1.0001e-3)) + WhiteKernel(0.1)
+    with pytest.warns(ConvergenceWarning, match="k1__length_scale is close to the specified"):
+        DenseGPRegressor(kernel, random_state=0).fit(*data)
+
+
+def test_clip_variance_warns_with_the_least_value():
+    with pytest.warns(NumericalWarning, match="2 of 3 .* the least -0.5 "):
+        clipped = clip_variance(np.array([-0.5, 1.0, -0.1]))
+    np.testing.assert_array_equal(clipped, [0, 1, 0])
+
+
+def test_clip_variance_is_silent_on_good_values(recwarn):
+    var = np.array([0.0, 1.0])
+    assert clip_variance(var) is var
+    assert not recwarn
+
+
+def test_negative_variances_of_a_hook_are_clipped_with_a_warning(data, monkeypatch):
+    X, y = data
+    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    hook = estimator._latent_mean_and_variance
+    monkeypatch.setattr(estimator, "_latent_mean_and_variance", lambda X: (hook(X)[0], -hook(X)[1]))
+    with pytest.warns(NumericalWarning, match="30 of 30"):
+        _, std = estimator.predict(X, return_std=True)
+    np.testing.assert_allclose(std**2, estimator.noise_variance_)
+
+
+def test_covariance_root_of_a_singular_matrix():
+    A = np.random.default_rng(0).standard_normal((5, 2))
+    root = covariance_root(A @ A.T)
+    np.testing.assert_allclose(root @ root.T, A @ A.T, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("y", "constant"),
+    [([0.1] * 7, True), ([0.0, 0.0], True), ([1e8, 1e8 + 1e-3], False), ([1e-9, 2e-9], False)],
+)
+def test_is_constant_judges_relative_to_the_values(y, constant):
+    y = np.array(y)
+    assert is_constant(y.std(), y) is np.bool_(constant)
+
+
+def test_resolve_device_auto_finds_one():
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert resolve_device("auto").type == expected
+    assert resolve_device(torch.device("cpu")).type == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the lack of CUDA")
+def test_resolve_device_names_the_missing_device():
+    with pytest.raises(ValueError, match="device='cuda' cannot be used"):
+        resolve_device("cuda")
+
+
+def test_backend_streams_are_reproducible():
+    backend = resolve_backend("cpu", "float32", 3)
+    again = resolve_backend("cpu", "float32", 3)
+    before = torch.get_rng_state()
+    assert backend == again and backend.dtype == torch.float32
+    first, second = (torch.rand(3, generator=b.generator()) for b in (backend, again))
+    assert torch.equal(first, second)
+    assert backend.rng().random() == again.rng().random()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_to_tensor_shares_memory_and_accepts_read_only(recwarn):
+    array = np.arange(6.0).reshape(2, 3)
+    assert to_tensor(array).data_ptr() == array.ctypes.data
+    array.flags.writeable = False
+    assert torch.equal(to_tensor(array, dtype=torch.float32), torch.arange(6.0).reshape(2, 3))
+    assert not recwarn

@@ -1,0 +1,65 @@
+"""Randomly pivoted Cholesky and the Woodbury preconditioner against dense algebra."""
+
+import pytest
+import torch
+
+from skgp.linalg.preconditioners import NystromPreconditioner, rp_cholesky
+
+
+def kernel_matrix(n=200, length_scale=0.3, seed=0):
+    X = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.exp(-0.5 * (X[:, None] - X[None]).square().sum(-1) / length_scale**2)
+
+
+def factorise(K, rank, **kwargs):
+    generator = torch.Generator().manual_seed(3)
+    return rp_cholesky(lambda index: K[:, index], K.diagonal(), rank, generator=generator, **kwargs)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 64])
+def test_rp_cholesky_interpolates_its_pivots(block_size):
+    K = kernel_matrix()
+    low_rank = factorise(K, 40, block_size=block_size)
+    F = low_rank.factor
+    assert F.shape == (200, 40)
+    assert len(set(low_rank.pivots.tolist())) == 40
+    torch.testing.assert_close(F @ F[low_rank.pivots].T, K[:, low_rank.pivots], rtol=0, atol=1e-8)
+
+
+def test_rp_cholesky_residual_is_psd_and_its_trace_is_reported():
+    K = kernel_matrix()
+    low_rank = factorise(K, 30)
+    residual = K - low_rank.factor @ low_rank.factor.T
+    assert float(torch.linalg.eigvalsh(residual).min()) > -1e-10
+    assert low_rank.residual_trace == pytest.approx(float(residual.trace()), abs=1e-8)
+
+
+def test_rp_cholesky_is_near_the_best_rank_r_approximation():
+    K = kernel_matrix()
+    eigenvalues = torch.linalg.eigvalsh(K)
+    best_with_half_the_rank = float(eigenvalues[:-20].sum())
+    assert factorise(K, 40).residual_trace < 2 * best_with_half_the_rank
+
+
+def test_rp_cholesky_stops_at_the_tolerance():
+    K = kernel_matrix(length_scale=1.0)
+    low_rank = factorise(K, 200, tol=1e-6, block_size=8)
+    assert low_rank.factor.shape[1] < 60
+    assert low_rank.residual_trace <= 1e-6 * float(K.trace())
+
+
+def test_rp_cholesky_duplicated_rows_end_at_the_rank():
+    K = kernel_matrix(n=20).repeat(5, 5)
+    low_rank = factorise(K, 100)
+    assert low_rank.factor.shape[1] <= 20
+    assert low_rank.residual_trace < 1e-6
+
+
+def test_nystrom_preconditioner_equals_dense_inverse_and_log_det():
+    generator = torch.Generator().manual_seed(0)
+    F = torch.randn(50, 8, generator=generator, dtype=torch.float64)
+    V = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    P = F @ F.T + 0.1 * torch.eye(50, dtype=torch.float64)
+    preconditioner = NystromPreconditioner(F.clone(), 0.1)
+    torch.testing.assert_close(preconditioner(V), torch.linalg.solve(P, V), rtol=1e-9, atol=1e-9)
+    assert preconditioner.log_det == pytest.approx(float(torch.logdet(P)), abs=1e-9)

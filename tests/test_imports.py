@@ -1,0 +1,138 @@
+"""The direction of imports inside skgp, read off the source: lazy imports count.
+
+``estimators, displays -> models -> {kernels, likelihoods, variational, samplers, training} ->
+linalg``. The folders inside the braces do not import each other, and below the estimators
+scikit-learn is present only as ``sklearn.gaussian_process.kernels`` inside ``kernels/``.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "skgp"
+MIDDLE = {"kernels", "likelihoods", "variational", "samplers", "training"}
+CORE = MIDDLE | {"linalg"}
+ALLOWED = {
+    "": {"estimators"},  # skgp/__init__.py: the public estimators, nothing else
+    "estimators": {"models"} | CORE,
+    "displays": {"estimators", "models"} | CORE,
+    "models": CORE,
+    **{folder: {"linalg"} for folder in MIDDLE},
+    "linalg": set(),
+    "datasets": set(),
+}
+WITH_SKLEARN = {"estimators", "displays", "datasets"}
+KERNEL_CLASSES = "sklearn.gaussian_process.kernels"
+
+
+def inside(name: str, package: str) -> bool:
+    """Whether the dotted ``name`` is ``package`` or lies in it."""
+    return name == package or name.startswith(package + ".")
+
+
+def resolve(node: ast.ImportFrom, package: tuple[str, ...]) -> str:
+    """Absolute name of the module that ``from ... import`` names, seen from ``package``."""
+    if node.level == 0:
+        return node.module or ""
+    base = package[: len(package) - (node.level - 1)]
+    return ".".join((*base, node.module) if node.module else base)
+
+
+def imported_names(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of all that a module imports, ``import_module("x")`` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve(node, package)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if function in {"import_module", "__import__"}:
+                yield node.lineno, str(node.args[0].value)
+
+
+def offences(source: str, relative: Path) -> list[str]:
+    """What the module at ``relative`` (a path inside skgp/) imports against the direction."""
+    folder = relative.parts[0] if len(relative.parts) > 1 else ""
+    if folder not in ALLOWED:
+        return [f"skgp/{folder} has no place in the direction of imports: add it to ALLOWED"]
+    found = []
+    for line, name in imported_names(ast.parse(source), ("skgp", *relative.parts[:-1])):
+        target = name.split(".")[1] if inside(name, "skgp") and "." in name else ""
+        if inside(name, "skgp") and target != folder and target not in ALLOWED[folder]:
+            found.append(f"skgp/{relative}:{line} imports {name}")
+        if inside(name, "sklearn") and folder and folder not in WITH_SKLEARN:
+            if not (folder == "kernels" and inside(name, KERNEL_CLASSES)):
+                found.append(f"skgp/{relative}:{line} imports {name}")
+    return found
+
+
+def test_every_module_imports_in_the_direction_of_the_house():
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 10
+    found = [
+        line
+        for path in paths
+        for line in offences(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_folder_is_a_package():
+    # setup.py finds packages by their __init__.py: a folder without one is not installed.
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+@pytest.mark.parametrize(
+    ("relative", "source"),
+    [
+        ("linalg/cg.py", "from skgp.kernels.gram import gram"),
+        ("linalg/cg.py", "from ..kernels import gram"),
+        ("linalg/cg.py", "from .. import kernels"),
+        ("linalg/cg.py", "import skgp"),
+        ("linalg/cg.py", "import sklearn"),
+        ("linalg/cg.py", "from sklearn.gaussian_process.kernels import RBF"),
+        ("kernels/gram.py", "from skgp.likelihoods import Gaussian"),
+        ("kernels/gram.py", "from sklearn.base import clone"),
+        ("kernels/gram.py", "from sklearn.gaussian_process import GaussianProcessRegressor"),
+        ("training/loop.py", "def fit():\n    from skgp.models import qsgp"),
+        ("training/loop.py", "import importlib\nimportlib.import_module('skgp.variational')"),
+        ("models/qsgp/cg.py", "from ...estimators._base import Base"),
+        ("models/qsgp/cg.py", "from sklearn.neighbors import NearestNeighbors"),
+        ("models/qsgp/cg.py", "from sklearn.gaussian_process.kernels import RBF"),
+        ("estimators/_qsgp.py", "from skgp.displays import Band"),
+        ("estimators/_qsgp.py", "from skgp import __version__"),
+        ("datasets/generators.py", "from skgp.kernels import gram"),
+        ("__init__.py", "from skgp.kernels import ActiveDims"),
+        ("utils/misc.py", "import math"),
+    ],
+)
+def test_offences_finds_an_import_against_the_direction(relative, source):
+    assert offences(source, Path(relative))
+
+
+@pytest.mark.parametrize(
+    ("relative", "source"),
+    [
+        ("linalg/cg.py", "import torch\nfrom .exceptions import NumericalWarning"),
+        (
+            "kernels/gram.py",
+            "from sklearn.gaussian_process.kernels import RBF\nfrom ..linalg import cg",
+        ),
+        ("kernels/gram.py", "from sklearn.gaussian_process import kernels"),
+        (
+            "models/qsgp/cg.py",
+            "from ...kernels import gram\nfrom . import basis\nimport skgp.linalg",
+        ),
+        ("estimators/_qsgp.py", "from sklearn.base import clone\nfrom skgp.models.qsgp import fit"),
+        ("displays/band.py", "from skgp.estimators._base import Base"),
+        ("datasets/generators.py", "from sklearn.utils import check_random_state"),
+        ("__init__.py", "from .estimators._qsgp import QSGPRegressor"),
+    ],
+)
+def test_offences_accepts_an_import_in_the_direction(relative, source):
+    assert not offences(source, Path(relative))
