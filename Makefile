@@ -45,7 +45,7 @@ doc: $(VENV)/.doc
 	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m pytest tests/benchmarks -m benchmark $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(wildcard tests/benchmarks/bench_*.py) -m benchmark $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist skgp.egg-info doc/_build doc/auto_examples doc/api/generated

@@ -8,8 +8,8 @@ figure 2 of Evans and Nair, "Quadruply stochastic Gaussian processes", 2020.
 
 All means are equal. Every basis function of ``basis="inducing"`` vanishes far from the data, and
 so, without ``augment``, does the variance, whatever the covariance of the weights. Augmentation
-(proposition 4 of the paper) adds for each test point the part of the prior that the basis does not
-carry, and the variance returns to that of the prior.
+adds a basis function at each test point, and the variance returns to that of the prior: by
+proposition 4 of the paper for a diagonal covariance, and exactly for a full one.
 """
 
 import matplotlib.pyplot as plt
@@ -65,5 +65,6 @@ for axis, covariance in zip(axes, ("diagonal", "full"), strict=True):
         axis.plot(X_grid, qsgp_mean - qsgp_std, style, color="C3", lw=1)
     axis.plot(X, y, "k.", ms=5)
     axis.set(title=f"{covariance} covariance", xlabel="x")
-axes[0].legend(loc="lower right")
+axes[0].set_ylabel("mean of f, one standard deviation about it")
+axes[0].legend(loc="upper left")
 plt.show()

@@ -57,7 +57,7 @@ for n_basis in sizes:
     rows.append((*scores(*model.predict(X_test, return_std=True)), seconds))
 
 # %%
-# Once the features resolve the kernel, more of them buy nothing.
+# Once the features resolve the kernel, more of them buy little.
 names = ["RMSE", "MNLP, nats a row", "seconds to fit"]
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 for axis, name, values in zip(axes, names, zip(*rows, strict=True), strict=True):

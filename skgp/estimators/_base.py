@@ -234,7 +234,9 @@ class BaseGPRegressor(GaussianPredictive, RegressorMixin, BaseGP):
             self.y_mean_ = float(np.average(y, weights=sample_weight))
             centred = y - self.y_mean_
             scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
-            self.y_scale_ = 1.0 if is_constant(scale, y) else scale
+            if is_constant(scale, y):
+                return np.zeros_like(y)  # and not the rounding of their mean
+            self.y_scale_ = scale
         return self._to_z(y)
 
     def _to_z(self, y: np.ndarray) -> np.ndarray:

@@ -1,8 +1,11 @@
 """Quadruply stochastic Gaussian processes: the scikit-learn face of :mod:`skgp.models.qsgp`."""
 
 import contextlib
+import pickle
 from numbers import Integral, Real
+from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -15,9 +18,16 @@ from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.kernels.gram import split_noise
 from skgp.models.hyperparameters import fit_hyperparameters
 from skgp.models.qsgp.plan import Plan, streaming_plan
-from skgp.models.qsgp.regression import Fit, Options, fit_regression, fit_statistics
+from skgp.models.qsgp.regression import fit_regression
+from skgp.models.qsgp.results import Fit, Options, fit_statistics
+from skgp.models.qsgp.sgd_state import SGDState
 from skgp.models.qsgp.streaming_gram import StreamingGram
 from skgp.models.replicates import Replicates, merge_replicates
+
+# Rows from which on more than one thread pays: of the search, with batches of small matrices, and
+# of the solve.
+_LARGE_SEARCH = 10_000
+_LARGE_SOLVE = 1_000
 
 
 class QSGPRegressor(BaseGPRegressor):
@@ -75,20 +85,25 @@ class QSGPRegressor(BaseGPRegressor):
     learning_rate : float, default=0.1
         Of "sgd".
     warm_start : bool, default=False
-        Start from the hyper-parameters of the last fit and, with "sgd", from its weights.
+        Start from the hyper-parameters of the last fit and, with "sgd", from its weights and basis
+        functions, if there are as many.
     early_stopping : bool, default=False
-        With "sgd", set `validation_fraction` of the rows aside and stop when their error no longer
-        falls.
+        With "sgd", hold `validation_fraction` of the rows out, score them every 50 iterations and
+        stop when their squared error has not fallen for five scores. No effect on other solvers.
     validation_fraction : float, default=0.1
+        Rows held out by `early_stopping`, at most 1000. They are not trained on.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        "auto" is "cuda" where there is one, else "cpu".
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". "sgd" and predictions run on
+        the CPU.
     dtype : {"float64", "float32"}, default="float64"
-        Of features, Gram matrices and stochastic gradients. The kernel matrix of "cg" is stored in
-        float32 either way, from entries computed in float64, and its residual is checked.
+        Of features, Gram matrices and stochastic gradients. Beyond 16000
+        rows the kernel matrix of "cg" is stored in float32 either way, from entries computed in
+        float64, and the residual is checked.
         Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch while fitting and predicting; None leaves them as they are, -1 takes all.
+        Threads of torch while fitting and predicting; None leaves them as they are, but fits few
+        rows in one; -1 takes all processors, one fewer for each further number below.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -110,7 +125,8 @@ class QSGPRegressor(BaseGPRegressor):
     calibration_ : float
         Factor by which variances were multiplied (covariance "samples"), else 1.
     history_ : dict of lists
-        "hyperparameters": log-density a row; "solve": relative residual or loss.
+        "hyperparameters": log-density a row; "solve": relative residual or loss; "validation":
+        mean squared error of the standardised targets held out, at every 50th iteration.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -274,7 +290,7 @@ class QSGPRegressor(BaseGPRegressor):
                 backend.generator(),
                 refit=self._learns_noise(white),
             )
-        self._keep(self.kernel_, fit)
+        self._keep(self.kernel_, fit, backend)
         return self
 
     def _fit(self, X, y, sample_weight, *, streaming: bool):
@@ -284,17 +300,24 @@ class QSGPRegressor(BaseGPRegressor):
             z = self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             generator = backend.generator()
-            with _threads(self.n_jobs):
+            with _threads(self.n_jobs, single=len(X) < _LARGE_SEARCH):
                 data = self._prepare(X, z, sample_weight, backend.device)
                 kernel = self._learn_kernel(session, X, sample_weight, data, generator)
-                with session.stage("solve") as callback:
+            with _threads(self.n_jobs, single=len(X) < _LARGE_SOLVE):
+                state = None
+                if self.solver == "sgd":  # what it has learnt so far can predict at any time
+
+                    def state():
+                        return self._fitted_attributes(kernel, callback.info["fit"]())
+
+                with session.stage("solve", state=state) as callback:
                     fit = self._solve(kernel, data, backend, generator, callback, streaming)
                 self._statistics = None
                 if streaming:
                     basis = fit.statistics.basis
                     self._statistics = StreamingGram(basis, dtype=backend.dtype)
                     self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
-            self._keep(kernel, fit)
+            self._keep(kernel, fit, backend)
         return self
 
     def _standardise_by(self, statistics) -> None:
@@ -314,11 +337,11 @@ class QSGPRegressor(BaseGPRegressor):
             raise ValueError(
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or 'cg'."
             )
-        return Replicates(*_to_tensors(X, z, None, device)[:2])
+        return Replicates(*_to_tensors(X, z, None, torch.device("cpu"))[:2])
 
     def _learn_kernel(self, session, X, sample_weight, data, generator):
         """Return the kernel, noise included, with learned hyper-parameters."""
-        self.history_ = {"hyperparameters": [], "solve": []}
+        self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
         if self.warm_start and hasattr(self, "kernel_"):
             kernels = [self.kernel_]
         elif self.kernel is None:
@@ -346,10 +369,16 @@ class QSGPRegressor(BaseGPRegressor):
             float(white.noise_level),
             plan,
             self._options(backend, white),
-            state=getattr(self, "_sgd_state", None) if self.warm_start else None,
+            state=self._previous(backend)[1],
             generator=generator,
             callback=callback,
         )
+
+    def _previous(self, backend) -> tuple[int, SGDState | None]:
+        """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
+        if self.warm_start and hasattr(self, "_sgd_state"):
+            return self._sgd_state
+        return backend.seed, None
 
     def _learns_noise(self, white) -> bool:
         return self.optimizer is not None and not white.hyperparameter_noise_level.fixed
@@ -365,32 +394,46 @@ class QSGPRegressor(BaseGPRegressor):
             max_iter=self.max_iter,
             tol=self.tol,
             learning_rate=self.learning_rate,
+            early_stopping=self.early_stopping,
+            validation_fraction=self.validation_fraction,
             learn_hyperparameters=self.optimizer is not None,
             refit_noise=self._learns_noise(white),
             dtype=backend.dtype,
-            seed=backend.seed,
+            seed=self._previous(backend)[0],
         )
 
-    def _keep(self, kernel, fit: Fit) -> None:
+    def _keep(self, kernel, fit: Fit, backend) -> None:
         """Copy the fitted state to attributes."""
-        white = split_noise(kernel)[1]
-        self.kernel_ = kernel
-        if fit.kernel is not None and (
-            fit.noise != white.noise_level or fit.kernel != split_noise(kernel)[0]
-        ):
-            self.kernel_ = fit.kernel + type(white)(fit.noise, white.noise_level_bounds)
-        self.basis_, self.solver_ = fit.plan.basis, fit.plan.solver
-        self.n_basis_, self.covariance_ = fit.plan.n_basis, fit.plan.covariance
-        self.reason_ = fit.plan.reason
-        self.n_iter_, self.residual_ = fit.n_iter, fit.residual
-        self.calibration_ = fit.calibration
-        self.history_["solve"] = fit.history
+        if backend.device.type != "cpu":
+            fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
+        if self.warm_start and fit.state is not None:
+            self._sgd_state = self._previous(backend)[0], fit.state
+        self.__dict__.pop("log_marginal_likelihood_value_", None)  # of an earlier fit
+        for name, value in self._fitted_attributes(kernel, fit).items():
+            setattr(self, name, value)
+
+    def _fitted_attributes(self, kernel, fit: Fit) -> dict[str, Any]:
+        """What makes this estimator one fitted by `fit`, the standardisation of y aside."""
+        signal, white = split_noise(kernel)
+        if fit.noise != white.noise_level or fit.kernel != signal:
+            kernel = fit.kernel + type(white)(fit.noise, white.noise_level_bounds)
+        attributes = {
+            "kernel_": kernel,
+            "basis_": fit.plan.basis,
+            "solver_": fit.plan.solver,
+            "n_basis_": fit.plan.n_basis,
+            "covariance_": fit.plan.covariance,
+            "reason_": fit.plan.reason,
+            "n_iter_": fit.n_iter,
+            "residual_": fit.residual,
+            "calibration_": fit.calibration,
+            "history_": {**self.history_, "solve": fit.history, "validation": fit.validation},
+            "_noise_variance": fit.calibration * fit.noise,
+            "_posterior": fit.posterior,
+        }
         if fit.log_marginal_likelihood is not None:
-            self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
-        self._noise_variance = fit.calibration * fit.noise
-        self._posterior = fit.posterior
-        if self.warm_start:
-            self._sgd_state = fit.state
+            attributes["log_marginal_likelihood_value_"] = fit.log_marginal_likelihood
+        return attributes
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
@@ -422,14 +465,17 @@ def _to_tensors(X, y, sample_weight, device):
 
 
 @contextlib.contextmanager
-def _threads(n_jobs: int | None):
-    """Limit torch to `n_jobs` threads for a while; None changes nothing, -1 takes all."""
-    if n_jobs is None:
+def _threads(n_jobs: int | None, *, single: bool = False):
+    """Give torch `n_jobs` threads for a while, in joblib's count.
+
+    None leaves them as they are, or gives one where `single`: small operations take longer to hand
+    out than to do, many times longer where other processes keep the processors busy.
+    """
+    if n_jobs is None and not single:
         yield
         return
     before = torch.get_num_threads()
-    wanted = n_jobs if n_jobs > 0 else max(1, (torch.get_num_threads() if n_jobs == -1 else 1))
-    torch.set_num_threads(wanted)
+    torch.set_num_threads(1 if n_jobs is None else joblib.effective_n_jobs(n_jobs))
     try:
         yield
     finally:

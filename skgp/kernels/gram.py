@@ -58,9 +58,9 @@ def gram(
         own values.
     method : {"direct", "expand"}
         "direct" sums squared differences: exact zeros for equal rows and full relative accuracy,
-        O(n p d) without a matrix product. "expand" uses |x|^2 + |z|^2 - 2 x'z, faster for
-        d > 50, with an absolute error of about eps |x|^2 in the squared, scaled distance, which
-        the square root inside a Matern kernel magnifies to |x| sqrt(eps) near 0.
+        O(n p d) without a matrix product. "expand" uses ``x'x + z'z - 2 x'z``, faster for
+        d > 50, with an absolute error of about ``eps x'x`` in the squared, scaled distance, which
+        the square root inside a Matern kernel magnifies to ``sqrt(eps x'x)`` near 0.
 
     Returns
     -------

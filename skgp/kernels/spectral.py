@@ -104,7 +104,7 @@ class FourierFeatures:
     own length scale and change weight, so rebuild the features when that length scale has moved
     far.
 
-    A phase w'x loses eps |w'x|: standardise or centre the columns of X.
+    A phase w'x loses eps ``abs(w'x)``: standardise or centre the columns of X.
 
     Examples
     --------

@@ -87,7 +87,8 @@ def rp_cholesky(
         if candidates == 0 or float(residual.sum()) <= tol * trace:
             break
         b = min(block_size, rank - r, candidates)
-        drawn = torch.multinomial(_at_most(weights, 2**24), b, generator=generator)
+        drawn = torch.multinomial(_at_most(weights, 2**24).cpu(), b, generator=generator)
+        drawn = drawn.to(diag.device)
         G = columns(drawn) - F[:, :r] @ F[drawn, :r].T  # (n, b) residual columns
         kept, L = _greedy_cholesky(G[drawn], floor)
         if len(kept) == 0:
@@ -101,7 +102,7 @@ def rp_cholesky(
         residual[chosen] = 0.0
         pivots.append(chosen)
         r += k
-    chosen_all = torch.cat(pivots) if pivots else torch.empty(0, dtype=torch.int64)
+    chosen_all = torch.cat(pivots) if pivots else diag.new_empty(0, dtype=torch.int64)
     return LowRank(F[:, :r].contiguous(), chosen_all, residual)
 
 
@@ -136,7 +137,7 @@ def _greedy_cholesky(A: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         left = left - column.square()
         left[p] = -1.0
         kept.append(p)
-    index = torch.tensor(kept, dtype=torch.int64)
+    index = torch.tensor(kept, dtype=torch.int64, device=A.device)
     k = len(kept)
     return index, rows[index, :k].tril()
 

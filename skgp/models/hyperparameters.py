@@ -1,7 +1,7 @@
 r"""Hyper-parameters of a kernel from data, before any model is fitted.
 
-Two objectives, both functions of ``theta``, the log hyper-parameters of a scikit-learn kernel
-expression whose top-level ``WhiteKernel`` is the noise:
+Two objectives (:mod:`skgp.models.objectives`), both functions of ``theta``, the log
+hyper-parameters of a scikit-learn kernel expression whose top-level ``WhiteKernel`` is the noise:
 
 ``marginal likelihood`` [1]_
     :math:`\log N(y; 0, K + \sigma^2 I)` of a dense GP on a random subset, by L-BFGS-B.
@@ -30,12 +30,17 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from skgp.kernels.gram import gram, gram_diag, gram_tile, split_noise, split_theta
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.kernels.gram import split_noise
+from skgp.models.objectives import (
+    leave_one_out_log_density,
+    log_marginal_likelihood,
+    nearest_neighbors,
+)
 from skgp.models.replicates import Replicates
+from skgp.training.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
-_LOG_2PI = math.log(2 * math.pi)
+_NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)  # relative to the variance of standardised targets
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,14 @@ class SearchSettings:
     """
 
     subset_size: int = 1000
-    dense_max_iter: int = 60
+    dense_max_iter: int = 40
     n_neighbors: int = 48
     batch_size: int = 256
-    n_steps: int = 120
+    n_steps: int = 180
     learning_rate: float = 0.05
     averaged: float = 0.3
     max_candidates: int = 60_000
-    n_score_rows: int = 1024
+    n_score_rows: int = 2048
 
 
 def fit_hyperparameters(
@@ -108,8 +113,8 @@ def fit_hyperparameters(
     """Learn the hyper-parameters of one kernel, or choose among several families.
 
     Up to ``subset_size`` rows the marginal likelihood decides. Beyond, every family is refined by
-    the leave-one-out likelihood for a third of the steps, the best goes on, and whichever of its
-    two candidates predicts rows better from their neighbours is returned.
+    the leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
+    these predicts rows best from their neighbours is returned.
 
     Parameters
     ----------
@@ -131,7 +136,7 @@ def fit_hyperparameters(
     n = data.X.shape[0]
     if all(kernel.n_dims == 0 for kernel in kernels) or n < 2:
         return HyperparameterFit(kernels[0])
-    callback = _Stoppable(callback)
+    callback = StopRecorder(callback)
     subset = torch.randperm(n, generator=generator)[: settings.subset_size]
     sample = data.rows(subset)
     dense = []
@@ -147,9 +152,10 @@ def fit_hyperparameters(
     if n <= settings.subset_size or callback.stopped:
         return best
     comparison = _Comparison(data, settings, generator)
-    short = replace(settings, n_steps=settings.n_steps // 3)
-    refine = [(fit, short) for fit in dense] if len(dense) > 1 else [(best, settings)]
-    scored = list(map(comparison, dense))
+    short = replace(settings, n_steps=settings.n_steps // 4)
+    scored = [comparison(fit) for fit in dense]
+    starts = [comparison.with_best_noise(fit) for fit in scored]
+    refine = [(fit, short if len(dense) > 1 else settings) for fit in starts]
     for fit, steps in refine:
         if not callback.stopped:
             scored.append(comparison(_refine(fit, comparison, steps, callback)))
@@ -160,32 +166,41 @@ def fit_hyperparameters(
     return max(scored, key=lambda fit: fit.score)
 
 
-class _Stoppable:
-    """A callback that remembers that it was told to stop."""
-
-    def __init__(self, callback: Callback | None):
-        self.callback, self.stopped, self.n_calls = callback, False, 0
-
-    def __call__(self, iteration: int, info: dict) -> bool:
-        self.n_calls += 1
-        if self.callback is not None and self.callback(self.n_calls, info):
-            self.stopped = True
-        return self.stopped
-
-
 class _Comparison:
     """Scores fits of whatever kernel on the same rows, each in its own metric."""
 
     def __init__(self, data: Replicates, settings: SearchSettings, generator):
         self.data, self.settings, self.generator = data, settings, generator
         n = data.X.shape[0]
-        self.rows = torch.randperm(n, generator=generator)[: settings.n_score_rows]
-        self.candidates = _candidates(n, settings.max_candidates, generator)
+        self.rows = _draw_rows(data, min(settings.n_score_rows, n), generator)
+        self.candidates = _candidates(data.X, settings.max_candidates, generator)
 
-    def __call__(self, fit: HyperparameterFit) -> HyperparameterFit:
+    def __call__(self, fit: HyperparameterFit, rows: Tensor | None = None) -> HyperparameterFit:
+        rows = self.rows if rows is None else rows
         k = self.settings.n_neighbors
-        score = leave_one_out_score(fit.kernel, self.data, self.rows, self.candidates, k)
+        score = leave_one_out_score(fit.kernel, self.data, rows, self.candidates, k)
         return replace(fit, score=score)
+
+    def with_best_noise(self, fit: HyperparameterFit) -> HyperparameterFit:
+        """The fit with the noise variance, of a coarse grid, under which it predicts best.
+
+        Rough kernels on a small subset explain noise as signal, and the gradient search takes long
+        to find back from a noise variance of nearly zero.
+        """
+        signal, white = split_noise(fit.kernel)
+        if white is None or white.hyperparameter_noise_level.fixed:
+            return fit
+        low, high = white.noise_level_bounds
+        kernels = [fit.kernel] + [
+            signal + type(white)(level, white.noise_level_bounds)
+            for level in _NOISE_GRID
+            if low <= level <= high
+        ]
+        few = self.rows[: self.settings.batch_size]
+        return max(
+            (self(replace(fit, kernel=kernel), few) for kernel in kernels),
+            key=lambda each: each.score,
+        )
 
 
 def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> HyperparameterFit:
@@ -195,54 +210,6 @@ def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> Hyperpa
 
 
 # --------------------------------------------------------------------- marginal likelihood
-
-
-def log_marginal_likelihood(kernel, data: Replicates, theta: Tensor) -> Tensor:
-    r"""Exact log marginal likelihood, in nats.
-
-    .. math:: -\tfrac12 y^T A^{-1} y - \tfrac12 \log|A| - \tfrac n2 \log 2\pi, \quad
-              A = K_\theta + \sigma^2 W^{-1} \qquad \text{(Rasmussen and Williams, eq. 5.8)}
-
-    of the distinct rows, and :meth:`~skgp.models.replicates.Replicates.log_power` of the scatter
-    within them.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Replicates
-    theta : Tensor of shape (n_theta,)
-
-    Returns
-    -------
-    Tensor of shape ()
-        Differentiable in `theta`. ``O(n^3)``.
-    """
-    signal, theta_signal, noise = _split(kernel, theta)
-    A = gram(signal, data.X, theta=theta_signal, method="expand")
-    A = A + torch.diag(data.row_noise(noise))
-    return _GaussianLogDensity.apply(A, data.y) + data.log_power(noise).sum()
-
-
-class _GaussianLogDensity(torch.autograd.Function):
-    r""":math:`\log N(y; 0, A)`, with the gradient of Rasmussen and Williams, eq. (5.9).
-
-    .. math:: \frac{\partial}{\partial A} = \tfrac12 (\alpha \alpha^T - A^{-1}), \qquad
-              \alpha = A^{-1} y.
-
-    Two thirds of the flops of the factorisation's own backward pass, and none of its memory.
-    """
-
-    @staticmethod
-    def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
-        L = jittered_cholesky(A).factor
-        alpha = torch.cholesky_solve(y[:, None], L)[:, 0]
-        ctx.save_for_backward(L, alpha)
-        return -0.5 * (y @ alpha + y.shape[0] * _LOG_2PI) - L.diagonal().log().sum()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        L, alpha = ctx.saved_tensors
-        return 0.5 * grad * (torch.outer(alpha, alpha) - torch.cholesky_inverse(L)), None
 
 
 def fit_marginal_likelihood(
@@ -296,95 +263,13 @@ def fit_marginal_likelihood(
 # ------------------------------------------------------------------ leave-one-out, neighbours
 
 
-def nearest_neighbors(kernel, X: Tensor, rows: Tensor, candidates: Tensor, k: int) -> Tensor:
-    """Indices of the k candidates that correlate most with each row, itself left out.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-        Its own correlation is the metric, whatever the expression: ARD, periodic, sums.
-    X : Tensor of shape (n, d)
-    rows : Tensor of int64, shape (b,)
-    candidates : Tensor of int64, shape (c,)
-    k : int
-
-    Returns
-    -------
-    Tensor of int64, shape (b, k)
-        ``O(b c)`` kernel evaluations in float32; neighbours are unordered.
-    """
-    Xc, Xr = X[candidates].float(), X[rows].float()
-    similarity = gram_tile(kernel, Xr, Xc)
-    similarity /= gram_diag(kernel, Xc).clamp(min=torch.finfo(torch.float32).tiny).sqrt()
-    similarity.masked_fill_(candidates[None, :] == rows[:, None], -math.inf)
-    return candidates[similarity.topk(k, dim=1, sorted=False).indices]
-
-
-def leave_one_out_log_density(
-    kernel, data: Replicates, rows: Tensor, neighbors: Tensor, theta: Tensor
-) -> Tensor:
-    """Log-density of all that was observed at each row given its neighbours, noise included.
-
-    The row is put last in the joint covariance of its neighbourhood (:class:`_LastGivenOthers`).
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Replicates
-    rows : Tensor of int64, shape (b,)
-    neighbors : Tensor of int64, shape (b, k)
-    theta : Tensor of shape (n_theta,)
-
-    Returns
-    -------
-    Tensor of shape (b,)
-        Nats; differentiable in `theta`. ``O(b k^3)``.
-    """
-    signal, theta_signal, noise = _split(kernel, theta)
-    group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
-    K = gram(signal, data.X[group], theta=theta_signal, method="expand")
-    K = K + torch.diag_embed(data.row_noise(noise)[group])
-    return _LastGivenOthers.apply(K, data.y[group]) + data.log_power(noise)[rows]
-
-
-class _LastGivenOthers(torch.autograd.Function):
-    r"""Log-density of the last entry of :math:`y \sim N(0, A)` given the others, for a batch.
-
-    With :math:`u = A^{-1} e_k` and :math:`v = A^{-1} y` the conditional variance is
-    :math:`1 / u_k` and the residual :math:`v_k / u_k` (Rasmussen and Williams, eqs. 5.10-5.12), so
-
-    .. math:: \log p = \tfrac12 \log u_k - \tfrac12 v_k^2 / u_k - \tfrac12 \log 2\pi, \qquad
-              \frac{\partial \log p}{\partial A} =
-              \frac{v_k}{2 u_k} (u v^T + v u^T) - \frac{1 + v_k^2 / u_k}{2 u_k} u u^T.
-
-    The closed form spares the backward pass of a batch of Cholesky factorisations.
-    """
-
-    @staticmethod
-    def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
-        last = torch.zeros_like(y)
-        last[:, -1] = 1.0
-        L = jittered_cholesky(A).factor
-        u, v = torch.cholesky_solve(torch.stack([last, y], dim=-1), L).unbind(-1)
-        ctx.save_for_backward(u, v)
-        return 0.5 * (u[:, -1].log() - v[:, -1].square() / u[:, -1] - _LOG_2PI)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        u, v = ctx.saved_tensors
-        u_last, v_last = u[:, -1], v[:, -1]
-        b = (grad * v_last / u_last)[:, None] * v
-        b = b - (grad * (1 + v_last.square() / u_last) / (2 * u_last))[:, None] * u
-        outer = u[:, :, None] * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
-        return 0.5 * (outer + outer.mT), None
-
-
 def leave_one_out_score(
     kernel, data: Replicates, rows: Tensor, candidates: Tensor, k: int
 ) -> float:
-    """:func:`leave_one_out_log_density` over `rows`, in nats an observation.
+    """Mean of :func:`leave_one_out_log_density` an observation, in nats.
 
-    Neighbours are those of the kernel's own metric.
+    `rows` are drawn in proportion to their weights (:func:`_draw_rows`), their neighbours in the
+    kernel's own metric.
     """
     signal, _ = split_noise(kernel)
     theta = data.X.new_tensor(kernel.theta)
@@ -394,8 +279,8 @@ def leave_one_out_score(
         for batch in rows.split(256):
             neighbors = nearest_neighbors(signal, data.X, batch, candidates, k)
             density = leave_one_out_log_density(kernel, data, batch, neighbors, theta)
-            total += float(density.sum())
-    return total / _total_weight(data.rows(rows))
+            total += float((density if data.weight is None else density / data.weight[batch]).sum())
+    return total / rows.shape[0]
 
 
 def fit_leave_one_out(
@@ -416,22 +301,20 @@ def fit_leave_one_out(
     lower, upper = X.new_tensor(kernel.bounds).T
     theta = X.new_tensor(kernel.theta).requires_grad_()
     optimizer = torch.optim.Adam([theta], lr=settings.learning_rate, betas=(0.9, 0.99))
-    candidates = _candidates(n, settings.max_candidates, generator)
+    candidates = _candidates(X, settings.max_candidates, generator)
     k = min(settings.n_neighbors, candidates.shape[0] - 1)
     history: list[float] = []
     iterates: list[Tensor] = []
-    mean_weight = _total_weight(data) / n
     for step in range(settings.n_steps):
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - step / settings.n_steps)
-        rows = torch.randint(n, (min(settings.batch_size, n),), generator=generator)
-        rows = rows.to(X.device)
+        rows = _draw_rows(data, min(settings.batch_size, n), generator)
         with torch.no_grad():
             current = kernel.clone_with_theta(theta.detach().cpu().numpy())
             neighbors = nearest_neighbors(split_noise(current)[0], X, rows, candidates, k)
         optimizer.zero_grad()
         density = leave_one_out_log_density(kernel, data, rows, neighbors, theta)
-        loss = -density.mean() / mean_weight
+        loss = -(density if data.weight is None else density / data.weight[rows]).mean()
         loss.backward()
         gradient = theta.grad
         if gradient is None or not bool(torch.isfinite(gradient).all()):
@@ -452,21 +335,27 @@ def fit_leave_one_out(
     )
 
 
-def _candidates(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """All rows, or `size` of them at random."""
-    return torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size]
+def _candidates(X: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Indices of all rows, or of `size` of them at random."""
+    n = X.shape[0]
+    rows = torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size]
+    return rows.to(X.device)
+
+
+def _draw_rows(data: Replicates, size: int, generator: torch.Generator) -> Tensor:
+    """Indices (size,) of random rows; of weighted rows, in proportion to their weights.
+
+    A row of weight w then counts by its log-density over w, which keeps the objective's gradient
+    from being carried by a few rows of many replicates.
+    """
+    n = data.y.shape[0]
+    if data.weight is None:
+        return torch.randint(n, (size,), generator=generator).to(data.y.device)
+    edges = data.weight.cumsum(0)
+    uniform = torch.rand(size, generator=generator, dtype=edges.dtype).to(edges.device)
+    return torch.searchsorted(edges, uniform * edges[-1]).clamp_(max=n - 1)
 
 
 def _total_weight(data: Replicates) -> float:
     """Number of observations, those of weight w counted w times."""
     return float(data.y.shape[0] if data.weight is None else data.weight.sum())
-
-
-def _split(kernel, theta: Tensor):
-    """Signal kernel, its theta, and the noise variance as a tensor (differentiable if free)."""
-    signal, white = split_noise(kernel)
-    if white is None:
-        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
-    theta_signal, log_noise = split_theta(kernel, theta)
-    noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
-    return signal, theta_signal, noise

@@ -146,3 +146,30 @@ class ValidationPlateau:
         score = float(self.score())
         self.scores.append((iteration, score))
         return self.plateau.update(-score)
+
+
+class StopRecorder:
+    """A callback that counts its calls and remembers that it was told to stop.
+
+    Parameters
+    ----------
+    callback : callable or None
+        Called as ``callback(n_calls, info)``, whatever iteration the solver reports: several
+        solvers in a row make one sequence. True, once, is the answer to every later call.
+
+    Attributes
+    ----------
+    stopped : bool
+    n_calls : int
+    """
+
+    def __init__(self, callback: Callable[[int, dict], bool | None] | None) -> None:
+        self.callback = callback
+        self.stopped = False
+        self.n_calls = 0
+
+    def __call__(self, iteration: int, info: dict) -> bool:
+        self.n_calls += 1
+        if self.callback is not None and self.callback(self.n_calls, info):
+            self.stopped = True
+        return self.stopped

@@ -1,9 +1,90 @@
 """QSGPRegressor: the contracts of every regressor, and what is its own."""
 
+import pickle
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.callback import ProgressBar, ScoringMonitor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    CompoundKernel,
+    ConstantKernel,
+    DotProduct,
+    WhiteKernel,
+)
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
 from skgp import QSGPRegressor
-from tests.contracts.estimators import RegressorContract, sklearn_checks
+from skgp.linalg.exceptions import NumericalWarning
+from tests.contracts.estimators import Recorder, RegressorContract, sklearn_checks
 
 test_sklearn = sklearn_checks(QSGPRegressor(random_state=0))
+
+#: Every (basis, n_basis, solver, covariance) there is; n_basis=None is one function a row.
+COMBINATIONS = [
+    ("inducing", None, "cholesky", "full"),
+    ("inducing", None, "cholesky", "chevron"),
+    ("inducing", None, "cholesky", "diagonal"),
+    ("inducing", None, "cholesky", "samples"),
+    ("inducing", None, "cg", "samples"),
+    ("inducing", None, "cg", "diagonal"),
+    ("inducing", None, "sgd", "diagonal"),
+    ("inducing", None, "sgd", "chevron"),
+    *[
+        (basis, 30, solver, covariance)
+        for basis in ("fourier", "inducing")
+        for solver, covariances in {
+            "cholesky": ("full", "chevron", "diagonal", "samples"),
+            "cg": ("samples",),
+            "gauss-seidel": ("samples",),
+            "sgd": ("diagonal", "chevron"),
+        }.items()
+        for covariance in covariances
+    ],
+]
+#: One of each solver with each basis it serves.
+SOLVERS = [
+    dict(basis=basis, n_basis=n_basis, solver=solver)
+    for basis, n_basis, solver, _ in dict.fromkeys((*c[:3], None) for c in COMBINATIONS)
+]
+ITERATIVE = [options for options in SOLVERS if options["solver"] != "cholesky"]
+
+
+def name(options):
+    return "-".join(str(value) for value in options.values())
+
+
+def kernel(n_columns=2):
+    """A kernel that suits `data`, in units of the standardised target."""
+    return ConstantKernel(1.0) * RBF([1.5] * n_columns) + WhiteKernel(0.05)
+
+
+def make(**params):
+    """An estimator with hyper-parameters kept, and small batches for "sgd"."""
+    defaults = dict(kernel=kernel(), optimizer=None, n_dense_columns=5, random_state=0)
+    if params.get("solver") == "sgd":
+        defaults.update(max_iter=60, n_support=30, basis_batch_size=20, batch_size=30)
+    return QSGPRegressor(**{**defaults, **params})
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    return X, 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(60))
+
+
+@pytest.fixture(scope="module")
+def X_new():
+    return np.random.default_rng(1).uniform(-3, 3, (7, 2))
 
 
 class TestContract(RegressorContract):
@@ -11,3 +92,390 @@ class TestContract(RegressorContract):
 
     def make(self, **params):
         return QSGPRegressor(**{"random_state": 0, **params})
+
+
+# ---- every combination -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c)))
+def test_combination_fits_predicts_pickles_and_clones(combination, data, X_new):
+    basis, n_basis, solver, covariance = combination
+    estimator = make(basis=basis, n_basis=n_basis, solver=solver, covariance=covariance)
+    estimator.fit(*data)
+    used = estimator.basis_, estimator.n_basis_, estimator.solver_, estimator.covariance_
+    assert used == (basis, n_basis or 60, solver, covariance)
+    mean, std = estimator.predict(X_new, return_std=True)
+    assert estimator.score(*data) > (0.8 if solver == "sgd" else 0.9)
+    assert (std**2 >= estimator.noise_variance_).all() and estimator.noise_variance_ > 0
+    joint = estimator.predict(X_new, return_cov=True)[1]
+    np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
+    again = clone(estimator).fit(*data).predict(X_new, return_std=True)
+    copied = pickle.loads(pickle.dumps(estimator)).predict(X_new, return_std=True)
+    for other in (again, copied):
+        np.testing.assert_array_equal(other, (mean, std))
+
+
+@pytest.mark.parametrize("options", SOLVERS, ids=name)
+def test_solver_in_float32_is_near_float64(options, data, X_new):
+    X, y = data
+    expected = make(**options).fit(X, y).predict(X_new, return_std=True)
+    found = make(dtype="float32", **options).fit(X, y).predict(X_new, return_std=True)
+    assert found[0].dtype == found[1].dtype == np.float64
+    # The roundings of many small steps add up; the matrix of "cg" is in float32 either way.
+    np.testing.assert_allclose(found, expected, rtol=1e-2 if options["solver"] == "sgd" else 1e-4)
+
+
+@pytest.mark.parametrize("options", [o for o in SOLVERS if o["n_basis"] is None], ids=name)
+def test_inducing_basis_of_all_rows_is_the_exact_gp(options, data, X_new):
+    X, y = data
+    z = (y - y.mean()) / y.std()
+    exact = GaussianProcessRegressor(kernel(), alpha=1e-14, optimizer=None).fit(X, z)
+    mean, std = (
+        m * y.std() + s for m, s in zip(exact.predict(X_new, True), (y.mean(), 0), strict=True)
+    )
+    estimator = make(**options, tol=1e-10) if options["solver"] == "cg" else make(**options)
+    found = estimator.fit(X, y).predict(X_new, return_std=True)
+    # Entries of K are kept in float32 by "cg"; 60 iterations of "sgd" come near, no more.
+    rtol = {"cholesky": 1e-10, "cg": 1e-5, "sgd": 0.1}[options["solver"]]
+    np.testing.assert_allclose(found[0], mean, rtol=rtol)
+    if options["solver"] == "cholesky":
+        np.testing.assert_allclose(found[1], std, rtol=1e-10)
+
+
+# ---- streams and weights ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize_y", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+def test_partial_fit_in_batches_equals_fit_of_all_rows(basis, weighted, normalize_y, data, X_new):
+    X, y = data
+    if not normalize_y:
+        y = (y - 30) / 4
+    weights = np.linspace(0.5, 3, 60) if weighted else np.ones(60)
+    # The inducing points are among the rows of the first call: let both fits see the same ones.
+    first = 40
+    estimator = make(basis=basis, n_basis=30, solver="cholesky", normalize_y=normalize_y)
+    batches = clone(estimator)
+    for rows in (slice(0, first), slice(first, 41), slice(41, 60)):
+        batches.partial_fit(X[rows], y[rows], weights[rows] if weighted else None)
+    if basis == "fourier":
+        whole = clone(estimator).fit(X, y, weights if weighted else None)
+    else:
+        whole = clone(estimator).partial_fit(X[:first], y[:first], weights[:first])
+        whole.partial_fit(X[first:], y[first:], weights[first:])
+    np.testing.assert_allclose(
+        batches.predict(X_new, return_std=True), whole.predict(X_new, return_std=True), rtol=1e-8
+    )
+    assert batches.y_mean_ == pytest.approx(whole.y_mean_, rel=1e-10)
+    assert batches.log_marginal_likelihood_value_ == pytest.approx(
+        whole.log_marginal_likelihood_value_, rel=1e-8
+    )
+
+
+def test_partial_fit_learns_the_noise_from_all_rows():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (900, 1))
+    noise = np.where(np.arange(900) < 300, 0.1, 0.5)  # the first rows are the least noisy
+    y = np.sin(2 * X[:, 0]) + noise * rng.standard_normal(900)
+    estimator = QSGPRegressor(1.0 * RBF(1.0) + WhiteKernel(0.1), n_basis=40, random_state=0)
+    first = estimator.partial_fit(X[:300], y[:300]).noise_variance_
+    for rows in (slice(300, 600), slice(600, 900)):
+        estimator.partial_fit(X[rows], y[rows])
+    assert first == pytest.approx(0.01, rel=0.3)
+    assert estimator.noise_variance_ == pytest.approx((noise**2).mean(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(basis="inducing", solver="cholesky"),
+        dict(basis="inducing", solver="cg", covariance="diagonal", tol=1e-12),
+        dict(basis="fourier", solver="cholesky", n_basis=30),
+    ],
+    ids=name,
+)
+def test_sample_weight_is_repeated_rows(options, data, X_new):
+    X, y = data
+    weights = np.arange(60) % 4  # 0 leaves the row out
+    weighted = make(**options).fit(X, y, weights)
+    repeated = make(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    np.testing.assert_allclose(
+        weighted.predict(X_new, return_std=True),
+        repeated.predict(X_new, return_std=True),
+        rtol=1e-7,
+    )
+    lml = [getattr(e, "log_marginal_likelihood_value_", 0.0) for e in (weighted, repeated)]
+    assert lml[0] == pytest.approx(lml[1], rel=1e-7)
+
+
+def test_evidence_of_repeated_rows_is_that_of_scikit_learn(data):
+    X, y = data
+    X, y = np.repeat(X, 2, axis=0), np.concatenate([y, y[::-1]])
+    z = (y - y.mean()) / y.std()
+    expected = GaussianProcessRegressor(kernel(), optimizer=None).fit(X, z)
+    found = make().fit(X, y).log_marginal_likelihood_value_
+    assert found == pytest.approx(expected.log_marginal_likelihood_value_, rel=1e-8)
+
+
+def test_evidence_of_an_earlier_fit_is_forgotten(data):
+    estimator = make().fit(*data)
+    assert hasattr(estimator, "log_marginal_likelihood_value_")
+    estimator.set_params(solver="cg").fit(*data)
+    assert not hasattr(estimator, "log_marginal_likelihood_value_")
+
+
+# ---- scikit-learn around it -------------------------------------------------------------------
+
+
+def test_data_frame_in_a_pipeline_keeps_feature_names(data):
+    pandas = pytest.importorskip("pandas")
+    X, y = data
+    frame = pandas.DataFrame(X, columns=["depth", "age"])
+    scaler = StandardScaler().set_output(transform="pandas")
+    pipeline = make_pipeline(scaler, make()).fit(frame, pandas.Series(y))
+    assert list(pipeline[-1].feature_names_in_) == ["depth", "age"]
+    mean, std = pipeline.predict(frame, return_std=True)
+    plain = make_pipeline(StandardScaler(), make()).fit(X, y)
+    np.testing.assert_allclose((mean, std), plain.predict(X, return_std=True), rtol=1e-12)
+    with pytest.raises(ValueError, match="feature names"):
+        pipeline[-1].predict(frame[["age", "depth"]])
+
+
+def test_grid_search_over_basis_and_kernel_in_two_processes(data):
+    X, y = data
+    grid = {"n_basis": [2, 60], "kernel__k1__k2__length_scale": [0.02, 1.5]}
+    scalar = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
+    search = GridSearchCV(make(kernel=scalar, basis="fourier"), grid, cv=3, n_jobs=2).fit(X, y)
+    assert search.best_params_ == {"n_basis": 60, "kernel__k1__k2__length_scale": 1.5}
+    assert search.best_estimator_.n_basis_ == 60
+    assert scalar.k1.k2.length_scale == 1.0
+
+
+def test_n_jobs_limits_torch_to_the_fit(data, X_new):
+    before = torch.get_num_threads()
+    seen = []
+    recorder = Recorder(on_iteration=lambda: seen.append(torch.get_num_threads()))
+    estimator = make(solver="cg", n_jobs=2).set_callbacks(recorder).fit(*data)
+    assert set(seen) == {2}
+    estimator.predict(X_new)
+    assert torch.get_num_threads() == before
+
+
+def test_default_kernel_fits_inputs_in_any_units(data):
+    X, y = data
+    units = np.array([1e4, 1e-5])
+    estimator = QSGPRegressor(random_state=0).fit(X * units, y)
+    assert estimator.score(X * units, y) > 0.9
+    plain = QSGPRegressor(random_state=0).fit(X, y)
+    np.testing.assert_allclose(estimator.predict(X * units), plain.predict(X), rtol=1e-6)
+
+
+# ---- watching, stopping, going on -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ITERATIVE, ids=name)
+def test_progress_bar_and_early_stop(options, data, X_new, capsys):
+    pytest.importorskip("rich")
+    estimator = make(**options, tol=1e-12).set_callbacks(ProgressBar(), Recorder(stop_after=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # stopped short of tol, as asked
+        estimator.fit(*data)
+    assert "QSGPRegressor" in capsys.readouterr().out
+    assert estimator.n_iter_ == 1 and not estimator.interrupted_
+    assert np.isfinite(estimator.predict(X_new, return_std=True)).all()
+
+
+@pytest.mark.parametrize("options", ITERATIVE, ids=name)
+def test_ctrl_c_leaves_a_usable_estimator(options, data, X_new):
+    recorder = Recorder(on_iteration=lambda: signal.raise_signal(signal.SIGINT))
+    estimator = make(**options, tol=1e-12).set_callbacks(recorder)
+    with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C"):
+        estimator.fit(*data)
+    assert estimator.interrupted_ and estimator.n_iter_ == 1
+    assert np.isfinite(estimator.predict(X_new, return_std=True)).all()
+
+
+@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+def test_scoring_monitor_follows_sgd(basis, data):
+    monitor = ScoringMonitor(scoring="r2")
+    estimator = make(solver="sgd", basis=basis, n_basis=30).set_callbacks(monitor).fit(*data)
+    log = monitor.get_logs().data
+    scores = [row["r2"] for row in log if row["task_name"] == "iteration"]
+    assert len(scores) == 60 and scores[0] < scores[-1]
+    assert scores[-1] == pytest.approx(estimator.score(*data))
+
+
+@pytest.mark.parametrize("optimizer", ["auto", None])
+@pytest.mark.parametrize("random_state", [0, np.random.RandomState(0)], ids=["seed", "stream"])
+@pytest.mark.parametrize(
+    "options",
+    [dict(basis="fourier", n_basis=30), dict(basis="inducing", n_basis=30)],
+    ids=name,
+)
+def test_warm_start_of_sgd_goes_on_from_the_weights(options, random_state, optimizer, data):
+    options = dict(**options, optimizer=optimizer, random_state=random_state, warm_start=True)
+    estimator = make(solver="sgd", **options).fit(*data)
+    losses = estimator.history_["solve"]
+    estimator.fit(*data)
+    assert estimator.n_iter_ == 120
+    # The first loss is where the last fit ended, within what an iteration moves it.
+    assert estimator.history_["solve"][0] - losses[-1] < 0.05 * (losses[0] - losses[-1])
+    assert estimator.score(*data) > 0.9
+
+
+def test_warm_start_of_another_size_starts_anew(data):
+    estimator = make(solver="sgd", n_basis=30, warm_start=True).fit(*data)
+    estimator.set_params(n_basis=40).fit(*data)
+    assert estimator.n_iter_ == 60 and estimator.n_basis_ == 40
+    estimator.set_params(basis="inducing").fit(*data)
+    assert estimator.n_iter_ == 60
+    estimator.set_params(dtype="float32").fit(*data)
+    assert estimator.n_iter_ == 60
+
+
+def test_warm_start_begins_with_the_last_hyperparameters(data):
+    estimator = make(optimizer="auto", warm_start=True).fit(*data)
+    found = estimator.kernel_.theta
+    estimator.set_params(optimizer=None).fit(*data)
+    np.testing.assert_array_equal(estimator.kernel_.theta, found)
+
+
+@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain(basis):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (300, 2))
+    y = np.sin(X[:, 0]) + rng.standard_normal(300)
+    options = dict(solver="sgd", basis=basis, n_basis=60, max_iter=3000, learning_rate=0.3)
+    stopped = make(early_stopping=True, **options).fit(X, y)
+    errors = stopped.history_["validation"]
+    assert stopped.n_iter_ < 1500 and stopped.n_iter_ == 50 * len(errors)
+    assert np.argmin(errors) < len(errors) - 1
+    assert not make(max_iter=50, solver="sgd").fit(X, y).history_["validation"]
+
+
+def test_early_stopping_trains_on_the_other_rows_only(data, X_new):
+    # Same seed, same rows held out, whose targets alone are changed: the fit is the same.
+    X, y = (np.array(a) for a in data)
+    options = dict(solver="sgd", n_basis=30, early_stopping=True, normalize_y=False)
+    fit = make(**options).fit(X, y)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(seed_of(fit)))
+    y[order[:6]] += 100
+    np.testing.assert_array_equal(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
+    y[order[6:]] += 100
+    assert not np.allclose(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
+
+
+def seed_of(estimator):
+    return estimator._resolve_backend().seed
+
+
+def test_no_control_variate_is_a_choice(data):
+    assert make(solver="sgd", n_basis=30, n_support=0, max_iter=300).fit(*data).score(*data) > 0.9
+
+
+# ---- bad and awkward input --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", SOLVERS, ids=name)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_fit_refuses_values_that_are_not_finite(options, value, data):
+    X, y = (np.array(a) for a in data)
+    X[3, 1] = value
+    with pytest.raises(ValueError, match="Input X contains (NaN|infinity)"):
+        make(**options).fit(X, y)
+    with pytest.raises(ValueError, match="Input y contains (NaN|infinity)"):
+        make(**options).fit(data[0], np.where(np.arange(60) == 3, value, y))
+
+
+@pytest.mark.parametrize("options", SOLVERS, ids=name)
+def test_awkward_data_has_a_finite_answer(options, data, X_new):
+    X, y = data
+    cases = {
+        "constant y": (X, np.full(60, 0.1), X_new),
+        "constant column": (np.column_stack([X[:, 0], np.full(60, 1e4)]), y, X_new),
+        "duplicated rows": (np.repeat(X[:30], 2, axis=0), y, X_new),
+    }
+    if options["n_basis"] is None or options["basis"] == "fourier":
+        cases["one row"] = (X[:1], y[:1], X_new)
+    for case, (X_case, y_case, X_test) in cases.items():
+        if case == "duplicated rows" and options["n_basis"] == 30:
+            options = {**options, "n_basis": 20}  # of 30 distinct rows
+        estimator = make(**options).fit(X_case, y_case)
+        mean, std = estimator.predict(X_test, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all(), case
+        assert (std > 0).all(), case
+        assert np.isfinite(estimator.log_predictive_density(X_case, y_case)).all(), case
+    constant = make(**options).fit(X, np.full(60, 0.1)).predict(X_new)
+    np.testing.assert_allclose(constant, 0.1, rtol=1e-12)
+
+
+def test_more_inducing_points_than_rows_are_lowered(data):
+    with pytest.warns(NumericalWarning, match="n_basis=100 exceeds the 60 .*basis='fourier'"):
+        estimator = make(basis="inducing", n_basis=100).fit(*data)
+    assert estimator.n_basis_ == 60
+
+
+def test_more_functions_than_rows_are_fourier_features(data):
+    estimator = make(n_basis=101).fit(*data)
+    assert (estimator.basis_, estimator.n_basis_) == ("fourier", 102)
+    assert "n_basis=101 exceeds the 60 rows" in estimator.reason_
+
+
+def test_kernel_without_spectral_density_takes_inducing_points(data):
+    linear = DotProduct() + WhiteKernel(0.1)
+    for solver in ("auto", "cg", "sgd"):
+        assert make(kernel=linear, solver=solver).fit(*data).basis_ == "inducing"
+    with pytest.raises(ValueError, match=r'DotProduct\(sigma_0=1\) has no .* basis "inducing"'):
+        make(kernel=linear, basis="fourier").fit(*data)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (dict(solver="lbfgs"), ValueError, "'solver' parameter .* 'lbfgs'"),
+        (dict(basis="relevance"), ValueError, "'basis' parameter .* 'relevance'"),
+        (dict(likelihood="laplace"), ValueError, "'likelihood' parameter .* 'laplace'"),
+        (dict(n_basis=0), ValueError, "'n_basis' parameter .* Got 0"),
+        (dict(n_jobs=0), ValueError, "n_jobs == 0"),
+        (dict(kernel=RBF() * WhiteKernel()), ValueError, "WhiteKernel inside .* at the top"),
+        (dict(kernel=CompoundKernel([RBF()])), TypeError, "CompoundKernel.* supported are"),
+        (dict(kernel=WhiteKernel()), ValueError, "noise alone; add a signal"),
+        (
+            dict(solver="cg", covariance="full"),
+            ValueError,
+            "covariance='full' cannot be had from solver='cg'.* solver='cholesky'",
+        ),
+        (
+            dict(solver="sgd", covariance="samples"),
+            ValueError,
+            "covariance='samples' cannot be had from solver='sgd'.* 'diagonal', 'chevron'",
+        ),
+        (
+            dict(solver="gauss-seidel", basis="inducing"),
+            ValueError,
+            "solver='gauss-seidel' does not serve .* n_basis below",
+        ),
+        (
+            dict(solver="sgd", early_stopping=True, validation_fraction=0.999),
+            ValueError,
+            "validation_fraction=0.999 of 60 rows .* Lower it",
+        ),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_fit_refuses_what_cannot_be_had(params, error, message, data):
+    with pytest.raises(error, match=message):
+        make(**params).fit(*data)
+
+
+def test_sgd_refuses_weights(data):
+    with pytest.raises(ValueError, match="sample_weight .* solver='sgd'; use solver='cholesky'"):
+        make(solver="sgd").fit(*data, sample_weight=np.ones(60))
+
+
+def test_partial_fit_refuses_what_it_cannot_stream(data):
+    with pytest.raises(ValueError, match="partial_fit needs solver='cholesky'; got solver='cg'"):
+        make(solver="cg").partial_fit(*data)
+    with pytest.raises(ValueError, match="n_basis=60 for 60 rows. Give a smaller n_basis"):
+        make(basis="inducing", n_basis=60).partial_fit(*data)

@@ -71,9 +71,10 @@ class WeightCovariance(TensorState):
     r"""The paper's covariance of the weights in the basis K, and Proposition 4.
 
     .. math:: \mathbb V[f(x)] = k(x)^T C C^T k(x)
-              + \frac{\sigma^2 k(x, x)^2}{k(x)^T k(x) + \sigma^2 k(x, x)},
+              + \frac{\sigma^2 k(x, x)^2}{k(x)^T W k(x) + \sigma^2 k(x, x)},
 
-    the second term where `augment`; it is independent from one test point to the next.
+    the second term where `augment`; it is independent from one test point to the next. W holds the
+    row weights, 1 in the paper.
 
     Attributes
     ----------
@@ -83,12 +84,15 @@ class WeightCovariance(TensorState):
     augment : bool
     rows_per_point : float
         Training rows a basis function stands for, by which :math:`k(x)^T k(x)` over Z is scaled.
+    row_weight : Tensor of shape (n,), optional
+        Diagonal of W.
     """
 
     q: WeightGaussian
     noise: float
     augment: bool
     rows_per_point: float = 1.0
+    row_weight: Tensor | None = None
 
     def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
         """Variances, shape (p,). ``O(n p (1 + k))`` for k dense columns."""
@@ -104,7 +108,9 @@ class WeightCovariance(TensorState):
         prior = gram_diag(kernel, X)
         if not self.augment:
             return torch.zeros_like(prior)
-        squares = self.rows_per_point * K.square().sum(1)
+        squares = K.square()
+        squares = squares.sum(1) if self.row_weight is None else squares @ self.row_weight
+        squares = self.rows_per_point * squares
         return self.noise * prior.square() / (squares + self.noise * prior)
 
 
@@ -173,7 +179,7 @@ def weight_covariance(
         gram = (K * row_weight) @ K
         zero = X.new_zeros(n)
         q = optimal_gaussian(gram, zero, noise, K, n_dense=min(n_dense_columns, n)).q
-    return WeightCovariance(q, noise, augment)
+    return WeightCovariance(q, noise, augment, row_weight=sample_weight)
 
 
 def perturbed_targets(
@@ -186,6 +192,35 @@ def perturbed_targets(
     noise = noise.to(X.device) * (std[:, None] if std.ndim else std)
     weights = weights.to(X.device)
     return weights, prior_draws(prior, X, weights) + noise
+
+
+def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
+    r"""Mean squared standardised leave-one-out residual, from draws alone.
+
+    :math:`\beta_s = A^{-1}(f_s(X) + \varepsilon_s)` has covariance :math:`A^{-1}`, so
+    :math:`\hat d_i = \overline{\beta_{si}^2}` estimates :math:`d_i = (A^{-1})_{ii}`; the
+    leave-one-out residual of row i is :math:`\alpha_i / d_i` and its variance :math:`1 / d_i`
+    (Rasmussen and Williams, eqs. 5.10-5.12). As :math:`E[1 / \hat d_i] = \frac{s}{s - 2} / d_i`,
+
+    .. math:: z^2 = \frac{s - 2}{s}\, \frac1n \sum_i \alpha_i^2 / \hat d_i
+
+    is unbiased. Above one the model is overconfident. A common factor on all variances fits the
+    leave-one-out residuals best at this value; the ratio of means
+    :math:`\overline{\alpha^2} / \overline{d}` weighs rows by their precision instead, which
+    misleads where the noise is not the same everywhere.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (n,)
+        :math:`\alpha = A^{-1} y`, up to a factor a row that `sample_weights` shares.
+    sample_weights : Tensor of shape (n, s)
+        :math:`\beta`. With fewer than three draws, or a constant y, the result is 1.
+    """
+    s = sample_weights.shape[1]
+    if s < 3 or not bool(weights.any()):
+        return 1.0
+    d = sample_weights.square().mean(1).clamp(min=torch.finfo(weights.dtype).tiny)
+    return float((s - 2) / s * (weights.square() / d).mean())
 
 
 def prior_draws(prior, X: Tensor, weights: Tensor, *, memory_budget: float = 2.5e8) -> Tensor:

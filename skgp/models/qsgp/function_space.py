@@ -22,10 +22,7 @@ is what a full covariance gives; without augmentation the variance is :math:`k^T
 :math:`\varepsilon_s`, the function :math:`f_s(x) - k(x, X) A^{-1} (f_s(X) + \varepsilon_s)` has the
 posterior covariance. Draws are more right-hand sides of the same conjugate gradients, nearly free.
 
-**Calibration**. :math:`\beta_s = A^{-1}(f_s(X) + \varepsilon_s)` has covariance :math:`A^{-1}`, so
-:math:`d_i = \overline{\beta_{si}^2}` estimates :math:`(A^{-1})_{ii}`, leave-one-out residuals are
-:math:`\mu_i / d_i` with variance :math:`1 / d_i`, and :math:`z^2 = \overline{\mu^2} / \overline{d}`
-is their pooled squared standardised size: above one where the model is overconfident.
+**Calibration**. :func:`~skgp.models.qsgp.covariances.leave_one_out_z2` of the draws.
 
 References
 ----------
@@ -50,6 +47,7 @@ from skgp.models.qsgp.covariances import (
     Covariance,
     DenseCovariance,
     PathwiseCovariance,
+    leave_one_out_z2,
     perturbed_targets,
     weight_covariance,
 )
@@ -164,7 +162,7 @@ def fit_dense(
         half = torch.linalg.solve_triangular(factor, targets, upper=False)
         betas = torch.linalg.solve_triangular(factor.T, half, upper=True)
         uncertainty = PathwiseCovariance(prior, prior_weights, betas)
-        calibration = _pooled_z2(weights, betas, sample_weight)
+        calibration = leave_one_out_z2(weights, betas)
     else:
         uncertainty = weight_covariance(
             kernel, X, noise, sample_weight, covariance, n_dense_columns, augment
@@ -196,6 +194,7 @@ def fit_iterative(
     tol: float = 1e-2,
     max_iter: int = 200,
     low_rank: LowRank | None = None,
+    dtype: torch.dtype = torch.float32,
     memory_budget: float = 8e9,
     generator: torch.Generator,
     callback: Callback | None = None,
@@ -227,6 +226,8 @@ def fit_iterative(
         that absolute size too: what counts is their error next to the noise.
     low_rank : LowRank, optional
         Partial Cholesky factorisation to start from instead of a new one; overwritten.
+    dtype : torch.dtype
+        Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
     memory_budget : float
         Bytes for the kernel matrix (:class:`~skgp.kernels.operators.KernelOperator`).
     generator : torch.Generator
@@ -240,9 +241,9 @@ def fit_iterative(
 
     Notes
     -----
-    Set-up ``O(n^2 d / 2 + n r^2)``, an iteration ``2 n^2 (1 + s)`` flops in float32 on entries
-    that were computed in float64. Memory ``2 n^2`` bytes for the matrix, ``8 n r`` for the
-    preconditioner, ``40 n s`` for the iteration.
+    Set-up ``O(n^2 d / 2 + n r^2)``, an iteration ``2 n^2 (1 + s)`` flops on entries that were
+    computed in float64 whatever `dtype`. Memory ``2 n^2`` bytes for a float32 matrix, ``8 n r`` for
+    the preconditioner, ``40 n s`` for the iteration.
     """
     root_weight = X.new_ones(X.shape[0]) if sample_weight is None else sample_weight.sqrt()
     root_weight = root_weight[:, None]
@@ -254,14 +255,15 @@ def fit_iterative(
     if low_rank is None:
         low_rank = pivoted_factor(kernel, X, rank, generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
-    operator = KernelOperator(kernel, X, memory_budget=memory_budget)
+    operator = KernelOperator(kernel, X, dtype=dtype, memory_budget=memory_budget)
     B = root_weight * B
     norms = torch.linalg.vector_norm(B, dim=0)
+    scale = norms[0] if float(norms[0]) > 0 else norms.mean()  # a constant y is 0 here
     result = block_cg(
         lambda V: root_weight * operator.matmul(root_weight * V).to(V.dtype) + noise * V,
         B,
         preconditioner=preconditioner,
-        tol=tol * norms[0] / norms.clamp(min=torch.finfo(B.dtype).tiny),
+        tol=tol * scale / norms.clamp(min=torch.finfo(B.dtype).tiny),
         max_iter=max_iter,
         callback=callback,
         warn=False,
@@ -272,7 +274,7 @@ def fit_iterative(
     uncertainty: Covariance
     if covariance == "samples":
         uncertainty = PathwiseCovariance(prior, prior_weights, betas)
-        calibration = _pooled_z2(weights, betas, sample_weight)
+        calibration = leave_one_out_z2(weights, betas)
     else:
         uncertainty = weight_covariance(kernel, X, noise, sample_weight, "diagonal", 0, augment)
     return FunctionSpacePosterior(
@@ -300,9 +302,3 @@ def pivoted_factor(
         generator=generator,
         tol=tol,
     )
-
-
-def _pooled_z2(weights: Tensor, betas: Tensor, sample_weight: Tensor | None) -> float:
-    """:math:`z^2`; a weighted row counts relative to its own noise variance."""
-    scale = 1.0 if sample_weight is None else 1 / sample_weight
-    return float((scale * weights.square()).mean() / (scale * betas.square().mean(1)).mean())

@@ -23,7 +23,7 @@ from skgp.linalg.exceptions import NumericalWarning
 DENSE_ROWS = 4_000  # exact GP with its factor kept
 CHOLESKY_ROWS = 16_000  # exact GP, factor dropped after the solve
 CHOLESKY_FEATURES = 8_192  # streaming Gram matrix of m x m float64: 0.5 GB
-STREAMING_FEATURES = 2_048  # of partial_fit, whose first call cannot know how many rows will come
+STREAMING_FEATURES = 1_024  # of partial_fit, whose first call cannot know how many rows will come
 STOCHASTIC_FEATURES = 100_000  # the paper's m
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
@@ -183,7 +183,7 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
             whole = n <= CHOLESKY_ROWS
         if asked.solver == "gauss-seidel":
             whole = False
-        return n if whole else min(n, affordable_features(n))
+        return n if whole else max(1, min(n // 2, affordable_features(n)))
     if m is not None:
         return m + m % 2  # cosines and sines come in pairs
     if asked.solver in ("gauss-seidel", "sgd"):
@@ -192,8 +192,9 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
 
 
 def affordable_features(n: int) -> int:
-    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192."""
-    return 2 * round(min(CHOLESKY_FEATURES, max(256.0, (8e12 / max(n, 1)) ** 0.5)) / 2)
+    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192, at most 4 n."""
+    most = min(CHOLESKY_FEATURES, 4 * n, (8e12 / max(n, 1)) ** 0.5)
+    return 2 * round(max(256.0, most) / 2)
 
 
 def _choose_solver(basis: str, n_basis: int, n: int) -> str:

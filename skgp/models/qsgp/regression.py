@@ -14,11 +14,9 @@ stochastic      eq. (2) by Theorems 1 and 2                    :mod:`.sgd`
 ==============  =============================================  =================================
 """
 
-import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,9 +25,8 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, has_spectral_density
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp.basis import FourierBasis, InducingBasis
-from skgp.models.qsgp.covariances import WeightCovariance
+from skgp.models.qsgp.covariances import WeightCovariance, leave_one_out_z2
 from skgp.models.qsgp.design import Basis, StreamedDesign
-from skgp.models.qsgp.evidence import log_marginal_likelihood, refit_noise
 from skgp.models.qsgp.function_space import (
     FunctionSpacePosterior,
     fit_dense,
@@ -38,123 +35,31 @@ from skgp.models.qsgp.function_space import (
 )
 from skgp.models.qsgp.gauss_seidel import gauss_seidel
 from skgp.models.qsgp.pathwise import pathwise_posterior
-from skgp.models.qsgp.plan import DENSE_ROWS, Plan, resolve, with_covariance
+from skgp.models.qsgp.plan import CHOLESKY_ROWS, DENSE_ROWS, Plan, resolve, with_covariance
+from skgp.models.qsgp.results import (
+    AugmentedPosterior,
+    Fit,
+    Options,
+    Posterior,
+    fit_statistics,
+)
 from skgp.models.qsgp.sgd import fit_sgd
-from skgp.models.qsgp.sgd_state import SGDResult, SGDState
+from skgp.models.qsgp.sgd_state import SGDState, continued_state, initial_state
+from skgp.models.qsgp.sgd_validation import hold_out, validation_rule
 from skgp.models.qsgp.streaming_gram import StreamingGram
-from skgp.models.qsgp.weights import LinearWeightsPosterior, gram_posterior
+from skgp.models.qsgp.weights import LinearWeightsPosterior
 from skgp.models.qsgp.weights_cg import weights_cg
 from skgp.models.qsgp.whitened import WhitenedInducingBasis
 from skgp.models.replicates import Replicates
+from skgp.training.stopping import StopRecorder
+from skgp.variational.gaussian import WeightGaussian
 
 Callback = Callable[[int, dict], bool | None]
 
+ILL_CONDITIONED = 1e7  # trace(K) / noise, a bound on the condition number of K + noise I
+FALL_BACK_RESIDUAL = 0.1  # relative residual of the mean above which the solution is not used
 LOW_RANK = 1_000  # largest numerical rank at which K is treated as of that rank
 LOW_RANK_RESIDUAL = 1e-2  # mean residual variance, relative to the noise, that counts as nothing
-
-
-@dataclass(frozen=True)
-class Options:
-    """Parameters of the solvers, in the estimator's words and with its defaults."""
-
-    n_dense_columns: int = 100
-    basis_batch_size: int = 10_000
-    batch_size: int = 500
-    n_support: int = 500
-    augment: bool = True
-    feature_map: str = "orthogonal"
-    max_iter: int | None = None
-    tol: float | None = None
-    learning_rate: float = 0.1
-    learn_hyperparameters: bool = True
-    refit_noise: bool = True
-    n_samples: int = 63
-    n_prior_features: int = 8_192
-    preconditioner_rank: int = 4_000
-    memory_budget: float = 8e9
-    dtype: torch.dtype = torch.float64
-    seed: int = 0
-
-
-class Posterior(Protocol):
-    """What every route ends in: moments of f at new rows X (p, d), uncalibrated."""
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean, shape (p,)."""
-
-    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance, shapes (p,), (p,)."""
-
-    def covariance(self, X: Tensor) -> Tensor:
-        """Posterior covariance, shape (p, p)."""
-
-
-@dataclass
-class Fit:
-    """A fitted regression.
-
-    Attributes
-    ----------
-    posterior : Posterior
-    plan : Plan
-        What was done in the end.
-    kernel : sklearn kernel expression without noise
-    noise : float
-    calibration : float
-        What variances, that of the noise included, are to be multiplied by.
-    n_iter : int
-    residual : float
-        True relative residual of the linear system, where there is one.
-    log_marginal_likelihood : float or None
-    history : list of float
-    statistics : StreamingGram or None
-        Sufficient statistics, which ``partial_fit`` adds rows to.
-    state : SGDState or None
-        For a warm start.
-    """
-
-    posterior: Posterior
-    plan: Plan
-    kernel: object
-    noise: float
-    calibration: float = 1.0
-    n_iter: int = 1
-    residual: float = 0.0
-    log_marginal_likelihood: float | None = None
-    history: list[float] = field(default_factory=list)
-    statistics: StreamingGram | None = None
-    state: SGDState | None = None
-
-
-@dataclass
-class AugmentedPosterior:
-    r"""Inducing points with a basis function added at each test point (appendix G).
-
-    With a full covariance, and in whitened coordinates with any other, the part of the new function
-    that the basis does not explain adds its prior variance
-    :math:`k(x, x) - \phi(x)^T \phi(x)`: the predictive variance of Titsias (2009).
-    """
-
-    weights: LinearWeightsPosterior
-    kernel: object
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f, shape (p,)."""
-        return self.weights.mean(X)
-
-    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of f, shapes (p,), (p,)."""
-        mean, variance = self.weights.mean_and_variance(X)
-        return mean, variance + self._unexplained(X)
-
-    def covariance(self, X: Tensor) -> Tensor:
-        """Posterior covariance of f, shape (p, p)."""
-        return self.weights.covariance(X) + torch.diag(self._unexplained(X))
-
-    def _unexplained(self, X: Tensor) -> Tensor:
-        basis = self.weights.basis
-        explained = sum(basis.features(X, b).square().sum(1) for b in range(basis.n_blocks))
-        return (gram_diag(self.kernel, X) - explained).clamp_(min=0.0)
 
 
 def fit_regression(
@@ -180,9 +85,11 @@ def fit_regression(
     asked : Plan
     options : Options
     state : SGDState, optional
-        Of an earlier stochastic fit to go on from.
+        Of an earlier stochastic fit to go on from, with the same ``options.seed``. One of another
+        basis, of another number of functions or of dense columns, is passed over.
     generator : torch.Generator
     callback : callable, optional
+        The info of a stochastic iteration holds ``"fit"``, which makes a Fit of the weights so far.
 
     Returns
     -------
@@ -229,7 +136,8 @@ class _Fitter:
             "covariance": plan.covariance,
             "augment": o.augment,
             "prior": prior,
-            "n_samples": o.n_samples,
+            # A factor gives draws for nothing; every draw makes an iteration of "cg" dearer.
+            "n_samples": o.n_samples if plan.solver == "cholesky" else (o.n_samples + 1) // 2,
             "generator": self.generator,
         }
         if plan.solver == "cholesky":
@@ -242,21 +150,36 @@ class _Fitter:
                 **common,
             )
             return self._from_function_space(plan, posterior)
+        callback = StopRecorder(self.callback)
         posterior = fit_iterative(
             self.kernel,
             self.X,
             self.y,
             self.noise,
-            rank=min(o.preconditioner_rank, self.n // 2),
+            rank=self._preconditioner_rank(),
+            dtype=o.dtype if self.n <= CHOLESKY_ROWS else torch.float32,
             tol=1e-2 if o.tol is None else o.tol,
             max_iter=200 if o.max_iter is None else o.max_iter,
             memory_budget=o.memory_budget,
-            callback=self.callback,
+            callback=callback,
             **common,
         )
-        if not posterior.residual < 0.5:
+        if not (callback.stopped or posterior.residual < FALL_BACK_RESIDUAL):
             return self._fall_back(plan, posterior.residual)
+        if not (callback.stopped or posterior.converged):
+            warnings.warn(
+                f"Conjugate gradients stopped after {posterior.n_iter} iterations at a relative "
+                f"residual of {posterior.residual:.1e}. Raise max_iter or tol.",
+                NumericalWarning,
+                stacklevel=4,
+            )
         return self._from_function_space(plan, posterior)
+
+    def _preconditioner_rank(self) -> int:
+        """Large where the matrix is ill conditioned: iterations then cost more than the set-up."""
+        condition = float(gram_diag(self.kernel, self.X).sum()) / self.noise
+        rank = self.options.preconditioner_rank
+        return min(self.n // 2, rank if condition > ILL_CONDITIONED else 3 * rank // 8)
 
     def _from_function_space(self, plan: Plan, posterior: FunctionSpacePosterior) -> Fit:
         return Fit(
@@ -264,12 +187,20 @@ class _Fitter:
             plan,
             self.kernel,
             self.noise,
-            calibration=posterior.calibration,
+            calibration=self._over_observations(posterior.calibration),
             n_iter=posterior.n_iter,
             residual=posterior.residual,
             log_marginal_likelihood=self._with_scatter(posterior.log_marginal_likelihood),
             history=posterior.history,
         )
+
+    def _over_observations(self, z2: float) -> float:
+        """Mean squared standardised residual of all observations, given that of distinct rows."""
+        if self.data.scatter is None or self.data.weight is None or z2 == 1.0:
+            return z2
+        n_within = max(0.0, float(self.data.weight.sum()) - self.n)
+        within = float(self.data.scatter.sum()) / self.noise
+        return (self.n * z2 + within) / (self.n + n_within)
 
     def _with_scatter(self, value: float | None) -> float | None:
         """Add to the evidence of distinct rows what the scatter within them contributes."""
@@ -333,7 +264,8 @@ class _Fitter:
             generator=self.generator,
         )
         misfit = fit.targets - design.matmul(fit.result.solution)
-        z2 = float(misfit[:, 0].square().mean() / misfit[:, 1:].square().mean())
+        # Misfits are noise times (K + noise I)^-1 targets: a factor that cancels.
+        z2 = leave_one_out_z2(misfit[:, 0], misfit[:, 1:])
         return Fit(
             self._augmented(plan, fit.posterior),
             plan,
@@ -380,57 +312,103 @@ class _Fitter:
 
     # ----------------------------------------------------------------------- stochastic
 
-    def stochastic(self, plan: Plan, state: SGDState | None) -> Fit:
+    def stochastic(self, plan: Plan, previous: SGDState | None) -> Fit:
         """Theorems 1 and 2 by stochastic gradients."""
-        Z = None if plan.basis == "fourier" else self._inducing_rows(plan.size)
-        result = self._run_sgd(plan, Z, state)
-        kernel, noise = self.kernel, result.noise_variance
-        posterior: Posterior
-        if Z is None:
-            if result.theta is not None:
-                kernel = kernel.clone_with_theta(result.theta.cpu().numpy())
-            features = self._fourier(plan.size, kernel)
-            posterior = LinearWeightsPosterior.from_gaussian(features, result.q, noise)
-        else:
-            covariance = WeightCovariance(result.q, noise, self.options.augment, self.n / plan.size)
-            posterior = FunctionSpacePosterior(kernel, Z, result.q.mean, noise, covariance)
-        return Fit(
-            posterior,
-            plan,
-            kernel,
-            noise,
-            n_iter=max(1, result.n_iter),
-            history=result.history["loss"],
-            state=result.state,
-        )
+        o, X, y = self.options, self.X, self.y
+        if o.early_stopping:
+            (X, y), held_out = hold_out(X, y, o.validation_fraction, o.seed)
+        basis, state = self._start(plan, X, y, previous)
+        rule = None
+        if o.early_stopping:
+            rule = validation_rule(basis, state, held_out, o.tol)
 
-    def _run_sgd(self, plan: Plan, Z: Tensor | None, state: SGDState | None) -> SGDResult:
-        o = self.options
-        basis: FourierBasis | InducingBasis
-        if Z is None:
-            basis = FourierBasis(self._fourier(plan.size), dtype=o.dtype)
-        else:
-            basis = InducingBasis(self.kernel, Z, dtype=o.dtype)
+        def callback(iteration: int, info: dict) -> bool:
+            stop = rule is not None and rule(iteration, info["loss"])
+            if self.callback is not None:
+                info = {**info, "fit": lambda: self._stochastic_fit(plan, basis, state, len(X))}
+                stop = bool(self.callback(iteration, info)) or stop
+            return stop
+
         max_iter = 1000 if o.max_iter is None else o.max_iter
-        return fit_sgd(
-            self.X,
-            self.y,
+        result = fit_sgd(
+            X,
+            y,
             basis,
             self.noise,
             covariance=plan.covariance,
-            n_dense_columns=min(o.n_dense_columns, plan.size),
+            n_dense_columns=self._dense_columns(plan),
             batch_size=o.batch_size,
             basis_batch_size=o.basis_batch_size,
-            n_support=min(o.n_support, self.n),
             learning_rate=o.learning_rate,
             max_iter=max_iter,
-            tol=o.tol,
-            learn_hyperparameters=o.learn_hyperparameters and Z is None,
+            tol=None if o.early_stopping else o.tol,
+            learn_hyperparameters=o.learn_hyperparameters and basis.diagonal_precision,
             freeze_iterations=max_iter // 10,
             generator=self.generator,
-            callback=self.callback,
+            callback=callback,
             state=state,
         )
+        fit = self._stochastic_fit(plan, basis, state, len(X))
+        fit.history = result.history["loss"]
+        fit.validation = [] if rule is None else [-score for _, score in rule.scores]
+        return fit
+
+    def _start(
+        self, plan: Plan, X: Tensor, y: Tensor, previous: SGDState | None
+    ) -> tuple[FourierBasis | InducingBasis, SGDState]:
+        """The basis, and weights: those of an earlier fit where they are of the same kind."""
+        o = self.options
+        k = self._dense_columns(plan) if plan.covariance == "chevron" else 0
+        if previous is not None and not self._continues(previous, plan, k):
+            previous = None
+        basis: FourierBasis | InducingBasis
+        if plan.basis == "fourier":
+            basis = FourierBasis(self._fourier(plan.size), dtype=o.dtype)
+        else:
+            Z = previous.Z if previous is not None else None
+            Z = self._inducing_rows(plan.size) if Z is None else Z
+            basis = InducingBasis(self.kernel, Z, dtype=o.dtype)
+        if previous is not None:
+            return basis, continued_state(previous, basis, self.noise)
+        n_support = min(o.n_support, len(X))
+        # Newton directions are built from the support features; without them, the paper's AdaGrad.
+        optimizer = "nystrom" if n_support else "adagrad"
+        state = initial_state(
+            X, y, basis, self.noise, None, k, n_support, optimizer, generator=self.generator
+        )
+        if isinstance(basis, InducingBasis):
+            state.Z = torch.as_tensor(basis.Z)
+        return basis, state
+
+    def _continues(self, previous: SGDState, plan: Plan, k: int) -> bool:
+        return (
+            previous.weights.shape == (plan.size, 1 + k)
+            and previous.weights.dtype == self.options.dtype
+            and previous.X_support.shape[1] == self.X.shape[1]
+            and (previous.Z is None) == (plan.basis == "fourier")
+        )
+
+    def _dense_columns(self, plan: Plan) -> int:
+        return min(self.options.n_dense_columns, plan.size)
+
+    def _stochastic_fit(
+        self, plan: Plan, basis: FourierBasis | InducingBasis, state: SGDState, n: int
+    ) -> Fit:
+        """What the state of a stochastic fit to n rows predicts, also while it goes on."""
+        kernel, noise, q = self.kernel, state.noise_variance, state.covariance(basis, n)
+        posterior: Posterior
+        if state.Z is None:
+            if state.theta is not None:
+                kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
+            posterior = LinearWeightsPosterior.from_gaussian(
+                self._fourier(plan.size, kernel), q, noise
+            )
+        else:
+            # Predictions are in float64, whatever the weights were trained in.
+            q = WeightGaussian(q.mean.double(), q.columns.double(), q.tail_std.double())
+            covariance = WeightCovariance(q, noise, self.options.augment, n / plan.size)
+            posterior = FunctionSpacePosterior(kernel, state.Z, q.mean, noise, covariance)
+        return Fit(posterior, plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
 
     def _inducing_rows(self, m: int) -> Tensor:
         """All rows, or m at random; a copy."""
@@ -456,52 +434,3 @@ class _Fitter:
         rank = min(self.n, 2_000)
         pivots = pivoted_factor(self.kernel, self.X, rank, generator=self.generator).pivots
         return WhitenedInducingBasis(self.kernel, self.X[pivots])
-
-
-def counting_weights(statistics: StreamingGram) -> StreamingGram:
-    """The statistics for evidence in which a row of weight w counts as w rows.
-
-    Their own evidence is that of one observation of noise variance ``noise / w`` a row.
-    """
-    counted = copy.copy(statistics)
-    counted.n_rows, counted.sum_log_weight = statistics.sum_weight, 0.0
-    return counted
-
-
-def fit_statistics(
-    statistics: StreamingGram,
-    plan: Plan,
-    kernel,
-    noise: float,
-    options: Options,
-    generator: torch.Generator,
-    *,
-    refit: bool,
-) -> Fit:
-    """Posterior of the weights from the sufficient statistics of all rows seen.
-
-    With `refit` the noise variance is set to the one of largest evidence, at least what the kernel
-    alone asks for: what the truncated basis leaves unexplained counts as noise.
-    """
-    statistics = counting_weights(statistics)
-    if refit and statistics.sum_square > 0:
-        noise = refit_noise(statistics, noise, fit_prior_variance=False).noise_variance
-    m = statistics.basis.n_features
-    n_dense = {"diagonal": 0, "chevron": min(options.n_dense_columns, m)}.get(plan.covariance, m)
-    weights = gram_posterior(statistics, noise, n_dense_columns=n_dense)
-    if plan.covariance == "samples":
-        draws = weights.sample_weights(options.n_samples, generator)
-        mean = weights.mean_weights
-        weights = LinearWeightsPosterior.from_deviations(
-            statistics.basis, mean, draws - mean[:, None], noise
-        )
-    augmented = plan.basis == "inducing" and options.augment
-    posterior = AugmentedPosterior(weights, kernel) if augmented else weights
-    return Fit(
-        posterior,
-        plan,
-        kernel,
-        noise,
-        log_marginal_likelihood=float(log_marginal_likelihood(statistics, noise)),
-        statistics=statistics,
-    )

@@ -1,6 +1,6 @@
 """What the stochastic solver of QSGP learns and hands on: parameters, moments, running sums."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = [
     "SGDResult",
     "SGDState",
     "chevron_pattern",
+    "continued_state",
     "head_log_det",
     "initial_state",
     "proposition_1",
@@ -72,6 +73,8 @@ class SGDState:
     optimizer : SparseOptimizer
     hyper_moments : dict
         State of the hyper-parameters' Adam.
+    Z : Tensor of shape (m, d) or None
+        Inducing points that the weights belong to.
     """
 
     weights: Tensor
@@ -88,6 +91,7 @@ class SGDState:
     optimizer: SparseOptimizer
     n_iter: int = 0
     hyper_moments: dict = field(default_factory=dict)
+    Z: Tensor | None = None
 
     @property
     def n_dense(self) -> int:
@@ -216,6 +220,32 @@ def initial_state(
     if n_dense:
         _start_columns(state, basis, take_rows(X, _some_rows(n, generator), dtype), n)
     return state
+
+
+@torch.no_grad()
+def continued_state(state: SGDState, basis: StochasticBasis, noise_variance: float) -> SGDState:
+    """Return a state with the weights of an earlier fit whose hyper-parameters are the basis' own.
+
+    The running sums belong to the features at the initial hyper-parameters, which are new: they are
+    summed again, ``O(n_support m)``. The weights are shared with `state` and will be changed.
+    """
+    new = replace(
+        state,
+        theta=None,
+        initial_theta=None,
+        noise_variance=float(noise_variance),
+        sums=torch.zeros_like(state.sums),
+        precision_sums=torch.zeros_like(state.precision_sums),
+    )
+    if not len(state.X_support):
+        return new
+    factors = [(support_features(basis, state.X_support), new.sums)]
+    if len(state.precision_sums):
+        factors.append((nystrom_factor(basis, state.X_support), new.precision_sums))
+    for indices in torch.arange(basis.n_features).split(basis.block_size):
+        for factor, sums in factors:
+            sums += factor(indices).to(sums) @ state.weights[indices].to(sums)
+    return new
 
 
 def _some_rows(n: int, generator: torch.Generator) -> Tensor:

@@ -9,10 +9,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.kernels import FourierFeatures, gram
 from skgp.models.qsgp.basis import FourierBasis, InducingBasis
 from skgp.models.qsgp.control_variates import nystrom_factor, support_features
+from skgp.models.qsgp.covariances import WeightCovariance
+from skgp.models.qsgp.function_space import FunctionSpacePosterior
 from skgp.models.qsgp.sgd import fit_sgd
-from skgp.models.qsgp.sgd_prediction import augmentation_variance, predict_latent
+from skgp.models.qsgp.sgd_prediction import predict_latent
 from skgp.models.qsgp.sgd_sampling import everything
 from skgp.models.qsgp.sgd_state import NonFiniteStepError, proposition_1
+from skgp.models.qsgp.weights import LinearWeightsPosterior
 from tests.reference import qsgp as reference
 
 NOISE = 0.05
@@ -346,7 +349,7 @@ def test_options_out_of_range_are_refused(options, message):
         fit(fourier_basis(), X, y, **options)
 
 
-def test_prediction_streams_mean_and_variance():
+def test_predict_latent_streams_mean_and_variance():
     X, y = sine_data()
     basis = fourier_basis()
     result = fit(basis, X, y, covariance="chevron", n_dense_columns=5, max_iter=50)
@@ -360,23 +363,26 @@ def test_prediction_streams_mean_and_variance():
     np.testing.assert_allclose(fast.numpy(), mean.numpy(), atol=1e-12)
 
 
-def test_augmentation_is_the_numerical_optimum_of_the_augmented_objective():
-    X, _ = sine_data(30)
-    train, test = torch.tensor(X), torch.tensor([[0.3], [2.5], [40.0]], dtype=torch.float64)
-    basis = InducingBasis(KERNEL, train)
-    augmented = augmentation_variance(basis, test, train, NOISE, tile_rows=7)
-    for row, value in zip(test, augmented, strict=True):
-        # Appendix G: the model with x* as a further inducing point, uncorrelated a posteriori.
-        larger = InducingBasis(KERNEL, torch.cat([train, row[None]]))
-        whole = everything(larger).indices
-        Phi, S = larger.features(train, whole).numpy(), larger.precision(whole, whole).numpy()
+def test_predictions_of_fourier_features_have_the_moments_of_q():
+    X, y = sine_data()
+    basis = fourier_basis()
+    result = fit(basis, X, y, covariance="chevron", n_dense_columns=5, max_iter=50)
+    Phi, _ = dense(basis, X)
+    C = result.q.factor().numpy()
+    posterior = LinearWeightsPosterior.from_gaussian(basis.fourier, result.q, NOISE)
+    mean, variance = posterior.mean_and_variance(torch.tensor(X))
+    np.testing.assert_allclose(mean.numpy(), Phi @ result.mu.numpy(), atol=1e-12)
+    np.testing.assert_allclose(variance.numpy(), ((Phi @ C) ** 2).sum(1), rtol=1e-10)
 
-        def loss(c, Phi=Phi, S=S):
-            C = np.eye(len(S))
-            C[-1, -1] = c
-            return reference.loss_sigma(Phi, S, C, NOISE)
 
-        best = minimize_scalar(loss, bounds=(1e-4, 3), method="bounded", options={"xatol": 1e-9}).x
-        prior = float(gram(KERNEL, row[None]))
-        np.testing.assert_allclose(float(value), (best * prior) ** 2, rtol=1e-5)
-    np.testing.assert_allclose(float(augmented[-1]), 1.2, rtol=1e-12)  # far away: the prior
+def test_predictions_of_inducing_points_have_the_moments_of_q():
+    X, y = sine_data()
+    basis = InducingBasis(KERNEL, torch.tensor(X[:40]))
+    result = fit(basis, X, y, covariance="chevron", n_dense_columns=5, max_iter=50)
+    Phi, _ = dense(basis, X)
+    C = result.q.factor().numpy()
+    covariance = WeightCovariance(result.q, NOISE, augment=False)
+    posterior = FunctionSpacePosterior(KERNEL, basis.Z, result.mu, NOISE, covariance)
+    mean, variance = posterior.mean_and_variance(torch.tensor(X))
+    np.testing.assert_allclose(mean.numpy(), Phi @ result.mu.numpy(), atol=1e-12)
+    np.testing.assert_allclose(variance.numpy(), ((Phi @ C) ** 2).sum(1), rtol=1e-10)

@@ -1,0 +1,172 @@
+"""Products with kernel matrices against the dense matrix."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from skgp.kernels import gram, gram_tile, operators
+from skgp.kernels.operators import KernelOperator, kernel_matmul, theta_gradient, tile_rows
+from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
+from tests.reference.kernels import naive_gram
+
+N, COLUMNS = 37, 4
+KERNEL = 1.7 * RBF(ARD) + 0.4 * Matern(ARD, nu=1.5)
+
+
+def rounding(kernel):
+    """Tolerance: entries from the expanded square, whose root is off by sqrt(eps) at distance 0."""
+    return 1e-7 if "nu=0.5" in repr(kernel) else 1e-11
+
+
+def normal(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+@pytest.fixture(params=[5, 37, 2048], ids=lambda tile: f"tile{tile}")
+def tile(request, monkeypatch):
+    """Panels of 5 rows, of which 37 is no multiple; of all rows; of more than there are."""
+    monkeypatch.setattr(operators, "_TILE", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
+@each_kernel()
+def test_kernel_operator_matmul_equals_dense(make_kernel, stored, tile):
+    kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(N, COLUMNS, seed=1)
+    budget = 1e9 if stored else 0
+    operator = KernelOperator(kernel, X, dtype=torch.float64, memory_budget=budget)
+    assert operator.stored is stored and operator.shape == (N, N)
+    tol = rounding(kernel)
+    torch.testing.assert_close(operator.matmul(V), gram(kernel, X) @ V, rtol=tol, atol=tol)
+
+
+def test_kernel_operator_equals_the_naive_double_loop(tile):
+    X = normal(N, N_INPUTS)
+    operator = KernelOperator(KERNEL, X, dtype=torch.float64)
+    K = operator.matmul(torch.eye(N, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(K, naive_gram(KERNEL, X.numpy()), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
+@each_kernel()
+def test_kernel_operator_in_float32_is_within_its_rounding(make_kernel, stored, tile):
+    """Entries are rounded once and n products summed: (n + 1) eps |K| |V|, whatever the offset."""
+    kernel, X, V = make_kernel(), normal(N, N_INPUTS) + 2.0, normal(N, COLUMNS, seed=1)
+    operator = KernelOperator(kernel, X, memory_budget=1e9 if stored else 0)
+    K = gram(kernel, X)
+    eps = torch.finfo(torch.float32).eps
+    bound = (N + 1) * eps * (K.abs() @ V.abs())
+    product = operator.matmul(V)
+    assert product.dtype == torch.float32
+    assert ((product.double() - K @ V).abs() <= bound).all()
+
+
+def test_kernel_operator_distances_in_float32_lose_what_the_default_keeps():
+    X, V = normal(N, 1) + 300.0, normal(N, 1, seed=1)
+    kernel = RBF(0.01)
+    exact = gram(kernel, X) @ V
+    default, coarse = (
+        KernelOperator(kernel, X, distance_dtype=dtype).matmul(V)
+        for dtype in (torch.float64, torch.float32)
+    )
+    torch.testing.assert_close(default.double(), exact, rtol=1e-5, atol=1e-6)
+    assert (coarse.double() - exact).abs().max() > 1e-3
+
+
+@each_kernel()
+def test_kernel_operator_columns_and_diag_equal_dense(make_kernel):
+    kernel, X = make_kernel(), normal(N, N_INPUTS)
+    operator = KernelOperator(kernel, X)
+    index = torch.tensor([36, 0, 11, 11])
+    K = gram(kernel, X)
+    tol = rounding(kernel)
+    torch.testing.assert_close(operator.columns(index), K[:, index], rtol=tol, atol=tol)
+    torch.testing.assert_close(operator.diag(), K.diagonal(), rtol=1e-13, atol=1e-13)
+
+
+def test_kernel_operator_stores_the_upper_triangle_within_the_budget(tile):
+    X = normal(N, N_INPUTS)
+    needed = 4 * N * (N + tile) / 2
+    assert KernelOperator(KERNEL, X, memory_budget=needed).stored
+    assert not KernelOperator(KERNEL, X, memory_budget=needed - 1).stored
+    assert not KernelOperator(KERNEL, X, dtype=torch.float64, memory_budget=needed).stored
+    panels = KernelOperator(KERNEL, X)._panels
+    assert sum(panel.numel() for panel in panels) <= N * (N + tile) / 2
+    assert sum(panel.numel() for panel in panels) >= N * (N + 1) / 2
+
+
+def test_kernel_operator_recomputes_one_panel_at_a_time(monkeypatch, tile):
+    sizes = []
+
+    def recorded(kernel, X, Z):
+        sizes.append(X.shape[0] * Z.shape[0])
+        return gram_tile(kernel, X, Z)
+
+    monkeypatch.setattr(operators, "gram_tile", recorded)
+    operator = KernelOperator(KERNEL, normal(N, N_INPUTS), memory_budget=0)
+    assert not sizes
+    operator.matmul(normal(N, 1))
+    assert max(sizes) <= 2 * tile**2 and N * (N + 1) / 2 <= sum(sizes) <= N * (N + tile) / 2
+
+
+def test_kernel_operator_asks_between_panels_whether_to_stop(tile):
+    asked = []
+
+    def stop():
+        asked.append(True)
+        return len(asked) == 3
+
+    X = normal(N, N_INPUTS)
+    if tile == 5:
+        with pytest.raises(KeyboardInterrupt):
+            KernelOperator(KERNEL, X, should_stop=stop)
+        assert len(asked) == 3
+    else:
+        KernelOperator(KERNEL, X, should_stop=stop)
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100])
+@each_kernel()
+def test_kernel_matmul_equals_dense(make_kernel, rows, dtype):
+    kernel = make_kernel()
+    X, Z, V = normal(23, N_INPUTS), normal(N, N_INPUTS, seed=1), normal(N, COLUMNS, seed=2)
+    expected = gram(kernel, X, Z) @ V
+    X, Z, V = (tensor.to(dtype) for tensor in (X, Z, V))
+    budget = rows * N * (4 if dtype == torch.float32 else 8)
+    assert tile_rows(N, dtype, budget) == rows
+    product = kernel_matmul(kernel, X, Z, V, memory_budget=budget)
+    assert product.dtype == dtype
+    tol = 1e-10 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("rows", [7, 100])
+@each_kernel()
+def test_theta_gradient_equals_autograd_of_the_dense_form(make_kernel, rows):
+    kernel, X = make_kernel(), normal(N, N_INPUTS)
+    left, right = normal(N, COLUMNS, seed=1), normal(N, COLUMNS, seed=2)
+    theta = torch.tensor(kernel.theta + 0.1, requires_grad=True)
+    form = torch.trace(left.T @ gram(kernel, X, theta=theta) @ right)
+    (expected,) = torch.autograd.grad(form, theta)
+    budget = 8 * rows * 8 * N
+    with torch.no_grad():  # its own gradients, whatever the caller has switched off
+        gradient = theta_gradient(kernel, X, left, right, theta, memory_budget=budget)
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
+    assert not gradient.requires_grad
+
+
+def test_theta_gradient_equals_scikit_learn():
+    X, left, right = normal(N, N_INPUTS), normal(N, 2, seed=1), normal(N, 2, seed=2)
+    derivatives = KERNEL(X.numpy(), eval_gradient=True)[1]
+    expected = np.einsum("ik,ijt,jk->t", left, derivatives, right)
+    theta = torch.tensor(KERNEL.theta)
+    gradient = theta_gradient(KERNEL, X, left, right, theta)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-10)
+
+
+def test_tile_rows_are_one_at_least():
+    assert tile_rows(10**9, torch.float64, 8.0) == 1
+    assert tile_rows(0, torch.float32, 40.0) == 10
+    assert tile_rows(10, torch.float32, 399.0) == 9

@@ -1,0 +1,209 @@
+"""The table of plans: what each combination resolves to, or the error that says what to change."""
+
+import itertools
+import warnings
+
+import pytest
+from sklearn.gaussian_process.kernels import RBF, DotProduct
+
+from skgp.linalg.exceptions import NumericalWarning
+from skgp.models.qsgp.plan import (
+    CHOLESKY_FEATURES,
+    CHOLESKY_ROWS,
+    COVARIANCES,
+    DENSE_ROWS,
+    STOCHASTIC_FEATURES,
+    STREAMING_FEATURES,
+    Plan,
+    affordable_features,
+    resolve,
+    streaming_plan,
+    with_covariance,
+)
+
+SPECTRAL, NOT_SPECTRAL = 1.3 * RBF(), 1.3 * DotProduct() * RBF()
+BASES = ("auto", "fourier", "inducing")
+SOLVERS = ("auto", "cholesky", "cg", "gauss-seidel", "sgd")
+LARGE = 200_000  # rows of which no kernel matrix fits below
+
+
+def resolved(n, kernel=SPECTRAL, memory_budget=8e9, **asked):
+    return resolve(Plan(**asked), n, kernel, memory_budget=memory_budget)
+
+
+@pytest.mark.parametrize(
+    "n, kernel, basis, solver, covariance",
+    [
+        (1, SPECTRAL, "inducing", "cholesky", "full"),
+        (DENSE_ROWS, SPECTRAL, "inducing", "cholesky", "full"),
+        (CHOLESKY_ROWS + 1, SPECTRAL, "inducing", "cg", "samples"),
+        (LARGE, SPECTRAL, "fourier", "cholesky", "full"),
+        (DENSE_ROWS, NOT_SPECTRAL, "inducing", "cholesky", "full"),
+        (CHOLESKY_ROWS + 1, NOT_SPECTRAL, "inducing", "cg", "samples"),
+        (LARGE, NOT_SPECTRAL, "inducing", "cholesky", "full"),
+    ],
+)
+def test_resolve_chooses_by_the_number_of_rows(n, kernel, basis, solver, covariance):
+    plan = resolved(n, kernel)
+    assert (plan.basis, plan.solver, plan.covariance) == (basis, solver, covariance)
+    assert plan.reason
+    whole = basis == "inducing" and n < LARGE
+    assert plan.size == n if whole else plan.size <= CHOLESKY_FEATURES
+    assert plan.space(n) == ("function" if whole else "weight")
+
+
+def test_resolve_chooses_by_the_memory_that_a_kernel_matrix_takes():
+    n = 20_000
+    assert resolved(n, memory_budget=2.0 * n * n).basis == "inducing"
+    assert resolved(n, memory_budget=2.0 * n * n - 1).basis == "fourier"
+
+
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        (dict(solver="sgd"), ("fourier", 800, "sgd", "diagonal")),
+        (dict(solver="gauss-seidel"), ("fourier", 800, "gauss-seidel", "samples")),
+        (dict(solver="cg"), ("inducing", 400, "cg", "samples")),
+        (dict(solver="cholesky"), ("inducing", 400, "cholesky", "full")),
+        (dict(n_basis=401), ("fourier", 402, "cholesky", "full")),
+        (dict(n_basis=100), ("inducing", 100, "cholesky", "full")),
+        (dict(basis="fourier", n_basis=99), ("fourier", 100, "cholesky", "full")),
+        (dict(basis="fourier", n_basis=10**4), ("fourier", 10**4, "gauss-seidel", "samples")),
+        (dict(basis="fourier", solver="cg"), ("fourier", None, "cg", "samples")),
+        (dict(basis="inducing", solver="sgd"), ("inducing", 400, "sgd", "diagonal")),
+        (dict(basis="inducing", n_basis=50), ("inducing", 50, "cholesky", "full")),
+        (dict(covariance="chevron"), ("inducing", 400, "cholesky", "chevron")),
+        (dict(solver="cg", covariance="diagonal"), ("inducing", 400, "cg", "diagonal")),
+        (dict(solver="sgd", covariance="chevron"), ("fourier", 800, "sgd", "chevron")),
+    ],
+    ids=str,
+)
+def test_resolve_fills_what_is_left_open(asked, expected):
+    plan = resolved(400, **asked)
+    found = (plan.basis, plan.size, plan.solver, plan.covariance)
+    if expected[1] is None:
+        assert 256 <= plan.size <= CHOLESKY_FEATURES
+        expected = (expected[0], plan.size, *expected[2:])
+    assert found == expected
+
+
+def test_resolve_takes_the_paper_s_number_of_features_for_stochastic_gradients():
+    assert resolved(LARGE, solver="sgd").size == STOCHASTIC_FEATURES
+    assert resolved(LARGE, solver="gauss-seidel").size == STOCHASTIC_FEATURES
+    assert resolved(20, solver="sgd").size == 512
+
+
+def test_resolve_without_a_spectral_density_keeps_the_inducing_basis():
+    for solver in ("sgd", "gauss-seidel", "cholesky", "auto"):
+        for n in (400, LARGE):
+            try:
+                plan = resolved(n, NOT_SPECTRAL, solver=solver)
+            except ValueError as error:
+                assert "n_basis" in str(error)
+            else:
+                assert plan.basis == "inducing"
+
+
+@pytest.mark.parametrize("n", [1, 10, 400, 5_000, 30_000, LARGE])
+@pytest.mark.parametrize("n_basis", [None, 1, 2, 64, 401, 100_000])
+@pytest.mark.parametrize("kernel", [SPECTRAL, NOT_SPECTRAL], ids=["spectral", "other"])
+def test_resolve_keeps_its_word_or_says_what_to_change(kernel, n_basis, n):
+    """Every combination: what was asked for is kept and offered, or named in the error."""
+    covariances = ("auto", "full", "chevron", "diagonal", "samples")
+    for basis, solver, covariance in itertools.product(BASES, SOLVERS, covariances):
+        asked = dict(basis=basis, solver=solver, covariance=covariance)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)
+            try:
+                plan = resolved(n, kernel, n_basis=n_basis, **asked)
+            except ValueError as error:
+                message = str(error)
+                assert "solver=" in message and "basis=" in message
+                named = [value for value in asked.values() if value != "auto"]
+                assert any(repr(value) in message for value in named)
+                assert "cholesky" in message or "n_basis below" in message
+                continue
+        for name, value in asked.items():
+            assert value in ("auto", getattr(plan, name))
+        assert "auto" not in (plan.basis, plan.solver, plan.covariance)
+        assert plan.size >= 1 and (plan.basis == "inducing" or plan.size % 2 == 0)
+        assert plan.covariance in COVARIANCES[plan.space(n), plan.solver]
+        if plan.basis == "inducing":
+            assert plan.size <= n
+        if n_basis is not None and not (plan.basis == "inducing" and n_basis > n):
+            assert plan.size in (n_basis, n_basis + 1)
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        (
+            dict(solver="cg", covariance="full"),
+            "covariance='full' cannot be had from solver='cg' with basis='inducing' and "
+            "n_basis=50; it offers 'samples', 'diagonal'. solver='cholesky' offers all of them.",
+        ),
+        (
+            dict(solver="sgd", covariance="samples"),
+            "covariance='samples' cannot be had from solver='sgd' with basis='fourier' and "
+            "n_basis=512; it offers 'diagonal', 'chevron'. solver='cholesky' offers all of them.",
+        ),
+        (
+            dict(basis="inducing", n_basis=50, solver="gauss-seidel"),
+            "solver='gauss-seidel' does not serve basis='inducing' with one basis function a row. "
+            "Use solver='cg' or 'cholesky', or n_basis below the number of rows.",
+        ),
+    ],
+    ids=["cg-full", "sgd-samples", "gauss-seidel-inducing"],
+)
+def test_resolve_errors_name_parameter_value_and_remedy(asked, message):
+    with pytest.raises(ValueError) as caught:
+        resolved(50, **asked)
+    assert str(caught.value) == message
+
+
+def test_resolve_warns_of_more_inducing_points_than_rows():
+    with pytest.warns(
+        NumericalWarning, match="n_basis=60 exceeds the 50 training rows; n_basis=50"
+    ):
+        plan = resolved(50, basis="inducing", n_basis=60)
+    assert plan.size == 50 and plan.space(50) == "function"
+
+
+def test_resolve_without_a_spectral_density_cuts_the_size_instead_of_leaving_the_basis():
+    with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 400 training rows"):
+        plan = resolved(400, NOT_SPECTRAL, n_basis=500)
+    assert (plan.basis, plan.size) == ("inducing", 400)
+
+
+def test_affordable_features_are_even_and_fall_with_the_rows():
+    sizes = [affordable_features(n) for n in (0, 1, 10**4, 10**6, 10**8, 10**12)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == CHOLESKY_FEATURES and sizes[-1] == 256
+    assert all(size % 2 == 0 for size in sizes)
+    n = 10**6
+    assert 0.9 < n * affordable_features(n) ** 2 / 8e12 < 1.1
+
+
+def test_streaming_plan_fixes_the_basis():
+    assert streaming_plan(Plan(), 100, SPECTRAL) == Plan(
+        "fourier", STREAMING_FEATURES, "cholesky", "auto"
+    )
+    assert streaming_plan(Plan(), 100, NOT_SPECTRAL).n_basis == 50
+    assert streaming_plan(Plan(n_basis=7, covariance="diagonal"), 100, SPECTRAL).n_basis == 8
+    assert streaming_plan(Plan("inducing", 7), 100, SPECTRAL).n_basis == 7
+
+
+@pytest.mark.parametrize("n_basis, n", [(100, 100), (101, 100), (None, 1)])
+def test_streaming_plan_refuses_one_function_a_row(n_basis, n):
+    with pytest.raises(ValueError, match=rf"n_basis=\d+ for {n} rows. Give a smaller n_basis, or"):
+        streaming_plan(Plan("inducing", n_basis), n, SPECTRAL)
+
+
+def test_plan_size_is_unknown_until_resolved():
+    with pytest.raises(ValueError, match="n_basis is open; resolve the plan first"):
+        _ = Plan().size
+
+
+def test_with_covariance_keeps_the_rest():
+    plan = Plan("fourier", 10, "cholesky", "auto", "because")
+    assert with_covariance(plan, "auto", 50) == Plan("fourier", 10, "cholesky", "full", "because")

@@ -1,0 +1,486 @@
+"""Every route of a regression against the exact GP; fall-backs; evidence; noise."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, DotProduct
+
+from skgp.kernels import FourierFeatures, gram
+from skgp.linalg.cg import CGResult
+from skgp.linalg.exceptions import NumericalWarning
+from skgp.models.qsgp import function_space, regression
+from skgp.models.qsgp.plan import Plan
+from skgp.models.qsgp.regression import fit_regression
+from skgp.models.qsgp.results import (
+    AugmentedPosterior,
+    Options,
+    counting_weights,
+    fit_statistics,
+)
+from skgp.models.qsgp.streaming_gram import StreamingGram
+from skgp.models.qsgp.weights import gram_posterior
+from skgp.models.qsgp.whitened import WhitenedInducingBasis
+from skgp.models.replicates import Replicates, merge_replicates
+from tests.reference import weights as reference
+
+CPU = torch.device("cpu")
+NOISE = 0.05
+KERNEL = 1.2 * RBF(0.9)
+OPTIONS = Options(refit_noise=False, n_prior_features=256, n_samples=500)
+
+
+def sine(n=80, seed=0, weighted=False):
+    """Rows in lexicographic order, so that `merge_replicates` leaves the order alone."""
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(-3, 3, size=(n, 1)), axis=0)
+    y = np.sin(2 * X[:, 0]) + NOISE**0.5 * rng.normal(size=n)
+    weight = rng.uniform(0.5, 3.0, size=n) if weighted else None
+    return merge_replicates(X, y, weight, CPU)
+
+
+X_TEST = torch.linspace(-3.5, 3.5, 15, dtype=torch.float64)[:, None]
+
+
+def exact(data, kernel=KERNEL, noise=NOISE, X=X_TEST):
+    """Mean and covariance of the exact GP, by explicit inverses."""
+    weight = np.ones(len(data.y)) if data.weight is None else data.weight.numpy()
+    Z = data.X.numpy()
+    inverse = np.linalg.inv(kernel(Z) + np.diag(noise / weight))
+    k = kernel(X.numpy(), Z)
+    return k @ inverse @ data.y.numpy(), kernel(X.numpy()) - k @ inverse @ k.T
+
+
+def run(data, *, kernel=KERNEL, noise=NOISE, options=OPTIONS, callback=None, seed=0, **asked):
+    return fit_regression(
+        kernel,
+        data,
+        noise,
+        Plan(**asked),
+        options,
+        generator=torch.Generator().manual_seed(seed),
+        callback=callback,
+    )
+
+
+def errors(fit, data, **problem):
+    """Largest differences of mean and of standard deviation from the exact GP's."""
+    mean, covariance = exact(data, **problem)
+    found, variance = fit.posterior.mean_and_variance(X_TEST)
+    std = np.sqrt(np.diag(covariance))
+    return np.abs(found.numpy() - mean).max(), np.abs(variance.sqrt().numpy() - std).max()
+
+
+# (asked, options, tolerance of the mean, of the standard deviation: 500 draws leave 5% and more)
+AGAINST_THE_GP = [
+    (dict(), {}, 1e-8, 1e-7),
+    (dict(covariance="samples"), {}, 1e-8, 0.1),
+    (dict(solver="cg"), dict(tol=1e-6), 1e-5, 0.1),
+    (dict(basis="inducing", n_basis=40), {}, 1e-4, 1e-3),
+    (dict(basis="inducing", n_basis=40, solver="cg"), dict(tol=1e-8), 1e-4, 0.25),
+    (dict(basis="fourier", n_basis=2000), {}, 0.2, 0.05),  # Monte Carlo over frequencies
+]
+AGAINST_THE_FEATURES = [
+    (dict(), {}, 1e-7, 1e-7),
+    (dict(covariance="samples"), {}, 1e-7, 0.1),
+    (dict(solver="cg"), dict(tol=1e-8), 1e-5, 0.25),
+    (dict(solver="gauss-seidel"), dict(tol=1e-8, max_iter=50), 1e-5, 0.25),
+]
+each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
+def assert_consistent(fit, asked):
+    """What the fit says of itself, and its covariance against its variance."""
+    for name, value in asked.items():
+        assert getattr(fit.plan, name) == value
+    covariance = fit.posterior.covariance(X_TEST)
+    mean, variance = fit.posterior.mean_and_variance(X_TEST)
+    torch.testing.assert_close(covariance.diagonal(), variance, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(fit.posterior.mean(X_TEST), mean, rtol=1e-10, atol=1e-10)
+    assert fit.kernel is KERNEL and fit.noise == NOISE and fit.n_iter >= 1
+
+
+@each_weighting
+@pytest.mark.parametrize("asked, changes, mean_tol, std_tol", AGAINST_THE_GP, ids=str)
+def test_every_route_agrees_with_the_exact_gp(asked, changes, mean_tol, std_tol, weighted):
+    data = sine(weighted=weighted)
+    fit = run(data, options=replace(OPTIONS, **changes), **asked)
+    mean_error, std_error = errors(fit, data)
+    assert mean_error < mean_tol and std_error < std_tol
+    assert_consistent(fit, asked)
+
+
+@each_weighting
+@pytest.mark.parametrize("asked, changes, mean_tol, std_tol", AGAINST_THE_FEATURES, ids=str)
+def test_fourier_routes_agree_with_the_gp_of_their_features(
+    asked, changes, mean_tol, std_tol, weighted
+):
+    data, asked = sine(weighted=weighted), dict(asked, basis="fourier", n_basis=300)
+    fit = run(data, options=replace(OPTIONS, **changes), **asked)
+    Phi, new = (
+        reference.dense_features(FourierFeatures(KERNEL, 300, 1, seed=0), X)
+        for X in (data.X, X_TEST)
+    )
+    weight = None if data.weight is None else data.weight.numpy()
+    mean, covariance = reference.posterior(Phi, data.y.numpy(), NOISE, weight)
+    found, variance = fit.posterior.mean_and_variance(X_TEST)
+    np.testing.assert_allclose(found.numpy(), new @ mean, atol=mean_tol)
+    std = np.sqrt(np.diag(new @ covariance @ new.T))
+    np.testing.assert_allclose(variance.sqrt().numpy(), std, atol=std_tol)
+    assert_consistent(fit, asked)
+
+
+@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+def test_the_stochastic_route_approaches_the_exact_gp(basis):
+    data = sine()
+    options = replace(OPTIONS, learn_hyperparameters=False, max_iter=300, n_support=80)
+    fit = run(data, basis=basis, solver="sgd", n_basis=80, options=options)
+    mean, _ = exact(data, X=data.X)
+    error = fit.posterior.mean(data.X).numpy() - mean
+    assert np.sqrt(np.mean(error**2)) < 0.25 * np.std(mean)
+    assert (fit.posterior.mean_and_variance(X_TEST)[1] > 0).all()
+    assert len(fit.history) == fit.n_iter == 300 and fit.state is not None
+
+
+@each_weighting
+@pytest.mark.parametrize("covariance", ["diagonal", "chevron"])
+def test_sparse_covariances_keep_the_exact_mean_and_some_variance(covariance, weighted):
+    data = sine(weighted=weighted)
+    fit = run(data, covariance=covariance, options=replace(OPTIONS, n_dense_columns=20))
+    assert errors(fit, data)[0] < 1e-8
+    far = torch.tensor([[50.0]], dtype=torch.float64)
+    mean, variance = fit.posterior.mean_and_variance(far)
+    np.testing.assert_allclose([float(mean), float(variance)], [0.0, 1.2], atol=1e-8)
+
+
+@pytest.mark.parametrize("asked", [{}, {"solver": "cg"}, {"basis": "fourier", "n_basis": 64}])
+def test_routes_repeat_themselves_for_a_seed(asked):
+    data, options = sine(), replace(OPTIONS, n_samples=7)
+    first, second = (run(data, options=options, **asked) for _ in range(2))
+    for one, two in zip(
+        first.posterior.mean_and_variance(X_TEST),
+        second.posterior.mean_and_variance(X_TEST),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        dict(solver="cg"),
+        dict(basis="inducing", n_basis=20),
+        dict(basis="fourier", n_basis=64),
+        dict(basis="fourier", n_basis=64, solver="gauss-seidel"),
+        dict(basis="fourier", n_basis=64, solver="sgd"),
+        dict(basis="inducing", solver="sgd"),
+    ],
+    ids=str,
+)
+def test_posteriors_of_every_route_pickle_as_numpy_arrays(asked):
+    options = replace(OPTIONS, n_samples=7, max_iter=20)
+    posterior = run(sine(), options=options, **asked).posterior
+    pickled = pickle.dumps(posterior)
+    assert b"_rebuild_tensor" not in pickled
+    restored = pickle.loads(pickled)
+    for one, two in zip(
+        posterior.mean_and_variance(X_TEST), restored.mean_and_variance(X_TEST), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_without_a_spectral_density_can_be_sampled():
+    kernel = 0.5 * DotProduct(1.0) + 1.0 * RBF(0.9)
+    data = sine()
+    options = replace(OPTIONS, n_samples=2000)
+    assert max(errors(run(data, kernel=kernel, options=options, covariance="samples"), data,
+                      kernel=kernel)) < 0.06  # fmt: skip
+
+
+def test_one_row_and_constant_targets():
+    one = sine().rows(torch.tensor([3]))
+    assert max(errors(run(one), one)) < 1e-8
+    for asked in ({}, dict(basis="fourier", n_basis=32)):
+        constant = Replicates(sine().X, torch.zeros(80, dtype=torch.float64))
+        mean, variance = run(constant, options=Options(), **asked).posterior.mean_and_variance(
+            X_TEST
+        )
+        assert (mean == 0).all() and (variance > 0).all()
+
+
+# -------------------------------------------------------------------------------- low rank
+
+
+def test_low_rank_plan_is_taken_where_the_kernel_matrix_is_of_low_rank(monkeypatch):
+    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
+    data, kernel = sine(200), 1.2 * RBF(2.0)
+    fit = run(data, kernel=kernel)
+    K = kernel(data.X.numpy())
+    assert fit.plan.basis == "inducing" and fit.plan.solver == "cholesky"
+    assert fit.plan.size < 40 and f"numerical rank {fit.plan.size}" in fit.plan.reason
+    mean_error, std_error = errors(fit, data, kernel=kernel)
+    # What is left of K is below 1% of the noise variance: a tenth of its standard deviation.
+    assert max(mean_error, std_error) < 0.1 * NOISE**0.5
+    evidence = reference.log_marginal_likelihood(
+        np.linalg.cholesky(K + 1e-10 * np.eye(200)), data.y.numpy(), NOISE
+    )
+    np.testing.assert_allclose(fit.log_marginal_likelihood, evidence, atol=1.5)
+
+
+def test_low_rank_plan_is_passed_over_where_the_rank_is_high(monkeypatch):
+    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
+    monkeypatch.setattr(regression, "LOW_RANK", 8)
+    data = sine()
+    fit = run(data)
+    assert fit.plan.size == 80 and fit.plan.space(80) == "function"
+    assert errors(fit, data)[0] < 1e-8
+
+
+@pytest.mark.parametrize(
+    "asked", [dict(basis="inducing"), dict(solver="cholesky"), dict(n_basis=80)]
+)
+def test_low_rank_plan_does_not_override_a_choice(asked, monkeypatch):
+    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
+    monkeypatch.setattr(regression, "pivoted_factor", None)
+    assert run(sine(), kernel=1.2 * RBF(2.0), **asked).plan.size == 80
+
+
+# ------------------------------------------------------------------------------- fall-back
+
+
+def assert_fallen_back(fit, data, noise=NOISE, kernel=KERNEL):
+    assert fit.plan.solver == "cholesky" and fit.plan.basis == "inducing"
+    assert "conjugate gradients ended at a relative residual" in fit.plan.reason
+    mean_error, std_error = errors(fit, data, noise=noise, kernel=kernel)
+    assert mean_error < 0.02 and std_error < 0.02
+
+
+@pytest.mark.parametrize("residual", [0.8, float("nan"), float("inf")])
+def test_fall_back_where_conjugate_gradients_fail(residual, monkeypatch):
+    def failed(matmul, B, **options):
+        garbage = torch.full_like(B, 1e12)
+        return CGResult(garbage, 5, B.new_full((B.shape[1],), residual), False)
+
+    monkeypatch.setattr(function_space, "block_cg", failed)
+    data = sine()
+    with pytest.warns(NumericalWarning, match="Conjugate gradients ended .* improves the cond"):
+        fit = run(data, solver="cg")
+    assert_fallen_back(fit, data)
+
+
+def test_fall_back_where_float32_products_are_too_inexact(monkeypatch):
+    """A tiny noise and an operator whose rounding exceeds it: K + noise I is not definite."""
+    true = function_space.KernelOperator.matmul
+
+    def inexact(self, V):
+        rounding = torch.linspace(-1, 1, V.shape[0])[:, None] * 1e-2
+        return true(self, V) + rounding * V.to(self.dtype)
+
+    monkeypatch.setattr(function_space.KernelOperator, "matmul", inexact)
+    data, noise = sine(300), 1e-6
+    options = replace(OPTIONS, preconditioner_rank=2, n_samples=3, tol=1e-6)
+    with pytest.warns(NumericalWarning, match="Conjugate gradients ended"):
+        fit = run(data, noise=noise, solver="cg", options=options)
+    assert fit.plan.solver == "cholesky"
+    mean, variance = fit.posterior.mean_and_variance(data.X)
+    assert float((mean - data.y).square().mean()) < 3 * NOISE
+    assert torch.isfinite(variance).all() and (variance >= 0).all() and (variance <= 1.3).all()
+
+
+# ------------------------------------------------------------- evidence, weights and noise
+
+
+def repeated(counts_seed=3):
+    """Merged rows with integer weights, and the same rows written out."""
+    rng = np.random.default_rng(counts_seed)
+    X = rng.uniform(-3, 3, size=(40, 1))
+    X[30:] = X[:10]
+    y = np.sin(2 * X[:, 0]) + NOISE**0.5 * rng.normal(size=40)
+    counts = rng.integers(1, 4, size=40)
+    merged = merge_replicates(X, y, counts.astype(float), CPU)
+    # Replicates as given: no merging, every row on its own.
+    written = Replicates(
+        torch.tensor(np.repeat(X, counts, axis=0)), torch.tensor(np.repeat(y, counts))
+    )
+    return merged, written
+
+
+@pytest.mark.parametrize("refit", [False, True], ids=["noise given", "noise refitted"])
+@pytest.mark.parametrize("covariance", ["full", "diagonal", "chevron"])
+def test_weights_equal_repeated_rows_in_weight_space(covariance, refit):
+    options = replace(OPTIONS, refit_noise=refit, n_dense_columns=5)
+    asked = dict(basis="fourier", n_basis=32, covariance=covariance)
+    merged, written = (run(data, options=options, **asked) for data in repeated())
+    np.testing.assert_allclose(merged.noise, written.noise, rtol=1e-6)
+    np.testing.assert_allclose(
+        merged.log_marginal_likelihood, written.log_marginal_likelihood, rtol=1e-8
+    )
+    for one, two in zip(
+        merged.posterior.mean_and_variance(X_TEST),
+        written.posterior.mean_and_variance(X_TEST),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+def test_weights_equal_repeated_rows_in_function_space():
+    merged, written = (run(data) for data in repeated())
+    np.testing.assert_allclose(
+        merged.log_marginal_likelihood, written.log_marginal_likelihood, rtol=1e-8
+    )
+    for one, two in zip(
+        merged.posterior.mean_and_variance(X_TEST),
+        written.posterior.mean_and_variance(X_TEST),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_calibration_pools_distinct_rows_and_the_scatter_within_them(solver):
+    """W observations: n squares of leave-one-out residuals, W - n of deviations within rows."""
+    merged, _ = repeated()
+    options = replace(OPTIONS, tol=1e-6, n_samples=4000)
+    found = run(merged, solver=solver, covariance="samples", options=options).calibration
+    total = float(merged.weight.sum())
+    weight = merged.weight.numpy()
+    inverse = np.linalg.inv(KERNEL(merged.X.numpy()) + np.diag(NOISE / weight))
+    alpha = inverse @ merged.y.numpy()
+    between = np.sum(alpha**2 / np.diag(inverse))
+    expected = (between + float(merged.scatter.sum()) / NOISE) / total
+    np.testing.assert_allclose(found, expected, rtol=0.05)
+    assert 0.5 < found < 1.7
+
+
+def statistics_of(data, m=48):
+    basis = FourierFeatures(KERNEL, m, 1, seed=0)
+    statistics = StreamingGram(basis).update(data.X, data.y, data.weight)
+    if data.scatter is not None:
+        statistics.sum_square += float(data.scatter.sum())
+    return statistics
+
+
+def test_fit_statistics_evidence_is_that_of_the_rows_written_out():
+    merged, written = repeated()
+    statistics = statistics_of(merged)
+    plan = Plan("fourier", 48, "cholesky", "full")
+    fit = fit_statistics(statistics, plan, KERNEL, NOISE, OPTIONS, torch.Generator(), refit=False)
+    Phi = reference.dense_features(statistics.basis, written.X)
+    expected = reference.log_marginal_likelihood(Phi, written.y.numpy(), NOISE)
+    np.testing.assert_allclose(fit.log_marginal_likelihood, expected, rtol=1e-9)
+    mean, _ = reference.posterior(Phi, written.y.numpy(), NOISE)
+    features = reference.dense_features(statistics.basis, X_TEST)
+    np.testing.assert_allclose(fit.posterior.mean(X_TEST).numpy(), features @ mean, atol=1e-9)
+    # The caller's statistics are left as they were.
+    assert statistics.n_rows == len(merged.y) and statistics.sum_log_weight != 0
+
+
+def test_counting_weights_keeps_the_sums():
+    statistics = statistics_of(sine(weighted=True))
+    counted = counting_weights(statistics)
+    assert counted.n_rows == statistics.sum_weight and counted.sum_log_weight == 0
+    assert counted.gram is statistics.gram and counted.sum_square == statistics.sum_square
+
+
+def test_noise_refit_maximises_the_evidence():
+    data = sine(200)
+    fit = run(data, noise=0.5, basis="fourier", n_basis=64, options=Options())
+    basis = FourierFeatures(KERNEL, 64, 1, kind="orthogonal", seed=0)
+    Phi = reference.dense_features(basis, data.X)
+
+    def evidence(noise):
+        return reference.log_marginal_likelihood(Phi, data.y.numpy(), noise)
+
+    np.testing.assert_allclose(fit.log_marginal_likelihood, evidence(fit.noise), rtol=1e-8)
+    best = max(map(evidence, np.geomspace(fit.noise / 2, fit.noise * 2, 41)))
+    assert evidence(fit.noise) >= best - 1e-2
+    np.testing.assert_allclose(fit.noise, NOISE, rtol=0.3)
+
+
+def test_noise_refit_counts_what_few_features_leave_unexplained():
+    data, few = sine(200), dict(basis="inducing", n_basis=4)
+    kept = run(data, options=replace(OPTIONS, refit_noise=False), **few)
+    refitted = run(data, options=replace(OPTIONS, refit_noise=True), **few)
+    assert kept.noise == NOISE and refitted.noise > 2 * NOISE
+    assert refitted.log_marginal_likelihood > kept.log_marginal_likelihood + 10
+
+
+def test_statistics_of_a_fit_take_more_rows():
+    """What ``partial_fit`` does: the sums of two halves give the fit to all rows."""
+    data = sine(weighted=True)
+    halves = [data.rows(torch.arange(0, 50)), data.rows(torch.arange(50, 80))]
+    asked = dict(basis="fourier", n_basis=32)
+    statistics = run(halves[0], **asked).statistics
+    statistics.n_rows, statistics.sum_log_weight = 50, float(halves[0].weight.log().sum())
+    statistics.update(halves[1].X, halves[1].y, halves[1].weight)
+    statistics.sum_square += float(halves[1].scatter.sum())
+    plan = Plan("fourier", 32, "cholesky", "full")
+    joined = fit_statistics(
+        statistics, plan, KERNEL, NOISE, OPTIONS, torch.Generator(), refit=False
+    )
+    whole = run(data, **asked)
+    torch.testing.assert_close(
+        joined.posterior.mean(X_TEST), whole.posterior.mean(X_TEST), rtol=1e-8, atol=1e-8
+    )
+
+
+# ---------------------------------------------------------------------------- augmentation
+
+
+def test_augmented_posterior_is_the_predictive_variance_of_titsias():
+    data, noise = sine(), NOISE
+    Z = data.X[::8]
+    basis = WhitenedInducingBasis(KERNEL, Z)
+    weights = gram_posterior(StreamingGram(basis).update(data.X, data.y), noise)
+    posterior = AugmentedPosterior(weights, KERNEL)
+    Kzz, Kzx = KERNEL(Z.numpy()), KERNEL(Z.numpy(), data.X.numpy())
+    k = KERNEL(X_TEST.numpy(), Z.numpy())
+    Sigma = np.linalg.inv(Kzz + Kzx @ Kzx.T / noise)
+    mean = k @ Sigma @ Kzx @ data.y.numpy() / noise
+    covariance = k @ Sigma @ k.T
+    unexplained = np.diag(KERNEL(X_TEST.numpy()) - k @ np.linalg.inv(Kzz) @ k.T)
+    np.testing.assert_allclose(posterior.mean(X_TEST).numpy(), mean, atol=1e-7)
+    found = posterior.mean_and_variance(X_TEST)
+    np.testing.assert_allclose(found[0].numpy(), mean, atol=1e-7)
+    np.testing.assert_allclose(found[1].numpy(), np.diag(covariance) + unexplained, atol=1e-7)
+    np.testing.assert_allclose(
+        posterior.covariance(X_TEST).numpy(), covariance + np.diag(unexplained), atol=1e-7
+    )
+
+
+def test_augmentation_is_an_option_of_inducing_points():
+    data, far = sine(), torch.tensor([[80.0]], dtype=torch.float64)
+    for asked in (dict(basis="inducing", n_basis=20), dict(), dict(covariance="diagonal")):
+        variances = [
+            float(
+                run(
+                    data, options=replace(OPTIONS, augment=augment), **asked
+                ).posterior.mean_and_variance(far)[1]
+            )
+            for augment in (True, False)
+        ]
+        np.testing.assert_allclose(variances, [1.2, 0.0], atol=1e-8)
+
+
+def test_callback_stops_a_route_and_leaves_a_usable_fit():
+    data = sine()
+    options = replace(OPTIONS, preconditioner_rank=40, n_samples=3, tol=1e-12)
+    for asked in (dict(solver="cg"), dict(basis="fourier", n_basis=64, solver="gauss-seidel")):
+        fit = run(data, options=options, callback=lambda iteration, info: iteration >= 2, **asked)
+        assert fit.n_iter == 2 and fit.plan.solver == asked["solver"]
+        assert torch.isfinite(fit.posterior.mean_and_variance(X_TEST)[0]).all()
+
+
+def test_gram_of_the_posterior_features_is_the_kernel():
+    """The prior features that stand for a kernel without a spectral density reproduce it."""
+    kernel = 0.5 * DotProduct(1.0) * RBF(0.9)
+    data = sine()
+    fitter = regression._Fitter(
+        kernel, data, NOISE, OPTIONS, torch.Generator().manual_seed(0), None
+    )
+    prior = fitter._prior_features(10)
+    Phi = prior.features(data.X, 0)
+    torch.testing.assert_close(Phi @ Phi.T, gram(kernel, data.X), rtol=0, atol=1e-5)
