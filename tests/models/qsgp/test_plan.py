@@ -175,10 +175,12 @@ def test_resolve_without_a_spectral_density_cuts_the_size_instead_of_leaving_the
     assert (plan.basis, plan.size) == ("inducing", 400)
 
 
-def test_affordable_features_are_even_and_fall_with_the_rows():
-    sizes = [affordable_features(n) for n in (0, 1, 10**4, 10**6, 10**8, 10**12)]
+def test_affordable_features_are_even_grow_with_few_rows_and_fall_with_many():
+    few = [affordable_features(n) for n in (1, 64, 400, 1500, 10**4)]
+    assert few == [256, 256, 1600, 6000, CHOLESKY_FEATURES]
+    sizes = [affordable_features(n) for n in (10**4, 10**6, 10**8, 10**12)]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == CHOLESKY_FEATURES and sizes[-1] == 256
+    assert sizes[-1] == 256
     assert all(size % 2 == 0 for size in sizes)
     n = 10**6
     assert 0.9 < n * affordable_features(n) ** 2 / 8e12 < 1.1
