@@ -452,7 +452,7 @@ def test_kernel_without_spectral_density_takes_inducing_points(data):
             "covariance='samples' cannot be had from solver='sgd'.* 'diagonal', 'chevron'",
         ),
         (
-            dict(solver="gauss-seidel", basis="inducing"),
+            dict(solver="gauss-seidel", basis="inducing", n_basis=60),
             ValueError,
             "solver='gauss-seidel' does not serve .* n_basis below",
         ),
