@@ -10,7 +10,7 @@ function        :math:`(K + \sigma^2 I) \mu = y`, m = n        :mod:`.function_s
 weight          :math:`(\Phi^T \Phi + \sigma^2 S) \mu          :mod:`.streaming_gram`,
                 = \Phi^T y`                                    :mod:`.weights_cg`,
                                                                :mod:`.gauss_seidel`
-stochastic      eq. (2) by Theorems 1 and 2                    :mod:`.sgd`
+stochastic      eq. (2) by Theorems 1 and 2                    :mod:`.stochastic`
 ==============  =============================================  =================================
 """
 
@@ -24,8 +24,7 @@ from torch import Tensor
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, has_spectral_density
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.basis import FourierBasis, InducingBasis
-from skgp.models.qsgp.covariances import WeightCovariance, leave_one_out_z2
+from skgp.models.qsgp.covariances import leave_one_out_z2
 from skgp.models.qsgp.design import Basis, StreamedDesign
 from skgp.models.qsgp.function_space import (
     FunctionSpacePosterior,
@@ -40,19 +39,16 @@ from skgp.models.qsgp.results import (
     AugmentedPosterior,
     Fit,
     Options,
-    Posterior,
     fit_statistics,
 )
-from skgp.models.qsgp.sgd import fit_sgd
-from skgp.models.qsgp.sgd_state import SGDState, continued_state, initial_state
-from skgp.models.qsgp.sgd_validation import hold_out, validation_rule
+from skgp.models.qsgp.sgd_state import SGDState
+from skgp.models.qsgp.stochastic import fit_stochastic
 from skgp.models.qsgp.streaming_gram import StreamingGram
 from skgp.models.qsgp.weights import LinearWeightsPosterior
 from skgp.models.qsgp.weights_cg import weights_cg
 from skgp.models.qsgp.whitened import WhitenedInducingBasis
 from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
-from skgp.variational.gaussian import WeightGaussian
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -105,7 +101,9 @@ def fit_regression(
     plan = resolve(asked, n, kernel, memory_budget=options.memory_budget)
     fit = _Fitter(kernel, data, noise, options, generator, callback)
     if plan.solver == "sgd":
-        return fit.stochastic(plan, state)
+        return fit_stochastic(
+            kernel, data.X, data.y, noise, plan, options, state, generator, callback
+        )
     if plan.space(n) == "function":
         open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
         if n > DENSE_ROWS and open_choice:
@@ -310,117 +308,11 @@ class _Fitter:
             return AugmentedPosterior(posterior, self.kernel)
         return posterior
 
-    # ----------------------------------------------------------------------- stochastic
-
-    def stochastic(self, plan: Plan, previous: SGDState | None) -> Fit:
-        """Theorems 1 and 2 by stochastic gradients."""
-        o, X, y = self.options, self.X, self.y
-        if o.early_stopping:
-            (X, y), held_out = hold_out(X, y, o.validation_fraction, o.seed)
-        basis, state = self._start(plan, X, y, previous)
-        rule = None
-        if o.early_stopping:
-            rule = validation_rule(basis, state, held_out, o.tol)
-
-        def callback(iteration: int, info: dict) -> bool:
-            stop = rule is not None and rule(iteration, info["loss"])
-            if self.callback is not None:
-                info = {**info, "fit": lambda: self._stochastic_fit(plan, basis, state, len(X))}
-                stop = bool(self.callback(iteration, info)) or stop
-            return stop
-
-        max_iter = 1000 if o.max_iter is None else o.max_iter
-        result = fit_sgd(
-            X,
-            y,
-            basis,
-            self.noise,
-            covariance=plan.covariance,
-            n_dense_columns=self._dense_columns(plan),
-            batch_size=o.batch_size,
-            basis_batch_size=o.basis_batch_size,
-            learning_rate=o.learning_rate,
-            max_iter=max_iter,
-            tol=None if o.early_stopping else o.tol,
-            learn_hyperparameters=o.learn_hyperparameters and basis.diagonal_precision,
-            freeze_iterations=max_iter // 10,
-            generator=self.generator,
-            callback=callback,
-            state=state,
-        )
-        fit = self._stochastic_fit(plan, basis, state, len(X))
-        fit.history = result.history["loss"]
-        fit.validation = [] if rule is None else [-score for _, score in rule.scores]
-        return fit
-
-    def _start(
-        self, plan: Plan, X: Tensor, y: Tensor, previous: SGDState | None
-    ) -> tuple[FourierBasis | InducingBasis, SGDState]:
-        """The basis, and weights: those of an earlier fit where they are of the same kind."""
-        o = self.options
-        k = self._dense_columns(plan) if plan.covariance == "chevron" else 0
-        if previous is not None and not self._continues(previous, plan, k):
-            previous = None
-        basis: FourierBasis | InducingBasis
-        if plan.basis == "fourier":
-            basis = FourierBasis(self._fourier(plan.size), dtype=o.dtype)
-        else:
-            Z = previous.Z if previous is not None else None
-            Z = self._inducing_rows(plan.size) if Z is None else Z
-            basis = InducingBasis(self.kernel, Z, dtype=o.dtype)
-        if previous is not None:
-            return basis, continued_state(previous, basis, self.noise)
-        n_support = min(o.n_support, len(X))
-        # Newton directions are built from the support features; without them, the paper's AdaGrad.
-        optimizer = "nystrom" if n_support else "adagrad"
-        state = initial_state(
-            X, y, basis, self.noise, None, k, n_support, optimizer, generator=self.generator
-        )
-        if isinstance(basis, InducingBasis):
-            state.Z = torch.as_tensor(basis.Z)
-        return basis, state
-
-    def _continues(self, previous: SGDState, plan: Plan, k: int) -> bool:
-        return (
-            previous.weights.shape == (plan.size, 1 + k)
-            and previous.weights.dtype == self.options.dtype
-            and previous.X_support.shape[1] == self.X.shape[1]
-            and (previous.Z is None) == (plan.basis == "fourier")
-        )
-
-    def _dense_columns(self, plan: Plan) -> int:
-        return min(self.options.n_dense_columns, plan.size)
-
-    def _stochastic_fit(
-        self, plan: Plan, basis: FourierBasis | InducingBasis, state: SGDState, n: int
-    ) -> Fit:
-        """What the state of a stochastic fit to n rows predicts, also while it goes on."""
-        kernel, noise, q = self.kernel, state.noise_variance, state.covariance(basis, n)
-        posterior: Posterior
-        if state.Z is None:
-            if state.theta is not None:
-                kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
-            posterior = LinearWeightsPosterior.from_gaussian(
-                self._fourier(plan.size, kernel), q, noise
-            )
-        else:
-            # Predictions are in float64, whatever the weights were trained in.
-            q = WeightGaussian(q.mean.double(), q.columns.double(), q.tail_std.double())
-            covariance = WeightCovariance(q, noise, self.options.augment, n / plan.size)
-            posterior = FunctionSpacePosterior(kernel, state.Z, q.mean, noise, covariance)
-        return Fit(posterior, plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
-
-    def _inducing_rows(self, m: int) -> Tensor:
-        """All rows, or m at random; a copy."""
-        if m == self.n:
-            return self.X.clone()
-        return self.X[torch.randperm(self.n, generator=self.generator)[:m]]
-
     # -------------------------------------------------------------------------- features
 
-    def _fourier(self, m: int, kernel=None) -> FourierFeatures:
+    def _fourier(self, m: int) -> FourierFeatures:
         return FourierFeatures(
-            self.kernel if kernel is None else kernel,
+            self.kernel,
             m,
             self.X.shape[1],
             kind=self.options.feature_map,

@@ -484,3 +484,33 @@ def test_gram_of_the_posterior_features_is_the_kernel():
     prior = fitter._prior_features(10)
     Phi = prior.features(data.X, 0)
     torch.testing.assert_close(Phi @ Phi.T, gram(kernel, data.X), rtol=0, atol=1e-5)
+
+
+def test_stochastic_route_lowers_a_learning_rate_that_diverges():
+    data = sine()
+    options = replace(OPTIONS, max_iter=60, learning_rate=100.0, learn_hyperparameters=False)
+    with pytest.warns(NumericalWarning, match="learning_rate=100.0 makes .* diverge"):
+        fit = fit_regression(
+            KERNEL,
+            data,
+            NOISE,
+            Plan("inducing", None, "sgd", "diagonal"),
+            options,
+            generator=torch.Generator().manual_seed(0),
+        )
+    residual = data.y - fit.posterior.mean(data.X)
+    assert float(residual.square().mean()) < float(data.y.square().mean())
+
+
+def test_stochastic_route_says_that_it_has_not_converged():
+    data = sine()
+    options = replace(OPTIONS, max_iter=1, learning_rate=1e-6, learn_hyperparameters=False)
+    with pytest.warns(NumericalWarning, match="after 1 iterations.* Raise max_iter"):
+        fit_regression(
+            KERNEL,
+            data,
+            NOISE,
+            Plan("fourier", 512, "sgd", "diagonal"),
+            options,
+            generator=torch.Generator().manual_seed(0),
+        )
