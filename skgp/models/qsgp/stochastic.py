@@ -4,6 +4,7 @@ r"""QSGP by stochastic gradients, from a plan to a posterior: Theorems 1 and 2 i
 and what becomes of a learning rate that is too large.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -25,7 +26,6 @@ from skgp.variational.gaussian import WeightGaussian
 
 Callback = Callable[[int, dict], bool | None]
 
-DIVERGED = 2.0  # times the loss of zero weights
 MAX_RESTARTS = 3
 
 
@@ -106,13 +106,14 @@ class _Stochastic:
         basis, state = self._start(plan, X, y, previous)
         if o.early_stopping:
             rule = validation_rule(basis, state, held_out, o.tol)
-        # The loss of zero weights, which none but a diverging descent exceeds for long.
-        limit = DIVERGED * float(y.square().mean()) * len(y) / self.noise
-        diverged = False
+        # What zero weights lose; only a diverging descent climbs by as much above its lowest loss.
+        allowance = float(y.square().sum()) / self.noise
+        lowest, diverged = math.inf, False
 
         def callback(iteration: int, info: dict) -> bool:
-            nonlocal diverged
-            diverged = watch and info["loss"] > limit
+            nonlocal lowest, diverged
+            lowest = min(lowest, info["loss"])
+            diverged = watch and info["loss"] - lowest > allowance
             stop = diverged or (rule is not None and rule(iteration, info["loss"]))
             if self.callback is not None:
                 info = {**info, "fit": lambda: self._stochastic_fit(plan, basis, state, len(X))}
