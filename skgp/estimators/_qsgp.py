@@ -83,7 +83,7 @@ class QSGPRegressor(BaseGPRegressor):
         and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which "sgd" stops
         (never by default).
     learning_rate : float, default=0.1
-        Of "sgd", which starts again with a tenth of it where the loss shows that it diverges.
+        Of "sgd", which starts again with a tenth of it where it diverges.
     warm_start : bool, default=False
         Start from the hyper-parameters of the last fit and, with "sgd", from its weights and basis
         functions, if there are as many.

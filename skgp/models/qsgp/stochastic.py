@@ -4,7 +4,6 @@ r"""QSGP by stochastic gradients, from a plan to a posterior: Theorems 1 and 2 i
 and what becomes of a learning rate that is too large.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ from skgp.variational.gaussian import WeightGaussian
 
 Callback = Callable[[int, dict], bool | None]
 
+DIVERGED = 1.5  # times the mean square of the targets, left on the support rows
 MAX_RESTARTS = 3
 
 
@@ -98,7 +98,7 @@ class _Stochastic:
         self.support_mse = 0.0  # of the mean on the support rows, after the last descent
 
     def descend(self, previous: SGDState | None, rate: float, *, watch: bool) -> Fit | None:
-        """Iterate to the end, or return None as soon as the loss shows divergence."""
+        """Iterate to the end, or return None as soon as the support rows show divergence."""
         o, plan, X, y = self.options, self.plan, self.X, self.y
         rule = None
         if o.early_stopping:
@@ -106,14 +106,13 @@ class _Stochastic:
         basis, state = self._start(plan, X, y, previous)
         if o.early_stopping:
             rule = validation_rule(basis, state, held_out, o.tol)
-        # What zero weights lose; only a diverging descent climbs by as much above its lowest loss.
-        allowance = float(y.square().sum()) / self.noise
-        lowest, diverged = math.inf, False
+        # Zero weights leave the mean square of y; only a diverging descent leaves more for long.
+        limit = DIVERGED * float(y.square().mean())
+        diverged = False
 
         def callback(iteration: int, info: dict) -> bool:
-            nonlocal lowest, diverged
-            lowest = min(lowest, info["loss"])
-            diverged = watch and info["loss"] - lowest > allowance
+            nonlocal diverged
+            diverged = watch and info["support_mse"] > limit
             stop = diverged or (rule is not None and rule(iteration, info["loss"]))
             if self.callback is not None:
                 info = {**info, "fit": lambda: self._stochastic_fit(plan, basis, state, len(X))}
