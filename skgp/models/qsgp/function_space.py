@@ -193,7 +193,6 @@ def fit_iterative(
     rank: int = 2000,
     tol: float = 1e-2,
     max_iter: int = 200,
-    low_rank: LowRank | None = None,
     dtype: torch.dtype = torch.float32,
     memory_budget: float = 8e9,
     generator: torch.Generator,
@@ -224,8 +223,6 @@ def fit_iterative(
     tol : float
         Residual, relative to the norm of `y`, at which a right-hand side is done. Draws are held to
         that absolute size too: what counts is their error next to the noise.
-    low_rank : LowRank, optional
-        Partial Cholesky factorisation to start from instead of a new one; overwritten.
     dtype : torch.dtype
         Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
     memory_budget : float
@@ -252,8 +249,7 @@ def fit_iterative(
         row_noise = noise if sample_weight is None else noise / sample_weight
         prior_weights, targets = perturbed_targets(prior, X, row_noise, n_samples, generator)
         B = torch.cat([B, targets], dim=1)
-    if low_rank is None:
-        low_rank = pivoted_factor(kernel, X, rank, generator=generator)
+    low_rank = pivoted_factor(kernel, X, rank, generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
     operator = KernelOperator(kernel, X, dtype=dtype, memory_budget=memory_budget)
     B = root_weight * B

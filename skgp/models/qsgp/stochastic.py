@@ -65,10 +65,10 @@ def fit_stochastic(
     """
     route = _Stochastic(kernel, X, y, noise, plan, options, generator, callback)
     rate, restart = options.learning_rate, 0
-    fit = route.descend(previous, rate, watch=True)
+    fit = route.descend(previous, rate, watch=previous is None)  # which a descent changes in place
     while fit is None:
         restart += 1
-        fit = route.descend(previous, rate / 10**restart, watch=restart < MAX_RESTARTS)
+        fit = route.descend(None, rate / 10**restart, watch=restart < MAX_RESTARTS)
     if restart:
         warnings.warn(
             f"learning_rate={options.learning_rate} makes stochastic gradients diverge; a rate "

@@ -9,7 +9,6 @@ from scipy import stats
 
 from skgp.kernels import FourierFeatures, gram
 from skgp.linalg.preconditioners import LowRank
-from skgp.models.qsgp import function_space
 from skgp.models.qsgp.function_space import fit_dense, fit_iterative, pivoted_factor
 from tests.models.qsgp.dense_problems import KERNELS, NOISE, make_problem
 from tests.models.qsgp.stochastic_problems import z_score
@@ -134,14 +133,6 @@ def test_fit_iterative_is_stopped_by_its_callback():
     posterior = iterative(problem, rank=1, callback=lambda iteration, info: iteration == 2)
     assert posterior.n_iter == 2
     assert torch.isfinite(posterior.mean(problem.X_test)).all()
-
-
-def test_fit_iterative_starts_from_a_factor_that_is_given(monkeypatch):
-    problem = make_problem()
-    low_rank = pivoted_factor(problem.kernel, problem.X, 30, generator=new_generator())
-    monkeypatch.setattr(function_space, "pivoted_factor", None)
-    posterior = iterative(problem, low_rank=low_rank, tol=1e-5)
-    assert posterior.n_iter <= 2  # of full rank, the preconditioner is the inverse
 
 
 @each_weighting
