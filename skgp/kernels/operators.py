@@ -41,8 +41,6 @@ class KernelOperator:
     memory_budget : float, default=8e9
         Bytes. The upper triangle is stored when it fits, else entries are recomputed at every
         product.
-    should_stop : callable, optional
-        Asked between panels while they are built; True raises ``KeyboardInterrupt``.
 
     Attributes
     ----------
@@ -58,7 +56,6 @@ class KernelOperator:
         dtype: torch.dtype = torch.float32,
         distance_dtype: torch.dtype = torch.float64,
         memory_budget: float = 8e9,
-        should_stop=None,
     ):
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
@@ -69,8 +66,6 @@ class KernelOperator:
         self._panels: list[Tensor] = []
         if self.stored:
             for start in self._starts:
-                if should_stop is not None and should_stop():
-                    raise KeyboardInterrupt
                 self._panels.append(self._panel(start))
 
     def diag(self) -> Tensor:

@@ -110,23 +110,6 @@ def test_kernel_operator_recomputes_one_panel_at_a_time(monkeypatch, tile):
     assert max(sizes) <= 2 * tile**2 and N * (N + 1) / 2 <= sum(sizes) <= N * (N + tile) / 2
 
 
-def test_kernel_operator_asks_between_panels_whether_to_stop(tile):
-    asked = []
-
-    def stop():
-        asked.append(True)
-        return len(asked) == 3
-
-    X = normal(N, N_INPUTS)
-    if tile == 5:
-        with pytest.raises(KeyboardInterrupt):
-            KernelOperator(KERNEL, X, should_stop=stop)
-        assert len(asked) == 3
-    else:
-        KernelOperator(KERNEL, X, should_stop=stop)
-        assert len(asked) == 1
-
-
 @pytest.mark.parametrize("rows", [1, 5, 100])
 @each_kernel()
 def test_kernel_matmul_equals_dense(make_kernel, rows, dtype):
