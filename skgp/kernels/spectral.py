@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from .spectra import SPECTRA, Draws, Term, expand
 
 __all__ = ["FourierFeatures", "has_spectral_density"]
 
-# Bytes of draws that an instance keeps, so that a few blocks need not be drawn again and again.
+# Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
+# and one block for several sets of rows (a minibatch, the support rows) is drawn once.
 CACHE_BYTES = 16 * 2**20
 # Elements of a piece of the projection that stay in a core's cache through all its passes.
 PIECE = 2**16
@@ -96,8 +98,8 @@ class FourierFeatures:
     Notes
     -----
     Nothing of size m d is stored: a block is a function of (seed, block) alone, at a cost of
-    O(block_size d) for "iid", times d for "orthogonal" and times log d for "hadamard". The first
-    blocks drawn are kept, up to 16 MiB.
+    O(block_size d) for "iid", times d for "orthogonal" and times log d for "hadamard". The blocks
+    used last are kept, up to 16 MiB.
 
     Values and gradients hold for every theta. Frequencies follow theta smoothly (length scales,
     periods, alpha); the harmonics of ExpSineSquared instead keep the choice made under the kernel's
@@ -138,7 +140,7 @@ class FourierFeatures:
         self.block_size = min(int(block_size), self.n_features // 2)
         self.n_blocks = -(-(self.n_features // 2) // self.block_size)
         self.block_features = 2 * self.block_size
-        self._cache: dict[int, list[list[Draws]]] = {}
+        self._cache: OrderedDict[int, list[list[Draws]]] = OrderedDict()
         self._shares = self._term_shares()
         last = self._block_counts(self.n_blocks - 1)
         full = self._block_counts(0)
@@ -252,6 +254,7 @@ class FourierFeatures:
         """Draw the randomness of a block, one tuple of tensors for each factor of each term."""
         self._check_block(block)
         if block in self._cache:
+            self._cache.move_to_end(block)
             return self._cache[block]
         # Philox is a counter-based generator: the key alone decides the stream.
         key = np.array([self.seed, block], dtype=np.uint64)
@@ -266,13 +269,14 @@ class FourierFeatures:
             for term, count in zip(terms, counts, strict=True)
         ]
         size = sum(r.numel() * r.element_size() for term in draws for raw in term for r in raw)
-        # First come, first kept: a sweep over more blocks than fit would defeat "least recent".
-        if (len(self._cache) + 1) * size <= CACHE_BYTES:
+        if size <= CACHE_BYTES:
             self._cache[block] = draws
+        while len(self._cache) * size > CACHE_BYTES:
+            self._cache.popitem(last=False)
         return draws
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
+        return {**self.__dict__, "_cache": OrderedDict()}
 
     # Features -------------------------------------------------------------------------------
 

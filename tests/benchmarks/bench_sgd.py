@@ -2,7 +2,8 @@
 
 Run with ``pytest tests/benchmarks/bench_sgd.py -m benchmark -s``. The rows lie in a memory map in
 pytest's temporary folder (360 MB for n = 1e7). Nothing is kept between iterations
-(``memory_budget=0``): a cache would make small m cheaper than large.
+(``memory_budget=0``): a cache would make small m cheaper than large. One thread: with more, a
+neighbour on the machine slows some sizes and not others.
 """
 
 import time
@@ -17,8 +18,16 @@ from skgp.models.qsgp.basis import FourierBasis, InducingBasis
 from skgp.models.qsgp.sgd import fit_sgd
 
 pytestmark = pytest.mark.benchmark
-D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 3, 8
+D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 12, 6
 SIZES = (10**4, 10**5, 10**6, 10**7)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

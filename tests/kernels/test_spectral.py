@@ -216,7 +216,7 @@ def test_blocks_do_not_depend_on_what_is_kept(monkeypatch):
     monkeypatch.setattr(spectral, "CACHE_BYTES", 700)  # two blocks of three
     fresh = FourierFeatures(kernel, 60, N_INPUTS, seed=3, block_size=10)
     torch.testing.assert_close(fresh.all_features(X), expected, rtol=0, atol=0)
-    assert sorted(fresh._cache) == [0, 1]
+    assert len(fresh._cache) == 2
     copy = pickle.loads(pickle.dumps(kept))
     assert not copy._cache
     torch.testing.assert_close(copy.all_features(X), expected, rtol=0, atol=0)
