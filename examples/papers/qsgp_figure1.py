@@ -9,7 +9,8 @@ The gradient comes in three forms: with the dense gradient of the control variat
 ("dense", which no O(1) iteration can afford), and with the sparse ones of appendix F.1 ("union")
 and of this package ("draws"). A sparse gradient has a variance of its own, shown as "floor": that
 of the exact gradient's sampled entries. With "coefficient" the control variate of the objective is
-multiplied by the best constant.
+multiplied by the best constant. "projected" is "dense" with the support rows weighed by projection,
+as the solver of this package does (`projection_weights`); in eq. (3) all count alike.
 
 Run it as::
 
@@ -32,13 +33,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteK
 from torch import Tensor
 
 from skgp.kernels import FourierFeatures
-from skgp.models.qsgp.control_variates import LowRankControlVariate
+from skgp.models.qsgp.control_variates import LowRankControlVariate, projection_weights
 from skgp.models.qsgp.estimators import Estimate, quadratic_loss, sample_design
 from skgp.models.qsgp.sgd_sampling import everything, sample_indices, union_weight
 from skgp.training import sample_without_replacement
 
 RANKS = (0, 10, 30, 100, 200, 300, 500, 1000)
-KINDS = ("dense", "union", "draws")
+KINDS = ("dense", "projected", "union", "draws")
 N_FEATURES = 10_000
 BATCH = 500
 
@@ -54,6 +55,7 @@ class SingleFunctions:
     dtype = torch.float32
 
     def __init__(self, fourier: FourierFeatures) -> None:
+        self.kernel = fourier.kernel
         self.n_features = self.n_units = fourier.n_features
         parts = [fourier.frequencies(block) for block in range(fourier.n_blocks)]
         W, amplitude = (torch.cat(p).to(self.dtype) for p in zip(*parts, strict=True))
@@ -96,16 +98,26 @@ def dense_gradient(m: int, i: Tensor, j: Tensor, estimate: Estimate) -> Tensor:
     return gradient.index_add_(0, j, estimate.grad_j[:, 0].double())
 
 
-def controls(B: Tensor, mu: Tensor, kind: str) -> dict[int, LowRankControlVariate]:
-    """Build a control variate for every rank; B holds the features of all support rows."""
+def controls(
+    basis: SingleFunctions, X: Tensor, support: Tensor, mu: Tensor, kind: str
+) -> dict[int, LowRankControlVariate]:
+    """Build a control variate for every rank, of nested sets of support rows."""
     made = {}
+    B = basis.features(X[support], everything(basis).indices)
     for rank in RANKS[1:]:
+        weights = None
+        if kind == "projected":
+            weights = projection_weights(basis.kernel, X[support[:rank]], X[:: len(X) // 10_000])
         factor = B[:rank]
         sums = (factor @ mu[:, None]).double()
         # A dense gradient of the expectation is a constant: leaving it out shifts no variance.
-        sums = torch.zeros_like(sums) if kind == "dense" else sums
-        scaling = "draws" if kind == "dense" else kind
-        made[rank] = LowRankControlVariate(lambda k, F=factor: F[:, k], sums, scaling=scaling)
+        dense = kind in ("dense", "projected")
+        made[rank] = LowRankControlVariate(
+            lambda k, F=factor: F[:, k],
+            torch.zeros_like(sums) if dense else sums,
+            weights=weights,
+            scaling="draws" if dense else kind,
+        )
     return made
 
 
@@ -117,7 +129,7 @@ def variances(
     n, m = len(X), basis.n_features
     mu = torch.randn(m, generator=generator)
     support = torch.randperm(n, generator=generator)[: max(RANKS)]
-    made = controls(basis.features(X[support], everything(basis).indices), mu, kind)
+    made = controls(basis, X, support, mu, kind)
     plain_values, corrections = [], {rank: [] for rank in RANKS}
     moments = {rank: torch.zeros(2, m, dtype=torch.float64) for rank in RANKS}
     for _ in range(repetitions):
@@ -147,7 +159,7 @@ def variances(
 
 def sparsity_floor(basis: SingleFunctions, X: Tensor, noise: float, kind: str) -> float:
     """Gradient variance of the exact gradient's sampled entries."""
-    if kind == "dense":
+    if kind in ("dense", "projected"):
         return 0.0
     generator = torch.Generator().manual_seed(2)
     mu = torch.randn(basis.n_features, generator=generator)
@@ -200,10 +212,10 @@ def write(table: list[tuple], folder: Path, name: str) -> None:
     with open(folder / "qsgp_figure1.csv", "w", newline="") as file:
         csv.writer(file).writerows([header, *table])
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    for kind, line in zip(KINDS, ("-", "--", ":"), strict=True):
+    for kind, line in zip(KINDS, ("-", "-.", "--", ":"), strict=True):
         ranks, objective, _, gradient, _ = zip(*(r[1:] for r in table if r[0] == kind), strict=True)
-        if kind == "dense":
-            axes.plot(ranks, objective, color="C0", label="objective")
+        if kind in ("dense", "projected"):
+            axes.plot(ranks, objective, line, color="C0", label=f"objective ({kind})")
         axes.plot(ranks, gradient, line, color="C1", label=f"gradient ({kind})")
     axes.set(xlabel="rank of the control variate", ylabel="variance, rank 0 = 1", yscale="log")
     axes.set_title(name)

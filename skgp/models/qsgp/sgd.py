@@ -64,6 +64,7 @@ def fit_sgd(
     hyper_learning_rate: float = 1e-5,
     freeze_iterations: int = 0,
     symmetric: bool = True,
+    control: str = "projection",
     scaling: str = "draws",
     coefficient: float | str = 1.0,
     linear_control: Tensor | None = None,
@@ -114,6 +115,8 @@ def fit_sgd(
         Iterations before hyper-parameters move, counted over warm starts.
     symmetric : bool, default=True
         See `mean_loss`; False is Theorem 1 to the letter.
+    control : {"projection", "support"}
+        Whether the support rows stand for all rows by projection or alike, as in eq. (3).
     scaling : {"draws", "union"}
         See `control_variates`; "union" is the paper's.
     coefficient : float or "regression"
@@ -158,6 +161,8 @@ def fit_sgd(
     :math:`O(200^2 \tilde m)` more. Between iterations it keeps :math:`O(m k)`.
     """
     _check_options(noise_variance, n_support, learning_rate, decay, max_iter)
+    if control not in ("projection", "support"):
+        raise ValueError(f'control must be "projection" or "support", got {control!r}.')
     k = _n_dense(covariance, n_dense_columns, basis.n_features)
     if learn_hyperparameters and not basis.diagonal_precision:
         basis.log_precision_diag(torch.zeros(1, dtype=torch.int64))  # says why not
@@ -184,7 +189,7 @@ def fit_sgd(
         ),
     )
     solver = Solver(X, y, basis, options, state, generator)
-    solver.set_control_variates(scaling, coefficient, linear_control, memory_budget)
+    solver.set_control_variates(control, scaling, coefficient, linear_control, memory_budget)
     rule = LossPlateau(tol=tol, patience=300, smoothing=0.98) if tol is not None else None
     return solver.run(max_iter, rule, callback)
 

@@ -15,6 +15,7 @@ from .control_variates import (
     LowRankControlVariate,
     RegressionCoefficient,
     nystrom_factor,
+    projection_weights,
     support_features,
 )
 from .estimators import (
@@ -31,6 +32,9 @@ from .sgd_sampling import IndexSet, sample_indices, take_rows
 from .sgd_state import SGDResult, SGDState, chevron_pattern, head_log_det, raise_non_finite
 
 __all__ = ["Options", "Solver"]
+
+# Rows that the projection of the control variate is averaged over: far more than support rows.
+PROJECTED_ROWS = 10_000
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -120,14 +124,23 @@ class Solver:
         self.coefficient = 1.0
 
     def set_control_variates(
-        self, scaling: str, coefficient: float | str, b: Tensor | None, memory_budget: int
+        self,
+        control: str,
+        scaling: str,
+        coefficient: float | str,
+        b: Tensor | None,
+        memory_budget: int,
     ) -> None:
         """Build the control variates around the running sums of the state."""
         state, basis = self.state, self.basis
         if len(state.X_support):
             factor = support_features(basis, state.X_support, state.initial_theta)
             self.features_cv = LowRankControlVariate(
-                factor, state.sums, memory_budget=memory_budget, scaling=scaling
+                factor,
+                state.sums,
+                weights=self._support_weights() if control == "projection" else None,
+                memory_budget=memory_budget,
+                scaling=scaling,
             )
             if len(state.precision_sums):
                 factor = nystrom_factor(basis, state.X_support, state.initial_theta)
@@ -148,6 +161,13 @@ class Solver:
             raise ValueError(f'coefficient must be a number or "regression", got {coefficient!r}.')
         else:
             self.coefficient = float(coefficient)
+
+    def _support_weights(self) -> Tensor:
+        """Weights of the support rows by projection, from rows at even distances."""
+        rows = torch.arange(0, self.n, -(-self.n // PROJECTED_ROWS))
+        X = take_rows(self.X, rows, torch.float64)
+        state = self.state
+        return projection_weights(self.basis.kernel, state.X_support, X, state.initial_theta)
 
     def run(self, max_iter: int, rule: LossPlateau | None, callback: Callback | None) -> SGDResult:
         """Iterate until `max_iter`, the rule or the callback stops."""

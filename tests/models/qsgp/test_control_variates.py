@@ -14,6 +14,7 @@ from skgp.models.qsgp.control_variates import (
     LowRankControlVariate,
     RegressionCoefficient,
     nystrom_factor,
+    projection_weights,
     support_features,
 )
 from skgp.models.qsgp.estimators import mean_loss, quadratic_loss, sample_design
@@ -23,13 +24,15 @@ from tests.reference import qsgp as reference
 
 from .stochastic_problems import BASES, NOISE, all_samples, make_problem, scatter_pair, z_score
 
-KINDS = ("features", "precision")
+KINDS = ("features", "precision", "projected")
 
 
 def low_rank(problem, kind="features", scaling="draws", V=None, **options):
     """A control variate of rank 3 with exact running sums, and B."""
     V = problem.mu[:, None] if V is None else V
-    make = support_features if kind == "features" else nystrom_factor
+    make = nystrom_factor if kind == "precision" else support_features
+    if kind == "projected":
+        options["weights"] = projection_weights(problem.basis.kernel, problem.X[:3], problem.X)
     factor = make(problem.basis, problem.X[:3])
     B = factor(everything(problem.basis).indices)
     return LowRankControlVariate(factor, B @ V, scaling=scaling, **options), B
@@ -42,7 +45,9 @@ def pair_estimate(cv, problem, i, j, scale=2.0):
 
 
 @pytest.mark.parametrize(
-    "name, kind", [(name, "features") for name in BASES] + [("inducing", "precision")]
+    "name, kind",
+    [(name, kind) for name in BASES for kind in ("features", "projected")]
+    + [("inducing", "precision")],
 )
 @pytest.mark.parametrize("scaling", ["draws", "union"])
 def test_low_rank_correction_has_expectation_zero(name, scaling, kind):
@@ -63,7 +68,8 @@ def test_low_rank_value_is_eq_3_to_the_letter(kind):
     cv, B = low_rank(problem, kind)
     i, j = all_samples(problem.basis, 2)[0], all_samples(problem.basis, 2)[3]
     mu = problem.mu.numpy()
-    M = (B.T @ B).numpy()
+    A = torch.eye(len(B)).double() if cv.weights is None else cv.weights
+    M = (B.T @ A @ B).numpy()
     weight = (5 / 2) ** 2
     I, J = i.indices.numpy(), j.indices.numpy()
     expected = 2.0 * (mu @ M @ mu - weight * mu[J] @ M[np.ix_(J, I)] @ mu[I])
@@ -96,12 +102,26 @@ def test_linear_correction_has_expectation_zero(name, symmetric, scaling):
     np.testing.assert_allclose(torch.stack(gradients).mean(0).numpy(), 0, atol=1e-10)
 
 
+def test_projection_weights_equal_their_formula_and_reproduce_functions_on_the_support():
+    rng = np.random.default_rng(0)
+    U, X = rng.normal(size=(4, 2)), rng.normal(size=(50, 2))
+    kernel = 2.0 * RBF(1.3)
+    A = projection_weights(kernel, torch.tensor(U), torch.tensor(X), jitter=0).numpy()
+    P = np.linalg.solve(kernel(U), kernel(U, X))
+    np.testing.assert_allclose(A, 4 / 50 * P @ P.T, atol=1e-12)
+    # A function spanned by the support rows is its own projection: its mean square is exact.
+    weights = rng.normal(size=4)
+    f_U, f_X = kernel(U) @ weights, kernel(X, U) @ weights
+    np.testing.assert_allclose(f_U @ A @ f_U / 4, np.mean(f_X**2), rtol=1e-10)
+
+
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("scaling", ["draws", "union"])
-def test_mean_loss_with_every_control_variate_is_unbiased_by_z_test(name, scaling, generator):
+@pytest.mark.parametrize("kind", ["features", "projected"])
+def test_mean_loss_with_every_control_variate_is_unbiased_by_z_test(name, scaling, kind, generator):
     problem = make_problem(name)
     basis, mu = problem.basis, problem.mu
-    features, _ = low_rank(problem, "features", scaling)
+    features, _ = low_rank(problem, kind, scaling)
     precision = low_rank(problem, "precision", scaling)[0] if name == "inducing" else None
     Phi, S, y = problem.dense()
     b = torch.tensor(Phi.T @ y)
@@ -174,13 +194,15 @@ def test_features_of_the_control_variate_stay_at_the_initial_theta():
     torch.testing.assert_close(factor(indices), before, rtol=0, atol=0)
 
 
-def variance_by_rank(problem, ranks, *, scaling, y=None, repetitions=150):
+def variance_by_rank(problem, ranks, *, scaling, y=None, projected=False, repetitions=150):
     """Variances of value and gradient of the mean's loss, for nested sets of support rows."""
     basis, X, mu = problem
     generator = torch.Generator().manual_seed(2)
     n = len(X)
     order = torch.randperm(n, generator=generator)
-    B = basis.features(X[order[: max(ranks)]], everything(basis).indices)
+    support = X[order[: max(ranks)]]
+    B = basis.features(support, everything(basis).indices)
+    A = {r: projection_weights(basis.kernel, support[:r], X) if projected else None for r in ranks}
     draws = {rank: ([], []) for rank in ranks}
     for _ in range(repetitions):
         rows = sample_without_replacement(n, 200, generator=generator)
@@ -196,6 +218,7 @@ def variance_by_rank(problem, ranks, *, scaling, y=None, repetitions=150):
                 cv = LowRankControlVariate(
                     lambda k, F=factor: F[:, k],
                     torch.zeros_like(sums) if scaling == "dense" else sums,
+                    weights=A[rank],
                     scaling="draws" if scaling == "dense" else scaling,
                 )
                 parts = cv.columns(i), cv.columns(j)
@@ -224,6 +247,14 @@ def test_variance_falls_by_an_order_of_magnitude(smooth_problem):
     assert np.all(np.diff(objective) < 0) and np.all(np.diff(gradient) < 0)
     assert objective[-1] < 0.1 * objective[0]
     assert gradient[-1] < 0.1 * gradient[0]
+
+
+def test_projection_needs_fewer_support_rows(smooth_problem):
+    alike = variance_by_rank(smooth_problem, (30, 100), scaling="dense")
+    projected = variance_by_rank(smooth_problem, (30, 100), scaling="dense", projected=True)
+    for rank in (30, 100):
+        assert np.all(np.array(projected[rank]) < np.array(alike[rank]))
+    assert np.all(np.array(projected[30]) < np.array(alike[100]))
 
 
 @pytest.mark.parametrize("scaling", ["draws", "union"])
