@@ -7,16 +7,18 @@ from torch import Tensor
 
 from skgp.likelihoods import quadrature
 
-__all__ = ["Likelihood"]
+__all__ = ["Likelihood", "aligned", "check_var"]
 
 
 class Likelihood(abc.ABC):
     r"""Density :math:`p(y \mid f)` of one observation given one latent value.
 
     The public methods check and broadcast their arguments, then call the method of the same name
-    with an underscore. A subclass must write ``_log_prob``, ``_conditional_mean`` and
-    ``_conditional_var``; the other computations default to Gauss-Hermite quadrature in f, and a
-    closed form overrides them. ``_check_targets`` refuses values that y cannot take.
+    with an underscore. A subclass must write ``_log_prob``, ``_derivatives``,
+    ``_conditional_mean`` and ``_conditional_var``; the other computations default to Gauss-Hermite
+    quadrature in f, and a closed form overrides them. It must where log p has a kink: quadrature of
+    the second derivative misses a delta function. ``_check_targets`` refuses values that y cannot
+    take.
 
     A subclass inherits its tests too: see ``LikelihoodContract`` in ``tests/contracts``.
 
@@ -54,7 +56,7 @@ class Likelihood(abc.ABC):
         ValueError
             If the shapes or dtypes differ, or y holds a value that it cannot take.
         """
-        y, f = _aligned(y=y, f=f)
+        y, f = aligned(y=y, f=f)
         self._check_targets(y)
         return self._log_prob(y, f)
 
@@ -76,9 +78,9 @@ class Likelihood(abc.ABC):
         ValueError
             As `log_prob`, or if a variance is negative.
         """
-        y, mean, var = _aligned(y=y, mean=mean, var=var)
+        y, mean, var = aligned(y=y, mean=mean, var=var)
         self._check_targets(y)
-        _check_var(var)
+        check_var(var)
         return self._expected_log_prob(y, mean, var)
 
     def log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
@@ -99,10 +101,62 @@ class Likelihood(abc.ABC):
         ValueError
             As `expected_log_prob`.
         """
-        y, mean, var = _aligned(y=y, mean=mean, var=var)
+        y, mean, var = aligned(y=y, mean=mean, var=var)
         self._check_targets(y)
-        _check_var(var)
+        check_var(var)
         return self._log_predictive(y, mean, var)
+
+    def derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        r"""First and second derivative of :math:`\log p(y \mid f)` in f.
+
+        Parameters
+        ----------
+        y, f : Tensor of shapes that broadcast to (...)
+            Observations and latent values.
+
+        Returns
+        -------
+        d1, d2 : Tensor of shape (...)
+            In nats per unit of f, and of f squared. Where a kink of log p makes the second a delta
+            function, d2 leaves it out.
+
+        Raises
+        ------
+        ValueError
+            As `log_prob`.
+        """
+        y, f = aligned(y=y, f=f)
+        self._check_targets(y)
+        return self._derivatives(y, f)
+
+    def expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Expected derivatives in f under :math:`f \sim N(m, v)`.
+
+        By the theorems of Bonnet and Price they are the derivatives of the expected log-density
+        :math:`\ell(m, v)`, which natural-gradient steps need:
+
+        .. math:: E[d_1] = \partial \ell / \partial m, \qquad
+                  E[d_2] = \partial^2 \ell / \partial m^2 = 2\, \partial \ell / \partial v.
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shapes that broadcast to (...)
+            Observations; mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        d1, d2 : Tensor of shape (...)
+            In nats per unit of f, and of f squared; delta functions at kinks included.
+
+        Raises
+        ------
+        ValueError
+            As `expected_log_prob`.
+        """
+        y, mean, var = aligned(y=y, mean=mean, var=var)
+        self._check_targets(y)
+        check_var(var)
+        return self._expected_derivatives(y, mean, var)
 
     def predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         r"""Mean and variance of a new observation when :math:`f \sim N(m, v)`.
@@ -122,13 +176,17 @@ class Likelihood(abc.ABC):
         ValueError
             If the shapes or dtypes differ, or a variance is negative.
         """
-        mean, var = _aligned(mean=mean, var=var)
-        _check_var(var)
+        mean, var = aligned(mean=mean, var=var)
+        check_var(var)
         return self._predictive_moments(mean, var)
 
     @abc.abstractmethod
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """Log-density; y (...) against f (...) or, in quadrature, f (n_points, ...)."""
+
+    @abc.abstractmethod
+    def _derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Both derivatives in f; shapes as for ``_log_prob``."""
 
     @abc.abstractmethod
     def _conditional_mean(self, f: Tensor) -> Tensor:
@@ -142,6 +200,13 @@ class Likelihood(abc.ABC):
         return quadrature.expectation(
             lambda f: self._log_prob(y, f), mean, var, n_points=self.n_points
         )
+
+    def _expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        # Stacked behind the nodes, so that one sum serves both.
+        first, second = quadrature.expectation(
+            lambda f: torch.stack(self._derivatives(y, f), dim=1), mean, var, n_points=self.n_points
+        )
+        return first, second
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return quadrature.log_expectation(
@@ -158,8 +223,8 @@ class Likelihood(abc.ABC):
             raise ValueError("y contains NaN or inf; drop or impute those rows.")
 
 
-def _aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
-    """Broadcast to one shape, after checking that kind and dtype agree."""
+def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast to one shape; a ValueError unless kind and dtype agree."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -174,7 +239,8 @@ def _aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"Shapes do not broadcast: {shapes}.") from error
 
 
-def _check_var(var: Tensor) -> None:
+def check_var(var: Tensor) -> None:
+    """Raise a ValueError if a variance is negative or NaN."""
     # Written as a negation so that NaN is refused as well.
     if not (var >= 0).all():
         raise ValueError(

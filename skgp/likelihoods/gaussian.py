@@ -58,6 +58,14 @@ class Gaussian(Likelihood):
         noise = self._noise(mean)
         return _log_normal(y - mean, noise) - 0.5 * var / noise
 
+    def _derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        precision = 1 / self._noise(f)
+        first = (y - f) * precision
+        return first, -precision.expand_as(first)
+
+    def _expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        return self._derivatives(y, mean)  # linear in f
+
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return _log_normal(y - mean, var + self._noise(mean))
 

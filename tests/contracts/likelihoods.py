@@ -73,6 +73,17 @@ class LikelihoodContract:
         corner = [argument.expand(4, 4)[2, 1] for argument in arguments]
         torch.testing.assert_close(getattr(self.likelihood(), name)(*corner), value[2, 1])
 
+    @pytest.mark.parametrize("name", ["derivatives", "expected_derivatives"])
+    def test_derivatives_broadcast_and_keep_dtype(self, name, dtype):
+        y = torch.as_tensor(self.targets(), dtype=dtype)
+        mean = torch.tensor(MEANS, dtype=dtype)[:, None]
+        arguments = (y, mean) if name == "derivatives" else (y, mean, torch.ones((), dtype=dtype))
+        values = getattr(self.likelihood(), name)(*arguments)
+        corner = [argument.expand(4, 4)[2, 1] for argument in arguments]
+        for value, alone in zip(values, getattr(self.likelihood(), name)(*corner), strict=True):
+            assert value.shape == (4, 4) and value.dtype == dtype
+            torch.testing.assert_close(alone, value[2, 1])
+
     def test_predictive_moments_broadcast_and_keep_dtype(self, dtype):
         mean = torch.tensor(MEANS, dtype=dtype)
         var = torch.tensor([[0.1], [1.0]], dtype=dtype)
@@ -85,6 +96,8 @@ class LikelihoodContract:
         assert likelihood.log_prob(empty, empty).shape == (0,)
         assert likelihood.expected_log_prob(empty, empty, empty).shape == (0,)
         assert likelihood.log_predictive(empty, empty, empty).shape == (0,)
+        assert likelihood.derivatives(empty, empty)[1].shape == (0,)
+        assert likelihood.expected_derivatives(empty, empty, empty)[1].shape == (0,)
         assert likelihood.predictive_moments(empty, empty)[1].shape == (0,)
 
     def test_shapes_that_do_not_broadcast_are_named(self):
@@ -99,7 +112,9 @@ class LikelihoodContract:
         with pytest.raises(ValueError, match="y must be a floating-point tensor"):
             self.likelihood().log_prob(y.long(), f)
 
-    @pytest.mark.parametrize("name", ["expected_log_prob", "log_predictive"])
+    @pytest.mark.parametrize(
+        "name", ["expected_log_prob", "expected_derivatives", "log_predictive"]
+    )
     @pytest.mark.parametrize("bad", [-1e-3, np.nan])
     def test_bad_variances_are_refused(self, name, bad):
         y, mean, var = _float64(self.targets(), np.zeros(4), [1.0, 1.0, bad, 1.0])
@@ -111,8 +126,10 @@ class LikelihoodContract:
     def test_bad_targets_are_refused(self):
         for bad in self.BAD_TARGETS:
             y, mean, var = _float64([bad], [0.0], [1.0])
-            for call in ("log_prob", "expected_log_prob", "log_predictive"):
-                arguments = (y, mean) if call == "log_prob" else (y, mean, var)
+            conditional = ("log_prob", "derivatives")
+            averaged = ("expected_log_prob", "expected_derivatives", "log_predictive")
+            for call in conditional + averaged:
+                arguments = (y, mean) if call in conditional else (y, mean, var)
                 with pytest.raises(ValueError, match="y "):
                     getattr(self.likelihood(), call)(*arguments)
 
@@ -137,6 +154,38 @@ class LikelihoodContract:
             expected = np.log(weights @ np.exp(log_prob))
             assert float(value) == pytest.approx(expected, abs=self.TOLERANCE)
 
+    def test_expected_derivatives_equal_fine_integrals(self):
+        for y, mean, var, f, weights in self._fine_integrals():
+            derivatives = self.likelihood().derivatives(*_float64(np.full_like(f, y), f))
+            first, second = self.likelihood().expected_derivatives(*_float64(y, mean, var))
+            expected = weights @ derivatives[0].numpy()
+            assert float(first) == pytest.approx(expected, abs=self.TOLERANCE)
+            # By parts, E[d2] = E[(f - m) d1] / v, which sees the delta function of a kink as well.
+            expected = weights @ ((f - mean) * derivatives[0].numpy()) / var
+            assert float(second) == pytest.approx(expected, abs=10 * self.TOLERANCE)
+
+    def test_derivatives_equal_finite_differences(self):
+        likelihood = self.likelihood()
+        y, f = _float64(self.targets(), MEANS)
+        h = 1e-4
+        left, right = likelihood.log_prob(y, f - h), likelihood.log_prob(y, f + h)
+        first, second = likelihood.derivatives(y, f)
+        torch.testing.assert_close(first, (right - left) / (2 * h), rtol=1e-7, atol=1e-7)
+        curvature = (right - 2 * likelihood.log_prob(y, f) + left) / h**2
+        torch.testing.assert_close(second, curvature, rtol=1e-5, atol=1e-5)
+
+    def test_expected_derivatives_are_gradients_of_the_expected_log_prob(self):
+        # Bonnet's and Price's theorems.
+        likelihood = self.likelihood()
+        for variance in self.VARIANCES:
+            y, mean, var = _float64(self.targets(), MEANS, np.full(4, variance))
+            mean.requires_grad_(), var.requires_grad_()
+            likelihood.expected_log_prob(y, mean, var).sum().backward()
+            first, second = likelihood.expected_derivatives(y, mean.detach(), var.detach())
+            tolerance = {"rtol": 0, "atol": 10 * self.TOLERANCE}
+            torch.testing.assert_close(first, mean.grad, **tolerance)
+            torch.testing.assert_close(second, 2 * var.grad, **tolerance)
+
     def test_predictive_moments_equal_fine_integrals(self):
         for _, mean, var, f, weights in self._fine_integrals():
             first, second = np.array([self._raw_moments(value) for value in f[weights > 1e-13]]).T
@@ -154,6 +203,8 @@ class LikelihoodContract:
         log_prob = likelihood.log_prob(y, mean)
         torch.testing.assert_close(likelihood.expected_log_prob(y, mean, zero), log_prob)
         torch.testing.assert_close(likelihood.log_predictive(y, mean, zero), log_prob)
+        averaged = likelihood.expected_derivatives(y, mean, zero)
+        torch.testing.assert_close(averaged, likelihood.derivatives(y, mean))
         first, second = np.array([self._raw_moments(f) for f in MEANS]).T
         mean_y, var_y = likelihood.predictive_moments(mean, zero)
         np.testing.assert_allclose(mean_y, first, atol=self.TOLERANCE * 10)

@@ -1,0 +1,245 @@
+r"""Laplace observation noise, for robust regression; every computation in closed form.
+
+Evans and Nair (2020), "Quadruply stochastic Gaussian processes", appendix H.2. With
+:math:`r = y - m`, :math:`s = \sqrt v` and :math:`f \sim N(m, v)`:
+
+.. math::
+
+    E[\log p(y \mid f)] &= -\log 2b - \tfrac1b \Big( s \sqrt{2 / \pi}\, e^{-r^2 / 2v}
+                           + r \operatorname{erf}\frac{r}{s \sqrt 2} \Big) \\
+    E[p(y \mid f)] &= \frac{1}{2b} \big( T(r) + T(-r) \big), \qquad
+    T(r) = e^{v / 2b^2 - r / b}\, \Phi\Big(\frac{r}{s} - \frac{s}{b}\Big) \\
+    E\Big[\frac{d \log p}{df}\Big] &= \frac1b \operatorname{erf}\frac{r}{s \sqrt 2}, \qquad
+    E\Big[\frac{d^2 \log p}{df^2}\Big] = -\frac2b\, N(y; m, v)
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from skgp.likelihoods.base import Likelihood, aligned, check_var
+
+__all__ = ["Laplace"]
+
+_ROOT_2 = math.sqrt(2)
+_MIN_STD = 1e-12  # of the latent value, relative to the scale: below, its square would overflow
+_MAX_NEWTON = 60
+
+
+class Laplace(Likelihood):
+    r"""Additive Laplace noise, :math:`p(y \mid f) = \exp(-|y - f| / b) / 2b`.
+
+    Parameters
+    ----------
+    scale : float or Tensor broadcastable to the observations
+        :math:`b > 0` in the units of y; a tensor may require a gradient. The standard deviation of
+        the noise is :math:`\sqrt 2\, b`.
+
+    Raises
+    ------
+    ValueError
+        If a scale is not positive and finite.
+
+    Notes
+    -----
+    The second derivative of the log-density is a delta function at the observation: `derivatives`
+    gives 0, its value almost everywhere, and `expected_derivatives` the expectation of the delta.
+
+    Examples
+    --------
+    >>> import torch
+    >>> y, mean, var = torch.tensor([[1.0], [0.0], [3.0]], dtype=torch.float64)
+    >>> Laplace(scale=1.0).log_predictive(y, mean, var)
+    tensor([-1.7956], dtype=torch.float64)
+    """
+
+    def __init__(self, scale: float | Tensor) -> None:
+        super().__init__()
+        value = torch.as_tensor(scale).detach()
+        if not ((value > 0) & value.isfinite()).all():
+            raise ValueError(
+                f"scale must be positive and finite; got {scale!r}. For nearly noise-free data "
+                "use a small positive value such as 1e-3."
+            )
+        self.scale = scale
+
+    def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`.
+
+        .. math:: F(r) = \Phi(r / s) - \tfrac12 T(r) + \tfrac12 T(-r).
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shapes that broadcast to (...)
+            Values; mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            Precise relative to its own size in the lower tail, to 1 in the upper.
+
+        Raises
+        ------
+        ValueError
+            As `log_prob`, or if a variance is negative.
+        """
+        y, mean, var = aligned(y=y, mean=mean, var=var)
+        self._check_targets(y)
+        check_var(var)
+        r, scale = y - mean, self._scale(mean)
+        lower = _log_cdf(-r.abs(), _std(var, scale), scale).exp()
+        return torch.where(r > 0, 1 - lower, lower)
+
+    def quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Predictive quantile, the y with :math:`P(Y \le y) = q`.
+
+        The predictive density is log-concave, hence so is its distribution function, and Newton's
+        method on :math:`\log F = \log q` from a point below the root converges monotonically.
+
+        Parameters
+        ----------
+        q, mean, var : Tensor of shapes that broadcast to (...)
+            Probabilities in (0, 1); mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In the units of y; not differentiable.
+
+        Raises
+        ------
+        ValueError
+            If a probability is not in (0, 1), a variance is negative, or shapes or dtypes differ.
+        """
+        q, mean, var = aligned(q=q, mean=mean, var=var)
+        check_var(var)
+        if not ((q > 0) & (q < 1)).all():
+            raise ValueError("q must hold probabilities strictly between 0 and 1.")
+        with torch.no_grad():
+            scale = self._scale(mean)
+            std = _std(var, scale)
+            # The predictive is symmetric about its mean; the lower half keeps tail precision.
+            r = _lower_quantile(torch.minimum(q, 1 - q), std, scale)
+            return mean + torch.where(q < 0.5, r, -r)
+
+    def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw one observation given each latent value.
+
+        Parameters
+        ----------
+        f : Tensor of shape (...)
+        generator : torch.Generator
+
+        Returns
+        -------
+        Tensor of shape (...)
+            Of the dtype and device of `f`.
+        """
+        draws = torch.empty(2, *f.shape, dtype=torch.float64, device=generator.device)
+        first, second = draws.exponential_(generator=generator).to(f)
+        return f + self._scale(f) * (first - second)
+
+    def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        scale = self._scale(f)
+        return -(2 * scale).log() - (y - f).abs() / scale
+
+    def _derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.sign(y - f) / self._scale(f)
+        return first, torch.zeros_like(first)
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        scale = self._scale(mean)
+        return -(2 * scale).log() - expected_absolute_residual(y, mean, var) / scale
+
+    def _expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self._scale(mean)
+        std = _std(var, scale)
+        z = (y - mean) / std
+        density = (-0.5 * z**2).exp() / (std * math.sqrt(2 * math.pi))
+        return torch.erf(z / _ROOT_2) / scale, -2 * density / scale
+
+    def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        scale = self._scale(mean)
+        std, r = _std(var, scale), y - mean
+        both = torch.logaddexp(_log_tilted(r, std, scale), _log_tilted(-r, std, scale))
+        return both - (2 * scale).log()
+
+    def _predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        return mean, var + 2 * self._scale(mean) ** 2
+
+    def _conditional_mean(self, f: Tensor) -> Tensor:
+        return f
+
+    def _conditional_var(self, f: Tensor) -> Tensor:
+        return 2 * self._scale(f) ** 2
+
+    def _scale(self, like: Tensor) -> Tensor:
+        return torch.as_tensor(self.scale, dtype=like.dtype, device=like.device)
+
+
+def expected_absolute_residual(y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    r"""Mean of a folded normal variable, :math:`E_{f \sim N(m, v)} |y - f|`.
+
+    Parameters
+    ----------
+    y, mean, var : Tensor of shapes that broadcast to (...)
+        In the units of y, and of y squared; ``var >= 0``.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        Its average over the rows is the scale of Laplace noise that maximises the expected
+        log-likelihood.
+    """
+    std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
+    z = (y - mean) / std
+    return std * math.sqrt(2 / math.pi) * (-0.5 * z**2).exp() + (y - mean) * torch.erf(z / _ROOT_2)
+
+
+def _std(var: Tensor, scale: Tensor) -> Tensor:
+    return torch.maximum(var, (_MIN_STD * scale) ** 2).sqrt()
+
+
+def _log_tilted(r: Tensor, std: Tensor, scale: Tensor) -> Tensor:
+    r""":math:`\log T(r)`, in whichever of two forms adds no large numbers of opposite sign.
+
+    With :math:`x = s / b - r / s`, :math:`\Phi(-x) = \tfrac12 e^{-x^2 / 2}
+    \operatorname{erfcx}(x / \sqrt 2)` turns the exponent into :math:`-r^2 / 2v` for x > 0.
+    """
+    x = std / scale - r / std
+    scaled = -0.5 * (r / std) ** 2 + (0.5 * torch.special.erfcx(x.clamp_min(0) / _ROOT_2)).log()
+    # The value where x > 0 is not used, but its gradient must be finite.
+    ratio = torch.where(x > 0, torch.zeros_like(x), std / scale)
+    direct = 0.5 * ratio**2 - r / scale + torch.special.log_ndtr(-x.clamp_max(0))
+    return torch.where(x > 0, scaled, direct)
+
+
+def _log_cdf(r: Tensor, std: Tensor, scale: Tensor) -> Tensor:
+    r""":math:`\log F(r)` for :math:`r \le 0`.
+
+    Both :math:`\Phi(r / s)` and T(r) then are :math:`e^{-r^2 / 2v}` times an erfcx, of which the
+    first is the larger: their difference loses at most one bit.
+    """
+    u = -r / (std * _ROOT_2)
+    erfcx = torch.special.erfcx
+    difference = erfcx(u) - 0.5 * erfcx(u + std / (scale * _ROOT_2))
+    log_normal_part = -(u**2) + (0.5 * difference).log()
+    return torch.logaddexp(log_normal_part, _log_tilted(-r, std, scale) - math.log(2))
+
+
+def _lower_quantile(q: Tensor, std: Tensor, scale: Tensor) -> Tensor:
+    """Quantile r <= 0 of a centred predictive for q <= 1/2, by Newton's method from below."""
+    # Y < -(a + c) needs f < -a or noise < -c: q / 2 each, so the start lies below the root.
+    r = std * torch.special.ndtri(q / 2) + scale * q.log()
+    log_q = q.log()
+    tolerance = 4 * torch.finfo(q.dtype).eps
+    for _ in range(_MAX_NEWTON):
+        log_cdf = _log_cdf(r, std, scale)
+        log_density = torch.logaddexp(_log_tilted(r, std, scale), _log_tilted(-r, std, scale))
+        log_slope = log_density - (2 * scale).log() - log_cdf
+        step = (log_q - log_cdf) * (-log_slope).exp()
+        r = (r + step).clamp_max(0)
+        if bool((step.abs() <= tolerance * (r.abs() + std + scale)).all()):
+            break
+    return r
