@@ -36,7 +36,7 @@ from skgp.kernels import FourierFeatures, gram, gram_diag, gram_tile
 
 from .sgd_sampling import take_rows
 
-__all__ = ["FourierBasis", "InducingBasis", "StochasticBasis"]
+__all__ = ["FourierBasis", "InducingBasis", "KernelColumns", "SpectralColumns", "StochasticBasis"]
 
 _AMPLITUDES = ("features", "precision")
 
@@ -201,6 +201,62 @@ class InducingBasis:
         if theta is not None and theta.requires_grad:
             return gram(self.kernel, X, Z, theta)
         return gram_tile(self.kernel, X, Z, theta)
+
+
+class SpectralColumns:
+    """Fourier features at learned hyper-parameters, block by block, for predictions.
+
+    Frequencies are shared among the terms of a kernel as they were when the features were made;
+    features made anew under the learned kernel could share them otherwise.
+
+    Parameters
+    ----------
+    fourier : FourierFeatures
+    theta : Tensor of shape (kernel.n_dims,), optional
+        Log hyper-parameters; the kernel's own by default.
+    """
+
+    def __init__(self, fourier: FourierFeatures, theta: Tensor | None = None) -> None:
+        self.fourier = fourier
+        self.theta = None if theta is None else tuple(theta.tolist())
+        self.n_features, self.n_blocks = fourier.n_features, fourier.n_blocks
+
+    def block_slice(self, block: int) -> slice:
+        """Columns of a block within ``0..m``."""
+        return self.fourier.block_slice(block)
+
+    def features(self, X: Tensor, block: int) -> Tensor:
+        """Columns of a block, of shape (n, width), in the dtype of X."""
+        theta = None if self.theta is None else torch.tensor(self.theta, dtype=torch.float64)
+        return self.fourier.features(X, block, theta)
+
+
+class KernelColumns:
+    """Columns of K(X, Z), block by block, for predictions.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without noise.
+    Z : Tensor of shape (m, d)
+    block_size : int, default=1000
+    """
+
+    def __init__(self, kernel: Any, Z: Tensor, *, block_size: int = 1000) -> None:
+        self.kernel = kernel
+        self._Z = Z.cpu().numpy()
+        self.block_size = block_size
+        self.n_features = len(Z)
+        self.n_blocks = -(-self.n_features // block_size)
+
+    def block_slice(self, block: int) -> slice:
+        """Columns of a block within ``0..m``."""
+        start = block * self.block_size
+        return slice(start, min(start + self.block_size, self.n_features))
+
+    def features(self, X: Tensor, block: int) -> Tensor:
+        """Columns of a block, of shape (n, width), in the dtype of X."""
+        return gram_tile(self.kernel, X, torch.as_tensor(self._Z[self.block_slice(block)]).to(X))
 
 
 def _is_range(chosen: Tensor, size: int) -> bool:

@@ -3,7 +3,9 @@ r"""The design matrix of a model linear in its weights, streamed and never store
 A basis gives the columns of :math:`\Phi` block by block, ``basis.features(X, block)``.
 :class:`StreamedDesign` turns it into products with :math:`\Phi`, :math:`\Phi^T` and
 :math:`\Phi^T \Phi`, in tiles sized by a memory budget. Its rows are scaled by :math:`\sqrt{w_i}`,
-which is all that sample weights (noise variance :math:`\sigma^2 / w_i`) need.
+which is all that sample weights (noise variance :math:`\sigma^2 / w_i`) need. For other
+likelihoods there is :math:`\Phi^T C_j \Phi`, with diagonal curvatures :math:`C_j` that differ from
+column to column: products, matrices and diagonals.
 """
 
 from collections.abc import Iterator
@@ -119,6 +121,11 @@ class StreamedDesign:
         return self.basis.n_features
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether the rows are scaled by sample weights."""
+        return self._root_weight is not None
+
+    @property
     def device(self) -> torch.device:
         """Device of ``X`` and of every product."""
         return self._X.device
@@ -132,7 +139,7 @@ class StreamedDesign:
         values = values.to(self.device, torch.float64)
         return values if self._root_weight is None else values * self._root_weight
 
-    def features(self, block: int, rows: slice = slice(None)) -> Tensor:
+    def features(self, block: int, rows: slice | Tensor = slice(None)) -> Tensor:
         """Return ``(W^(1/2) Phi)[rows, block]``, out of the features kept where there is room."""
         if block not in self._kept:
             width = block_width(self.basis, block)
@@ -146,7 +153,7 @@ class StreamedDesign:
             self._bytes_left -= n_bytes
         return self._kept[block][rows]
 
-    def columns(self, blocks: range, rows: slice = slice(None)) -> Tensor:
+    def columns(self, blocks: range, rows: slice | Tensor = slice(None)) -> Tensor:
         """Return the features of several neighbouring blocks side by side."""
         if len(blocks) == 1:
             return self.features(blocks[0], rows)
@@ -173,21 +180,88 @@ class StreamedDesign:
 
     def gram_matmul(self, V: Tensor) -> Tensor:
         """Return ``Phi^T W Phi V`` of shape (m, k), in float64; features are generated once."""
+        return self._fused_product(V, None)[0]
+
+    def curvature_matmul(self, V: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Product of each column with a Hessian of its own, from features generated once.
+
+        Parameters
+        ----------
+        V : Tensor of shape (m, k)
+        curvature : Tensor of shape (n, k)
+            Column j is the diagonal of :math:`C_j`.
+
+        Returns
+        -------
+        product : Tensor of shape (m, k)
+            :math:`\Phi^T C_j \Phi v_j`, float64.
+        image : Tensor of shape (n, k)
+            :math:`\Phi V`, float64.
+
+        Notes
+        -----
+        :math:`\Phi` is ``W^(1/2) Phi`` where the design has sample weights.
+        """
+        return self._fused_product(V, curvature.to(self._X))
+
+    def _fused_product(self, V: Tensor, curvature: Tensor | None) -> tuple[Tensor, Tensor]:
         V = V.to(self._X)
-        out = torch.zeros(self.n_features, V.shape[1], dtype=torch.float64, device=self.device)
+        k = V.shape[1]
+        out = torch.zeros(self.n_features, k, dtype=torch.float64, device=self.device)
+        image = torch.zeros(self.n_rows, k, dtype=torch.float64, device=self.device)
         columns = [self.basis.block_slice(block) for block in range(self.basis.n_blocks)]
         # Holds all m features of a slice of rows, at most 8 tiles: each slice draws the
         # frequencies of every block anew, which only many rows repay.
         for rows in self.tiles(self.n_features, 8 * _TILE_BYTES):
             Phi = [self.features(block, rows) for block in range(self.basis.n_blocks)]
-            fitted = torch.zeros(
-                Phi[0].shape[0], V.shape[1], dtype=torch.float64, device=self.device
-            )
             for F, part in zip(Phi, columns, strict=True):
-                fitted += F @ V[part]
-            fitted = fitted.to(self.dtype)
+                image[rows] += F @ V[part]
+            fitted = image[rows].to(self.dtype)
+            if curvature is not None:
+                fitted = fitted * curvature[rows]
             for F, part in zip(Phi, columns, strict=True):
                 out[part] += F.mT @ fitted
+        return out, image
+
+    def curvature_gram(self, curvature: Tensor, index: Tensor | None = None) -> Tensor:
+        r"""Hessians :math:`\Phi^T C_j \Phi` as matrices, from features generated once.
+
+        Parameters
+        ----------
+        curvature : Tensor of shape (p, k)
+            Not negative.
+        index : Tensor of shape (p,), optional
+            Rows that enter; all n by default.
+
+        Returns
+        -------
+        Tensor of shape (k, m, m)
+            Float64, symmetric.
+
+        Notes
+        -----
+        ``p m^2 k`` flops. Memory beside the result: at most 16 tiles of 32 MiB.
+        """
+        m, k = self.n_features, curvature.shape[1]
+        out = torch.zeros(k, m, m, dtype=torch.float64, device=self.device)
+        root = curvature.sqrt().to(self._X)
+        for rows in row_chunks(len(root), m * self.dtype.itemsize, 8 * _TILE_BYTES, len(root)):
+            Phi = self.columns(range(self.basis.n_blocks), rows if index is None else index[rows])
+            for gram, scale in zip(out, root[rows].mT, strict=True):
+                add_gram(gram, Phi * scale[:, None])
+        for gram in out:
+            _mirror(gram)
+        return out
+
+    def curvature_diagonal(self, curvature: Tensor) -> Tensor:
+        r"""Diagonals of :math:`\Phi^T C_j \Phi`, of shape (m, k), float64; `curvature` (n, k)."""
+        curvature = curvature.to(self._X)
+        shape = self.n_features, curvature.shape[1]
+        out = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        for block in range(self.basis.n_blocks):
+            columns = self.basis.block_slice(block)
+            for rows in self.tiles(columns.stop - columns.start):
+                out[columns] += self.features(block, rows).square().mT @ curvature[rows]
         return out
 
     def subset(self, index: Tensor) -> "StreamedDesign":
@@ -197,9 +271,16 @@ class StreamedDesign:
             other._root_weight = self._root_weight[index]
         return other
 
-    def _regenerate(self, block: int, rows: slice) -> Tensor:
+    def _regenerate(self, block: int, rows: slice | Tensor) -> Tensor:
         F = self.basis.features(self._X[rows], block)
         return F if self._root_weight is None else F * self._root_weight[rows]
+
+
+def _mirror(gram: Tensor) -> None:
+    """Copy the tiles below the diagonal to above it, in place."""
+    for start in range(GRAM_TILE, len(gram), GRAM_TILE):
+        rows = slice(start, start + GRAM_TILE)
+        gram[:start, rows] = gram[rows, :start].mT
 
 
 def check_sample_weight(sample_weight: Tensor, n_rows: int) -> None:

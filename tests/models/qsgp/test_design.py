@@ -65,6 +65,48 @@ def test_streamed_products_equal_dense_ones(X, weight, rng, tile_bytes, budget, 
         )
 
 
+@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH * 2, 10**9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_streamed_curvatures_equal_dense_ones(X, weight, rng, tile_bytes, budget, weighted):
+    """One Hessian a column: products, matrices of all rows and of some, diagonals."""
+    Phi = dense_features(BASIS, X)
+    if weighted:
+        Phi = Phi * np.sqrt(weight.numpy())[:, None]
+    design = StreamedDesign(
+        BASIS, X, sample_weight=weight if weighted else None, memory_budget=budget
+    )
+    assert design.is_weighted == weighted
+    V, C = rng.standard_normal((M, 3)), rng.uniform(0, 2, (N, 3))
+    V_torch, C_torch = torch.from_numpy(V), torch.from_numpy(C)
+    product, image = design.curvature_matmul(V_torch, C_torch)
+    np.testing.assert_allclose(product.numpy(), Phi.T @ (C * (Phi @ V)), atol=1e-12)
+    np.testing.assert_allclose(image.numpy(), Phi @ V, atol=1e-13)
+    index = np.array([30, 2, 2, 7])
+    gram, part = (
+        design.curvature_gram(C_torch),
+        design.curvature_gram(C_torch[index], torch.from_numpy(index)),
+    )
+    diagonal = design.curvature_diagonal(C_torch)
+    for j in range(3):
+        H = Phi.T @ np.diag(C[:, j]) @ Phi
+        np.testing.assert_allclose(gram[j].numpy(), H, atol=1e-12)
+        np.testing.assert_allclose(diagonal[:, j].numpy(), np.diag(H), atol=1e-12)
+        H = Phi[index].T @ np.diag(C[index, j]) @ Phi[index]
+        np.testing.assert_allclose(part[j].numpy(), H, atol=1e-12)
+
+
+def test_design_curvature_gram_fills_both_triangles(rng):
+    """With more columns than a tile of the Gram matrix holds."""
+    basis = FourierFeatures(RBF(1.5), 600, 3, seed=1, block_size=200)
+    X, C = (
+        torch.from_numpy(rng.standard_normal((9, 3))),
+        torch.from_numpy(rng.uniform(0, 1, (9, 1))),
+    )
+    Phi = dense_features(basis, X)
+    gram = StreamedDesign(basis, X).curvature_gram(C)[0]
+    np.testing.assert_allclose(gram.numpy(), Phi.T @ (C.numpy() * Phi), atol=1e-13)
+
+
 def test_design_keeps_as_many_blocks_as_the_budget_allows(X):
     basis = CountingBasis(BASIS)
     design = StreamedDesign(basis, X, memory_budget=8 * N * WIDTH * 2)
