@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skgp.estimators._qsgp import QSGPRegressor
+    from skgp.estimators._qsgp_classifier import QSGPClassifier
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["QSGPRegressor"]
+__all__ = ["QSGPClassifier", "QSGPRegressor"]
 
-_MODULES = {"QSGPRegressor": "skgp.estimators._qsgp"}
+_MODULES = {
+    "QSGPClassifier": "skgp.estimators._qsgp_classifier",
+    "QSGPRegressor": "skgp.estimators._qsgp",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Pictures of fitted estimators, after scikit-learn's Display convention."""
 
+from skgp.displays.calibration import expected_calibration_error
 from skgp.displays.prediction import CoverageDisplay, PredictiveBandDisplay
 
-__all__ = ["CoverageDisplay", "PredictiveBandDisplay"]
+__all__ = ["CoverageDisplay", "PredictiveBandDisplay", "expected_calibration_error"]

@@ -1,8 +1,9 @@
-r"""What every estimator shares: validation, standardisation, and the predictive interface.
+r"""What every estimator shares, and the interface of the regressors.
 
-A concrete regressor derives from `BaseGPRegressor`, has an ``__init__`` that stores its
-parameters, and extends ``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the
-standardised target and :math:`z = f(x) + \varepsilon`. The estimator provides
+Classifiers build on `BaseGP` in `skgp.estimators._base_classifier`. A concrete regressor derives
+from `BaseGPRegressor`, has an ``__init__`` that stores its parameters, and extends
+``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the standardised target and
+:math:`z = f(x) + \varepsilon`. The estimator provides
 
 ===================================== ==========================================================
 ``fit(X, y, sample_weight=None)``     see the sketch below
@@ -76,7 +77,9 @@ PREDICTION_MEMORY = 256 * 2**20
 class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     """Validation, computing resources, kernel and latent process of every estimator.
 
-    The hooks that a concrete estimator provides are listed at the top of this module.
+    The hooks that a concrete estimator provides are listed at the top of this module and of
+    `skgp.estimators._base_classifier`. The latent arrays of a classifier have a second axis, one
+    column a latent process: (n, c) where a regressor has (n,).
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
@@ -168,6 +171,25 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         return self._latent_moments(self._validate_prediction(X))
 
 
+def keep_weighted_rows(
+    X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return the rows of positive weight and their weights (float64), or None as it came.
+
+    Raises
+    ------
+    ValueError
+        If the weights are negative, not finite, all 0, or not one a row.
+    """
+    if sample_weight is None:
+        return X, y, None
+    sample_weight = check_sample_weight(sample_weight, X)
+    kept = sample_weight > 0
+    if kept.all():
+        return X, y, sample_weight
+    return X[kept], y[kept], sample_weight[kept]
+
+
 class BaseGPRegressor(GaussianPredictive, RegressorMixin, BaseGP):
     r"""The predictive interface of every regressor, in the units of y.
 
@@ -213,14 +235,7 @@ class BaseGPRegressor(GaussianPredictive, RegressorMixin, BaseGP):
             If X is sparse.
         """
         X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
-        y = y.astype(np.float64, copy=False)
-        if sample_weight is None:
-            return X, y, None
-        sample_weight = check_sample_weight(sample_weight, X)
-        kept = sample_weight > 0
-        if kept.all():
-            return X, y, sample_weight
-        return X[kept], y[kept], sample_weight[kept]
+        return keep_weighted_rows(X, y.astype(np.float64, copy=False), sample_weight)
 
     def _standardise_target(
         self, y: np.ndarray, sample_weight: np.ndarray | None = None

@@ -7,6 +7,9 @@ from skgp.kernels.gram import split_noise
 
 _NOISE_BOUNDS = (1e-5, 1e1)
 _FEW_ROWS = 200
+_MANY_COLUMNS = 50
+# Of a latent function, in units of the logit: probabilities of about .1 to .9 to start with.
+_LATENT_VARIANCE, _LATENT_BOUNDS = 4.0, (1e-3, 1e6)
 
 
 def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
@@ -35,6 +38,43 @@ def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> l
         ConstantKernel(1.0, (1e-3, 1e4)) * shape + WhiteKernel(0.1, _NOISE_BOUNDS)
         for shape in shapes
     ]
+
+
+def default_classification_kernels(
+    X: np.ndarray, sample_weight: np.ndarray | None = None
+) -> list[Kernel]:
+    """Return the kernels, without noise, that a classifier chooses among.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    sample_weight : ndarray of shape (n,), optional
+
+    Returns
+    -------
+    list of Kernel
+        ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few rows, which cannot
+        tell them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times
+        its spread to start with. Of many columns, which often share a unit (pixels, counts), also
+        RBF and Matern 3/2 with one length scale for all.
+    """
+    length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    if X.shape[0] <= _FEW_ROWS:
+        shapes = [_shape(2.5, length_scale)]
+    else:
+        shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
+    if X.shape[1] > _MANY_COLUMNS:
+        mean = np.average(X, axis=0, weights=sample_weight)
+        # The root mean square distance of a row from the centre; 1 where all rows are equal.
+        shared = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=sample_weight).sum()) or 1.0
+        shapes += [_shape(nu, float(shared)) for nu in (np.inf, 1.5)]
+    return [ConstantKernel(_LATENT_VARIANCE, _LATENT_BOUNDS) * shape for shape in shapes]
+
+
+def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:
+    """Matern of smoothness `nu`, RBF for infinity, with bounds a factor 1e4 around its start."""
+    bounds = np.multiply.outer(length_scale, [1e-4, 1e4])
+    return RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
 
 
 def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np.ndarray:

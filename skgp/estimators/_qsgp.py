@@ -1,11 +1,9 @@
 """Quadruply stochastic Gaussian processes: the scikit-learn face of :mod:`skgp.models.qsgp`."""
 
-import contextlib
 import pickle
 from numbers import Integral, Real
 from typing import Any
 
-import joblib
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -15,6 +13,7 @@ from skgp.estimators._base import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.models.hyperparameters import fit_hyperparameters
 from skgp.models.qsgp.plan import Plan, streaming_plan
@@ -277,7 +276,7 @@ class QSGPRegressor(BaseGPRegressor):
             return self._fit(X, y, sample_weight, streaming=True)
         X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
         backend = self._resolve_backend()
-        with _threads(self.n_jobs):
+        with threads(self.n_jobs):
             self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
             self._standardise_by(self._statistics)
             signal, white = split_noise(self.kernel_)
@@ -300,10 +299,10 @@ class QSGPRegressor(BaseGPRegressor):
             z = self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             generator = backend.generator()
-            with _threads(self.n_jobs, single=len(X) < _LARGE_SEARCH):
+            with threads(self.n_jobs, single=len(X) < _LARGE_SEARCH):
                 data = self._prepare(X, z, sample_weight, backend.device)
                 kernel = self._learn_kernel(session, X, sample_weight, data, generator)
-            with _threads(self.n_jobs, single=len(X) < _LARGE_SOLVE):
+            with threads(self.n_jobs, single=len(X) < _LARGE_SOLVE):
                 state = None
                 if self.solver == "sgd":  # what it has learnt so far can predict at any time
 
@@ -441,16 +440,16 @@ class QSGPRegressor(BaseGPRegressor):
         return to_tensor(X, dtype=torch.float64, device=torch.device("cpu"))
 
     def _latent_mean(self, X):
-        with _threads(self.n_jobs):
+        with threads(self.n_jobs):
             return self._posterior.mean(self._tensor(X)).numpy()
 
     def _latent_mean_and_variance(self, X):
-        with _threads(self.n_jobs):
+        with threads(self.n_jobs):
             mean, variance = self._posterior.mean_and_variance(self._tensor(X))
         return mean.numpy(), self.calibration_ * variance.numpy()
 
     def _latent_mean_and_covariance(self, X):
-        with _threads(self.n_jobs):
+        with threads(self.n_jobs):
             X = self._tensor(X)
             covariance = self._posterior.covariance(X)
             return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()
@@ -462,21 +461,3 @@ def _to_tensors(X, y, sample_weight, device):
         None if a is None else to_tensor(a, dtype=torch.float64, device=device)
         for a in (X, y, sample_weight)
     )
-
-
-@contextlib.contextmanager
-def _threads(n_jobs: int | None, *, single: bool = False):
-    """Give torch `n_jobs` threads for a while, in joblib's count.
-
-    None leaves them as they are, or gives one where `single`: small operations take longer to hand
-    out than to do, many times longer where other processes keep the processors busy.
-    """
-    if n_jobs is None and not single:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if n_jobs is None else joblib.effective_n_jobs(n_jobs))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -60,6 +60,9 @@ class HyperparameterFit:
         Objective per row, in nats, one value an evaluation.
     log_marginal_likelihood : float
         Of the rows that the dense GP saw, in nats (NaN for the other objective).
+    moderation : float or None
+        Of a classifier: the factor of the posterior variance that predicted held-out rows best
+        (:mod:`skgp.models.moderation`); None where none was held out.
     """
 
     kernel: object
@@ -67,6 +70,7 @@ class HyperparameterFit:
     method: str = "initial"
     history: list[float] = field(default_factory=list)
     log_marginal_likelihood: float = math.nan
+    moderation: float | None = None
 
 
 @dataclass(frozen=True)

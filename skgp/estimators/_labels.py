@@ -1,0 +1,147 @@
+"""Labels of classes as arrays: what is accepted, codes, weights, and the one-vs-rest coding."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import logit, ndtri
+from sklearn.utils.class_weight import compute_class_weight
+
+#: Base rates are kept this far from 0 and 1, where the link is infinite.
+_LEAST_BASE_RATE = 1e-6
+
+
+def natural_dtype(y: np.ndarray) -> np.ndarray:
+    """Return objects of one Python type other than str as an array of that type.
+
+    scikit-learn reads an array of objects as labels only if they are strings.
+    """
+    if y.dtype != object or len({type(label) for label in y}) != 1 or isinstance(y[0], str):
+        return y
+    return np.array(y.tolist())
+
+
+def distinct_labels(labels: ArrayLike, name: str) -> np.ndarray:
+    """Return the sorted distinct labels.
+
+    Raises
+    ------
+    ValueError
+        If they cannot be ordered, as numbers among strings; names the types.
+    """
+    labels = np.asarray(labels)
+    try:
+        return np.unique(labels)
+    except TypeError as error:
+        types = sorted({type(label).__name__ for label in labels})
+        raise ValueError(
+            f"{name} mixes labels of the types {types}, which have no order. "
+            "Convert them to one type."
+        ) from error
+
+
+def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return the index into ``classes`` of each label, shape (n,).
+
+    Raises
+    ------
+    ValueError
+        If there is a label that is not in ``classes``; names it.
+    """
+    index = {label: code for code, label in enumerate(classes.tolist())}
+    labels = distinct_labels(y, "y")
+    unseen = [label for label in labels.tolist() if label not in index]
+    if unseen:
+        raise ValueError(
+            f"y holds labels that are not among the classes: {listing(unseen)}. The classes are "
+            f"{listing(list(index))}. Leave such rows out, or fit with rows of every class "
+            "(partial_fit: name all of them by classes= in the first call)."
+        )
+    codes = np.array([index[label] for label in labels.tolist()])
+    return codes[np.searchsorted(labels, y)]
+
+
+def class_weights(
+    class_weight: dict | str,
+    classes: np.ndarray,
+    codes: np.ndarray,
+    sample_weight: np.ndarray | None,
+) -> np.ndarray:
+    """Return the weight of each class, shape (n_classes,).
+
+    Parameters
+    ----------
+    class_weight : dict or "balanced"
+        Weights by label, 1 where it is silent, or inversely proportional to the (weighted) number
+        of rows of the class. A key that is no class is an error only if a class goes without a
+        weight: else it may be a class that has no row in a fold of cross-validation.
+    classes : ndarray of shape (n_classes,)
+    codes : ndarray of shape (n,)
+        Index into ``classes`` of each row.
+    sample_weight : ndarray of shape (n,) or None
+
+    Raises
+    ------
+    ValueError
+        If a weight is not positive, or a key is no class.
+    """
+    if isinstance(class_weight, str):
+        numbers = np.arange(len(classes))
+        return compute_class_weight(
+            class_weight, classes=numbers, y=codes, sample_weight=sample_weight
+        )
+    labels = classes.tolist()
+    unknown = [key for key in class_weight if key not in labels]
+    silent = [label for label in labels if label not in class_weight]
+    if unknown and silent:
+        raise ValueError(
+            f"class_weight has keys that are no classes, {listing(unknown)}, and no weight for "
+            f"{listing(silent)}. The classes are {listing(labels)}."
+        )
+    weights = np.array([class_weight.get(label, 1.0) for label in labels], dtype=np.float64)
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError(
+            f"class_weight must be positive and finite; got {class_weight}. To leave a class out, "
+            "leave out its rows or give them sample_weight 0."
+        )
+    return weights
+
+
+def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
+    """Return the coding Y (n, c) in {-1., +1.}: c = 1 for two classes, else one column a class.
+
+    Parameters
+    ----------
+    codes : ndarray of shape (n,)
+        Integers from 0 to ``n_classes - 1``.
+    n_classes : int
+        At least 2. With 2 the column is +1 for code 1.
+    """
+    positive = np.array([1]) if n_classes == 2 else np.arange(n_classes)
+    return np.where(codes[:, None] == positive, 1.0, -1.0)
+
+
+def base_rate_offset(
+    Y: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
+) -> np.ndarray:
+    r"""Return the constant latent function that predicts the base rates, shape (c,).
+
+    .. math:: g^{-1}\Big(\sum_i w_i [Y_{ik} = 1] \Big/ \sum_i w_i\Big)
+
+    with shares kept 1e-6 away from 0 and 1, where it is infinite.
+
+    Parameters
+    ----------
+    Y : ndarray of shape (n, c)
+        In {-1., +1.}.
+    sample_weight : ndarray of shape (n,) or None, default=None
+    link : {"logit", "probit"}, default="logit"
+        Whose sigmoid g maps f to a probability.
+    """
+    share = np.average(Y > 0, axis=0, weights=sample_weight)
+    share = np.clip(share, _LEAST_BASE_RATE, 1 - _LEAST_BASE_RATE)
+    return {"logit": logit, "probit": ndtri}[link](share)
+
+
+def listing(labels: list) -> str:
+    """Return up to ten labels as text."""
+    text = ", ".join(map(repr, labels[:10]))
+    return f"{text} and {len(labels) - 10} more" if len(labels) > 10 else text

@@ -1,0 +1,404 @@
+"""Quadruply stochastic GP classification: the face of :mod:`skgp.models.qsgp.classification`."""
+
+import pickle
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._default_kernel import default_classification_kernels
+from skgp.estimators._inducing import cluster_centres
+from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._threads import threads
+from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.likelihoods import Bernoulli
+from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.models.hyperparameters import HyperparameterFit
+from skgp.models.moderation import FEW_ROWS_MODERATION
+from skgp.models.qsgp.classification import fit_classifier
+from skgp.models.qsgp.classification_plan import SUBSET_ROWS, resolve_classification
+from skgp.models.qsgp.classification_results import ClassificationFit, ClassificationOptions
+from skgp.models.qsgp.common_scale import refine_length_scales
+from skgp.models.qsgp.plan import Plan
+
+# Rows from which on more than one thread pays.
+_LARGE = 1_000
+
+
+class QSGPClassifier(BaseGPClassifier):
+    r"""Gaussian process classification with up to millions of basis functions.
+
+    The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
+    :math:`w_j \sim N(0, S^{-1})`, :math:`\phi(x)^T S^{-1} \phi(x') \approx k(x, x')` and
+    :math:`P(y = j) = g(f_j)` [1]_; :math:`o_j` predicts the base rate. Beyond two classes each is
+    set against the rest, over shared features, and the probabilities are divided by their sum.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels.
+    basis : {"auto", "fourier", "inducing", "relevance"}, default="auto"
+        Random Fourier features, kernels centred on inducing points (centres of clusters of the
+        rows), or kernels centred on the few rows that the evidence keeps.
+    n_basis : int or None, default=None
+        Number of basis functions m. By default all rows up to 2000, then as many as about a minute
+        allows, at most 4096; 100000 for "sgd". Of "relevance", the rows that are candidates.
+    likelihood : {"logit", "probit"}, default="logit"
+        The link g.
+    solver : {"auto", "newton", "sgd"}, default="auto"
+        Newton's method for the Laplace approximation, with conjugate gradients where the Hessian
+        is large; or stochastic gradients of a variational bound (Theorem 3), whose iterations cost
+        the same for any number of rows and basis functions, and which need many of them.
+    bound : {"plug-in", "strict"}, default="plug-in"
+        Of "sgd": integrate the likelihood over the sampled mean and variance of f, which is nearer
+        to the bound of the whole basis, or over sampled weights, which never exceeds it.
+    covariance : {"auto", "full", "chevron", "diagonal"}, default="auto"
+        Posterior covariance of the weights: exact, with `n_dense_columns` dense columns of the
+        Cholesky factor, or mean-field. "auto" is the first where it is affordable, else the last.
+    n_dense_columns : int, default=100
+        For ``covariance="chevron"``.
+    basis_batch_size : int, default=20_000
+        Basis functions sampled an iteration of "sgd".
+    batch_size : int, default=100
+        Rows sampled an iteration of "sgd".
+    n_support : int, default=200
+        Rows that shape the directions of "sgd"; 0 for plain AdaGrad.
+    augment : bool, default=True
+        Add a basis function at each test row to the inducing basis, so that variances return to the
+        prior's far from the data.
+    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
+        How Fourier frequencies are drawn.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of classes, which multiply those of rows.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters.
+    max_iter : int or None, default=None
+        Newton steps (30 by default), or iterations of "sgd" (1000).
+    tol : float or None, default=None
+        Relative gradient at which Newton's method ends (1e-4 by default); relative fall of the
+        smoothed loss below which "sgd" ends (never by default).
+    learning_rate : float, default=0.1
+        Of "sgd".
+    warm_start : bool, default=False
+        Start from the hyper-parameters of the last fit and, with "sgd", from its weights.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". "sgd" and predictions run on
+        the CPU.
+    dtype : {"float64", "float32"}, default="float64"
+        Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
+        either way, where a comparison shows that they can. Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch while fitting and predicting; None leaves them as they are, but fits few
+        rows in one; -1 takes all processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    kernel_ : Kernel
+        With the hyper-parameters learned.
+    basis_, solver_, covariance_ : str
+    n_basis_ : int
+    reason_ : str
+        Why these were chosen.
+    moderation_ : float
+        Probabilities average over f with this factor of its posterior variance; 0 takes f at its
+        mean. Chosen by rows left out.
+    offset_ : ndarray of shape (1,) or (n_classes,)
+        Constant parts of the latent functions.
+    n_iter_ : int
+    validation_ : dict of str to dict
+        Mean log density of rows left out, in nats: "amplitude", by factor of the amplitude that a
+        subset suggested, and "moderation", by factor of the posterior variance.
+    history_ : dict of lists
+        "hyperparameters": log evidence a row; "solve": the loss in nats.
+    relevance_ : ndarray of int
+        With ``basis="relevance"``: the training rows that are relevance vectors.
+    n_relevance_vectors_ : int
+        Their number.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    See Also
+    --------
+    sklearn.gaussian_process.GaussianProcessClassifier : The dense GP, up to a thousand rows or two.
+
+    References
+    ----------
+    .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from skgp import QSGPClassifier
+    >>> X, y = make_moons(100, noise=0.1, random_state=0)
+    >>> model = QSGPClassifier(random_state=0).fit(X, y)
+    >>> model.predict([[0.0, 1.0], [1.0, -0.5]])
+    array([0, 1])
+    >>> model.solver_, model.basis_, model.n_basis_
+    ('newton', 'inducing', 100)
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPClassifier._parameter_constraints,
+        "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
+        "n_basis": [Interval(Integral, 1, None, closed="left"), None],
+        "likelihood": [StrOptions({"logit", "probit"})],
+        "solver": [StrOptions({"auto", "newton", "sgd"})],
+        "bound": [StrOptions({"plug-in", "strict"})],
+        "covariance": [StrOptions({"auto", "full", "chevron", "diagonal"})],
+        "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
+        "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "n_support": [Interval(Integral, 0, None, closed="left")],
+        "augment": ["boolean"],
+        "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "tol": [Interval(Real, 0, None, closed="neither"), None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "warm_start": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        basis="auto",
+        n_basis=None,
+        likelihood="logit",
+        solver="auto",
+        bound="plug-in",
+        covariance="auto",
+        n_dense_columns=100,
+        basis_batch_size=20_000,
+        batch_size=100,
+        n_support=200,
+        augment=True,
+        feature_map="orthogonal",
+        class_weight=None,
+        optimizer="auto",
+        max_iter=None,
+        tol=None,
+        learning_rate=0.1,
+        warm_start=False,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.basis = basis
+        self.n_basis = n_basis
+        self.likelihood = likelihood
+        self.solver = solver
+        self.bound = bound
+        self.covariance = covariance
+        self.n_dense_columns = n_dense_columns
+        self.basis_batch_size = basis_batch_size
+        self.batch_size = batch_size
+        self.n_support = n_support
+        self.augment = augment
+        self.feature_map = feature_map
+        self.class_weight = class_weight
+        self.optimizer = optimizer
+        self.max_iter = max_iter
+        self.tol = tol
+        self.learning_rate = learning_rate
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn the hyper-parameters, then the posterior of the latent functions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Labels of two classes or more.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice. Not for "sgd".
+
+        Returns
+        -------
+        QSGPClassifier
+            Itself.
+        """
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            kept = None if sample_weight is None else np.asarray(sample_weight) > 0
+            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
+            Y = one_vs_rest(codes, len(self.classes_))
+            self._likelihood = Bernoulli(self.likelihood)
+            self.offset_ = base_rate_offset(Y, sample_weight, link=self.likelihood)
+            backend = self._resolve_backend()
+            generator = backend.generator()
+            with threads(self.n_jobs, single=len(X) < _LARGE):
+                found = self._learn_kernel(session, X, Y, sample_weight, generator)
+                state = None
+                if self.solver == "sgd":  # what it has learnt so far can predict at any time
+
+                    def state():
+                        return self._fitted_attributes(callback.info["fit"]())
+
+                with session.stage("solve", state=state) as callback:
+                    fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
+            self._keep(fit, backend)
+            if fit.relevance is not None:
+                rows = np.arange(len(X)) if kept is None else np.flatnonzero(kept)
+                self.relevance_ = rows[fit.relevance.numpy()]
+                self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
+        return self
+
+    def _learn_kernel(self, session, X, Y, sample_weight, generator):
+        """Return the kernel with learned hyper-parameters, and what the search found out."""
+        self.history_ = {"hyperparameters": [], "solve": []}
+        if self.warm_start and hasattr(self, "kernel_"):
+            kernels = [self.kernel_]
+        elif self.kernel is None:
+            kernels = default_classification_kernels(X, sample_weight)
+        else:
+            kernels = [self._resolve_kernel(X, lambda: None)]
+        if self.optimizer is None:
+            return HyperparameterFit(kernels[0])
+        with session.stage("hyperparameters") as callback:
+            found = fit_classification_hyperparameters(
+                kernels,
+                to_tensor(X),
+                to_tensor(Y),
+                offset=to_tensor(self.offset_),
+                likelihood=self._likelihood,
+                row_weight=None if sample_weight is None else to_tensor(sample_weight),
+                generator=generator,
+                callback=callback,
+            )
+            self.history_["hyperparameters"] = found.history
+            refined = refine_length_scales(
+                found.kernel,
+                to_tensor(X),
+                to_tensor(Y),
+                self._likelihood,
+                offset=to_tensor(self.offset_),
+                row_weight=None if sample_weight is None else to_tensor(sample_weight),
+                generator=generator,
+                callback=callback,
+            )
+        return replace(found, kernel=refined)
+
+    def _solve(
+        self, found, X, Y, sample_weight, backend: Backend, generator, callback
+    ) -> ClassificationFit:
+        """Fit the posteriors of the latent functions."""
+        kernel = found.kernel
+        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+        plan = resolve_classification(asked, *Y.shape, kernel)
+        Z = None
+        if plan.basis == "inducing":
+            rng = np.random.RandomState(backend.seed)
+            Z = cluster_centres(X, plan.size, kernel, sample_weight=sample_weight, random_state=rng)
+        device = torch.device("cpu") if plan.solver == "sgd" else backend.device
+        X, Y, offset, Z, sample_weight = (
+            None if a is None else to_tensor(a, device=device)
+            for a in (X, Y, self.offset_, Z, sample_weight)
+        )
+        return fit_classifier(
+            kernel,
+            X,
+            Y,
+            self._likelihood,
+            plan,
+            self._options(found, len(X), backend),
+            offset=offset,
+            row_weight=sample_weight,
+            Z=Z,
+            state=self._previous(backend)[1],
+            generator=generator,
+            callback=callback,
+        )
+
+    def _options(self, found, n: int, backend: Backend) -> ClassificationOptions:
+        moderation = None
+        if found.history and n <= SUBSET_ROWS:  # the search has seen every row
+            moderation = FEW_ROWS_MODERATION if found.moderation is None else found.moderation
+        return ClassificationOptions(
+            moderation=moderation,
+            n_dense_columns=self.n_dense_columns,
+            basis_batch_size=self.basis_batch_size,
+            batch_size=self.batch_size,
+            n_support=self.n_support,
+            bound=self.bound,
+            augment=self.augment,
+            feature_map=self.feature_map,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            learning_rate=self.learning_rate,
+            learn_hyperparameters=self.optimizer is not None and found.kernel.n_dims > 0,
+            dtype=backend.dtype,
+            seed=self._previous(backend)[0],
+        )
+
+    def _previous(self, backend: Backend) -> tuple[int, Any]:
+        """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
+        if self.warm_start and hasattr(self, "_sgd_state"):
+            return self._sgd_state
+        return backend.seed, None
+
+    def _keep(self, fit: ClassificationFit, backend: Backend) -> None:
+        """Copy the fitted state to attributes."""
+        if backend.device.type != "cpu":
+            fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
+        if self.warm_start and fit.state is not None:
+            self._sgd_state = self._previous(backend)[0], fit.state
+        for name in ("relevance_", "n_relevance_vectors_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
+        for name, value in self._fitted_attributes(fit).items():
+            setattr(self, name, value)
+        if self.kernel is not None and self.optimizer is not None:
+            warn_at_bounds(self.kernel_)
+
+    def _fitted_attributes(self, fit: ClassificationFit) -> dict[str, Any]:
+        """What makes this estimator one fitted by `fit`, the labels aside."""
+        low, high = amplitude_range(fit.kernel)
+        factor = fit.amplitude if low < high else 1.0
+        return {
+            "kernel_": scale_amplitude(fit.kernel, factor),
+            "basis_": fit.plan.basis,
+            "solver_": fit.plan.solver,
+            "n_basis_": fit.plan.n_basis,
+            "covariance_": fit.plan.covariance,
+            "reason_": fit.plan.reason,
+            "moderation_": fit.moderation,
+            "n_iter_": fit.n_iter,
+            "validation_": fit.scores,
+            "history_": {**self.history_, "solve": fit.history},
+            "_posterior": fit.posterior,
+        }
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def _latent_mean(self, X):
+        with threads(self.n_jobs):
+            return self._posterior.mean(to_tensor(X)).numpy()
+
+    def _latent_mean_and_variance(self, X):
+        with threads(self.n_jobs):
+            mean, variance = self._posterior.mean_and_variance(to_tensor(X))
+        return mean.numpy(), variance.numpy()

@@ -1,0 +1,89 @@
+r"""Class densities, and how much of the latent variance they should average over.
+
+The class probability of a latent Gaussian is :math:`E_{f \sim N(m, \kappa v)}[g(f)]`: of the mean
+alone for :math:`\kappa = 0` (the "plug-in"), of the whole posterior for 1. Laplace's approximation
+and mean-field ones put the variance far too high where latent functions are large, so that rows
+left out mostly prefer 0, and 1 seldom; where few rows were to be had, hyper-parameters fit them too
+well, and something between does best. In eighteen problems (59 to 900 rows of nine data sets
+trained on, other rows judged by) the loss of 1/16 exceeded the least of 0, 1/64, 1/16, 1/4 and 1 by
+.010 nats a row on average, that of 0 by .012, of 1/4 by .040, of 1 by .14.
+"""
+
+import torch
+from torch import Tensor
+
+from skgp.likelihoods import Bernoulli
+
+__all__ = ["FEW_ROWS_MODERATION", "MODERATIONS", "class_log_density", "moderation_scores"]
+
+#: Factors of the latent variance to choose among.
+MODERATIONS = (0.0, 1 / 16, 1 / 4, 1.0)
+#: Where no row can be left out that the hyper-parameters have not seen.
+FEW_ROWS_MODERATION = 1 / 16
+
+
+def class_log_density(
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None = None
+) -> Tensor:
+    r"""Log-probability of the class of each row.
+
+    Parameters
+    ----------
+    likelihood : Bernoulli
+    Y : Tensor of shape (..., c)
+        In {-1, +1}: one column for two classes, else one a class, +1 at the row's.
+    mean, var : Tensor of shape (..., c)
+        Of the latent functions; `var` None takes them at their mean.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        In nats. Several classes: one-vs-rest probabilities divided by their sum.
+    """
+    if Y.shape[-1] == 1:
+        return _log_prob(likelihood, Y, mean, var)[..., 0]
+    log_proba = _log_prob(likelihood, torch.ones_like(Y), mean, var)
+    own = log_proba.gather(-1, Y.argmax(-1, keepdim=True))[..., 0]
+    return own - log_proba.logsumexp(-1)
+
+
+def moderation_scores(
+    likelihood: Bernoulli,
+    Y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    *,
+    separately: bool = False,
+) -> dict[float, float]:
+    """Mean log density of rows left out for each factor of the latent variance.
+
+    Parameters
+    ----------
+    likelihood : Bernoulli
+    Y, mean, var : Tensor of shape (p, c)
+        See `class_log_density`.
+    weight : Tensor of shape (p,)
+    separately : bool, default=False
+        Score every column by itself: for a choice of the columns of many classes.
+
+    Returns
+    -------
+    dict of float to float
+        In nats, by the factors `MODERATIONS`.
+    """
+    scores = {}
+    for factor in MODERATIONS:
+        scaled = factor * var if factor else None
+        if separately:
+            density = _log_prob(likelihood, Y, mean, scaled).mean(1)
+        else:
+            density = class_log_density(likelihood, Y, mean, scaled)
+        scores[factor] = float((weight * density).sum() / weight.sum())
+    return scores
+
+
+def _log_prob(likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None) -> Tensor:
+    if var is None:
+        return likelihood.log_prob(Y, mean)
+    return likelihood.log_predictive(Y, mean, var)

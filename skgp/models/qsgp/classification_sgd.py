@@ -1,0 +1,167 @@
+"""QSGP classification by stochastic gradients (Theorem 3)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.spectral import FourierFeatures
+from skgp.likelihoods import Bernoulli
+from skgp.models.moderation import moderation_scores
+from skgp.models.qsgp.basis import FourierBasis, InducingBasis, KernelColumns, SpectralColumns
+from skgp.models.qsgp.classification_results import (
+    ClassificationFit,
+    ClassificationOptions,
+    LatentPosterior,
+)
+from skgp.models.qsgp.latent_posterior import ClassifierPosterior
+from skgp.models.qsgp.likelihood_sgd import fit_likelihood_sgd
+from skgp.models.qsgp.likelihood_sgd_state import LikelihoodState, initial_state
+from skgp.models.qsgp.plan import Plan
+from skgp.variational.gaussian import WeightGaussian
+
+Callback = Callable[[int, dict], bool | None]
+
+#: Rows held out to decide about moderation; more would take long to predict with 1e6 functions.
+HELD_OUT_ROWS = 300
+_ITERATIONS = 1_000
+
+
+def fit_sgd_classifier(
+    kernel,
+    X: Tensor,
+    Y: Tensor,
+    likelihood: Bernoulli,
+    plan: Plan,
+    options: ClassificationOptions,
+    *,
+    offset: Tensor,
+    Z: Tensor | None,
+    state: LikelihoodState | None,
+    generator: torch.Generator,
+    callback: Callback | None,
+) -> ClassificationFit:
+    """Fit by minibatches over rows and basis functions; parameters as `fit_classifier`.
+
+    Hyper-parameters follow the bound after a tenth of the iterations, with Fourier features. A few
+    rows are held out, to decide about moderation.
+    """
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(options.seed))
+    n_held_out = min(HELD_OUT_ROWS, len(X) // 10)
+    held_out, kept = order[:n_held_out], order[n_held_out:].sort().values
+    X_held, Y_held, X, Y = X[held_out], Y[held_out], X[kept], Y[kept]
+    k = min(options.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
+    route = _Route(kernel, X, Y, likelihood, plan, options, Z)
+    state = route.start(state, offset, k, generator)
+
+    def watch(iteration: int, info: dict) -> bool:
+        return callback is not None and bool(
+            callback(iteration, {**info, "fit": lambda: route.fit(state, [])})
+        )
+
+    max_iter = _ITERATIONS if options.max_iter is None else options.max_iter
+    result = fit_likelihood_sgd(
+        X,
+        Y,
+        route.basis,
+        likelihood,
+        covariance=plan.covariance,
+        n_dense_columns=k,
+        bound=options.bound,
+        batch_size=options.batch_size,
+        basis_batch_size=options.basis_batch_size,
+        n_support=len(state.X_support),
+        learning_rate=options.learning_rate,
+        max_iter=max_iter,
+        tol=options.tol,
+        learn_hyperparameters=options.learn_hyperparameters and plan.basis == "fourier",
+        freeze_iterations=max_iter // 10,
+        generator=generator,
+        callback=watch,
+        state=state,
+    )
+    fit = route.fit(state, result.history["loss"])
+    if not n_held_out:
+        return fit
+    mean, variance = fit.posterior.mean_and_variance(X_held)
+    scores = moderation_scores(likelihood, Y_held, mean, variance, torch.ones_like(mean[:, 0]))
+    best = max(scores, key=lambda factor: scores[factor])
+    return replace(fit, moderation=best, scores={"moderation": scores})
+
+
+class _Route:
+    """One problem: where its fits start, and what they predict."""
+
+    def __init__(self, kernel, X, Y, likelihood, plan: Plan, options, Z: Tensor | None):
+        self.kernel, self.X, self.Y, self.likelihood = kernel, X, Y, likelihood
+        self.plan, self.options = plan, options
+        self.Z = X if Z is None else Z
+        self.basis: FourierBasis | InducingBasis
+        if plan.basis == "fourier":
+            fourier = FourierFeatures(
+                kernel, plan.size, X.shape[1], kind=options.feature_map, seed=options.seed
+            )
+            self.basis = FourierBasis(fourier, dtype=options.dtype)
+        else:
+            self.basis = InducingBasis(kernel, self.Z, dtype=options.dtype)
+
+    def start(
+        self,
+        previous: LikelihoodState | None,
+        offset: Tensor,
+        k: int,
+        generator: torch.Generator,
+    ) -> LikelihoodState:
+        """The state of an earlier fit, if it is one of the same kind, or a new one."""
+        shape = (self.plan.size, self.Y.shape[1] * (1 + k))
+        if (
+            previous is not None
+            and previous.weights.shape == shape
+            and previous.weights.dtype == self.options.dtype
+            and previous.X_support.shape[1] == self.X.shape[1]
+            and self.plan.basis == "fourier"  # clusters, and their centres, are drawn anew
+        ):
+            return previous
+        n_support = min(self.options.n_support, len(self.X))
+        return initial_state(
+            self.X,
+            self.Y,
+            self.basis,
+            self.likelihood,
+            offset,
+            None,
+            k,
+            n_support,
+            "nystrom" if n_support else "adagrad",
+            self.plan.covariance,
+            generator,
+        )
+
+    def fit(self, state: LikelihoodState, history: list[float]) -> ClassificationFit:
+        """What the state predicts, also while a fit goes on."""
+        kernel = self.kernel
+        columns: KernelColumns | SpectralColumns
+        if isinstance(self.basis, FourierBasis):
+            theta = None if state.theta is None else state.theta.detach().clone()
+            columns = SpectralColumns(self.basis.fourier, theta)
+            if theta is not None:
+                kernel = kernel.clone_with_theta(theta.numpy())
+        else:
+            columns = KernelColumns(kernel, self.Z)
+        c = state.n_latent
+        # Predictions are in float64, whatever the weights were trained in.
+        gaussians = [state.q(j) for j in range(c)]
+        q = [
+            WeightGaussian(g.mean.double(), g.columns.double(), g.tail_std.double())
+            for g in gaussians
+        ]
+        weights = ClassifierPosterior(columns, state.weights[:, :c].clone(), state.offset, q)
+        return ClassificationFit(
+            LatentPosterior(weights),
+            self.plan,
+            kernel,
+            n_iter=max(1, state.n_iter),
+            history=history,
+            state=state,
+        )

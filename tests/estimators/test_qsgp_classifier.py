@@ -1,0 +1,220 @@
+"""QSGPClassifier: the contract of every classifier, and what is its own."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.callback import ScoringMonitor
+from sklearn.datasets import load_digits, make_moons
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import QSGPClassifier
+from skgp.linalg.exceptions import NumericalWarning
+from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+
+KERNEL = ConstantKernel(9.0) * RBF([0.7, 0.7])
+
+test_sklearn = sklearn_checks(QSGPClassifier(random_state=0))
+
+
+class TestContract(ClassifierContract):
+    offers_state = False
+
+    def make(self, **params):
+        return QSGPClassifier(**{"random_state": 0, **params})
+
+
+class TestContractOfFourierFeatures(ClassifierContract):
+    offers_state = False
+
+    def make(self, **params):
+        return QSGPClassifier(**{"random_state": 0, "basis": "fourier", "n_basis": 60, **params})
+
+
+@pytest.fixture
+def moons():
+    return make_moons(150, noise=0.2, random_state=0)
+
+
+def fitted(X, y, **params):
+    return QSGPClassifier(**{"kernel": KERNEL, "optimizer": None, "random_state": 0, **params}).fit(
+        X, y
+    )
+
+
+OPTIONS = [
+    *[
+        dict(basis=basis, n_basis=n_basis, solver="newton", covariance=covariance)
+        for basis, n_basis in (("inducing", None), ("inducing", 40), ("fourier", 80))
+        for covariance in ("full", "chevron", "diagonal")
+    ],
+    *[
+        dict(basis=basis, n_basis=80, solver="sgd", covariance=covariance, max_iter=100)
+        for basis in ("fourier", "inducing")
+        for covariance in ("diagonal", "chevron")
+    ],
+    dict(basis="fourier", n_basis=80, solver="sgd", bound="strict", max_iter=100),
+    dict(basis="relevance"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("likelihood", ["logit", "probit"])
+def test_every_combination_classifies(moons, options, likelihood):
+    X, y = moons
+    model = fitted(X, y, likelihood=likelihood, **options)
+    for name in ("basis", "solver", "covariance"):
+        assert getattr(model, f"{name}_") == options.get(name, getattr(model, f"{name}_"))
+    assert model.score(X, y) > 0.85
+    mean, var = model.latent_mean_and_variance(X)
+    assert np.isfinite(mean).all() and (var >= 0).all() and (var > 0).any()
+
+
+def test_latent_moments_equal_the_dense_laplace_approximation(moons):
+    X, y = moons  # half of each class: the offset is 0, as in scikit-learn
+    expected = GaussianProcessClassifier(KERNEL, optimizer=None).fit(X, y)
+    model = fitted(X, y, tol=1e-12)
+    grid = np.random.default_rng(0).uniform(-3, 3, (30, 2))
+    for ours, theirs in zip(
+        model.latent_mean_and_variance(grid), expected.latent_mean_and_variance(grid), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_variance_returns_to_the_prior_only_with_augmentation(moons):
+    far = [[100.0, 100.0]]
+    assert fitted(*moons, n_basis=30).latent_mean_and_variance(far)[1][0] == pytest.approx(9.0)
+    plain = fitted(*moons, n_basis=30, augment=False)
+    assert plain.latent_mean_and_variance(far)[1][0] == pytest.approx(0.0, abs=1e-10)
+
+
+def test_base_rate_is_predicted_far_from_the_rows(moons):
+    X, y = moons
+    kept = np.flatnonzero((y == 0) | (np.arange(len(y)) % 5 == 0))
+    model = fitted(X[kept], y[kept], class_weight=None)
+    model.moderation_ = 0.0
+    share = np.mean(y[kept])
+    np.testing.assert_allclose(model.predict_proba([[1e3, 1e3]])[0, 1], share, rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["newton", "sgd"])
+def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(solver):
+    X, y = make_moons(1500, noise=0.3, random_state=0)
+    kernel = ConstantKernel(0.05, (1e-3, 1e4)) * RBF([0.7, 0.7], "fixed")
+    max_iter = 20 if solver == "sgd" else None
+    model = QSGPClassifier(kernel, n_basis=60, solver=solver, random_state=0, max_iter=max_iter)
+    model.fit(X, y)
+    scores = model.validation_["moderation"]
+    assert scores[model.moderation_] == max(scores.values())
+    assert np.isfinite(list(scores.values())).all()
+    if solver == "newton":
+        scores = model.validation_["amplitude"]
+        assert len(scores) > 2
+        found = max(scores, key=lambda factor: scores[factor])
+        amplitude = model.kernel_.k1.constant_value
+        model.set_params(kernel=model.kernel_, optimizer=None).fit(X, y)
+        assert set(model.validation_["amplitude"]) == {1.0}
+        assert model.kernel_.k1.constant_value == amplitude and found > 0
+
+
+def test_relevance_vectors_are_few_rows_of_the_fit(moons):
+    X, y = moons
+    model = fitted(X, y, basis="relevance")
+    assert model.n_relevance_vectors_ == len(model.relevance_) < 30
+    assert np.unique(model.relevance_).size == len(model.relevance_)
+    assert 0 <= model.relevance_.min() and model.relevance_.max() < len(X)
+    model.set_params(basis="auto").fit(X, y)
+    assert not hasattr(model, "relevance_")
+
+
+def test_relevance_vectors_are_counted_with_the_rows_of_weight_zero(moons):
+    X, y = moons
+    weight = np.ones(len(X))
+    weight[:50] = 0
+    model = QSGPClassifier(KERNEL, optimizer=None, basis="relevance", random_state=0)
+    model.fit(X, y, sample_weight=weight)
+    assert model.relevance_.min() >= 50
+    shorter = fitted(X[50:], y[50:], basis="relevance")
+    np.testing.assert_array_equal(model.relevance_, shorter.relevance_ + 50)
+
+
+def test_ten_digits_on_raw_pixels():
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(X))
+    X, X_test, y, y_test = X[order[:700]], X[order[700:]], y[order[:700]], y[order[700:]]
+    model = QSGPClassifier(random_state=0).fit(X, y)
+    assert model.score(X_test, y_test) > 0.97
+    assert -model.log_predictive_density(X_test, y_test).mean() < 0.12
+
+
+def test_grid_search_over_basis_functions(moons):
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), QSGPClassifier(KERNEL, optimizer=None, random_state=0)),
+        {"qsgpclassifier__n_basis": [2, 40], "qsgpclassifier__basis": ["fourier", "inducing"]},
+        cv=3,
+    ).fit(*moons)
+    assert search.best_params_["qsgpclassifier__n_basis"] == 40
+
+
+def test_warm_start_continues_stochastic_gradients(moons):
+    options = dict(solver="sgd", n_basis=80, max_iter=30, warm_start=True)
+    model = fitted(*moons, **options)
+    first = model.history_["solve"][-1]
+    model.fit(*moons)
+    assert model.n_iter_ == 60 and model.history_["solve"][-1] < first
+
+
+def test_scoring_monitor_sees_stochastic_gradients_as_they_go(moons):
+    monitor = ScoringMonitor(scoring="accuracy")
+    model = QSGPClassifier(
+        KERNEL, optimizer=None, solver="sgd", n_basis=80, max_iter=20, random_state=0
+    )
+    model.set_callbacks(monitor).fit(*moons)
+    scores = [row["accuracy"] for row in monitor.get_logs().data if row["task_name"] == "iteration"]
+    assert len(scores) == 20 and scores[-1] > 0.8
+
+
+# ---- bad input -------------------------------------------------------------------------------
+
+
+def test_too_many_inducing_points_are_lowered_with_a_warning(moons):
+    with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 150 training rows"):
+        model = fitted(*moons, basis="inducing", n_basis=500)
+    assert model.n_basis_ == 150
+
+
+def test_more_basis_functions_than_rows_are_fourier_features(moons):
+    model = fitted(*moons, n_basis=501)
+    assert model.basis_ == "fourier" and model.n_basis_ == 502
+    assert "exceeds the 150 rows" in model.reason_
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (dict(kernel=1.0 * RBF() + WhiteKernel()), "WhiteKernel"),
+        (dict(kernel=DotProduct(), basis="fourier"), "spectral density"),
+        (dict(solver="sgd", covariance="full"), "covariance='full' cannot be had from"),
+        (dict(solver="sgd", class_weight="balanced"), "class_weight are not supported"),
+        (dict(basis="relevance", solver="sgd"), "basis='relevance'"),
+        (dict(basis="relevance", covariance="diagonal"), "basis='relevance'"),
+        (dict(solver="lbfgs"), "solver"),
+        (dict(n_basis=0), "n_basis"),
+    ],
+)
+def test_bad_parameters_are_named(moons, params, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(*moons, **params)
+
+
+def test_duplicated_rows_and_constant_columns_are_fine(moons):
+    X, y = moons
+    X = np.hstack([np.tile(X[:60], (3, 1)), np.ones((180, 1))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = QSGPClassifier(random_state=0).fit(X, np.tile(y[:60], 3))
+    assert model.score(X, np.tile(y[:60], 3)) > 0.9
