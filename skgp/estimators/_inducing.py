@@ -47,8 +47,8 @@ def cluster_centres(
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
-    scale = length_scales(kernel, X)
-    rows = (X / scale).astype(np.float32)
+    scale, middle = length_scales(kernel, X), X.mean(axis=0)
+    rows = ((X - middle) / scale).astype(np.float32)  # far from 0 they would lose their digits
     kmeans = MiniBatchKMeans(
         n_points,
         init="random",
@@ -60,7 +60,7 @@ def cluster_centres(
         compute_labels=False,
         random_state=random_state,
     ).fit(rows, sample_weight=sample_weight)
-    centres = kmeans.cluster_centers_.astype(np.float64) * scale
+    centres = kmeans.cluster_centers_.astype(np.float64) * scale + middle
     return centres[distinct_rows(centres)]
 
 
@@ -90,7 +90,9 @@ def length_scales(kernel: Kernel, X: np.ndarray) -> np.ndarray:
     at, near = to_tensor(rows), to_tensor(moved)
     cross = gram(kernel, at[:, None], near)[:, 0].numpy()  # (p, d)
     norms = np.sqrt(gram_diag(kernel, at).numpy()[:, None] * gram_diag(kernel, near).numpy())
-    drop = -2 * np.log(np.clip(cross / norms, 1e-12, 1.0)).mean(axis=0)
+    # Where the kernel vanishes, as a linear one at 0, there is no correlation to lose.
+    correlation = np.divide(cross, norms, out=np.ones_like(norms), where=norms > 0)
+    drop = -2 * np.log(np.clip(correlation, 1e-12, 1.0)).mean(axis=0)
     scale = steps / np.sqrt(np.maximum(drop, 1e-300))
     ignored = drop < 1e-14
     if ignored.all():

@@ -3,10 +3,13 @@
 import warnings
 
 import numpy as np
+import torch
 from scipy.linalg import eigh
 from scipy.special import ndtri
 from scipy.stats import norm
 
+from skgp.estimators._backend import to_tensor
+from skgp.likelihoods import Laplace
 from skgp.linalg.exceptions import NumericalWarning
 
 
@@ -49,6 +52,39 @@ class GaussianPredictive:
     def _sample_observations(self, f: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         """Return draws of z, of the shape of f, given draws of f."""
         return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
+
+
+class LaplacePredictive(GaussianPredictive):
+    r"""The same with Laplace noise where there is a scale for it.
+
+    Mean and variance of z are of the same form, the variance of the noise being :math:`2 b^2`.
+
+    Attributes
+    ----------
+    _laplace_scale : float or None
+        b, in the standardised scale; None for Gaussian noise.
+    """
+
+    _laplace_scale: float | None = None
+
+    def _predictive_quantiles(self, mean, var, quantiles):
+        if self._laplace_scale is None:
+            return super()._predictive_quantiles(mean, var, quantiles)
+        levels, mean, var = torch.broadcast_tensors(
+            to_tensor(quantiles), to_tensor(mean)[:, None], to_tensor(var)[:, None]
+        )
+        return Laplace(self._laplace_scale).quantile(levels, mean, var).numpy()
+
+    def _predictive_log_density(self, z, mean, var):
+        if self._laplace_scale is None:
+            return super()._predictive_log_density(z, mean, var)
+        moments = map(to_tensor, (z, mean, var))
+        return Laplace(self._laplace_scale).log_predictive(*moments).numpy()
+
+    def _sample_observations(self, f, rng):
+        if self._laplace_scale is None:
+            return super()._sample_observations(f, rng)
+        return f + rng.laplace(scale=self._laplace_scale, size=f.shape)
 
 
 def is_constant(scale: float, y: np.ndarray) -> bool:

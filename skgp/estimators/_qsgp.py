@@ -7,29 +7,40 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from sklearn.utils.metaestimators import available_if
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._predictive import LaplacePredictive, is_constant
+from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
-from skgp.models.hyperparameters import fit_hyperparameters
-from skgp.models.qsgp.plan import Plan, streaming_plan
-from skgp.models.qsgp.regression import fit_regression
+from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
 from skgp.models.qsgp.results import Fit, Options, fit_statistics
+from skgp.models.qsgp.robust_hyperparameters import robust_location_scale
 from skgp.models.qsgp.sgd_state import SGDState
 from skgp.models.qsgp.streaming_gram import StreamingGram
-from skgp.models.replicates import Replicates, merge_replicates
+from skgp.models.replicates import Replicates
 
 # Rows from which on more than one thread pays: of the search, with batches of small matrices, and
 # of the solve.
 _LARGE_SEARCH = 10_000
 _LARGE_SOLVE = 1_000
+# Attributes that not every fit sets.
+_OPTIONAL = (
+    "log_marginal_likelihood_value_",
+    "elbo_",
+    "likelihood_scale_",
+    "_laplace_scale",
+    "relevance_",
+    "n_relevance_vectors_",
+)
 
 
-class QSGPRegressor(BaseGPRegressor):
+class QSGPRegressor(LaplacePredictive, BaseGPRegressor):
     r"""Gaussian process regression with up to millions of basis functions.
 
     The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
@@ -44,17 +55,28 @@ class QSGPRegressor(BaseGPRegressor):
         Covariance of f; a ``WhiteKernel`` summand at the top level is the observation noise (one of
         level 0.01 is added where there is none). None chooses among RBF and Matern kernels with one
         length scale a column, started from the spread of the columns.
-    basis : {"auto", "fourier", "inducing"}, default="auto"
-        Random Fourier features, or kernels centred on training rows.
+    basis : {"auto", "fourier", "inducing", "relevance"}, default="auto"
+        Random Fourier features, kernels centred on training rows, or those on the few rows that the
+        evidence keeps [2]_. "relevance" wants a smooth kernel. Its hyper-parameters, and which one
+        where it is None, are learned as those of a GP, its length scales halved where the evidence
+        gains much by it; the amplitude is without effect. Error bars shrink far from the relevance
+        vectors.
     n_basis : int or None, default=None
         Number of basis functions m. By default as many as there are rows for the inducing basis,
-        and as many Fourier features as about a minute allows.
-    likelihood : {"gaussian"}, default="gaussian"
+        and as many Fourier features as about a minute allows. With Laplace noise all of up to 3000
+        rows, else as many as two minutes allow. Of "relevance", the rows that are candidates: by
+        default all of up to 20000 rows, else 2000.
+    likelihood : {"gaussian", "laplace"}, default="gaussian"
+        Observation noise. "laplace" is for targets of which some are grossly wrong: it takes the
+        absolute error, finds the hyper-parameters without the outliers, and serves
+        ``basis="inducing"`` and "fourier" with ``solver="cholesky"`` and ``covariance="full"``.
+        Beyond m n = 1e7 its features are in float32 if that costs no accuracy.
     solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}, default="auto"
         "cholesky" is exact, offers every covariance, ``partial_fit`` with Fourier features, and
         costs :math:`O(n m^2)`, or :math:`O(n^3)` with one basis function a row. "cg" is block
         conjugate gradients with a Nystrom preconditioner. "gauss-seidel" suits 1e4 to 1e6 Fourier
-        features. "sgd" takes iterations whose cost depends on neither n nor m.
+        features. "sgd" takes iterations whose cost depends on neither n nor m. Relevance vectors
+        are found one by one ("auto"), or by "sgd".
     covariance : {"auto", "diagonal", "chevron", "full", "samples"}, default="auto"
         Posterior covariance: mean-field, with `n_dense_columns` dense columns of the Cholesky
         factor, exact, or that of posterior draws calibrated on leave-one-out residuals.
@@ -74,13 +96,16 @@ class QSGPRegressor(BaseGPRegressor):
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+        Centre and scale the targets, for Laplace noise by what outliers leave alone; ``kernel_`` is
+        then in units of the scaled target.
     max_iter : int or None, default=None
-        Iterations of "cg" (200 by default) and "sgd" (1000), sweeps of "gauss-seidel" (10).
+        Iterations of "cg" (200 by default) and "sgd" (1000), sweeps of "gauss-seidel" (10), passes
+        with Laplace noise (50), steps towards relevance vectors (10000).
     tol : float or None, default=None
         Relative residual at which "cg" (1e-2 by default with one basis function a row, else 1e-3)
         and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which "sgd" stops
-        (never by default).
+        (never by default); rise of the bound of Laplace noise an observation (1e-4), and of the
+        evidence of relevance vectors (1e-3), in nats.
     learning_rate : float, default=0.1
         Of "sgd", which starts again with a tenth of it where it diverges.
     warm_start : bool, default=False
@@ -93,8 +118,8 @@ class QSGPRegressor(BaseGPRegressor):
         Rows held out by `early_stopping`, at most 1000. They are not trained on.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu". "sgd" and predictions run on
-        the CPU.
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". "sgd", relevance vectors and
+        predictions run on the CPU.
     dtype : {"float64", "float32"}, default="float64"
         Of features, Gram matrices and stochastic gradients. Beyond 16000
         rows the kernel matrix of "cg" is stored in float32 either way, from entries computed in
@@ -111,20 +136,30 @@ class QSGPRegressor(BaseGPRegressor):
     kernel_ : Kernel
         With the hyper-parameters learned.
     basis_, solver_, covariance_ : str
+        The solver of relevance vectors is "sequential" by default.
     n_basis_ : int
     reason_ : str
         Why these were chosen.
     noise_variance_ : float
-        In squared units of y.
+        In squared units of y; of Laplace noise twice the square of its scale.
+    likelihood_scale_ : float
+        Scale b of Laplace noise, in units of y.
+    relevance_ : ndarray of int
+        With ``basis="relevance"``: the training rows that are relevance vectors, increasing.
+    n_relevance_vectors_ : int
     log_marginal_likelihood_value_ : float
-        In nats; of the standardised targets under the basis used. Set where "cholesky" gives it.
+        In nats; of the standardised targets under the basis used. Set where "cholesky" gives it,
+        and for relevance vectors.
+    elbo_ : float
+        With Laplace noise: lower bound of the same.
     n_iter_ : int
     residual_ : float
         True relative residual of the linear system solved.
     calibration_ : float
         Factor by which variances were multiplied (covariance "samples"), else 1.
     history_ : dict of lists
-        "hyperparameters": log-density a row; "solve": relative residual or loss; "validation":
+        "hyperparameters": log-density a row; "solve": relative residual or loss, of Laplace noise
+        minus the bound an observation, of relevance vectors minus the evidence; "validation":
         mean squared error of the standardised targets held out, at every 50th iteration.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
@@ -139,6 +174,8 @@ class QSGPRegressor(BaseGPRegressor):
     References
     ----------
     .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
+    .. [2] Tipping and Faul (2003), Fast marginal likelihood maximisation for sparse Bayesian
+       models.
 
     Examples
     --------
@@ -156,9 +193,9 @@ class QSGPRegressor(BaseGPRegressor):
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
-        "basis": [StrOptions({"auto", "fourier", "inducing"})],
+        "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
         "n_basis": [Interval(Integral, 1, None, closed="left"), None],
-        "likelihood": [StrOptions({"gaussian"})],
+        "likelihood": [StrOptions({"gaussian", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
         "covariance": [StrOptions({"auto", "diagonal", "chevron", "full", "samples"})],
         "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
@@ -251,13 +288,29 @@ class QSGPRegressor(BaseGPRegressor):
         """
         return self._fit(X, y, sample_weight, streaming=False)
 
+    def _streams(self) -> bool:
+        """Whether there is a ``partial_fit``; the reason becomes that of an AttributeError."""
+        if self.likelihood != "gaussian":
+            raise AttributeError(
+                "partial_fit needs likelihood='gaussian', whose data have sums that suffice; got "
+                f"likelihood={self.likelihood!r}."
+            )
+        if self.basis == "relevance":
+            raise AttributeError(
+                "partial_fit needs basis='fourier' or 'inducing', which later rows leave as it is; "
+                "got basis='relevance'."
+            )
+        return True
+
+    @available_if(_streams)
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
         """Add rows to the posterior, exactly as if they had been there from the start.
 
-        For ``solver="cholesky"`` with Fourier features or ``n_basis`` inducing points, which "auto"
-        becomes here. The first call learns the hyper-parameters and chooses the basis; later calls
-        keep both and learn the noise variance and the standardisation of y from all rows.
+        For Gaussian noise, ``solver="cholesky"`` and Fourier features or ``n_basis`` inducing
+        points, which "auto" becomes here. The first call learns the hyper-parameters and chooses
+        the basis; later calls keep both and learn the noise variance and the standardisation of y
+        from all rows.
 
         Parameters
         ----------
@@ -277,7 +330,7 @@ class QSGPRegressor(BaseGPRegressor):
         X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
         backend = self._resolve_backend()
         with threads(self.n_jobs):
-            self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
+            self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
             self._standardise_by(self._statistics)
             signal, white = split_noise(self.kernel_)
             fit = fit_statistics(
@@ -294,30 +347,61 @@ class QSGPRegressor(BaseGPRegressor):
 
     def _fit(self, X, y, sample_weight, *, streaming: bool):
         """Both kinds of fit; `streaming` keeps the sufficient statistics, in the units of y."""
+        asked = self._asked()
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            asked_weight = sample_weight
             X, y, sample_weight = self._validate_training(X, y, sample_weight)
             z = self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             generator = backend.generator()
             with threads(self.n_jobs, single=len(X) < _LARGE_SEARCH):
-                data = self._prepare(X, z, sample_weight, backend.device)
-                kernel = self._learn_kernel(session, X, sample_weight, data, generator)
+                data = search_data(
+                    X, z, sample_weight, self.likelihood, self.solver, backend.device
+                )
+                rows = data
+                if asked.basis == "relevance":
+                    rows = Replicates(*to_tensors(X, z, sample_weight, torch.device("cpu")))
+                kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
+            if streaming:
+                asked = streaming_plan(asked, len(data.y), split_noise(kernel)[0])
             with threads(self.n_jobs, single=len(X) < _LARGE_SOLVE):
                 state = None
-                if self.solver == "sgd":  # what it has learnt so far can predict at any time
+                if self.solver == "sgd" and asked.basis != "relevance":
 
-                    def state():
+                    def state():  # what it has learnt so far can predict at any time
                         return self._fitted_attributes(kernel, callback.info["fit"]())
 
                 with session.stage("solve", state=state) as callback:
-                    fit = self._solve(kernel, data, backend, generator, callback, streaming)
+                    fit = self._solve(kernel, scale, rows, asked, backend, generator, callback)
                 self._statistics = None
                 if streaming:
                     basis = fit.statistics.basis
                     self._statistics = StreamingGram(basis, dtype=backend.dtype)
-                    self._statistics.update(*_to_tensors(X, y, sample_weight, backend.device))
+                    self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
             self._keep(kernel, fit, backend)
+            if fit.relevance is not None:
+                self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
+                self.n_relevance_vectors_ = len(self.relevance_)
         return self
+
+    def _asked(self) -> Plan:
+        """What the parameters ask for, refused at once where it cannot be had."""
+        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+        if self.basis == "relevance":
+            return resolve_relevance(asked, self.likelihood)
+        if self.likelihood == "laplace":
+            check_laplace(asked)
+        return asked
+
+    def _standardise_target(self, y, sample_weight=None):
+        """As for Gaussian noise, or by statistics that outliers leave alone."""
+        if not (self.normalize_y and self.likelihood == "laplace"):
+            return super()._standardise_target(y, sample_weight)
+        targets, weights = to_tensors(None, y, sample_weight, torch.device("cpu"))[1:]
+        self.y_mean_, self.y_scale_ = robust_location_scale(targets, weights)
+        if is_constant(float(np.abs(y - self.y_mean_).max()), y):
+            return np.zeros_like(y)  # and not the rounding of their mean
+        return self._to_z(y)
 
     def _standardise_by(self, statistics) -> None:
         """Set ``y_mean_`` and ``y_scale_`` from sums over all rows seen, as `fit` would."""
@@ -328,18 +412,11 @@ class QSGPRegressor(BaseGPRegressor):
         rounding = 1e-14 * statistics.sum_square / statistics.sum_weight
         self.y_scale_ = float(np.sqrt(variance)) if variance > rounding else 1.0
 
-    def _prepare(self, X, z, sample_weight, device) -> Replicates:
-        """Tensors of the distinct rows; "sgd" takes rows as they are, a memory map unread."""
-        if self.solver != "sgd":
-            return merge_replicates(X, z, sample_weight, device)
-        if sample_weight is not None:
-            raise ValueError(
-                "sample_weight is not supported by solver='sgd'; use solver='cholesky' or 'cg'."
-            )
-        return Replicates(*_to_tensors(X, z, None, torch.device("cpu"))[:2])
+    def _learn_kernel(self, session, X, sample_weight, data, rows, generator):
+        """Return the kernel, noise included, with learned hyper-parameters; and a scale.
 
-    def _learn_kernel(self, session, X, sample_weight, data, generator):
-        """Return the kernel, noise included, with learned hyper-parameters."""
+        The scale is where that of Laplace noise may start; None where there is nothing to tell.
+        """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
         if self.warm_start and hasattr(self, "kernel_"):
             kernels = [self.kernel_]
@@ -348,26 +425,27 @@ class QSGPRegressor(BaseGPRegressor):
         else:
             kernels = [with_noise(self._resolve_kernel(X, lambda: None))]
         if self.optimizer is None:
-            return kernels[0]
+            return kernels[0], None
         with session.stage("hyperparameters") as callback:
-            found = fit_hyperparameters(kernels, data, generator=generator, callback=callback)
+            found, scale = search(
+                kernels, data, self.basis, self.likelihood, rows, generator, callback
+            )
         self.history_["hyperparameters"] = found.history
         if self.kernel is not None:
             warn_at_bounds(found.kernel)
-        return found.kernel
+        return found.kernel, scale
 
-    def _solve(self, kernel, data, backend, generator, callback, streaming) -> Fit:
+    def _solve(self, kernel, scale, data, asked, backend, generator, callback) -> Fit:
         """Fit the posterior for fixed hyper-parameters."""
         signal, white = split_noise(kernel)
-        plan = Plan(self.basis, self.n_basis, self.solver, self.covariance)
-        if streaming:
-            plan = streaming_plan(plan, data.X.shape[0], signal)
-        return fit_regression(
+        return solve(
             signal,
             data,
             float(white.noise_level),
-            plan,
+            asked,
             self._options(backend, white),
+            self.likelihood,
+            scale=scale,
             state=self._previous(backend)[1],
             generator=generator,
             callback=callback,
@@ -407,7 +485,8 @@ class QSGPRegressor(BaseGPRegressor):
             fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
         if self.warm_start and fit.state is not None:
             self._sgd_state = self._previous(backend)[0], fit.state
-        self.__dict__.pop("log_marginal_likelihood_value_", None)  # of an earlier fit
+        for name in _OPTIONAL:  # of an earlier fit
+            self.__dict__.pop(name, None)
         for name, value in self._fitted_attributes(kernel, fit).items():
             setattr(self, name, value)
 
@@ -432,6 +511,11 @@ class QSGPRegressor(BaseGPRegressor):
         }
         if fit.log_marginal_likelihood is not None:
             attributes["log_marginal_likelihood_value_"] = fit.log_marginal_likelihood
+        if fit.elbo is not None:
+            attributes["elbo_"] = fit.elbo
+        if fit.likelihood_scale is not None:
+            attributes["_laplace_scale"] = fit.likelihood_scale
+            attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
         return attributes
 
     # ---- prediction, in the standardised scale ---------------------------------------------
@@ -453,11 +537,3 @@ class QSGPRegressor(BaseGPRegressor):
             X = self._tensor(X)
             covariance = self._posterior.covariance(X)
             return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()
-
-
-def _to_tensors(X, y, sample_weight, device):
-    """Return float64 tensors on `device`; None stays None."""
-    return tuple(
-        None if a is None else to_tensor(a, dtype=torch.float64, device=device)
-        for a in (X, y, sample_weight)
-    )

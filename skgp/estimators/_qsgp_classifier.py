@@ -22,8 +22,12 @@ from skgp.likelihoods import Bernoulli
 from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.models.hyperparameters import HyperparameterFit
 from skgp.models.moderation import FEW_ROWS_MODERATION
-from skgp.models.qsgp.classification import fit_classifier
-from skgp.models.qsgp.classification_plan import SUBSET_ROWS, resolve_classification
+from skgp.models.qsgp.classification import fit_classifier, start_stream
+from skgp.models.qsgp.classification_plan import (
+    SUBSET_ROWS,
+    resolve_classification,
+    streaming_classification,
+)
 from skgp.models.qsgp.classification_results import ClassificationFit, ClassificationOptions
 from skgp.models.qsgp.common_scale import refine_length_scales
 from skgp.models.qsgp.plan import Plan
@@ -251,6 +255,7 @@ class QSGPClassifier(BaseGPClassifier):
             self.offset_ = base_rate_offset(Y, sample_weight, link=self.likelihood)
             backend = self._resolve_backend()
             generator = backend.generator()
+            self._online = None  # a stream ends here
             with threads(self.n_jobs, single=len(X) < _LARGE):
                 found = self._learn_kernel(session, X, Y, sample_weight, generator)
                 state = None
@@ -267,6 +272,90 @@ class QSGPClassifier(BaseGPClassifier):
                 self.relevance_ = rows[fit.relevance.numpy()]
                 self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
         return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ):
+        """Add rows to the posterior, which is the prior of the next call; rows are not kept.
+
+        The first call learns the hyper-parameters and the base rates and chooses the basis: Fourier
+        features (1024 by default) or as many inducing points. Later calls keep them. The result is
+        near that of a fit to all rows, and depends a little on their order.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        classes : array-like of shape (n_classes,), optional
+            All labels there will be; by default those of the first call.
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        QSGPClassifier
+            Itself.
+        """
+        if self.solver == "sgd" or self.basis == "relevance":
+            raise ValueError(
+                "partial_fit needs solver='newton' with Fourier features or inducing points; got "
+                f"solver={self.solver!r} and basis={self.basis!r}."
+            )
+        first = getattr(self, "_online", None) is None
+        X, codes, sample_weight = self._validate_batch(
+            X, y, sample_weight, classes=classes, first=first
+        )
+        Y = one_vs_rest(codes, len(self.classes_))
+        backend = self._resolve_backend()
+        with threads(self.n_jobs, single=len(X) < _LARGE):
+            if first:
+                self._start_stream(X, Y, sample_weight, backend)
+            rows = (
+                None if a is None else to_tensor(a, device=backend.device)
+                for a in (X, Y, sample_weight)
+            )
+            self._online.update(*rows)
+            self._posterior = self._online.posterior(augment=self.augment)
+        if backend.device.type != "cpu":
+            self._posterior = pickle.loads(pickle.dumps(self._posterior))
+        self.n_iter_ = max(1, self._online.n_iter)
+        return self
+
+    def _start_stream(self, X, Y, sample_weight, backend: Backend) -> None:
+        """Learn from the first rows of a stream what all its rows will share."""
+        self._likelihood = Bernoulli(self.likelihood)
+        # A row of each kind more: a class that comes late must not have an infinite offset.
+        both = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+        weight = None
+        if sample_weight is not None:
+            weight = np.append(sample_weight, [sample_weight.mean()] * 2)
+        self.offset_ = base_rate_offset(both, weight, link=self.likelihood)
+        with fit_session(self, X, Y, sample_weight=sample_weight, n_stages=1) as session:
+            found = self._learn_kernel(session, X, Y, sample_weight, backend.generator())
+        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+        plan = streaming_classification(asked, len(X), found.kernel)
+        Z = None
+        if plan.basis == "inducing":
+            rng = np.random.RandomState(backend.seed)
+            Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
+        self._online = start_stream(
+            found.kernel,
+            X.shape[1],
+            plan,
+            self._likelihood,
+            offset=to_tensor(self.offset_),
+            Z=Z,
+            feature_map=self.feature_map,
+            seed=backend.seed,
+        )
+        self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
+        self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
+        self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
+        self._forget_relevance()
 
     def _learn_kernel(self, session, X, Y, sample_weight, generator):
         """Return the kernel with learned hyper-parameters, and what the search found out."""
@@ -367,12 +456,16 @@ class QSGPClassifier(BaseGPClassifier):
             fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
         if self.warm_start and fit.state is not None:
             self._sgd_state = self._previous(backend)[0], fit.state
-        for name in ("relevance_", "n_relevance_vectors_"):  # of an earlier fit
-            self.__dict__.pop(name, None)
+        self._forget_relevance()
         for name, value in self._fitted_attributes(fit).items():
             setattr(self, name, value)
         if self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(self.kernel_)
+
+    def _forget_relevance(self) -> None:
+        """Drop what only a fit of relevance vectors has."""
+        for name in ("relevance_", "n_relevance_vectors_"):
+            self.__dict__.pop(name, None)
 
     def _fitted_attributes(self, fit: ClassificationFit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""

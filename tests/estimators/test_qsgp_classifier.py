@@ -218,3 +218,36 @@ def test_duplicated_rows_and_constant_columns_are_fine(moons):
         warnings.simplefilter("error")
         model = QSGPClassifier(random_state=0).fit(X, np.tile(y[:60], 3))
     assert model.score(X, np.tile(y[:60], 3)) > 0.9
+
+
+# ---- partial_fit -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+def test_stream_is_near_the_fit_to_all_rows(basis):
+    X, y = make_moons(600, noise=0.25, random_state=0)
+    options = dict(basis=basis, n_basis=100, kernel=KERNEL, optimizer=None, random_state=0)
+    stream = QSGPClassifier(**options)
+    for rows in np.split(np.arange(400), 4):
+        assert stream.partial_fit(X[rows], y[rows], classes=[0, 1]) is stream
+    whole = QSGPClassifier(**options).fit(X[:400], y[:400])
+    losses = []
+    for model in (stream, whole):
+        model.moderation_ = 0.0
+        losses.append(-model.log_predictive_density(X[400:], y[400:]).mean())
+    assert abs(losses[0] - losses[1]) < 0.02
+    assert stream.n_basis_ == 100 and stream.basis_ == basis
+
+
+def test_first_batch_decides_and_fit_begins_anew(moons):
+    X, y = moons
+    model = QSGPClassifier(n_basis=100, random_state=0).partial_fit(X[:90], y[:90])
+    kernel, offset = model.kernel_, model.offset_.copy()
+    model.partial_fit(X[90:], y[90:])
+    assert model.kernel_ == kernel
+    np.testing.assert_array_equal(model.offset_, offset)
+    model.fit(X, y)
+    expected = QSGPClassifier(n_basis=100, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), expected.predict_proba(X))
+    with pytest.raises(ValueError, match="partial_fit needs solver='newton'"):
+        QSGPClassifier(solver="sgd").partial_fit(X, y)

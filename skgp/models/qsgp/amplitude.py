@@ -26,6 +26,7 @@ from torch import Tensor
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.moderation import moderation_scores
+from skgp.models.qsgp.classification_results import LatentPosterior
 from skgp.models.qsgp.design import StreamedDesign
 from skgp.models.qsgp.laplace_covariance import laplace_covariance
 from skgp.models.qsgp.latent_posterior import ClassifierPosterior
@@ -102,6 +103,7 @@ def by_held_out_rows(
     *,
     covariance: str,
     n_dense_columns: int,
+    kernel=None,
     generator: torch.Generator,
     callback=None,
 ) -> Choice:
@@ -116,6 +118,8 @@ def by_held_out_rows(
         Amplitudes to try.
     covariance, n_dense_columns
         As `laplace_covariance` takes them.
+    kernel : sklearn kernel expression, optional
+        Of inducing points that are augmented at the rows predicted.
     generator : torch.Generator
     callback : callable, optional
 
@@ -157,6 +161,7 @@ def by_held_out_rows(
         factors[best],
         covariance,
         n_dense_columns,
+        kernel,
     )
     whole = k == problem.Y.shape[1]
     moderations = moderation_scores(
@@ -179,6 +184,7 @@ def _held_out_moments(
     amplitude: float,
     covariance: str,
     n_dense_columns: int,
+    kernel,
 ) -> tuple[Tensor, Tensor]:
     """Moments of the latent functions at the rows held out, each of shape (p, k)."""
     weights, latent, training = mode
@@ -192,7 +198,8 @@ def _held_out_moments(
         n_dense_columns=n_dense_columns,
     )
     posterior = ClassifierPosterior(problem.design.basis, weights, problem.offset[columns], q)
-    return posterior.mean_and_variance(problem.X[held_out])
+    latent_posterior = LatentPosterior(posterior, kernel, 0.0 if kernel is None else amplitude)
+    return latent_posterior.mean_and_variance(problem.X[held_out])
 
 
 def by_leaving_one_out(
@@ -286,4 +293,4 @@ def some_columns(Y: Tensor) -> Tensor:
     if c <= MAX_COLUMNS:
         return torch.arange(c)
     order = Y.mean(0).argsort(stable=True)
-    return order[torch.linspace(0, c - 1, MAX_COLUMNS + 2).round().long()[1:-1]].sort().values
+    return order[torch.linspace(0, c - 1, MAX_COLUMNS + 2).round().long()[1:-1]].unique()

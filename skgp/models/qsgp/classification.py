@@ -18,6 +18,7 @@ one: a pass over all rows costs less than the thousands of iterations that it re
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from skgp.models.qsgp.laplace_covariance import laplace_covariance
 from skgp.models.qsgp.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.newton import fit_newton
 from skgp.models.qsgp.newton_problem import laplace_curvature
+from skgp.models.qsgp.online_laplace import OnlineLaplace
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.relevance_classification import fit_relevance_classifier
 from skgp.models.qsgp.whitened import WhitenedInducingBasis
@@ -109,6 +111,9 @@ def fit_classifier(
     ValueError
         For weighted rows with stochastic gradients.
     """
+    if plan.basis == "inducing":
+        Z = X if Z is None else Z
+        plan = replace(plan, n_basis=len(Z))  # of rows that are equal one is a point
     arguments = (kernel, X, Y, likelihood, plan, options)
     if plan.solver == "sgd":
         if row_weight is not None:
@@ -128,6 +133,58 @@ def fit_classifier(
     if plan.basis == "relevance":
         return _fit_relevance(*arguments, **options_of_rows)
     return _fit_newton(*arguments, **options_of_rows, Z=Z)
+
+
+class ClassificationStream:
+    """Online Laplace approximation, and what it predicts.
+
+    Parameters
+    ----------
+    online : OnlineLaplace
+    kernel : sklearn kernel expression
+    inducing : bool
+        Whether the basis consists of inducing points, which can be augmented.
+    """
+
+    def __init__(self, online: OnlineLaplace, kernel, inducing: bool):
+        self._online, self._kernel, self._inducing = online, kernel, inducing
+
+    @property
+    def n_iter(self) -> int:
+        """Newton steps of the last update."""
+        return self._online.n_iter
+
+    def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> None:
+        """Add a batch of rows."""
+        self._online.update(X, Y, row_weight)
+
+    def posterior(self, *, augment: bool) -> LatentPosterior:
+        """The posterior after the batches so far."""
+        weights = self._online.posterior()
+        if augment and self._inducing:
+            return LatentPosterior(weights, self._kernel, 1.0)
+        return LatentPosterior(weights)
+
+
+def start_stream(
+    kernel,
+    n_inputs: int,
+    plan: Plan,
+    likelihood: Bernoulli,
+    *,
+    offset: Tensor,
+    Z: Tensor | None,
+    feature_map: str,
+    seed: int,
+) -> ClassificationStream:
+    """Begin an online Laplace approximation with the basis that a plan names."""
+    basis: Basis
+    if Z is None:
+        basis = FourierFeatures(kernel, plan.size, n_inputs, kind=feature_map, seed=seed)
+    else:
+        basis = WhitenedInducingBasis(kernel, Z)
+    online = OnlineLaplace(basis, len(offset), offset, likelihood)
+    return ClassificationStream(online, kernel, Z is not None)
 
 
 def _fit_newton(
@@ -155,7 +212,7 @@ def _fit_newton(
     problem = Problem(design, X, Y, likelihood, offset, weight)
     recorder = StopRecorder(callback)
     factors = _factors(kernel) if options.learn_hyperparameters and n > SUBSET_ROWS else (1.0,)
-    choice = _choose(problem, factors, plan, options, generator, recorder)
+    choice = _choose(kernel, problem, factors, plan, options, generator, recorder)
     max_iter = 30 if options.max_iter is None else options.max_iter
     fit = fit_newton(
         design,
@@ -266,6 +323,7 @@ def _factors(kernel) -> tuple[float, ...]:
 
 
 def _choose(
+    kernel,
     problem: Problem,
     factors: tuple[float, ...],
     plan: Plan,
@@ -280,10 +338,11 @@ def _choose(
     order = torch.randperm(n, generator=generator).to(problem.X.device)
     return by_held_out_rows(
         problem,
-        order[: min(MAX_HELD_OUT, n // 10)],
+        order[: min(MAX_HELD_OUT, max(1, n // 10))],
         factors,
         covariance=plan.covariance,
         n_dense_columns=options.n_dense_columns,
+        kernel=kernel if plan.basis == "inducing" and options.augment else None,
         generator=generator,
         callback=callback,
     )

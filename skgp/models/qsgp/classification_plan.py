@@ -15,7 +15,7 @@ import warnings
 
 from skgp.kernels.spectral import has_spectral_density
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.plan import STOCHASTIC_FEATURES, Plan
+from skgp.models.qsgp.plan import STOCHASTIC_FEATURES, STREAMING_FEATURES, Plan
 
 #: Rows that the hyper-parameter search sees; of no more rows, the amplitude is known.
 SUBSET_ROWS = 1_000
@@ -63,6 +63,33 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
     m = _size(asked, basis, solver, n)
     covariance = _covariance(asked, solver, m, n_problems)
     return Plan(basis, m, solver, covariance, reason)
+
+
+def streaming_classification(asked: Plan, n: int, kernel) -> Plan:
+    """A plan whose basis stays fixed while rows are added (``partial_fit``).
+
+    Parameters
+    ----------
+    asked : Plan
+    n : int
+        Rows of the first batch.
+    kernel : sklearn kernel expression
+
+    Raises
+    ------
+    ValueError
+        For another covariance than the exact one, which is what carries the rows seen.
+    """
+    if asked.covariance not in ("auto", "full"):
+        raise ValueError(
+            f"covariance={asked.covariance!r} cannot be had from partial_fit; use 'full'."
+        )
+    basis = asked.basis
+    if basis == "auto":
+        basis = "fourier" if has_spectral_density(kernel) else "inducing"
+    m = STREAMING_FEATURES if asked.n_basis is None else asked.n_basis
+    m = m + m % 2 if basis == "fourier" else min(m, n)
+    return Plan(basis, m, "newton", "full", "a stream keeps its basis")
 
 
 def _relevance(asked: Plan, solver: str) -> Plan:

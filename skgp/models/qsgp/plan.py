@@ -12,6 +12,10 @@ more                             Fourier features (inducing points where the ker
 
 Stochastic gradients are never chosen: they are the only solver that needs neither O(n) nor O(m)
 memory an iteration, and the slowest to converge.
+
+Two plans are apart: that of Laplace noise (:func:`resolve_laplace`), inducing points at all of up
+to 3000 rows, else as many as about two minutes allow; and relevance vectors
+(:func:`resolve_relevance`), whose number the evidence decides.
 """
 
 import warnings
@@ -25,6 +29,7 @@ CHOLESKY_ROWS = 16_000  # exact GP, factor dropped after the solve
 CHOLESKY_FEATURES = 8_192  # streaming Gram matrix of m x m float64: 0.5 GB
 STREAMING_FEATURES = 1_024  # of partial_fit, whose first call cannot know how many rows will come
 STOCHASTIC_FEATURES = 100_000  # the paper's m
+LAPLACE_ROWS = 3_000  # rows up to which Laplace noise has a basis function for each
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
 COVARIANCES = {
@@ -43,9 +48,11 @@ class Plan:
 
     Attributes
     ----------
-    basis : {"auto", "fourier", "inducing"}
+    basis : {"auto", "fourier", "inducing", "relevance"}
     n_basis : int or None
-    solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}
+        Of a resolved plan, None only for "relevance".
+    solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd", "sequential"}
+        "sequential" is what "auto" becomes for "relevance".
     covariance : {"auto", "diagonal", "chevron", "full", "samples"}
     reason : str
         Why a resolved plan differs from what was asked, or what decided it.
@@ -120,6 +127,86 @@ def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
     return replace(asked, basis=basis, n_basis=m + m % 2 * (basis == "fourier"), solver="cholesky")
 
 
+def check_laplace(asked: Plan) -> None:
+    """Refuse what only Gaussian noise has.
+
+    Raises
+    ------
+    ValueError
+        Naming the basis, solver or covariance and the remedy.
+    """
+    laplace = "likelihood='laplace'"
+    _refuse_other("basis", asked.basis, ("auto", "fourier", "inducing"), laplace)
+    _refuse_other("solver", asked.solver, ("auto", "cholesky"), laplace)
+    _refuse_other("covariance", asked.covariance, ("auto", "full"), laplace)
+
+
+def resolve_laplace(asked: Plan, n: int, kernel) -> Plan:
+    """Fill what a plan for Laplace noise leaves open.
+
+    Parameters
+    ----------
+    asked : Plan
+    n : int
+        Training rows.
+    kernel : sklearn kernel expression without noise
+
+    Raises
+    ------
+    ValueError
+        For a basis, solver or covariance that only Gaussian noise has.
+    """
+    check_laplace(asked)
+    m, basis = asked.n_basis, asked.basis
+    reason = "Laplace noise: a full Gaussian over the weights"
+    if basis == "auto":
+        many = m is not None and m > n and has_spectral_density(kernel)
+        basis = "fourier" if many else "inducing"
+        reason = f"n_basis={m} exceeds the {n} rows" if many else reason
+    if basis == "inducing":
+        _warn_of_too_many(m, n)
+    if m is None:
+        m = laplace_features(n)
+    m = min(m, n) if basis == "inducing" else m + m % 2
+    return Plan(basis, m, "cholesky", "full", reason)
+
+
+def laplace_features(n: int) -> int:
+    """Basis functions m of Laplace noise: all of up to 3000 rows, else ``24 n m^2 = 7e12`` flops.
+
+    That is about twelve passes over the data, some two minutes on two cores; at most 4096.
+    """
+    if n <= LAPLACE_ROWS:
+        return n
+    return min(n, CHOLESKY_FEATURES // 2, 2 * round((3e11 / n) ** 0.5 / 2))
+
+
+def resolve_relevance(asked: Plan, likelihood: str = "gaussian") -> Plan:
+    """Fill what a plan for relevance vectors leaves open; ``n_basis`` is known afterwards.
+
+    Raises
+    ------
+    ValueError
+        For a likelihood, solver or covariance that relevance vectors do not have.
+    """
+    vectors = "basis='relevance'"
+    _refuse_other("likelihood", likelihood, ("gaussian",), vectors)
+    _refuse_other("solver", asked.solver, ("auto", "sgd"), vectors)
+    _refuse_other("covariance", asked.covariance, ("auto", "full"), vectors)
+    solver = "sgd" if asked.solver == "sgd" else "sequential"
+    return Plan("relevance", asked.n_basis, solver, "full", "the evidence decides")
+
+
+def _refuse_other(name: str, value: str, offered: tuple[str, ...], with_what: str) -> None:
+    """Raise an error unless a parameter has one of the values that go together with another."""
+    if value not in offered:
+        choices = " or ".join(f"{name}={choice!r}" for choice in offered)
+        raise ValueError(
+            f"{name}={value!r} cannot be had with {with_what}. Use {choices}, or change "
+            f"{with_what.split('=')[0]}."
+        )
+
+
 def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
     """Check the covariance against the solver, or choose it."""
     offered = COVARIANCES.get((plan.space(n), plan.solver))
@@ -169,13 +256,7 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
     """Number of basis functions: as asked, or by cost."""
     m = asked.n_basis
     if basis == "inducing":
-        if m is not None and m > n:
-            warnings.warn(
-                f"n_basis={m} exceeds the {n} training rows; n_basis={n} is used. "
-                "basis='fourier' takes any number.",
-                NumericalWarning,
-                stacklevel=4,
-            )
+        _warn_of_too_many(m, n)
         if m is not None:
             return min(m, n)
         whole = asked.solver == "sgd" or asked.solver == "cg" or fits
@@ -189,6 +270,17 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
     if asked.solver in ("gauss-seidel", "sgd"):
         return STOCHASTIC_FEATURES if n > DENSE_ROWS else 2 * max(n, 256)
     return affordable_features(n)
+
+
+def _warn_of_too_many(n_basis: int | None, n: int) -> None:
+    """Say that inducing points are among the rows, of which there are fewer than asked for."""
+    if n_basis is not None and n_basis > n:
+        warnings.warn(
+            f"n_basis={n_basis} exceeds the {n} training rows; n_basis={n} is used. "
+            "basis='fourier' takes any number.",
+            NumericalWarning,
+            stacklevel=5,
+        )
 
 
 def affordable_features(n: int) -> int:

@@ -71,6 +71,12 @@ class Fit:
     residual : float
         True relative residual of the linear system, where there is one.
     log_marginal_likelihood : float or None
+    likelihood_scale : float or None
+        b of Laplace noise, whose variance `noise` then is; None for Gaussian noise.
+    elbo : float or None
+        Of Laplace noise.
+    relevance : Tensor of int64 or None
+        Rows that are relevance vectors, increasing.
     history : list of float
     validation : list of float
         Mean squared error of the rows held out for early stopping, at every 50th iteration.
@@ -88,6 +94,9 @@ class Fit:
     n_iter: int = 1
     residual: float = 0.0
     log_marginal_likelihood: float | None = None
+    likelihood_scale: float | None = None
+    elbo: float | None = None
+    relevance: Tensor | None = None
     history: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     statistics: StreamingGram | None = None

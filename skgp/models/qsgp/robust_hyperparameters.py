@@ -86,7 +86,7 @@ def robust_hyperparameters(
     residual = _median_residual(data, _subset(everyone, settings.max_candidates, generator))
     if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
         return HyperparameterFit(kernels[0]), _scale(data, residual)
-    good = _inliers(residual)
+    good = _inliers(residual, data.weight)
     for _ in range(_N_ROUNDS):
         kept = everyone[good]
         fit = fit_hyperparameters(
@@ -94,14 +94,14 @@ def robust_hyperparameters(
         )
         candidates = _subset(kept, settings.max_candidates, generator)
         residual = _left_out_residual(fit.kernel, data, candidates)
-        before, good = good, _inliers(residual)
+        before, good = good, _inliers(residual, data.weight)
         if recorder.stopped or (good != before).double().mean() <= _MAX_CHANGED:
             break
         kernels = [fit.kernel]
     return fit, _scale(data, residual)
 
 
-def robust_location_scale(y: Tensor) -> tuple[float, float]:
+def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:
     """Mean and standard deviation of the targets that are no gross outliers.
 
     Targets standardised by these suit the bounds and the start of a kernel; by the plain mean and
@@ -110,16 +110,30 @@ def robust_location_scale(y: Tensor) -> tuple[float, float]:
     Parameters
     ----------
     y : Tensor of shape (n,)
+    weight : Tensor of shape (n,), optional
+        Positive; a row of weight 2 counts as the same row twice.
 
     Returns
     -------
     location, scale : float
         In the units of y. The scale is 1 for constant targets.
     """
-    inner = y[_inliers(y - y.median())]
-    scale = float(inner.std(correction=0))
+    weight = torch.ones_like(y) if weight is None else weight
+    kept = _inliers(y - _quantile(y, weight, 0.5), weight)
+    inner, share = y[kept], weight[kept] / weight[kept].sum()
+    location = float(share @ inner)
+    scale = float(share @ (inner - location).square()) ** 0.5
     constant = scale <= 1e-12 * float(inner.abs().max())  # rounding, or zeros
-    return float(inner.mean()), 1.0 if constant else scale
+    return location, 1.0 if constant else scale
+
+
+def _quantile(values: Tensor, weight: Tensor, level: float) -> Tensor:
+    """Least of the values (n,) that at least `level` of the weight does not exceed, shape ()."""
+    ordered, order = values.sort()
+    below = weight[order].cumsum(0)
+    # Sums of weights are rounded; a level that one of them meets must not fall short of it.
+    index = torch.searchsorted(below, below[-1] * level * (1 - 1e-12))
+    return ordered[index]
 
 
 def _subset(rows: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -136,10 +150,11 @@ def _scale(data: Replicates, residual: Tensor) -> float:
     return float((data.weight * residual.abs()).sum() / data.weight.sum())
 
 
-def _inliers(residual: Tensor) -> Tensor:
+def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
     """Which rows (n,) are no gross errors."""
     size = residual.abs()
-    std = size.kthvalue(math.ceil(_QUANTILE * len(size))).values / _QUANTILE_OF_NORMAL
+    weight = torch.ones_like(size) if weight is None else weight
+    std = _quantile(size, weight, _QUANTILE) / _QUANTILE_OF_NORMAL
     # Most of the rows may be predicted perfectly, e.g. constant targets.
     return size <= _CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
 

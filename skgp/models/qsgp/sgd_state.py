@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.kernels import FourierFeatures
 from skgp.training import sample_without_replacement
 from skgp.variational import WeightGaussian
 
@@ -75,6 +76,9 @@ class SGDState:
         State of the hyper-parameters' Adam.
     Z : Tensor of shape (m, d) or None
         Inducing points that the weights belong to.
+    fourier : FourierFeatures or None
+        Fourier features that the weights belong to: under another kernel's hyper-parameters new
+        ones could share their frequencies otherwise among its terms.
     """
 
     weights: Tensor
@@ -92,6 +96,7 @@ class SGDState:
     n_iter: int = 0
     hyper_moments: dict = field(default_factory=dict)
     Z: Tensor | None = None
+    fourier: FourierFeatures | None = None
 
     @property
     def n_dense(self) -> int:
@@ -223,25 +228,32 @@ def initial_state(
 
 
 @torch.no_grad()
-def continued_state(state: SGDState, basis: StochasticBasis, noise_variance: float) -> SGDState:
-    """Return a state with the weights of an earlier fit whose hyper-parameters are the basis' own.
+def continued_state(
+    state: SGDState,
+    basis: StochasticBasis,
+    noise_variance: float,
+    theta: Tensor | None = None,
+) -> SGDState:
+    """Return a state with the weights of an earlier fit, at other hyper-parameters.
+
+    They are `theta`, or the basis' own where that is None.
 
     The running sums belong to the features at the initial hyper-parameters, which are new: they are
     summed again, ``O(n_support m)``. The weights are shared with `state` and will be changed.
     """
     new = replace(
         state,
-        theta=None,
-        initial_theta=None,
+        theta=theta,
+        initial_theta=None if theta is None else theta.clone(),
         noise_variance=float(noise_variance),
         sums=torch.zeros_like(state.sums),
         precision_sums=torch.zeros_like(state.precision_sums),
     )
     if not len(state.X_support):
         return new
-    factors = [(support_features(basis, state.X_support), new.sums)]
+    factors = [(support_features(basis, state.X_support, theta), new.sums)]
     if len(state.precision_sums):
-        factors.append((nystrom_factor(basis, state.X_support), new.precision_sums))
+        factors.append((nystrom_factor(basis, state.X_support, theta), new.precision_sums))
     for indices in torch.arange(basis.n_features).split(basis.block_size):
         for factor, sums in factors:
             sums += factor(indices).to(sums) @ state.weights[indices].to(sums)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.basis import FourierBasis, InducingBasis
+from skgp.models.qsgp.basis import FourierBasis, InducingBasis, SpectralColumns
 from skgp.models.qsgp.covariances import WeightCovariance
 from skgp.models.qsgp.function_space import FunctionSpacePosterior
 from skgp.models.qsgp.plan import Plan
@@ -155,14 +155,18 @@ class _Stochastic:
         if previous is not None and not self._continues(previous, plan, k):
             previous = None
         basis: FourierBasis | InducingBasis
+        theta = None
         if plan.basis == "fourier":
-            basis = FourierBasis(self._fourier(plan.size), dtype=o.dtype)
+            fourier = previous.fourier if previous is not None else None
+            if fourier is not None:
+                theta = torch.as_tensor(self.kernel.theta, dtype=torch.float64)
+            basis = FourierBasis(fourier or self._fourier(plan.size), dtype=o.dtype)
         else:
             Z = previous.Z if previous is not None else None
             Z = self._inducing_rows(plan.size) if Z is None else Z
             basis = InducingBasis(self.kernel, Z, dtype=o.dtype)
         if previous is not None:
-            return basis, continued_state(previous, basis, self.noise)
+            return basis, continued_state(previous, basis, self.noise, theta)
         n_support = min(o.n_support, len(X))
         # Newton directions are built from the support features; without them, the paper's AdaGrad.
         optimizer = "nystrom" if n_support else "adagrad"
@@ -171,6 +175,8 @@ class _Stochastic:
         )
         if isinstance(basis, InducingBasis):
             state.Z = torch.as_tensor(basis.Z)
+        else:
+            state.fourier = basis.fourier
         return basis, state
 
     def _continues(self, previous: SGDState, plan: Plan, k: int) -> bool:
@@ -178,7 +184,17 @@ class _Stochastic:
             previous.weights.shape == (plan.size, 1 + k)
             and previous.weights.dtype == self.options.dtype
             and previous.X_support.shape[1] == self.X.shape[1]
-            and (previous.Z is None) == (plan.basis == "fourier")
+            and (previous.fourier is None) == (plan.basis == "inducing")
+            and (previous.fourier is None or self._same_features(previous.fourier))
+        )
+
+    def _same_features(self, fourier: FourierFeatures) -> bool:
+        """Whether the kernel is that of the features but for its free hyper-parameters."""
+        theta = self.kernel.theta
+        return (
+            fourier.kind == self.options.feature_map
+            and fourier.kernel.n_dims == len(theta)
+            and fourier.kernel.clone_with_theta(theta) == self.kernel.clone_with_theta(theta)
         )
 
     def _dense_columns(self, plan: Plan) -> int:
@@ -190,17 +206,17 @@ class _Stochastic:
         """What the state of a stochastic fit to n rows predicts, also while it goes on."""
         kernel, noise, q = self.kernel, state.noise_variance, state.covariance(basis, n)
         posterior: Posterior
-        if state.Z is None:
+        if isinstance(basis, FourierBasis):
             if state.theta is not None:
                 kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
-            posterior = LinearWeightsPosterior.from_gaussian(
-                self._fourier(plan.size, kernel), q, noise
-            )
+            columns = SpectralColumns(basis.fourier, state.theta)
+            posterior = LinearWeightsPosterior.from_gaussian(columns, q, noise)
         else:
             # Predictions are in float64, whatever the weights were trained in.
             q = WeightGaussian(q.mean.double(), q.columns.double(), q.tail_std.double())
             covariance = WeightCovariance(q, noise, self.options.augment, n / plan.size)
-            posterior = FunctionSpacePosterior(kernel, state.Z, q.mean, noise, covariance)
+            Z = torch.as_tensor(basis.Z)
+            posterior = FunctionSpacePosterior(kernel, Z, q.mean, noise, covariance)
         return Fit(posterior, plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
 
     def _inducing_rows(self, m: int) -> Tensor:
@@ -209,9 +225,9 @@ class _Stochastic:
             return self.X.clone()
         return self.X[torch.randperm(self.n, generator=self.generator)[:m]]
 
-    def _fourier(self, m: int, kernel=None) -> FourierFeatures:
+    def _fourier(self, m: int) -> FourierFeatures:
         return FourierFeatures(
-            self.kernel if kernel is None else kernel,
+            self.kernel,
             m,
             self.X.shape[1],
             kind=self.options.feature_map,

@@ -1,11 +1,15 @@
 """The pair (Phi, S) by columns, and uniform samples of basis functions."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.kernels import gram
+from skgp.kernels import FourierFeatures, gram
+from skgp.models.qsgp.basis import KernelColumns, SpectralColumns
 from skgp.models.qsgp.sgd_sampling import (
     everything,
     index_set,
@@ -79,6 +83,42 @@ def test_unknown_amplitude_is_refused():
     problem = make_problem("fourier")
     with pytest.raises(ValueError, match="amplitude must be one of"):
         type(problem.basis)(problem.basis.fourier, amplitude="prior")
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_spectral_columns_are_fourier_features_at_theta(learned):
+    kernel = 2.0 * RBF(0.8) + Matern(1.5, nu=1.5)
+    fourier = FourierFeatures(kernel, 30, 2, seed=3, block_size=5)
+    theta = torch.tensor(kernel.theta + 0.3, requires_grad=True) if learned else None
+    columns = SpectralColumns(fourier, theta)
+    X = make_problem("fourier").X
+    copy = pickle.loads(pickle.dumps(columns))
+    assert columns.n_features == 30 and columns.n_blocks == 3
+    for b in range(3):
+        expected = fourier.features(X, b, theta)
+        assert torch.equal(columns.features(X, b), expected.detach())
+        assert torch.equal(copy.features(X, b), expected.detach())
+        assert columns.block_slice(b) == fourier.block_slice(b)
+        assert columns.features(X.float(), b).dtype == torch.float32
+    if learned:  # theta is a copy: what a trainer does next does not matter
+        with torch.no_grad():
+            theta += 1.0
+        assert torch.equal(columns.features(X, 0), copy.features(X, 0))
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 7, 100])
+def test_kernel_columns_are_those_of_the_kernel(block_size):
+    rng = np.random.default_rng(0)
+    X, Z = rng.standard_normal((5, 2)), rng.standard_normal((7, 2))
+    columns = KernelColumns(KERNEL, torch.from_numpy(Z), block_size=block_size)
+    copy = pickle.loads(pickle.dumps(columns))
+    assert columns.n_blocks == -(-7 // block_size)
+    for one in (columns, copy):
+        blocks = [one.features(torch.from_numpy(X), b) for b in range(one.n_blocks)]
+        np.testing.assert_allclose(torch.cat(blocks, dim=1).numpy(), KERNEL(X, Z), rtol=1e-12)
+        widths = [one.block_slice(b).stop - one.block_slice(b).start for b in range(one.n_blocks)]
+        assert widths == [block.shape[1] for block in blocks] and sum(widths) == one.n_features
+    assert columns.features(torch.from_numpy(X).float(), 0).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["fourier", "inducing"])

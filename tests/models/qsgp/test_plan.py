@@ -12,11 +12,15 @@ from skgp.models.qsgp.plan import (
     CHOLESKY_ROWS,
     COVARIANCES,
     DENSE_ROWS,
+    LAPLACE_ROWS,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
     Plan,
     affordable_features,
+    laplace_features,
     resolve,
+    resolve_laplace,
+    resolve_relevance,
     streaming_plan,
     with_covariance,
 )
@@ -209,3 +213,74 @@ def test_plan_size_is_unknown_until_resolved():
 def test_with_covariance_keeps_the_rest():
     plan = Plan("fourier", 10, "cholesky", "auto", "because")
     assert with_covariance(plan, "auto", 50) == Plan("fourier", 10, "cholesky", "full", "because")
+
+
+# ---- Laplace noise and relevance vectors ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked, kernel, expected",
+    [
+        (dict(), SPECTRAL, ("inducing", 400)),
+        (dict(solver="cholesky", covariance="full"), SPECTRAL, ("inducing", 400)),
+        (dict(n_basis=100), SPECTRAL, ("inducing", 100)),
+        (dict(n_basis=401), SPECTRAL, ("fourier", 402)),
+        (dict(basis="fourier"), SPECTRAL, ("fourier", 400)),
+        (dict(basis="fourier", n_basis=99), SPECTRAL, ("fourier", 100)),
+        (dict(), NOT_SPECTRAL, ("inducing", 400)),
+    ],
+    ids=str,
+)
+def test_resolve_laplace_fills_what_is_open(asked, kernel, expected):
+    plan = resolve_laplace(Plan(**asked), 400, kernel)
+    assert (plan.basis, plan.size, plan.solver, plan.covariance) == (*expected, "cholesky", "full")
+    assert plan.reason
+
+
+def test_resolve_laplace_lowers_inducing_points_to_the_rows():
+    for asked, kernel in ((dict(basis="inducing"), SPECTRAL), (dict(), NOT_SPECTRAL)):
+        with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 400 training rows"):
+            assert resolve_laplace(Plan(**asked, n_basis=500), 400, kernel).size == 400
+
+
+def test_laplace_features_are_all_rows_and_then_what_two_minutes_allow():
+    assert [laplace_features(n) for n in (1, 999, LAPLACE_ROWS)] == [1, 999, LAPLACE_ROWS]
+    for n in (LAPLACE_ROWS + 1, 36_000, 10**6):
+        m = laplace_features(n)
+        assert 500 < m <= min(n, 4096) and 24 * n * m**2 < 7.5e12
+    assert 2000 < laplace_features(36_000) < 3000
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        (dict(solver="cg"), "solver='cg' .* likelihood='laplace'.*solver='cholesky'"),
+        (dict(solver="sgd"), "solver='sgd' .* or change likelihood"),
+        (dict(covariance="chevron"), "covariance='chevron' .*covariance='full'"),
+    ],
+    ids=str,
+)
+def test_resolve_laplace_refuses_what_only_gaussian_noise_has(asked, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_laplace(Plan(**asked), 400, SPECTRAL)
+
+
+@pytest.mark.parametrize("solver, expected", [("auto", "sequential"), ("sgd", "sgd")])
+def test_resolve_relevance_leaves_the_size_to_the_evidence(solver, expected):
+    plan = resolve_relevance(Plan("relevance", None, solver))
+    assert (plan.basis, plan.n_basis, plan.solver) == ("relevance", None, expected)
+    assert plan.covariance == "full" and plan.reason
+
+
+@pytest.mark.parametrize(
+    "asked, likelihood, message",
+    [
+        (dict(solver="cg"), "gaussian", "solver='cg' .* basis='relevance'.*solver='sgd'"),
+        (dict(covariance="samples"), "gaussian", "covariance='samples' .* or change basis"),
+        (dict(), "laplace", "likelihood='laplace' .*likelihood='gaussian'"),
+    ],
+    ids=str,
+)
+def test_resolve_relevance_refuses_what_it_has_not(asked, likelihood, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_relevance(Plan("relevance", **asked), likelihood)

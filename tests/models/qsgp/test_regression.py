@@ -53,13 +53,16 @@ def exact(data, kernel=KERNEL, noise=NOISE, X=X_TEST):
     return k @ inverse @ data.y.numpy(), kernel(X.numpy()) - k @ inverse @ k.T
 
 
-def run(data, *, kernel=KERNEL, noise=NOISE, options=OPTIONS, callback=None, seed=0, **asked):
+def run(
+    data, *, kernel=KERNEL, noise=NOISE, options=OPTIONS, state=None, callback=None, seed=0, **asked
+):
     return fit_regression(
         kernel,
         data,
         noise,
         Plan(**asked),
         options,
+        state=state,
         generator=torch.Generator().manual_seed(seed),
         callback=callback,
     )
@@ -517,3 +520,71 @@ def test_stochastic_route_says_that_it_has_not_converged():
     (warning,) = caught
     assert "after 1 iterations" in str(warning.message)
     assert "Raise max_iter" in str(warning.message)
+
+
+# Two terms whose shares of the frequencies depend on the hyper-parameters.
+TERMS = 1.0 * RBF(1.5) + 0.1 * RBF(0.3)
+MOVED = TERMS.clone_with_theta(np.log([0.2, 1.3, 0.9, 0.4]))
+
+
+def descend(kernel, options, state=None, callback=None):
+    """A stochastic fit of 40 Fourier features."""
+    return run(
+        sine(),
+        kernel=kernel,
+        options=replace(options, learn_hyperparameters=False),
+        state=state,
+        callback=callback,
+        basis="fourier",
+        n_basis=40,
+        solver="sgd",
+    )
+
+
+def test_stochastic_route_predicts_by_the_features_it_was_trained_on():
+    later = []
+
+    def callback(iteration, info):
+        state = info["fit"]().state
+        state.theta = torch.as_tensor(MOVED.theta)
+        later.append(info["fit"]())  # as if the iterations had moved theta there
+        state.theta = None
+
+    fit = descend(TERMS, replace(OPTIONS, max_iter=30), callback=callback)
+    features = FourierFeatures(TERMS, 40, 1, seed=OPTIONS.seed)
+    assert FourierFeatures(MOVED, 40, 1, seed=0).n_frequencies != features.n_frequencies
+    weights = fit.state.weights[:, 0]
+    for found, theta in ((fit, None), (later[-1], torch.as_tensor(MOVED.theta))):
+        expected = features.all_features(X_TEST, theta) @ weights
+        torch.testing.assert_close(found.posterior.mean(X_TEST), expected, rtol=1e-10, atol=1e-12)
+        copied = pickle.loads(pickle.dumps(found.posterior))
+        assert all(
+            map(
+                torch.equal,
+                copied.mean_and_variance(X_TEST),
+                found.posterior.mean_and_variance(X_TEST),
+            )
+        )
+    assert later[-1].kernel == MOVED
+
+
+@pytest.mark.filterwarnings("ignore:Stochastic gradients are far from convergence")
+def test_warm_start_keeps_the_features_when_the_hyperparameters_moved():
+    first = descend(TERMS, replace(OPTIONS, max_iter=30))
+    state = pickle.loads(pickle.dumps(first.state))
+    weights = state.weights[:, 0].clone()
+    still = replace(OPTIONS, max_iter=1, learning_rate=1e-12)
+    fit = descend(MOVED, still, state)
+    assert fit.n_iter == 31 and fit.kernel == MOVED
+    Phi = FourierFeatures(TERMS, 40, 1, seed=OPTIONS.seed).all_features(
+        X_TEST, torch.as_tensor(MOVED.theta)
+    )
+    torch.testing.assert_close(fit.posterior.mean(X_TEST), Phi @ weights, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("change", ["kernel", "feature_map"])
+def test_warm_start_from_other_features_starts_anew(change):
+    state = descend(TERMS, replace(OPTIONS, max_iter=30)).state
+    kernel = 1.3 * RBF(0.8) if change == "kernel" else TERMS
+    kind = "iid" if change == "feature_map" else OPTIONS.feature_map
+    assert descend(kernel, replace(OPTIONS, max_iter=30, feature_map=kind), state).n_iter == 30

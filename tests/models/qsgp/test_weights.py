@@ -190,6 +190,59 @@ def test_whitened_basis_pickle_leaves_the_factor_out(data):
     assert torch.equal(pickle.loads(state).features(data[0], 0), basis.features(data[0], 0))
 
 
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_whitened_basis_in_single_precision_is_close(data, block_size):
+    X, Z = data[0], 3.0 * data[0][:8]
+    basis = WhitenedInducingBasis(ConstantKernel(4.0) * RBF(0.8), Z, block_size=block_size)
+    fast = basis.in_single_precision(X[::2])
+    assert fast.single and not basis.single and fast.n_blocks == basis.n_blocks
+    for b in range(basis.n_blocks):
+        exact, single = basis.features(X, b), fast.features(X.float(), b)
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), exact, rtol=0, atol=2e-5)
+        # It is a float32 evaluation, not a rounded float64 one.
+        assert not torch.equal(single, basis.features(X.float(), b))
+        assert torch.equal(fast.features(X, b), exact)  # rows in float64 stay there
+        exact = fast.in_double_precision().features(X.float(), b)
+        assert torch.equal(exact, basis.features(X.float(), b))
+    assert basis.in_double_precision() is basis
+    assert fast.in_double_precision()._factor is basis._factor  # shared, not copied
+
+
+@pytest.mark.parametrize("case", ["ill conditioned", "far from 0"])
+def test_whitened_basis_stays_in_double_precision_where_single_is_wrong(data, case):
+    X = data[0] if case == "ill conditioned" else data[0] + 1e6
+    kernel = RBF(5.0) if case == "ill conditioned" else RBF(0.1)
+    basis = WhitenedInducingBasis(kernel, X[:20])
+    assert basis.in_single_precision(X) is basis
+
+
+def test_whitened_basis_in_single_precision_judges_relative_to_the_prior(data):
+    Z = 3.0 * data[0][:8]
+    for amplitude in (1e-8, 1e8):
+        basis = WhitenedInducingBasis(ConstantKernel(amplitude) * RBF(0.8), Z)
+        assert basis.in_single_precision(data[0]).single
+
+
+def test_whitened_basis_in_single_precision_pickles(data):
+    X = data[0]
+    fast = WhitenedInducingBasis(RBF(0.8), 3.0 * X[:8]).in_single_precision(X)
+    copy = pickle.loads(pickle.dumps(fast))
+    assert copy.single and copy.jitter == fast.jitter
+    assert torch.equal(copy.features(X.float(), 0), fast.features(X.float(), 0))
+
+
+def test_whitened_basis_times_the_factor_is_the_kernel(data):
+    """Also where k(Z, Z) is nearly singular."""
+    X, Z = data[0], data[0][:20]
+    kernel = RBF(2.0)
+    basis = WhitenedInducingBasis(kernel, Z)
+    L = np.linalg.cholesky(kernel(Z.numpy()) + basis.jitter * np.eye(20))
+    np.testing.assert_allclose(
+        basis.features(X, 0).numpy() @ L.T, kernel(X.numpy(), Z.numpy()), atol=1e-12
+    )
+
+
 def test_whitened_basis_refuses_invalid_input(data):
     with pytest.raises(ValueError, match="block_size must be a positive integer or None; got 0"):
         WhitenedInducingBasis(RBF(), data[0], block_size=0)

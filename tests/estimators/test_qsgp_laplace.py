@@ -1,0 +1,244 @@
+"""QSGPRegressor with Laplace noise: the contracts, its predictive distribution, outliers."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import integrate
+from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
+
+from skgp import QSGPRegressor
+from skgp.linalg.exceptions import NumericalWarning
+from tests.contracts.estimators import RegressorContract, rbf_kernel, sklearn_checks
+
+test_sklearn = sklearn_checks(QSGPRegressor(likelihood="laplace", random_state=0))
+
+
+def make(**params):
+    """An estimator with hyper-parameters kept."""
+    defaults = dict(likelihood="laplace", kernel=rbf_kernel(), optimizer=None, random_state=0)
+    return QSGPRegressor(**{**defaults, **params})
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    return X, 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.laplace(size=60))
+
+
+@pytest.fixture(scope="module")
+def X_new():
+    return np.random.default_rng(1).uniform(-3, 3, (7, 2))
+
+
+class TestContract(RegressorContract):
+    gaussian = False
+    offers_state = False  # a posterior exists only when the passes have ended
+
+    def make(self, **params):
+        return QSGPRegressor(**{"likelihood": "laplace", "random_state": 0, **params})
+
+
+# ---- the predictive distribution ---------------------------------------------------------------
+
+
+def test_noise_variance_is_twice_the_square_of_the_scale(data):
+    fit = make(kernel=None, optimizer="auto").fit(*data)
+    assert fit.noise_variance_ == pytest.approx(2 * fit.likelihood_scale_**2, rel=1e-12)
+    level = fit.kernel_.k2.noise_level * fit.y_scale_**2
+    assert level == pytest.approx(fit.noise_variance_, rel=1e-12)
+    assert fit.likelihood_scale_ == pytest.approx(0.8, rel=0.35)
+    assert np.isfinite(fit.elbo_) and not hasattr(fit, "log_marginal_likelihood_value_")
+
+
+@pytest.mark.parametrize("bounds", ["fixed", (1e-5, 10.0)])
+def test_scale_is_kept_where_the_noise_is(bounds, data):
+    kernel = RBF(1.5) + WhiteKernel(0.08, bounds)
+    fit = make(kernel=kernel, optimizer="auto").fit(*data)
+    kept = fit.likelihood_scale_ == pytest.approx(0.2 * fit.y_scale_, rel=1e-12)
+    assert kept == (bounds == "fixed")
+    assert make(kernel=kernel).fit(*data).kernel_ == kernel
+
+
+def test_density_is_normalised_and_quantiles_are_its_own(data, X_new):
+    fit = make().fit(*data)
+    x = X_new[:1]
+    mean, std = fit.predict(x, return_std=True)
+    grid = mean[0] + std[0] * np.linspace(-30, 30, 40_001)
+    density = np.exp(fit.log_predictive_density(np.repeat(x, len(grid), axis=0), grid))
+    below = integrate.cumulative_simpson(density, x=grid, initial=0)
+    assert below[-1] == pytest.approx(1, abs=1e-8)
+    variance = integrate.simpson(density * (grid - mean[0]) ** 2, x=grid)
+    assert variance == pytest.approx(std[0] ** 2, rel=1e-6)
+    levels = np.array([0.01, 0.3, 0.5, 0.9])
+    found = fit.predict_quantiles(x, levels)[0]
+    np.testing.assert_allclose(np.interp(found, grid, below), levels, atol=1e-6)
+    lower, upper = fit.predict_interval(x, coverage=0.8)
+    np.testing.assert_allclose([lower[0], upper[0]], fit.predict_quantiles(x, [0.1, 0.9])[0])
+
+
+def test_samples_have_the_tails_of_laplace_noise(data, X_new):
+    fit = make(kernel=RBF(1.5) + WhiteKernel(1.0)).fit(*data)
+    draws = fit.sample_y(X_new, 20_000, random_state=0)
+    quantiles = fit.predict_quantiles(X_new, [0.01, 0.99])
+    share = ((draws < quantiles[:, :1]) | (draws > quantiles[:, 1:])).mean(1)
+    z = (share - 0.02) / np.sqrt(0.02 * 0.98 / 20_000)
+    assert np.abs(z).max() < 4
+    # Two rows nearly at one place share f, and not the noise.
+    pair = fit.sample_y(X_new[:1] + [[0.0, 0.0], [1e-6, 0.0]], 20_000, random_state=1)
+    z = (np.var(pair[0] - pair[1]) / (2 * fit.noise_variance_) - 1) / np.sqrt(3.5 / 20_000)
+    assert abs(z) < 4
+
+
+# ---- outliers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"n_basis": 30}, {"basis": "fourier", "n_basis": 60}])
+def test_outliers_leave_the_fit_alone(options):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (150, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(150)
+    wrong = np.where(rng.permutation(150) < 9, rng.choice([-1, 1], 150) * 20.0, 0.0)
+    grid = np.linspace(-2.8, 2.8, 100)[:, None]
+    truth = np.sin(2 * grid[:, 0])
+
+    def fit(likelihood, targets):
+        kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
+        model = QSGPRegressor(kernel, likelihood=likelihood, random_state=0, **options)
+        return model.fit(X, targets)
+
+    def error(model):
+        return np.sqrt(np.mean((model.predict(grid) - truth) ** 2))
+
+    robust, plain = fit("laplace", y + wrong), fit("gaussian", y + wrong)
+    assert error(robust) < 0.1 < 5 * error(robust) < error(plain)
+    scores = [m.log_predictive_density(grid, truth).mean() for m in (robust, plain)]
+    assert scores[0] > scores[1] + 1
+
+
+def test_outliers_pull_no_harder_from_further_away():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (80, 1))
+    y, wrong = np.sin(2 * X[:, 0]), 20.0 * (np.arange(80) < 4)
+    near, far = (
+        make(kernel=RBF() + WhiteKernel(0.05)).fit(X, y + k * wrong).predict(X) for k in (1, 1000)
+    )
+    np.testing.assert_allclose(far, near, atol=1e-3)
+    assert np.abs(near - y).max() < 0.3
+
+
+def test_standardisation_ignores_outliers_and_counts_weights():
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-2, 2, (60, 1)), 5 + 2 * rng.standard_normal(60)
+    y[:3] = 1e4
+    fit = make(kernel=RBF() + WhiteKernel(0.1)).fit(X, y)
+    assert fit.y_mean_ == pytest.approx(y[3:].mean()) and fit.y_scale_ == pytest.approx(y[3:].std())
+    weights = np.arange(60) % 3 + 1
+    weighted = make(kernel=RBF() + WhiteKernel(0.1)).fit(X, y, weights)
+    kept = np.repeat(y[3:], weights[3:])
+    assert weighted.y_mean_ == pytest.approx(kept.mean())
+    assert weighted.y_scale_ == pytest.approx(kept.std())
+
+
+@pytest.mark.parametrize("optimizer", [None, "auto"])
+@pytest.mark.parametrize("options", [{}, {"basis": "fourier", "n_basis": 30}], ids=str)
+def test_sample_weight_is_repeated_rows(options, optimizer, data, X_new):
+    X, y = data
+    weights = np.arange(60) % 4  # 0 leaves the row out
+    weighted = make(optimizer=optimizer, **options).fit(X, y, weights)
+    order = np.random.default_rng(0).permutation(weights.sum())
+    repeated = make(optimizer=optimizer, **options)
+    repeated.fit(np.repeat(X, weights, axis=0)[order], np.repeat(y, weights)[order])
+    expected = repeated.predict(X_new, return_std=True)
+    np.testing.assert_allclose(weighted.predict(X_new, return_std=True), expected, rtol=1e-7)
+    assert weighted.elbo_ == pytest.approx(repeated.elbo_, rel=1e-7)
+
+
+# ---- bases --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("inducing", 60)),
+        ({"n_basis": 20}, ("inducing", 20)),
+        ({"n_basis": 101}, ("fourier", 102)),
+        ({"basis": "fourier", "n_basis": 40}, ("fourier", 40)),
+        ({"kernel": DotProduct() + WhiteKernel(0.1), "n_basis": 10}, ("inducing", 10)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_basis_fits_predicts_and_pickles(options, expected, dtype, data, X_new):
+    fit = make(dtype=dtype, **options).fit(*data)
+    assert (fit.basis_, fit.n_basis_, fit.solver_, fit.covariance_) == (
+        *expected,
+        "cholesky",
+        "full",
+    )
+    assert fit.score(*data) > 0.85
+    mean, std = fit.predict(X_new, return_std=True)
+    joint = fit.predict(X_new, return_cov=True)[1]
+    np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
+    again = pickle.loads(pickle.dumps(fit)).predict(X_new, return_std=True)
+    np.testing.assert_array_equal(again, (mean, std))
+
+
+def test_rows_of_equal_inputs_share_an_inducing_point(data):
+    X, y = data
+    fit = make().fit(np.repeat(X[:30], 2, axis=0), y)
+    assert fit.n_basis_ == 30 and fit.score(X[:30], y[::2]) > 0
+
+
+def test_augmentation_returns_the_variance_to_the_prior(data):
+    far = np.full((1, 2), 100.0)
+    for augment in (True, False):
+        fit = make(n_basis=10, augment=augment).fit(*data)
+        variance = fit.latent_mean_and_variance(far)[1] / fit.y_scale_**2
+        assert variance[0] == pytest.approx(1.0 if augment else 0.0, abs=1e-6)
+
+
+def test_passes_that_run_out_warn(data):
+    with pytest.warns(NumericalWarning, match="max_iter=1 passes .* Raise max_iter or tol"):
+        assert make(max_iter=1).fit(*data).n_iter_ == 1
+
+
+def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
+    estimator = make().fit(*data)
+    gaussian = make(likelihood="gaussian").fit(*data)
+    estimator.set_params(likelihood="gaussian").fit(*data)
+    assert not hasattr(estimator, "likelihood_scale_") and not hasattr(estimator, "elbo_")
+    found = estimator.predict_quantiles(X_new, [0.1])
+    np.testing.assert_array_equal(found, gaussian.predict_quantiles(X_new, [0.1]))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"solver": "sgd"}, "solver='sgd' cannot be had with likelihood='laplace'.*='cholesky'"),
+        ({"solver": "cg"}, "solver='cg' cannot be had with likelihood='laplace'"),
+        ({"covariance": "samples"}, "covariance='samples' cannot be had .* covariance='full'"),
+        ({"basis": "relevance"}, "likelihood='laplace' cannot be had with basis='relevance'"),
+        (
+            {"kernel": DotProduct() + WhiteKernel(), "basis": "fourier"},
+            'DotProduct.* basis "inducing"',
+        ),
+    ],
+    ids=str,
+)
+def test_fit_refuses_what_laplace_noise_has_not(params, message, data):
+    with pytest.raises(ValueError, match=message):
+        make(**params).fit(*data)
+
+
+def test_more_inducing_points_than_rows_are_lowered(data):
+    with pytest.warns(NumericalWarning, match="n_basis=100 exceeds the 60 .*basis='fourier'"):
+        assert make(basis="inducing", n_basis=100).fit(*data).n_basis_ == 60
+
+
+def test_partial_fit_needs_gaussian_noise(data):
+    assert hasattr(make(likelihood="gaussian"), "partial_fit")
+    with pytest.raises(AttributeError) as caught:
+        make().partial_fit(*data)
+    assert "needs likelihood='gaussian'" in str(caught.value.__cause__)

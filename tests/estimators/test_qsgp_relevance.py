@@ -1,0 +1,152 @@
+"""QSGPRegressor with relevance vectors: the contracts, sparsity, indices, noise."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+from skgp import QSGPRegressor
+from skgp.datasets import make_sinc
+from tests.contracts.estimators import RegressorContract, sklearn_checks
+
+test_sklearn = sklearn_checks(QSGPRegressor(basis="relevance", random_state=0))
+
+KERNEL = 1.0 * RBF(2.0) + WhiteKernel(0.05)
+
+
+def make(**params):
+    """An estimator with hyper-parameters kept, the noise aside."""
+    return QSGPRegressor(**{"kernel": KERNEL, "basis": "relevance", "random_state": 0, **params})
+
+
+@pytest.fixture(scope="module")
+def data():
+    return make_sinc(n_samples=120, noise=0.1, random_state=0)
+
+
+class TestContract(RegressorContract):
+    offers_state = False  # a posterior exists only when the search has ended
+
+    def make(self, **params):
+        return QSGPRegressor(**{"basis": "relevance", "random_state": 0, **params})
+
+
+# ---- sparsity -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [None, KERNEL], ids=["default", "given"])
+def test_sinc_keeps_few_vectors(kernel):
+    X, y = make_sinc(n_samples=500, noise=0.1, random_state=0)
+    fit = make(kernel=kernel).fit(X, y)
+    grid = np.linspace(-10, 10, 300)[:, None]
+    assert 7 <= fit.n_relevance_vectors_ <= 15
+    assert np.sqrt(np.mean((fit.predict(grid) - np.sinc(grid[:, 0] / np.pi)) ** 2)) < 0.04
+    assert fit.noise_variance_**0.5 == pytest.approx(0.1, rel=0.1)
+
+
+def test_vectors_of_many_rows_are_no_more():
+    X, y = make_sinc(n_samples=5000, noise=0.1, random_state=0)
+    assert make(optimizer=None, n_basis=300).fit(X, y).n_relevance_vectors_ <= 20
+
+
+def test_attributes_say_what_was_kept(data):
+    fit = make().fit(*data)
+    assert (fit.basis_, fit.solver_, fit.covariance_) == ("relevance", "sequential", "full")
+    assert fit.n_basis_ == fit.n_relevance_vectors_ == len(fit.relevance_) < 15
+    assert fit.relevance_.dtype.kind == "i" and (np.diff(fit.relevance_) > 0).all()
+    losses = fit.history_["solve"]
+    assert losses[-1] == pytest.approx(-fit.log_marginal_likelihood_value_, abs=1e-2)
+    assert losses[-1] < losses[0] and fit.n_iter_ == len(losses)
+    fit.set_params(basis="auto").fit(*data)
+    assert not hasattr(fit, "relevance_") and not hasattr(fit, "n_relevance_vectors_")
+
+
+def test_the_rows_kept_are_enough_to_predict(data):
+    # Phi of the rows that relevance_ names, whatever their order, spans the predictive mean.
+    X, y = data
+    order = np.random.default_rng(0).permutation(len(X))
+    X, y = X[order], y[order]
+    fit = make().fit(X, y)
+    grid = np.linspace(-12, 12, 200)[:, None]
+    Phi = fit.kernel_.k1(grid, X[fit.relevance_])
+    mean = (fit.predict(grid) - fit.y_mean_) / fit.y_scale_
+    weights = np.linalg.lstsq(Phi, mean, rcond=None)[0]
+    np.testing.assert_allclose(Phi @ weights, mean, atol=1e-8)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_relevance_counts_rows_of_weight_zero(as_list, data):
+    X, y = data
+    weights = np.ones(len(X))
+    weights[::3] = 0
+    kept = np.flatnonzero(weights)
+    weighted = make().fit(X, y, weights.tolist() if as_list else weights)
+    without = make().fit(X[kept], y[kept])
+    np.testing.assert_array_equal(weighted.relevance_, kept[without.relevance_])
+    assert weighted.n_relevance_vectors_ == without.n_relevance_vectors_
+
+
+def test_sample_weight_is_repeated_rows(data):
+    X, y = data
+    weights = np.arange(len(X)) % 4
+    weighted = make().fit(X, y, weights)
+    repeated = make().fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    expected = repeated.predict(X, return_std=True)
+    np.testing.assert_allclose(weighted.predict(X, return_std=True), expected, rtol=1e-6)
+    assert weighted.log_marginal_likelihood_value_ == pytest.approx(
+        repeated.log_marginal_likelihood_value_, rel=1e-8
+    )
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", ["fixed", (1e-5, 10.0)])
+@pytest.mark.parametrize("optimizer", ["auto", None])
+def test_noise_is_learned_unless_it_is_kept(optimizer, bounds, data):
+    kernel = RBF(2.0) + WhiteKernel(0.5, bounds)
+    fit = make(kernel=kernel, optimizer=optimizer).fit(*data)
+    level = fit.noise_variance_ / fit.y_scale_**2
+    kept = optimizer is None or bounds == "fixed"
+    assert (level == pytest.approx(0.5, rel=1e-12)) == kept
+    assert fit.kernel_.k2.noise_level == pytest.approx(level, rel=1e-12)
+    assert kept or fit.noise_variance_**0.5 == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize("n_basis", [20, 1000])
+def test_n_basis_is_the_number_of_candidates(n_basis, data):
+    fit = make(n_basis=n_basis, optimizer=None).fit(*data)
+    assert fit.n_basis_ == fit.n_relevance_vectors_ <= 15
+    assert fit.score(*data) > 0.8
+
+
+def test_sgd_finds_as_few_vectors(data):
+    fit = make(solver="sgd", learning_rate=0.3, max_iter=300, optimizer=None).fit(*data)
+    assert fit.solver_ == "sgd" and fit.n_iter_ == 300
+    assert fit.n_relevance_vectors_ <= 20 and fit.score(*data) > 0.85
+    assert np.isfinite(fit.log_marginal_likelihood_value_)
+    again = pickle.loads(pickle.dumps(fit)).predict(data[0], return_std=True)
+    np.testing.assert_array_equal(again, fit.predict(data[0], return_std=True))
+    with pytest.raises(ValueError, match="sample_weight is not supported by solver='sgd'"):
+        fit.fit(*data, sample_weight=np.ones(len(data[1])))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"solver": "cholesky"}, "solver='cholesky' cannot be had with basis='relevance'.*='sgd'"),
+        ({"covariance": "diagonal"}, "covariance='diagonal' cannot be had .*covariance='full'"),
+        ({"likelihood": "laplace"}, "likelihood='laplace' cannot be had with basis='relevance'"),
+    ],
+    ids=str,
+)
+def test_fit_refuses_what_relevance_vectors_have_not(params, message, data):
+    with pytest.raises(ValueError, match=message):
+        make(**params).fit(*data)
+
+
+def test_partial_fit_needs_a_basis_that_stays(data):
+    with pytest.raises(AttributeError) as caught:
+        make().partial_fit(*data)
+    assert "got basis='relevance'" in str(caught.value.__cause__)
