@@ -68,7 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "n_basis": 4096,
         "likelihood": "probit",
     },
-    # The paper does not state its learning rate; of .1, .03 and .01 the last did best on training rows.
+    # The paper does not state its learning rate; of .1, .03 and .01 the last did best.
     "sgd-paper": {**SGD, "batch_size": 100, "n_support": 0, "learning_rate": 0.01},
     "sgd": SGD,
     "sgd-hadamard": {**SGD, "feature_map": "hadamard"},
