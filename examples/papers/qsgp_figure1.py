@@ -33,9 +33,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteK
 from torch import Tensor
 
 from skgp.kernels import FourierFeatures
-from skgp.models.qsgp.control_variates import LowRankControlVariate, projection_weights
-from skgp.models.qsgp.estimators import Estimate, quadratic_loss, sample_design
-from skgp.models.qsgp.sgd_sampling import everything, sample_indices, union_weight
+from skgp.models.qsgp.stochastic.control_variates import LowRankControlVariate, projection_weights
+from skgp.models.qsgp.stochastic.estimators import Estimate, quadratic_loss, sample_design
+from skgp.models.qsgp.stochastic.sgd_sampling import everything, sample_indices, union_weight
 from skgp.training import sample_without_replacement
 
 RANKS = (0, 10, 30, 100, 200, 300, 500, 1000)

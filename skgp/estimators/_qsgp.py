@@ -20,9 +20,9 @@ from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
 from skgp.models.qsgp.results import Fit, Options, fit_statistics
-from skgp.models.qsgp.robust_hyperparameters import robust_location_scale
-from skgp.models.qsgp.sgd_state import SGDState
-from skgp.models.qsgp.streaming_gram import StreamingGram
+from skgp.models.qsgp.robust.robust_hyperparameters import robust_location_scale
+from skgp.models.qsgp.stochastic.sgd_state import SGDState
+from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
 from skgp.models.replicates import Replicates
 
 # Rows from which on more than one thread pays: of the search, with batches of small matrices, and

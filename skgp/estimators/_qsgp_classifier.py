@@ -29,7 +29,7 @@ from skgp.models.qsgp.classification_plan import (
     streaming_classification,
 )
 from skgp.models.qsgp.classification_results import ClassificationFit, ClassificationOptions
-from skgp.models.qsgp.common_scale import refine_length_scales
+from skgp.models.qsgp.laplace.common_scale import refine_length_scales
 from skgp.models.qsgp.plan import Plan
 
 # Rows from which on more than one thread pays.

@@ -21,11 +21,14 @@ from skgp.kernels.gram import split_noise
 from skgp.models.hyperparameters import HyperparameterFit, fit_hyperparameters
 from skgp.models.qsgp.plan import Plan, resolve_laplace
 from skgp.models.qsgp.regression import fit_regression
-from skgp.models.qsgp.relevance_regression import fit_relevance_vectors, shorten_length_scales
+from skgp.models.qsgp.relevance.relevance_regression import (
+    fit_relevance_vectors,
+    shorten_length_scales,
+)
 from skgp.models.qsgp.results import Fit, Options
-from skgp.models.qsgp.robust_hyperparameters import robust_hyperparameters
-from skgp.models.qsgp.robust_regression import distinct_observations, fit_laplace
-from skgp.models.qsgp.sgd_state import SGDState
+from skgp.models.qsgp.robust.robust_hyperparameters import robust_hyperparameters
+from skgp.models.qsgp.robust.robust_regression import distinct_observations, fit_laplace
+from skgp.models.qsgp.stochastic.sgd_state import SGDState
 from skgp.models.replicates import Replicates, merge_replicates
 from skgp.training.stopping import StopRecorder
 

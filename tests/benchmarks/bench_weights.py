@@ -8,12 +8,12 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.kernels.spectral import FourierFeatures
-from skgp.models.qsgp.design import StreamedDesign
-from skgp.models.qsgp.evidence import log_marginal_likelihood
-from skgp.models.qsgp.gauss_seidel import gauss_seidel
-from skgp.models.qsgp.streaming_gram import StreamingGram
-from skgp.models.qsgp.weights import LinearWeightsPosterior
-from skgp.models.qsgp.weights_cg import weights_cg
+from skgp.models.qsgp.weight_space.design import StreamedDesign
+from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood
+from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
+from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
+from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
+from skgp.models.qsgp.weight_space.weights_cg import weights_cg
 
 pytestmark = [
     pytest.mark.benchmark,

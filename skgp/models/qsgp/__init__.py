@@ -3,12 +3,15 @@
 ====================================  ============================================================
 question                              module
 ====================================  ============================================================
-which basis, solver and covariance    ``plan``
-the fit, from plan to posterior       ``regression``, ``results``
-one basis function a row, Phi = K     ``function_space``, ``covariances``
-Fourier features, inducing points     ``design``, ``streaming_gram``, ``evidence``, ``weights_cg``,
-with unit prior                       ``gauss_seidel``, ``pathwise``, ``weights``, ``whitened``
-stochastic gradients, Theorems 1, 2   ``stochastic``, ``basis``, ``estimators``,
-                                      ``control_variates``, ``sgd`` and its parts ``sgd_*``
+which basis, solver and covariance    ``plan``, ``classification_plan``
+the fit, from plan to posterior       ``regression``, ``results``; ``classification``,
+                                      ``classification_sgd``, ``classification_results``
+one basis function a row, Phi = K     ``function_space/``
+Fourier features, inducing points     ``weight_space/``
+with unit prior
+stochastic gradients, Theorems 1-3    ``stochastic/``
+Newton's method for classes           ``laplace/``
+relevance vectors, appendix I.3       ``relevance/``
+Laplace noise, appendix H.2           ``robust/``
 ====================================  ============================================================
 """

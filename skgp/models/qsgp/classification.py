@@ -27,13 +27,6 @@ from torch import Tensor
 from skgp.kernels.amplitude import amplitude_range
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp.amplitude import (
-    FACTORS,
-    Choice,
-    Problem,
-    by_held_out_rows,
-    by_leaving_one_out,
-)
 from skgp.models.qsgp.classification_plan import SUBSET_ROWS
 from skgp.models.qsgp.classification_results import (
     ClassificationFit,
@@ -41,15 +34,22 @@ from skgp.models.qsgp.classification_results import (
     LatentPosterior,
 )
 from skgp.models.qsgp.classification_sgd import fit_sgd_classifier
-from skgp.models.qsgp.design import Basis, StreamedDesign
-from skgp.models.qsgp.laplace_covariance import laplace_covariance
-from skgp.models.qsgp.latent_posterior import ClassifierPosterior
-from skgp.models.qsgp.newton import fit_newton
-from skgp.models.qsgp.newton_problem import laplace_curvature
-from skgp.models.qsgp.online_laplace import OnlineLaplace
+from skgp.models.qsgp.laplace.amplitude import (
+    FACTORS,
+    Choice,
+    Problem,
+    by_held_out_rows,
+    by_leaving_one_out,
+)
+from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance
+from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
+from skgp.models.qsgp.laplace.newton import fit_newton
+from skgp.models.qsgp.laplace.newton_problem import laplace_curvature
+from skgp.models.qsgp.laplace.online_laplace import OnlineLaplace
 from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.relevance_classification import fit_relevance_classifier
-from skgp.models.qsgp.whitened import WhitenedInducingBasis
+from skgp.models.qsgp.relevance.relevance_classification import fit_relevance_classifier
+from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign
+from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 from skgp.training.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.models.qsgp.latent_posterior import ClassifierPosterior
+from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.plan import Plan
 
 

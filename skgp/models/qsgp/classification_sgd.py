@@ -9,16 +9,21 @@ from torch import Tensor
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from skgp.models.moderation import moderation_scores
-from skgp.models.qsgp.basis import FourierBasis, InducingBasis, KernelColumns, SpectralColumns
 from skgp.models.qsgp.classification_results import (
     ClassificationFit,
     ClassificationOptions,
     LatentPosterior,
 )
-from skgp.models.qsgp.latent_posterior import ClassifierPosterior
-from skgp.models.qsgp.likelihood_sgd import fit_likelihood_sgd
-from skgp.models.qsgp.likelihood_sgd_state import LikelihoodState, initial_state
+from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.plan import Plan
+from skgp.models.qsgp.stochastic.basis import (
+    FourierBasis,
+    InducingBasis,
+    KernelColumns,
+    SpectralColumns,
+)
+from skgp.models.qsgp.stochastic.likelihood_sgd import fit_likelihood_sgd
+from skgp.models.qsgp.stochastic.likelihood_sgd_state import LikelihoodState, initial_state
 from skgp.variational.gaussian import WeightGaussian
 
 Callback = Callable[[int, dict], bool | None]

@@ -24,16 +24,14 @@ from torch import Tensor
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, has_spectral_density
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.covariances import leave_one_out_z2
-from skgp.models.qsgp.design import Basis, StreamedDesign
-from skgp.models.qsgp.function_space import (
+from skgp.models.qsgp.function_space.covariances import leave_one_out_z2
+from skgp.models.qsgp.function_space.function_space import (
     FunctionSpacePosterior,
     fit_dense,
     fit_iterative,
     pivoted_factor,
 )
-from skgp.models.qsgp.gauss_seidel import gauss_seidel
-from skgp.models.qsgp.pathwise import pathwise_posterior
+from skgp.models.qsgp.function_space.pathwise import pathwise_posterior
 from skgp.models.qsgp.plan import CHOLESKY_ROWS, DENSE_ROWS, Plan, resolve, with_covariance
 from skgp.models.qsgp.results import (
     AugmentedPosterior,
@@ -41,12 +39,14 @@ from skgp.models.qsgp.results import (
     Options,
     fit_statistics,
 )
-from skgp.models.qsgp.sgd_state import SGDState
-from skgp.models.qsgp.stochastic import fit_stochastic
-from skgp.models.qsgp.streaming_gram import StreamingGram
-from skgp.models.qsgp.weights import LinearWeightsPosterior
-from skgp.models.qsgp.weights_cg import weights_cg
-from skgp.models.qsgp.whitened import WhitenedInducingBasis
+from skgp.models.qsgp.stochastic.sgd_state import SGDState
+from skgp.models.qsgp.stochastic.stochastic import fit_stochastic
+from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign
+from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
+from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
+from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
+from skgp.models.qsgp.weight_space.weights_cg import weights_cg
+from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
 

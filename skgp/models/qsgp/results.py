@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.models.qsgp.evidence import log_marginal_likelihood, refit_noise
 from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.sgd_state import SGDState
-from skgp.models.qsgp.streaming_gram import StreamingGram
-from skgp.models.qsgp.weights import LinearWeightsPosterior, gram_posterior
+from skgp.models.qsgp.stochastic.sgd_state import SGDState
+from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood, refit_noise
+from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
+from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior, gram_posterior
 
 
 @dataclass(frozen=True)

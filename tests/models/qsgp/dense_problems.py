@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.models.qsgp.whitened import WhitenedInducingBasis
+from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 
 NOISE = 0.1
 KERNELS = {

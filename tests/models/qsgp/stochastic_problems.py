@@ -8,8 +8,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.kernels import FourierFeatures
-from skgp.models.qsgp.basis import FourierBasis, InducingBasis, StochasticBasis
-from skgp.models.qsgp.sgd_sampling import everything, index_set
+from skgp.models.qsgp.stochastic.basis import FourierBasis, InducingBasis, StochasticBasis
+from skgp.models.qsgp.stochastic.sgd_sampling import everything, index_set
 
 NOISE = 0.3
 BASES = ("fourier", "precision", "inducing")

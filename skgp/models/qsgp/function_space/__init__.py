@@ -1,0 +1,1 @@
+"""Solvers with one basis function a row: dense factors, conjugate gradients, posterior draws."""

@@ -1,0 +1,1 @@
+"""Relevance vectors: one basis function at a time, or all by stochastic gradients."""

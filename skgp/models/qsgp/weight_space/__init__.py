@@ -1,0 +1,1 @@
+"""Solvers in the space of the weights: features streamed, sums over rows, their factors."""
