@@ -16,6 +16,7 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._qsgp_routes import kept_rows
 from skgp.estimators._threads import threads
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.likelihoods import Bernoulli
@@ -248,7 +249,7 @@ class QSGPClassifier(BaseGPClassifier):
             Itself.
         """
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            kept = None if sample_weight is None else np.asarray(sample_weight) > 0
+            asked_weight = sample_weight
             X, codes, sample_weight = self._validate_training(X, y, sample_weight)
             Y = one_vs_rest(codes, len(self.classes_))
             self._likelihood = Bernoulli(self.likelihood)
@@ -268,8 +269,7 @@ class QSGPClassifier(BaseGPClassifier):
                     fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
             self._keep(fit, backend)
             if fit.relevance is not None:
-                rows = np.arange(len(X)) if kept is None else np.flatnonzero(kept)
-                self.relevance_ = rows[fit.relevance.numpy()]
+                self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
                 self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
         return self
 
