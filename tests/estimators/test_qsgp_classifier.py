@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPClassifier
 from skgp.linalg.exceptions import NumericalWarning
+from skgp.models.qsgp import classification
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 KERNEL = ConstantKernel(9.0) * RBF([0.7, 0.7])
@@ -114,11 +115,22 @@ def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(so
     if solver == "newton":
         scores = model.validation_["amplitude"]
         assert len(scores) > 2
-        found = max(scores, key=lambda factor: scores[factor])
-        amplitude = model.kernel_.k1.constant_value
+        best, amplitude = max(scores.values()), model.kernel_.k1.constant_value
         model.set_params(kernel=model.kernel_, optimizer=None).fit(X, y)
-        assert set(model.validation_["amplitude"]) == {1.0}
-        assert model.kernel_.k1.constant_value == amplitude and found > 0
+        assert model.kernel_.k1.constant_value == amplitude
+        assert model.validation_["amplitude"] == {1.0: pytest.approx(best, abs=1e-5)}
+
+
+def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
+    monkeypatch.setattr(classification, "FACTORS", (0.25, 16.0))  # neither keeps the kernel
+    X, y = make_moons(1100, noise=0.3, random_state=0)
+    kernel = ConstantKernel(1.0, (1e-3, 1e6)) * RBF([0.7, 0.7], "fixed")
+    model = QSGPClassifier(kernel, n_basis=60, random_state=0).fit(X, y)
+    scores = model.validation_["amplitude"]
+    assert set(scores) == {0.25, 16.0}
+    model.set_params(kernel=model.kernel_, optimizer=None).fit(X, y)
+    expected = pytest.approx(max(scores.values()), abs=1e-5)
+    assert model.validation_["amplitude"] == {1.0: expected}
 
 
 def test_relevance_vectors_are_few_rows_of_the_fit(moons):
