@@ -1,15 +1,78 @@
 """Inducing points: where the kernels of a sparse basis are centred."""
 
+import warnings
+
 import numpy as np
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import to_tensor
-from skgp.kernels import gram, gram_diag
+from skgp.kernels.length_scales import length_scales
+from skgp.models.inducing import greedy_variance
 
 # Rows that the clustering looks at, as a multiple of the centres, over all minibatches.
 _PASSES = 2
 _BATCH_ROWS = 4_096
+# Rows among which points are chosen greedily.
+_GREEDY_ROWS = 20_000
+
+#: Ways of choosing inducing points.
+INITIALISERS = ("k-means", "random", "greedy")
+
+
+def inducing_points(
+    X: np.ndarray,
+    n_points: int,
+    kernel: Kernel,
+    *,
+    init: str = "k-means",
+    sample_weight: np.ndarray | None = None,
+    random_state: np.random.RandomState,
+) -> np.ndarray:
+    """Return inducing points for the rows of X.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    n_points : int
+        All distinct rows are returned if there are no more.
+    kernel : Kernel
+        Without noise.
+    init : {"k-means", "random", "greedy"}, default="k-means"
+        Centres of clusters; rows at random; or one by one the row of which the points before it
+        explain the least variance.
+    sample_weight : ndarray of shape (n,), optional
+        Of the rows, for the clusters.
+    random_state : RandomState
+
+    Returns
+    -------
+    ndarray of shape (at most n_points, d)
+    """
+    if init == "k-means":
+        return cluster_centres(
+            X, n_points, kernel, sample_weight=sample_weight, random_state=random_state
+        )
+    distinct = distinct_rows(X)
+    if n_points >= len(distinct):
+        return X[distinct]
+    if init == "random":
+        return X[random_state.choice(distinct, n_points, replace=False)]
+    if len(distinct) > _GREEDY_ROWS:
+        distinct = random_state.choice(distinct, _GREEDY_ROWS, replace=False)
+    rows = X[distinct]
+    return rows[greedy_variance(kernel, to_tensor(rows), n_points).numpy()]
+
+
+def warn_of_few_rows(n_inducing: int, n_distinct: int) -> None:
+    """Warn that there are fewer distinct rows than inducing points asked for."""
+    if n_inducing > n_distinct:
+        warnings.warn(
+            f"n_inducing={n_inducing} is more than the {n_distinct} distinct rows of X; it is "
+            f"lowered to {n_distinct}. Give n_inducing={n_distinct} or less to avoid this warning.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def cluster_centres(
@@ -47,7 +110,7 @@ def cluster_centres(
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
-    scale, middle = length_scales(kernel, X), X.mean(axis=0)
+    scale, middle = length_scales(kernel, to_tensor(X)).numpy(), X.mean(axis=0)
     rows = ((X - middle) / scale).astype(np.float32)  # far from 0 they would lose their digits
     kmeans = MiniBatchKMeans(
         n_points,
@@ -71,31 +134,3 @@ def distinct_rows(X: np.ndarray) -> np.ndarray:
     for index, row in enumerate(X):
         first.setdefault(hash(row.tobytes()), index)
     return np.fromiter(first.values(), dtype=np.int64)
-
-
-def length_scales(kernel: Kernel, X: np.ndarray) -> np.ndarray:
-    r"""Return how far each column must move for the kernel to notice, shape (d,).
-
-    .. math:: \ell_j = \delta_j \big/ \sqrt{-2 \log \rho(x, x + \delta_j e_j)},
-
-    averaged over some rows x, with :math:`\rho` the kernel's correlation and :math:`\delta_j` a
-    tenth of the spread of column j: the length scale of an RBF kernel, and its likeness in any
-    other expression. Columns that the kernel ignores, or that are constant, get 1e6 times the
-    largest.
-    """
-    rows = X[:: -(-len(X) // 16)]
-    steps = 0.1 * X.std(axis=0)
-    steps[steps == 0] = 1.0
-    moved = rows[:, None] + np.diag(steps)  # (p, d, d): one column moved at a time
-    at, near = to_tensor(rows), to_tensor(moved)
-    cross = gram(kernel, at[:, None], near)[:, 0].numpy()  # (p, d)
-    norms = np.sqrt(gram_diag(kernel, at).numpy()[:, None] * gram_diag(kernel, near).numpy())
-    # Where the kernel vanishes, as a linear one at 0, there is no correlation to lose.
-    correlation = np.divide(cross, norms, out=np.ones_like(norms), where=norms > 0)
-    drop = -2 * np.log(np.clip(correlation, 1e-12, 1.0)).mean(axis=0)
-    scale = steps / np.sqrt(np.maximum(drop, 1e-300))
-    ignored = drop < 1e-14
-    if ignored.all():
-        return np.ones(X.shape[1])
-    scale[ignored] = 1e6 * scale[~ignored].max()
-    return scale

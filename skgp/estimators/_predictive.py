@@ -1,23 +1,42 @@
-"""The distribution of a new observation given that of f, on NumPy arrays."""
+"""The distribution of a new observation given that of f, on NumPy arrays.
 
+`GaussianPredictive` adds Gaussian noise to f; `LikelihoodPredictive` serves every likelihood.
+"""
+
+import functools
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from scipy.linalg import eigh
 from scipy.special import ndtri
 from scipy.stats import norm
+from sklearn.utils import gen_batches
 
 from skgp.estimators._backend import to_tensor
-from skgp.likelihoods import Laplace
+from skgp.estimators._counts import check_counts
+from skgp.likelihoods import Gaussian, Laplace, NumericLikelihood, Poisson, StudentT
 from skgp.linalg.exceptions import NumericalWarning
+
+#: Likelihoods that add noise of median 0 to f: a prediction is f itself, not a function of it.
+_ADDITIVE = (Gaussian, Laplace, StudentT)
+#: Values that a likelihood averages over f at once; each takes up to about 2 kB.
+_LIKELIHOOD_ELEMENTS = 2**14
+#: Entries of a covariance matrix that are computed at once, small enough for the cache.
+_COVARIANCE_ELEMENTS = 2**16
+#: Terms of the Hermite series of a link; its error is below 1e-8 while the latent std is below 3.
+_N_TERMS = 64
+#: Range, in standard deviations of f, and step of the rule that computes its coefficients.
+_RANGE, _STEP = 12.0, 0.1
+#: Logarithm of the greatest moment of e^f; `Poisson` bounds its own alike.
+_MAX_EXPONENT = 0.9 * np.log(np.finfo(np.float64).max)
 
 
 class GaussianPredictive:
     r"""Predictive distribution of :math:`z = f + \varepsilon`, both terms Gaussian.
 
     Everything is in the standardised scale; ``mean`` and ``var``, of shape (n,), are those of f.
-    Another likelihood overrides these methods.
 
     Attributes
     ----------
@@ -30,8 +49,18 @@ class GaussianPredictive:
     def _predictive_moments(
         self, mean: np.ndarray, var: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of z; the mean must be that of f."""
+        """Return mean and variance of z."""
         return mean, var + self._noise_variance
+
+    def _predictive_covariance(
+        self, mean: np.ndarray, covariance: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and covariance of z, shapes (n,) and (n, n), given those of f."""
+        mean, var = self._predictive_moments(mean, clip_variance(covariance.diagonal()))
+        # Noise is independent from row to row: it adds to the diagonal only.
+        covariance = covariance.copy()
+        np.fill_diagonal(covariance, var)
+        return mean, covariance
 
     def _predictive_quantiles(
         self, mean: np.ndarray, var: np.ndarray, quantiles: np.ndarray
@@ -54,37 +83,210 @@ class GaussianPredictive:
         return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
 
 
-class LaplacePredictive(GaussianPredictive):
-    r"""The same with Laplace noise where there is a scale for it.
+class LikelihoodPredictive(GaussianPredictive):
+    r"""Predictive distribution of :math:`z \sim p(z \mid f)` for any likelihood and Gaussian f.
 
-    Mean and variance of z are of the same form, the variance of the noise being :math:`2 b^2`.
+    Noise that is added to f (Gaussian, Laplace, Student-t) leaves the mean where that of f is. With
+    any other likelihood z is in units of its own, which no standardisation of the targets may
+    change, and f is on the scale of the link.
 
     Attributes
     ----------
-    _laplace_scale : float or None
-        b, in the standardised scale; None for Gaussian noise.
+    _likelihood : NumericLikelihood or None
+        In the standardised scale; None for Gaussian noise of variance ``_noise_variance``, in
+        closed forms.
     """
 
-    _laplace_scale: float | None = None
+    _likelihood: NumericLikelihood | None = None
+
+    @property
+    def _predicts_latent(self) -> bool:
+        """Whether the mean of z (where there is none, its median) is that of f."""
+        return self._likelihood is None or isinstance(self._likelihood, _ADDITIVE)
+
+    def _additive_variance(self) -> float:
+        """Return the variance of z given f; infinite where it is.
+
+        Raises
+        ------
+        AttributeError
+            If it depends on f.
+        """
+        if self._likelihood is None:
+            return self._noise_variance
+        if not self._predicts_latent:
+            raise AttributeError(
+                f"{type(self).__name__} has no noise_variance_: the variance of a "
+                f"{type(self._likelihood).__name__} observation depends on its mean. Use "
+                "predict(X, return_std=True)."
+            )
+        zero = np.zeros(1)
+        return float(self._predictive_moments(zero, zero)[1][0])
+
+    def _predictive_moments(self, mean, var):
+        if self._likelihood is None:
+            return super()._predictive_moments(mean, var)
+        return by_elements(self._likelihood.predictive_moments, mean, var)
+
+    def _predictive_covariance(self, mean, covariance):
+        if self._predicts_latent:
+            return super()._predictive_covariance(mean, covariance)
+        mean_z, var_z = self._predictive_moments(mean, clip_variance(covariance.diagonal()))
+        # Given f, observations are independent: off the diagonal only their means vary together.
+        if isinstance(self._likelihood, Poisson) and self._likelihood.link == "exp":
+            joint = exponential_covariance(mean, covariance)
+        else:
+            joint = link_covariance(self._conditional_mean, mean, covariance)
+        np.fill_diagonal(joint, var_z)
+        return mean_z, joint
+
+    def _conditional_mean(self, f: np.ndarray) -> np.ndarray:
+        """Return E[z | f], of the shape of f."""
+        return by_elements(self._likelihood.predictive_moments, f, np.zeros_like(f))[0]
 
     def _predictive_quantiles(self, mean, var, quantiles):
-        if self._laplace_scale is None:
+        if self._likelihood is None:
             return super()._predictive_quantiles(mean, var, quantiles)
-        levels, mean, var = torch.broadcast_tensors(
-            to_tensor(quantiles), to_tensor(mean)[:, None], to_tensor(var)[:, None]
-        )
-        return Laplace(self._laplace_scale).quantile(levels, mean, var).numpy()
+        return by_elements(self._likelihood.quantile, quantiles, mean[:, None], var[:, None])
 
     def _predictive_log_density(self, z, mean, var):
-        if self._laplace_scale is None:
+        if self._likelihood is None:
             return super()._predictive_log_density(z, mean, var)
-        moments = map(to_tensor, (z, mean, var))
-        return Laplace(self._laplace_scale).log_predictive(*moments).numpy()
+        if isinstance(self._likelihood, Poisson):
+            check_counts(z)
+        return by_elements(self._likelihood.log_predictive, z, mean, var)
 
     def _sample_observations(self, f, rng):
-        if self._laplace_scale is None:
+        if self._likelihood is None:
             return super()._sample_observations(f, rng)
-        return f + rng.laplace(scale=self._laplace_scale, size=f.shape)
+        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        return self._likelihood.sample(to_tensor(f), generator).numpy()
+
+
+def by_elements(function: Callable, *arrays: np.ndarray):
+    """Apply an elementwise function of tensors to arrays that broadcast, some values at a time.
+
+    Quadrature holds many nodes a value; what lies in memory at once does not grow with the arrays.
+
+    Parameters
+    ----------
+    function : callable
+        Maps float64 tensors of shape (b,) to one such tensor, or to a tuple of them.
+    *arrays : ndarray of shapes that broadcast to (...)
+
+    Returns
+    -------
+    ndarray of shape (...), or tuple of them
+    """
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    columns = [to_tensor(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
+    parts = [
+        function(*(column[rows] for column in columns))
+        for rows in gen_batches(len(columns[0]), _LIKELIHOOD_ELEMENTS)
+    ]
+    if isinstance(parts[0], tuple):
+        return tuple(torch.cat(part).reshape(shape).numpy() for part in zip(*parts, strict=True))
+    return torch.cat(parts).reshape(shape).numpy()
+
+
+def exponential_covariance(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    r"""Return the covariance of the exponentials of jointly Gaussian variables.
+
+    .. math:: \operatorname{Cov}(e^{f_i}, e^{f_j}) = E_i E_j (e^{C_{ij}} - 1), \qquad
+              E_i = E[e^{f_i}] = e^{m_i + C_{ii} / 2}.
+
+    Parameters
+    ----------
+    mean : ndarray of shape (n,)
+    covariance : ndarray of shape (n, n)
+        C.
+
+    Returns
+    -------
+    ndarray of shape (n, n)
+        In squared units of :math:`e^f`; of magnitude 1e277 at most.
+    """
+    log_mean = mean + np.maximum(covariance.diagonal(), 0.0) / 2
+
+    def block(rows: slice) -> np.ndarray:
+        C = covariance[rows]
+        # |e^C - 1|, in logarithms: a vast mean times a tiny covariance then is no infinity.
+        log_size = np.maximum(C, 0.0) + np.log(-np.expm1(-np.abs(C)))
+        exponent = log_mean[rows, None] + log_mean + log_size
+        return np.sign(C) * np.exp(np.minimum(exponent, _MAX_EXPONENT))
+
+    with np.errstate(divide="ignore"):  # log(0) where the covariance is 0
+        return _by_blocks(block, len(mean))
+
+
+def link_covariance(
+    function: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, covariance: np.ndarray
+) -> np.ndarray:
+    r"""Return the covariance of a function g of jointly Gaussian variables, by Mehler's formula.
+
+    .. math:: \operatorname{Cov}(g(f_i), g(f_j)) = \sum_{k \ge 1} \rho_{ij}^k a_{ik} a_{jk},
+              \qquad a_{ik} = E_{z \sim N(0, 1)}\big[g(m_i + s_i z)\,
+              \mathit{He}_k(z) / \sqrt{k!}\big],
+
+    with :math:`\rho` the correlation and s the standard deviations of f. The sum is cut at k = 64:
+    each of its terms is positive semi-definite, so that the result is. Its error relative to the
+    variances of g, for the softplus, is below 1e-8 up to s = 3 and 4e-5 at s = 10.
+
+    Parameters
+    ----------
+    function : callable
+        g, elementwise on arrays; smooth, and of polynomial growth.
+    mean : ndarray of shape (n,)
+    covariance : ndarray of shape (n, n)
+        Of f.
+
+    Returns
+    -------
+    ndarray of shape (n, n)
+        O(64 n^2) time, and O(241 n) values of g.
+    """
+    std = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    nodes, basis = _hermite_rule()
+    coefficients = np.empty((len(mean), _N_TERMS))
+    for rows in gen_batches(len(mean), max(1, _COVARIANCE_ELEMENTS // len(nodes))):
+        coefficients[rows] = function(mean[rows, None] + std[rows, None] * nodes) @ basis
+    # A row without variance has no correlation.
+    inverse = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
+
+    def block(rows: slice) -> np.ndarray:
+        correlation = covariance[rows] * inverse[rows, None] * inverse
+        np.clip(correlation, -1.0, 1.0, out=correlation)
+        total = np.zeros_like(correlation)
+        for a in coefficients.T[::-1]:  # Horner's rule, from the last term to the first
+            total += np.multiply.outer(a[rows], a)
+            total *= correlation
+        return total
+
+    return _by_blocks(block, len(mean))
+
+
+@functools.lru_cache(maxsize=1)
+def _hermite_rule() -> tuple[np.ndarray, np.ndarray]:
+    r"""Nodes z (q,), and weights (q, 64) that turn g at the nodes into coefficients.
+
+    For an analytic g under a Gaussian the trapezoidal rule converges exponentially: the softplus is
+    integrated to 1e-8 up to a latent standard deviation of 10.
+    """
+    nodes = _STEP * np.arange(-round(_RANGE / _STEP), round(_RANGE / _STEP) + 1)
+    density = _STEP * norm.pdf(nodes)
+    hermite = [np.ones_like(nodes), nodes]  # He_k / sqrt(k!)
+    for k in range(1, _N_TERMS):
+        following = nodes * hermite[k] - np.sqrt(k) * hermite[k - 1]
+        hermite.append(following / np.sqrt(k + 1))
+    return nodes, density[:, None] * np.stack(hermite[1:], axis=1)
+
+
+def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
+    """Return an (n, n) matrix of which ``block`` computes some rows at a time."""
+    out = np.empty((n, n))
+    for rows in gen_batches(n, max(1, _COVARIANCE_ELEMENTS // n)):
+        out[rows] = block(rows)
+    return out
 
 
 def is_constant(scale: float, y: np.ndarray) -> bool:

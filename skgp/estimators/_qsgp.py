@@ -10,14 +10,15 @@ from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
 from skgp.estimators._backend import to_tensor
-from skgp.estimators._base import BaseGPRegressor
+from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
-from skgp.estimators._predictive import LaplacePredictive, is_constant
+from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
+from skgp.likelihoods import Laplace
 from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
 from skgp.models.qsgp.results import Fit, Options, fit_statistics
 from skgp.models.qsgp.robust.robust_hyperparameters import robust_location_scale
@@ -34,13 +35,12 @@ _OPTIONAL = (
     "log_marginal_likelihood_value_",
     "elbo_",
     "likelihood_scale_",
-    "_laplace_scale",
     "relevance_",
     "n_relevance_vectors_",
 )
 
 
-class QSGPRegressor(LaplacePredictive, BaseGPRegressor):
+class QSGPRegressor(BaseGPRegressor):
     r"""Gaussian process regression with up to millions of basis functions.
 
     The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
@@ -507,6 +507,7 @@ class QSGPRegressor(LaplacePredictive, BaseGPRegressor):
             "calibration_": fit.calibration,
             "history_": {**self.history_, "solve": fit.history, "validation": fit.validation},
             "_noise_variance": fit.calibration * fit.noise,
+            "_likelihood": None,
             "_posterior": fit.posterior,
         }
         if fit.log_marginal_likelihood is not None:
@@ -514,7 +515,7 @@ class QSGPRegressor(LaplacePredictive, BaseGPRegressor):
         if fit.elbo is not None:
             attributes["elbo_"] = fit.elbo
         if fit.likelihood_scale is not None:
-            attributes["_laplace_scale"] = fit.likelihood_scale
+            attributes["_likelihood"] = Laplace(fit.likelihood_scale)
             attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
         return attributes
 

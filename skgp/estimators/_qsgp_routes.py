@@ -27,9 +27,9 @@ from skgp.models.qsgp.relevance.relevance_regression import (
 )
 from skgp.models.qsgp.results import Fit, Options
 from skgp.models.qsgp.robust.robust_hyperparameters import robust_hyperparameters
-from skgp.models.qsgp.robust.robust_regression import distinct_observations, fit_laplace
+from skgp.models.qsgp.robust.robust_regression import fit_laplace
 from skgp.models.qsgp.stochastic.sgd_state import SGDState
-from skgp.models.replicates import Replicates, merge_replicates
+from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
 from skgp.training.stopping import StopRecorder
 
 _CPU = torch.device("cpu")

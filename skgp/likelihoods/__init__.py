@@ -1,8 +1,18 @@
 """Likelihoods p(y | f): one contract, quadrature by default, closed forms where they exist."""
 
-from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.base import Likelihood, NumericLikelihood
 from skgp.likelihoods.bernoulli import Bernoulli
 from skgp.likelihoods.gaussian import Gaussian
 from skgp.likelihoods.laplace import Laplace
+from skgp.likelihoods.poisson import Poisson
+from skgp.likelihoods.student_t import StudentT
 
-__all__ = ["Bernoulli", "Gaussian", "Laplace", "Likelihood"]
+__all__ = [
+    "Bernoulli",
+    "Gaussian",
+    "Laplace",
+    "Likelihood",
+    "NumericLikelihood",
+    "Poisson",
+    "StudentT",
+]

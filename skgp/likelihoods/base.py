@@ -1,4 +1,8 @@
-"""What every likelihood offers to a model, with quadrature as the default computation."""
+"""What every likelihood offers to a model, with quadrature as the default computation.
+
+`NumericLikelihood` adds what a distribution of numbers has and a distribution of labels lacks: a
+distribution function, quantiles, draws.
+"""
 
 import abc
 
@@ -7,14 +11,14 @@ from torch import Tensor
 
 from skgp.likelihoods import quadrature
 
-__all__ = ["Likelihood", "aligned", "check_var"]
+__all__ = ["Likelihood", "NumericLikelihood", "aligned", "check_positive", "check_var"]
 
 
 class Likelihood(abc.ABC):
     r"""Density :math:`p(y \mid f)` of one observation given one latent value.
 
     The public methods check and broadcast their arguments, then call the method of the same name
-    with an underscore. A subclass must write ``_log_prob``, ``_derivatives``,
+    with an underscore. A subclass must write ``_log_prob``, ``_derivatives``, ``_mode``,
     ``_conditional_mean`` and ``_conditional_var``; the other computations default to Gauss-Hermite
     quadrature in f, and a closed form overrides them. It must where log p has a kink: quadrature of
     the second derivative misses a delta function. ``_check_targets`` refuses values that y cannot
@@ -129,6 +133,28 @@ class Likelihood(abc.ABC):
         self._check_targets(y)
         return self._derivatives(y, f)
 
+    def mode(self, y: Tensor) -> Tensor:
+        r"""Latent value under which y is most probable, :math:`\arg\max_f p(y \mid f)`.
+
+        Parameters
+        ----------
+        y : Tensor of shape (...)
+            Observations.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In units of f; -inf or +inf where the density keeps growing that way.
+
+        Raises
+        ------
+        ValueError
+            If y is no floating-point tensor or holds a value that it cannot take.
+        """
+        (y,) = aligned(y=y)
+        self._check_targets(y)
+        return self._mode(y)
+
     def expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         r"""Expected derivatives in f under :math:`f \sim N(m, v)`.
 
@@ -189,12 +215,20 @@ class Likelihood(abc.ABC):
         """Both derivatives in f; shapes as for ``_log_prob``."""
 
     @abc.abstractmethod
+    def _mode(self, y: Tensor) -> Tensor:
+        """Argmax over f of p(y | f), elementwise."""
+
+    @abc.abstractmethod
     def _conditional_mean(self, f: Tensor) -> Tensor:
         """E[y | f], elementwise."""
 
     @abc.abstractmethod
     def _conditional_var(self, f: Tensor) -> Tensor:
         """V[y | f], elementwise; any shape that broadcasts with f."""
+
+    def _log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All three at once, which a subclass may do faster; not for autograd."""
+        return self._log_prob(y, f), *self._derivatives(y, f)
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return quadrature.expectation(
@@ -219,8 +253,97 @@ class Likelihood(abc.ABC):
         )
 
     def _check_targets(self, y: Tensor) -> None:
-        if not y.isfinite().all():
-            raise ValueError("y contains NaN or inf; drop or impute those rows.")
+        _check_finite(y)
+
+
+class NumericLikelihood(Likelihood):
+    """Likelihood of an observation that is a number, so that y has quantiles.
+
+    A subclass writes ``_cdf``, ``_quantile`` and ``_sample`` besides what `Likelihood` asks for.
+    """
+
+    def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`.
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shapes that broadcast to (...)
+            Values; mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In [0, 1].
+
+        Raises
+        ------
+        ValueError
+            If the shapes or dtypes differ, a value is not finite, or a variance is negative.
+        """
+        y, mean, var = aligned(y=y, mean=mean, var=var)
+        _check_finite(y)
+        check_var(var)
+        return self._cdf(y, mean, var)
+
+    def quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        r"""Predictive quantile, the smallest y with :math:`P(Y \le y) \ge q`.
+
+        Parameters
+        ----------
+        q, mean, var : Tensor of shapes that broadcast to (...)
+            Probabilities in (0, 1); mean and variance of the latent values, ``var >= 0``.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            In the units of y; not differentiable.
+
+        Raises
+        ------
+        ValueError
+            If a probability is not in (0, 1), a variance is negative, or shapes or dtypes differ.
+        """
+        q, mean, var = aligned(q=q, mean=mean, var=var)
+        check_var(var)
+        if not ((q > 0) & (q < 1)).all():
+            raise ValueError("q must hold probabilities strictly between 0 and 1.")
+        with torch.no_grad():
+            return self._quantile(q, mean, var)
+
+    def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw one observation given each latent value.
+
+        Parameters
+        ----------
+        f : Tensor of shape (...)
+        generator : torch.Generator
+
+        Returns
+        -------
+        Tensor of shape (...)
+            Of the dtype and device of `f`; drawn in double precision on the generator's device.
+
+        Raises
+        ------
+        ValueError
+            If f is no floating-point tensor.
+        """
+        (f,) = aligned(f=f)
+        with torch.no_grad():
+            draws = self._sample(f.to(generator.device, torch.float64), generator)
+        return draws.to(f)
+
+    @abc.abstractmethod
+    def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """P(Y <= y), elementwise."""
+
+    @abc.abstractmethod
+    def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Smallest y with P(Y <= y) >= q, elementwise."""
+
+    @abc.abstractmethod
+    def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        """One draw of y given each f; float64, on the generator's device."""
 
 
 def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
@@ -247,3 +370,15 @@ def check_var(var: Tensor) -> None:
             f"var must be non-negative and not NaN; its smallest value is {float(var.min()):.3g}. "
             "Clip rounding errors at 0 before calling."
         )
+
+
+def check_positive(name: str, value: float | Tensor, remedy: str) -> None:
+    """Raise a ValueError that ends with the remedy unless the value is positive and finite."""
+    number = torch.as_tensor(value).detach()
+    if not ((number > 0) & number.isfinite()).all():
+        raise ValueError(f"{name} must be positive and finite; got {value!r}. {remedy}")
+
+
+def _check_finite(y: Tensor) -> None:
+    if not y.isfinite().all():
+        raise ValueError("y contains NaN or inf; drop or impute those rows.")

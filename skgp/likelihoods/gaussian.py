@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.base import NumericLikelihood, check_positive
 
 __all__ = ["Gaussian"]
 
 
-class Gaussian(Likelihood):
+class Gaussian(NumericLikelihood):
     r"""Additive Gaussian noise, :math:`p(y \mid f) = N(y \mid f, \sigma^2)`.
 
     Parameters
@@ -43,12 +43,8 @@ class Gaussian(Likelihood):
 
     def __init__(self, noise_variance: float | Tensor) -> None:
         super().__init__()
-        value = torch.as_tensor(noise_variance).detach()
-        if not ((value > 0) & value.isfinite()).all():
-            raise ValueError(
-                f"noise_variance must be positive and finite; got {noise_variance!r}. "
-                "For nearly noise-free data use a small positive value such as 1e-6."
-            )
+        remedy = "For nearly noise-free data use a small positive value such as 1e-6."
+        check_positive("noise_variance", noise_variance, remedy)
         self.noise_variance = noise_variance
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
@@ -68,6 +64,18 @@ class Gaussian(Likelihood):
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return _log_normal(y - mean, var + self._noise(mean))
+
+    def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return torch.special.ndtr((y - mean) / (var + self._noise(mean)).sqrt())
+
+    def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return mean + (var + self._noise(mean)).sqrt() * torch.special.ndtri(q)
+
+    def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        return f + self._noise(f).sqrt() * torch.empty_like(f).normal_(generator=generator)
+
+    def _mode(self, y: Tensor) -> Tensor:
+        return y
 
     def _predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         return mean, var + self._noise(mean)

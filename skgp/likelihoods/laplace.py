@@ -9,6 +9,7 @@ Evans and Nair (2020), "Quadruply stochastic Gaussian processes", appendix H.2. 
                            + r \operatorname{erf}\frac{r}{s \sqrt 2} \Big) \\
     E[p(y \mid f)] &= \frac{1}{2b} \big( T(r) + T(-r) \big), \qquad
     T(r) = e^{v / 2b^2 - r / b}\, \Phi\Big(\frac{r}{s} - \frac{s}{b}\Big) \\
+    P(Y \le y) &= \Phi(r / s) - \tfrac12 T(r) + \tfrac12 T(-r) \\
     E\Big[\frac{d \log p}{df}\Big] &= \frac1b \operatorname{erf}\frac{r}{s \sqrt 2}, \qquad
     E\Big[\frac{d^2 \log p}{df^2}\Big] = -\frac2b\, N(y; m, v)
 """
@@ -18,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods.base import Likelihood, aligned, check_var
+from skgp.likelihoods.base import NumericLikelihood, check_positive
 
 __all__ = ["Laplace"]
 
@@ -27,7 +28,7 @@ _MIN_STD = 1e-12  # of the latent value, relative to the scale: below, its squar
 _MAX_NEWTON = 60
 
 
-class Laplace(Likelihood):
+class Laplace(NumericLikelihood):
     r"""Additive Laplace noise, :math:`p(y \mid f) = \exp(-|y - f| / b) / 2b`.
 
     Parameters
@@ -56,89 +57,27 @@ class Laplace(Likelihood):
 
     def __init__(self, scale: float | Tensor) -> None:
         super().__init__()
-        value = torch.as_tensor(scale).detach()
-        if not ((value > 0) & value.isfinite()).all():
-            raise ValueError(
-                f"scale must be positive and finite; got {scale!r}. For nearly noise-free data "
-                "use a small positive value such as 1e-3."
-            )
+        remedy = "For nearly noise-free data use a small positive value such as 1e-3."
+        check_positive("scale", scale, remedy)
         self.scale = scale
 
-    def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`.
-
-        .. math:: F(r) = \Phi(r / s) - \tfrac12 T(r) + \tfrac12 T(-r).
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shapes that broadcast to (...)
-            Values; mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            Precise relative to its own size in the lower tail, to 1 in the upper.
-
-        Raises
-        ------
-        ValueError
-            As `log_prob`, or if a variance is negative.
-        """
-        y, mean, var = aligned(y=y, mean=mean, var=var)
-        self._check_targets(y)
-        check_var(var)
+    def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         r, scale = y - mean, self._scale(mean)
         lower = _log_cdf(-r.abs(), _std(var, scale), scale).exp()
         return torch.where(r > 0, 1 - lower, lower)
 
-    def quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Predictive quantile, the y with :math:`P(Y \le y) = q`.
+    def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        scale = self._scale(mean)
+        # The predictive is symmetric about its mean; the lower half keeps tail precision.
+        r = _lower_quantile(torch.minimum(q, 1 - q), _std(var, scale), scale)
+        return mean + torch.where(q < 0.5, r, -r)
 
-        The predictive density is log-concave, hence so is its distribution function, and Newton's
-        method on :math:`\log F = \log q` from a point below the root converges monotonically.
-
-        Parameters
-        ----------
-        q, mean, var : Tensor of shapes that broadcast to (...)
-            Probabilities in (0, 1); mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In the units of y; not differentiable.
-
-        Raises
-        ------
-        ValueError
-            If a probability is not in (0, 1), a variance is negative, or shapes or dtypes differ.
-        """
-        q, mean, var = aligned(q=q, mean=mean, var=var)
-        check_var(var)
-        if not ((q > 0) & (q < 1)).all():
-            raise ValueError("q must hold probabilities strictly between 0 and 1.")
-        with torch.no_grad():
-            scale = self._scale(mean)
-            std = _std(var, scale)
-            # The predictive is symmetric about its mean; the lower half keeps tail precision.
-            r = _lower_quantile(torch.minimum(q, 1 - q), std, scale)
-            return mean + torch.where(q < 0.5, r, -r)
-
-    def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one observation given each latent value.
-
-        Parameters
-        ----------
-        f : Tensor of shape (...)
-        generator : torch.Generator
-
-        Returns
-        -------
-        Tensor of shape (...)
-            Of the dtype and device of `f`.
-        """
-        draws = torch.empty(2, *f.shape, dtype=torch.float64, device=generator.device)
-        first, second = draws.exponential_(generator=generator).to(f)
+    def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        first, second = f.new_empty(2, *f.shape).exponential_(generator=generator)
         return f + self._scale(f) * (first - second)
+
+    def _mode(self, y: Tensor) -> Tensor:
+        return y
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         scale = self._scale(f)
@@ -229,7 +168,11 @@ def _log_cdf(r: Tensor, std: Tensor, scale: Tensor) -> Tensor:
 
 
 def _lower_quantile(q: Tensor, std: Tensor, scale: Tensor) -> Tensor:
-    """Quantile r <= 0 of a centred predictive for q <= 1/2, by Newton's method from below."""
+    r"""Quantile r <= 0 of a centred predictive for q <= 1/2.
+
+    The predictive density is log-concave, hence so is its distribution function, and Newton's
+    method on :math:`\log F = \log q` from a point below the root converges monotonically.
+    """
     # Y < -(a + c) needs f < -a or noise < -c: q / 2 each, so the start lies below the root.
     r = std * torch.special.ndtri(q / 2) + scale * q.log()
     log_q = q.log()

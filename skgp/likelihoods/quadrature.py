@@ -1,24 +1,49 @@
-r"""Expectations under a one-dimensional Gaussian by Gauss-Hermite quadrature.
+r"""Expectations under a one-dimensional Gaussian by quadrature.
 
 All functions act elementwise on tensors of means and variances: :math:`f \sim N(m, v)` becomes
 :math:`f = m + \sqrt{v}\, z` with standard normal :math:`z`, so that
 
-.. math:: E[g(f)] \approx \sum_q w_q\, g(m + \sqrt{v}\, z_q), \qquad \sum_q w_q = 1,
+.. math:: E[g(f)] \approx \sum_q w_q\, g(m + \sqrt{v}\, z_q), \qquad \sum_q w_q = 1.
 
-which is exact for polynomials up to degree ``2 n_points - 1``. A variance of 0 gives :math:`g(m)`;
-its gradient with respect to the variance is then 0 (not NaN), although the true one is
-:math:`g''(m) / 2`.
+Gauss-Hermite nodes are exact for polynomials up to degree ``2 n_points - 1``. A variance of 0 gives
+:math:`g(m)`; its gradient with respect to the variance is then 0 (not NaN), although the true one
+is :math:`g''(m) / 2`.
+
+Gauss-Hermite nodes miss a feature of g that is narrow beside :math:`\sqrt v`: for
+:math:`\log(1 + e^f)`, whose singularities nearest to the real line are :math:`\pm i \pi`, 20 of
+them err by 1e-9 at v = 1, by 3e-4 at v = 10 and by .03 at v = 100. `smooth_averages` therefore
+leaves wide Gaussians to the trapezoidal rule in u, with :math:`f = s \sinh u` and s the size of the
+feature, which sits at 0: its nodes are dense there and spread out as the distance grows. 80 of them
+err by less than 1e-8 up to standard deviations of 10 s, and by 1e-7 of the value up to 100 s.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-__all__ = ["check_n_points", "expectation", "gauss_hermite", "log_expectation", "moments"]
+__all__ = [
+    "NARROW",
+    "check_n_points",
+    "chunked",
+    "expectation",
+    "gauss_hermite",
+    "log_expectation",
+    "moments",
+    "piecewise",
+    "smooth_averages",
+    "smooth_expectation",
+]
+
+NARROW = 0.3  # standard deviations up to this multiple of the scale are left to Gauss-Hermite
+_N_WIDE = 80
+_REACH = 6.5  # of the wide rule, in standard deviations
+_CHUNK = 512  # rows held with all their nodes: temporaries of 0.3 MB stay in the cache
 
 
 def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +173,164 @@ def moments(
     return mean_y, var_y
 
 
+def smooth_averages(
+    function: Callable[..., tuple[Tensor, ...]],
+    mean: Tensor,
+    var: Tensor,
+    *columns: Tensor,
+    scale: float,
+    n_points: int = 20,
+) -> tuple[Tensor, ...]:
+    r"""Expectations :math:`E_{f \sim N(m, v)}[g(f)]` of functions that bend at 0, on a known scale.
+
+    Parameters
+    ----------
+    function : callable
+        Maps f of shape (k, n) and the columns of shape (n,) elementwise to a tuple of g(f) (k, n).
+    mean, var : Tensor of the same shape (...)
+        Parameters of the Gaussian; ``var >= 0``.
+    *columns : Tensor of shape (...)
+        Further arguments of the function, one value a row.
+    scale : float
+        About the distance to 0 of the singularities of g that are nearest to the real line.
+    n_points : int, default=20
+        Number of Gauss-Hermite nodes, in use up to standard deviations of 0.3 `scale`. Wider rows
+        take 80 nodes of the sinh rule.
+
+    Returns
+    -------
+    tuple of Tensor of shape (...)
+    """
+
+    def by_rule(rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+        def averages(mean: Tensor, var: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+            f, weights = rule(mean, var)
+            return tuple((weights * values).sum(0) for values in function(f, *columns))
+
+        return averages
+
+    def narrow(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, weights = gauss_hermite(n_points, mean)
+        return _spread(nodes, mean, var), weights[:, None]
+
+    def wide(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        return _sinh_rule(mean, var, scale)
+
+    is_wide = var > (NARROW * scale) ** 2
+    return piecewise(is_wide, by_rule(narrow), by_rule(wide), (mean, var, *columns), chunk=_CHUNK)
+
+
+def smooth_expectation(
+    function: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    mean: Tensor,
+    var: Tensor,
+    *columns: Tensor,
+    scale: float,
+    n_points: int = 20,
+) -> Tensor:
+    r"""Expectation of one function, differentiable once in the mean and the variance.
+
+    By the theorems of Bonnet and Price its derivatives are :math:`E[g']` and :math:`E[g''] / 2`,
+    which one pass over the nodes gives together with the value, at a variance of 0 as well.
+
+    Parameters
+    ----------
+    function : callable
+        As for `smooth_averages`, returning :math:`g, g', g''`.
+    mean, var, *columns, scale, n_points
+        As for `smooth_averages`.
+
+    Returns
+    -------
+    Tensor of shape (...)
+    """
+    return _SmoothExpectation.apply(mean, var, function, scale, n_points, *columns)
+
+
+class _SmoothExpectation(torch.autograd.Function):
+    """`smooth_expectation` as a function that autograd knows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mean: Tensor,
+        var: Tensor,
+        function: Callable[..., tuple[Tensor, Tensor, Tensor]],
+        scale: float,
+        n_points: int,
+        *columns: Tensor,
+    ) -> Tensor:
+        value, first, second = smooth_averages(
+            function, mean, var, *columns, scale=scale, n_points=n_points
+        )
+        ctx.save_for_backward(first, 0.5 * second)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        in_mean, in_var = ctx.saved_tensors
+        return grad * in_mean, grad * in_var, *(None for _ in ctx.needs_input_grad[2:])
+
+
+def piecewise(
+    is_second: Tensor,
+    first: Callable[..., tuple[Tensor, ...]],
+    second: Callable[..., tuple[Tensor, ...]],
+    columns: Sequence[Tensor],
+    *,
+    chunk: int,
+) -> tuple[Tensor, ...]:
+    """Apply one of two rules to each row, some rows at a time.
+
+    Each rule sees only rows of its kind: no time for the rest, and no NaN gradients of it.
+
+    Parameters
+    ----------
+    is_second : Tensor of shape (...), bool
+        Which rows go to the second rule.
+    first, second : callable
+        Map columns of shape (n,) to a tuple of as many results of shape (n,).
+    columns : sequence of Tensor of shape (...)
+    chunk : int
+        Rows handed over at once.
+
+    Returns
+    -------
+    tuple of Tensor of shape (...)
+    """
+    results: list[Tensor] = []
+    for mask, rule in ((~is_second, first), (is_second, second)):
+        rows = chunked(rule, [column[mask] for column in columns], chunk=chunk)
+        for k, values in enumerate(rows):
+            if k == len(results):
+                results.append(torch.zeros_like(columns[0]))
+            results[k][mask] = values
+    return tuple(results)
+
+
+def chunked(
+    rule: Callable[..., tuple[Tensor, ...]], columns: Sequence[Tensor], *, chunk: int
+) -> tuple[Tensor, ...]:
+    """Apply a rule to some rows at a time, which bounds the memory of its nodes.
+
+    Parameters
+    ----------
+    rule : callable
+        Maps columns of shape (n,) to a tuple of results of shape (n,).
+    columns : sequence of Tensor of shape (...)
+    chunk : int
+        Rows handed over at once.
+
+    Returns
+    -------
+    tuple of Tensor of shape (...)
+    """
+    parts = zip(*(column.reshape(-1).split(chunk) for column in columns), strict=True)
+    results = zip(*(rule(*rows) for rows in parts), strict=True)
+    return tuple(torch.cat(values).reshape(columns[0].shape) for values in results)
+
+
 @functools.lru_cache(maxsize=32)
 def _standard_normal_rule(n_points: int) -> tuple[np.ndarray, np.ndarray]:
     # Against exp(-z^2 / 2), so dividing by the sum makes the weights those of N(0, 1). SciPy's rule
@@ -161,3 +344,18 @@ def _spread(nodes: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     # The square root has an infinite slope at 0, which autograd would turn into NaN.
     std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
     return mean + std * nodes.reshape(-1, *(1 for _ in mean.shape))
+
+
+def _sinh_rule(mean: Tensor, var: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Nodes f and weights (_N_WIDE, n) of the trapezoidal rule in asinh(f / scale)."""
+    std = var.sqrt()
+    with torch.no_grad():  # the nodes are constants: the density carries the gradients
+        low = torch.asinh((mean - _REACH * std) / scale)
+        high = torch.asinh((mean + _REACH * std) / scale)
+        share = torch.linspace(0, 1, _N_WIDE, dtype=mean.dtype, device=mean.device)
+        exp = torch.addcmul(low, share[:, None], high - low).exp_()
+        inverse = exp.reciprocal()
+        f = (exp - inverse).mul_(0.5 * scale)
+        slope = exp.add_(inverse)
+    weights = (-0.5 * ((f - mean) / std).square()).exp() * slope
+    return f, weights / weights.sum(0)

@@ -99,3 +99,25 @@ def merge_replicates(
         deviation *= sample_weight
     scatter = np.bincount(inverse, weights=deviation)
     return Replicates(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
+
+
+def distinct_observations(
+    X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
+) -> Replicates:
+    """Merge rows that agree in inputs and target, which every likelihood allows. O(n d log n).
+
+    Rows of equal inputs and different targets stay apart: :func:`merge_replicates` merges these
+    too, which only Gaussian noise allows.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,)
+    sample_weight : ndarray of shape (n,) or None
+        Positive.
+    device : torch.device
+    """
+    merged = merge_replicates(np.column_stack([X, y]), y, sample_weight, device)
+    scatter = None if merged.weight is None else torch.zeros_like(merged.weight)
+    rows = merged.X[:, :-1].contiguous()
+    return Replicates(rows, merged.X[:, -1].contiguous(), merged.weight, scatter)

@@ -5,6 +5,12 @@ class TestMyRegressor(RegressorContract):
         return MyRegressor(**{"max_iter": 5, "random_state": 0, **params})
 
 test_sklearn = sklearn_checks(MyRegressor(max_iter=5, random_state=0))
+
+A regressor of counts inherits `CountRegressorContract`; for the checks of scikit-learn, whose
+targets are fractions, give it a subclass that rounds them::
+
+class RoundedRegressor(RoundTargets, MyRegressor):
+    pass
 """
 
 import numpy as np
@@ -16,11 +22,20 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_dataframe_column_names_consistency
 
+from skgp.datasets import make_counts
 from skgp.estimators import log_predictive_density_scorer
 from tests.contracts.common import EstimatorContract, Recorder, sklearn_checks
 
-__all__ = ["Recorder", "RegressorContract", "rbf_kernel", "sklearn_checks"]
+__all__ = [
+    "CountRegressorContract",
+    "Recorder",
+    "RegressorContract",
+    "RoundTargets",
+    "rbf_kernel",
+    "sklearn_checks",
+]
 
 
 def rbf_kernel(n_columns=2):
@@ -28,21 +43,16 @@ def rbf_kernel(n_columns=2):
     return ConstantKernel(1.0) * RBF([1.5] * n_columns) + WhiteKernel(0.05)
 
 
-class RegressorContract(EstimatorContract):
-    """The contract of a regressor; a subclass gives `make` and may lower a threshold."""
+class PredictiveContract(EstimatorContract):
+    """What regressors obey whatever their likelihood."""
 
     #: Least R^2 of the defaults on 200 rows of easy data, inputs of any scale.
     easy_r2 = 0.9
-    #: Whether the predictive distribution is Gaussian.
-    gaussian = True
+    #: Whether the variance has no variance of its own by which draws could be judged.
+    heavy_tailed = False
 
     scoring = "r2"
     least_score = 0.5
-    scalar_kernel = 1.0 * RBF(1.0) + WhiteKernel(0.05)
-    length_scale = "kernel__k1__k2__length_scale"
-
-    def kernel(self, n_columns=2):
-        return rbf_kernel(n_columns)
 
     def outputs(self, estimator, X):
         return np.column_stack(estimator.predict(X, return_std=True))
@@ -57,13 +67,6 @@ class RegressorContract(EstimatorContract):
             "log_predictive_density": (X, y),
             "score": (X, y),
         }
-
-    @pytest.fixture
-    def data(self):
-        rng = np.random.default_rng(0)
-        X = rng.uniform(-2, 2, (40, 2))
-        y = 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(40))
-        return X, y
 
     # ---- the predictive interface ------------------------------------------------------------
 
@@ -85,6 +88,85 @@ class RegressorContract(EstimatorContract):
         with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
             fitted.predict(X_new, return_std=True, return_cov=True)
 
+    @pytest.mark.parametrize("quantiles", [0.0, 1.0, [0.5, 1.2], [], [[0.5]], np.nan])
+    def test_quantiles_refuse_bad_probabilities(self, fitted, X_new, quantiles):
+        with pytest.raises(ValueError, match="quantiles must be"):
+            fitted.predict_quantiles(X_new, quantiles)
+
+    @pytest.mark.parametrize("coverage", [0, 1, 95, -0.1])
+    def test_interval_refuses_bad_coverage(self, fitted, X_new, coverage):
+        with pytest.raises(ValueError, match="coverage must lie"):
+            fitted.predict_interval(X_new, coverage=coverage)
+
+    def test_sample_y_has_the_predicted_moments(self, fitted, X_new):
+        n_samples = 4000
+        mean, cov = fitted.predict(X_new, return_cov=True)
+        draws = fitted.sample_y(X_new, n_samples, random_state=3)
+        assert draws.shape == (7, n_samples) and draws.dtype == np.float64
+        residual = draws - mean[:, None]
+        assert np.abs(z_scores(residual, 0)).max() < 4
+        z_cov = z_scores(residual[:, None] * residual, cov)
+        if self.heavy_tailed:
+            np.fill_diagonal(z_cov, 0)
+        assert np.abs(z_cov).max() < 4
+
+    def test_sample_y_depends_on_its_random_state_only(self, fitted, X_new):
+        default = fitted.sample_y(X_new)
+        assert default.shape == (7, 1)
+        np.testing.assert_array_equal(default, fitted.sample_y(X_new, 1, random_state=0))
+        assert not np.allclose(default, fitted.sample_y(X_new, 1, random_state=1))
+
+    def test_score_is_weighted_r2(self, fitted, data):
+        X, y = data
+        weights = np.arange(len(y), dtype=float)
+        expected = r2_score(y, fitted.predict(X), sample_weight=weights)
+        assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
+
+    # ---- scikit-learn around it ----------------------------------------------------------
+
+    def test_pipeline_passes_std_through(self, data):
+        X, y = data
+        pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
+        mean, std = pipeline.predict(X, return_std=True)
+        assert mean.shape == std.shape == y.shape
+        assert pipeline.score(X, y) > self.least_score
+
+    # ---- bad and awkward input -----------------------------------------------------------
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_fit_refuses_targets_that_are_not_finite(self, data, value):
+        X, y = data[0], data[1].astype(float)
+        y[3] = value
+        with pytest.raises(ValueError, match="y contains (NaN|infinity)"):
+            self.make().fit(X, y)
+
+    def test_one_row_is_accepted(self, X_new):
+        estimator = self.make().fit([[1.0, 2.0]], [3.0])
+        mean, std = estimator.predict(X_new, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all()
+
+
+class RegressorContract(PredictiveContract):
+    """The contract of a regressor; a subclass gives `make` and may lower a threshold."""
+
+    #: Whether the predictive distribution is Gaussian.
+    gaussian = True
+
+    scalar_kernel = 1.0 * RBF(1.0) + WhiteKernel(0.05)
+    length_scale = "kernel__k1__k2__length_scale"
+
+    def kernel(self, n_columns=2):
+        return rbf_kernel(n_columns)
+
+    @pytest.fixture
+    def data(self):
+        rng = np.random.default_rng(0)
+        X = rng.uniform(-2, 2, (40, 2))
+        y = 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(40))
+        return X, y
+
+    # ---- the predictive interface ------------------------------------------------------------
+
     def test_predict_describes_latent_plus_noise(self, fitted, X_new):
         mean, std = fitted.predict(X_new, return_std=True)
         latent_mean, latent_var = fitted.latent_mean_and_variance(X_new)
@@ -103,22 +185,30 @@ class RegressorContract(EstimatorContract):
         interval = fitted.predict_interval(X_new, coverage=0.8)
         np.testing.assert_allclose(interval, expected[:, [0, 2]].T, rtol=1e-10)
 
+    def test_quantiles_hold_the_mass_of_the_density(self, fitted, X_new):
+        levels = np.array([0.001, 0.02, 0.2, 0.5, 0.8, 0.98, 0.999])
+        nodes, weights = np.polynomial.legendre.leggauss(40)
+        for x in X_new[:2]:
+            edges = fitted.predict_quantiles(x[None], levels)[0]
+            half = np.diff(edges)[:, None] / 2
+            y = (edges[:-1, None] + half * (1 + nodes)).ravel()
+            density = np.exp(fitted.log_predictive_density(np.tile(x, (len(y), 1)), y))
+            mass = (half * weights * density.reshape(len(half), -1)).sum(1)
+            np.testing.assert_allclose(mass, np.diff(levels), atol=1e-6)
+
+    def test_draws_fall_below_the_quantiles_as_often_as_they_say(self, fitted, X_new):
+        levels, n_samples = np.array([0.05, 0.5, 0.95]), 4000
+        draws = fitted.sample_y(X_new, n_samples, random_state=4)
+        below = draws[:, None] <= fitted.predict_quantiles(X_new, levels)[..., None]
+        z = (below.mean(2) - levels) / np.sqrt(levels * (1 - levels) / n_samples)
+        assert np.abs(z).max() < 4
+
     def test_interval_and_quantiles_are_ordered_and_wider_with_coverage(self, fitted, X_new):
         lower, upper = fitted.predict_interval(X_new)
         inner_lower, inner_upper = fitted.predict_interval(X_new, coverage=0.5)
         assert (lower < inner_lower).all()
         assert (inner_lower < inner_upper).all()
         assert (inner_upper < upper).all()
-
-    @pytest.mark.parametrize("quantiles", [0.0, 1.0, [0.5, 1.2], [], [[0.5]], np.nan])
-    def test_quantiles_refuse_bad_probabilities(self, fitted, X_new, quantiles):
-        with pytest.raises(ValueError, match="quantiles must be"):
-            fitted.predict_quantiles(X_new, quantiles)
-
-    @pytest.mark.parametrize("coverage", [0, 1, 95, -0.1])
-    def test_interval_refuses_bad_coverage(self, fitted, X_new, coverage):
-        with pytest.raises(ValueError, match="coverage must lie"):
-            fitted.predict_interval(X_new, coverage=coverage)
 
     def test_log_predictive_density_is_that_of_y_in_its_units(self, fitted, data):
         if not self.gaussian:
@@ -127,30 +217,6 @@ class RegressorContract(EstimatorContract):
         expected = stats.norm.logpdf(y, *fitted.predict(X, return_std=True))
         np.testing.assert_allclose(fitted.log_predictive_density(X, y), expected, rtol=1e-10)
         assert log_predictive_density_scorer(fitted, X, y) == pytest.approx(expected.mean())
-
-    def test_sample_y_has_the_predicted_moments(self, fitted, X_new):
-        n_samples = 4000
-        mean, cov = fitted.predict(X_new, return_cov=True)
-        draws = fitted.sample_y(X_new, n_samples, random_state=3)
-        assert draws.shape == (7, n_samples)
-        var = np.diag(cov)
-        z_mean = (draws.mean(1) - mean) / np.sqrt(var / n_samples)
-        assert np.abs(z_mean).max() < 4
-        # Variance of an empirical covariance of Gaussian draws: (C_ii C_jj + C_ij^2) / n.
-        z_cov = (np.cov(draws) - cov) / np.sqrt((np.outer(var, var) + cov**2) / n_samples)
-        assert np.abs(z_cov).max() < 4
-
-    def test_sample_y_depends_on_its_random_state_only(self, fitted, X_new):
-        default = fitted.sample_y(X_new)
-        assert default.shape == (7, 1)
-        np.testing.assert_array_equal(default, fitted.sample_y(X_new, 1, random_state=0))
-        assert not np.allclose(default, fitted.sample_y(X_new, 1, random_state=1))
-
-    def test_score_is_weighted_r2(self, fitted, data):
-        X, y = data
-        weights = np.arange(len(y), dtype=float)
-        expected = r2_score(y, fitted.predict(X), sample_weight=weights)
-        assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
 
     def test_predictions_are_equivariant_to_the_units_of_y(self, fitted, data, X_new):
         X, y = data
@@ -172,23 +238,7 @@ class RegressorContract(EstimatorContract):
         np.testing.assert_allclose(mean, 0, atol=1e-3)
         assert np.isfinite(std).all()
 
-    # ---- scikit-learn around it ----------------------------------------------------------
-
-    def test_pipeline_passes_std_through(self, data):
-        X, y = data
-        pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
-        mean, std = pipeline.predict(X, return_std=True)
-        assert mean.shape == std.shape == y.shape
-        assert pipeline.score(X, y) > 0.5
-
     # ---- bad and awkward input -----------------------------------------------------------
-
-    @pytest.mark.parametrize("value", [np.nan, np.inf])
-    def test_fit_refuses_targets_that_are_not_finite(self, data, value):
-        X, y = data[0], data[1].copy()
-        y[3] = value
-        with pytest.raises(ValueError, match="y contains (NaN|infinity)"):
-            self.make().fit(X, y)
 
     def test_inputs_of_any_scale_and_offset(self):
         X, y = make_friedman1(260, n_features=5, noise=0.1, random_state=0)
@@ -203,7 +253,171 @@ class RegressorContract(EstimatorContract):
         np.testing.assert_allclose(mean, value, rtol=1e-8, atol=1e-8)
         assert np.isfinite(std).all()
 
-    def test_one_row_is_accepted(self, X_new):
-        estimator = self.make().fit([[1.0, 2.0]], [3.0])
-        mean, std = estimator.predict(X_new, return_std=True)
-        assert np.isfinite(mean).all() and np.isfinite(std).all()
+
+class CountRegressorContract(PredictiveContract):
+    """The contract of a regressor of counts; a subclass gives `make` and ``link``.
+
+    `make` returns an estimator that takes counts, whose rate is a link of f: the exponential or the
+    softplus.
+    """
+
+    #: Of the rate to f: "exp" or "softplus".
+    link = "exp"
+    easy_r2 = 0.7
+
+    scalar_kernel = 1.0 * RBF(1.0)
+    length_scale = "kernel__k2__length_scale"
+
+    def kernel(self, n_columns=2):
+        return ConstantKernel(1.0) * RBF([1.0] * n_columns)
+
+    @pytest.fixture
+    def data(self):
+        return make_counts(40, 2, mean=20.0, dispersion=50.0, length_scale=1.0, random_state=7)
+
+    @pytest.fixture
+    def X_new(self):
+        return np.random.default_rng(1).uniform(-1.5, 1.5, (7, 2))
+
+    def rate(self, f):
+        return np.exp(f) if self.link == "exp" else np.logaddexp(0, f)
+
+    def probabilities(self, estimator, x):
+        """Return the probabilities of 0, 1, ... up to where those left are below 1e-9 or so."""
+        n_counts = 2 * int(estimator.predict_quantiles(x[None], 1 - 1e-9)[0]) + 100
+        rows = np.tile(x, (n_counts, 1))
+        return np.exp(estimator.log_predictive_density(rows, np.arange(n_counts)))
+
+    # ---- the predictive distribution ---------------------------------------------------------
+
+    def test_predictions_average_over_the_latent_function(self, fitted, X_new):
+        mean, std = fitted.predict(X_new, return_std=True)
+        z = np.linspace(-10, 10, 2001)
+        density = stats.norm.pdf(z) * (z[1] - z[0])
+        latent_mean, latent_var = fitted.latent_mean_and_variance(X_new)
+        rate = self.rate(latent_mean[:, None] + np.sqrt(latent_var)[:, None] * z)
+        np.testing.assert_allclose(mean, rate @ density, rtol=1e-6)
+        var = ((rate - mean[:, None]) ** 2 + rate) @ density
+        np.testing.assert_allclose(std, np.sqrt(var), rtol=1e-6)
+        assert (latent_var > 0).all()
+
+    def test_probabilities_sum_to_one_and_have_the_predicted_moments(self, fitted, X_new):
+        mean, std = fitted.predict(X_new, return_std=True)
+        for row, x in enumerate(X_new[:3]):
+            probabilities = self.probabilities(fitted, x)
+            counts = np.arange(len(probabilities))
+            assert probabilities.sum() == pytest.approx(1, abs=1e-7)
+            assert probabilities @ counts == pytest.approx(mean[row], rel=1e-5)
+            second = probabilities @ (counts - mean[row]) ** 2
+            assert second == pytest.approx(std[row] ** 2, rel=1e-3)
+
+    def test_quantiles_are_the_least_counts_of_enough_probability(self, fitted, X_new):
+        levels = np.array([1e-4, 0.1, 0.5, 0.9, 0.999])
+        quantiles = fitted.predict_quantiles(X_new, levels)
+        assert quantiles.dtype == np.float64
+        np.testing.assert_array_equal(quantiles, np.rint(quantiles))
+        np.testing.assert_array_equal(fitted.predict_quantiles(X_new, 0.9), quantiles[:, 3])
+        for row, x in enumerate(X_new[:3]):
+            below = np.append(self.probabilities(fitted, x).cumsum(), 0.0)  # the last is P(y < 0)
+            at = quantiles[row].astype(int)
+            assert (below[at] >= levels - 1e-7).all()
+            assert (below[at - 1] < levels + 1e-7).all()
+
+    def test_interval_holds_at_least_its_coverage(self, fitted, X_new):
+        for coverage in (0.5, 0.95):
+            lower, upper = fitted.predict_interval(X_new, coverage=coverage)
+            for row, x in enumerate(X_new[:3]):
+                inside = slice(int(lower[row]), int(upper[row]) + 1)
+                assert self.probabilities(fitted, x)[inside].sum() >= coverage - 1e-7
+            assert (lower <= upper).all()
+
+    def test_sample_y_draws_counts_as_often_as_predicted(self, fitted, X_new):
+        n_samples = 4000
+        draws = fitted.sample_y(X_new, n_samples, random_state=4)
+        assert (draws >= 0).all() and (draws == np.rint(draws)).all()
+        for row, x in enumerate(X_new[:3]):
+            below = self.probabilities(fitted, x).cumsum()
+            ends = fitted.predict_quantiles(x[None], [0.05, 0.3, 0.7, 0.95])[0].astype(int)
+            p = below[ends]
+            share = (draws[row] <= ends[:, None]).mean(1)
+            assert np.abs((share - p) / np.sqrt(p * (1 - p) / n_samples)).max() < 4
+
+    def test_score_by_log_probability_is_their_mean(self, fitted, data):
+        density = fitted.log_predictive_density(*data)
+        assert density.shape == data[1].shape and (density < 0).all()
+        assert log_predictive_density_scorer(fitted, *data) == pytest.approx(density.mean())
+
+    def test_counts_have_no_units(self, fitted, data, X_new):
+        X, y = data
+        assert (fitted.y_mean_, fitted.y_scale_) == (0, 1)
+        assert not hasattr(fitted, "noise_variance_")
+        raw = clone(fitted).set_params(normalize_y=False).fit(X, y)
+        np.testing.assert_array_equal(self.outputs(raw, X_new), self.outputs(fitted, X_new))
+
+    def test_whole_numbers_of_any_type_give_the_same_fit(self, fitted, data, X_new):
+        X, y = data
+        expected = self.outputs(fitted, X_new)
+        for dtype in (np.uint8, np.int32, np.float32, np.float64):
+            other = clone(fitted).fit(X, y.astype(dtype))
+            np.testing.assert_array_equal(self.outputs(other, X_new), expected)
+
+    def test_dataframe_columns_are_checked(self):
+        pytest.importorskip("pandas")
+        rounded = type("Rounded", (RoundTargets, type(self.make())), {})
+        estimator = rounded(**self.make().get_params())
+        check_dataframe_column_names_consistency("Rounded", estimator)
+
+    # ---- bad and awkward input ---------------------------------------------------------------
+
+    @pytest.mark.parametrize("value", [-1, 2.5])
+    def test_what_is_no_count_is_refused(self, fitted, data, X_new, value):
+        X, y = data
+        y = y.astype(float)
+        y[3] = value
+        message = f"y must hold counts, .*got {float(value)} in row 3 "
+        with pytest.raises(ValueError, match=message):
+            clone(fitted).fit(X, y)
+        with pytest.raises(ValueError, match=message):
+            clone(fitted).fit(X, y, sample_weight=(np.arange(40) > 0).astype(float))
+        with pytest.raises(ValueError, match=message):
+            fitted.log_predictive_density(X, y)
+
+    def test_white_kernel_is_refused(self, data):
+        with pytest.raises(ValueError, match="WhiteKernel, which is the noise of a Gaussian"):
+            self.make(kernel=self.kernel() + WhiteKernel(0.1)).fit(*data)
+
+    def test_inputs_of_any_scale_and_offset(self):
+        X, f = make_friedman1(260, n_features=5, random_state=0)
+        y = np.random.default_rng(0).poisson(np.exp(f / 5))
+        X = X * [1e-3, 1e6, 1.0, 10.0, 1e-3] + 1e4 * np.array([0, 1e6, 1.0, 1.0, 0])
+        estimator = self.make().fit(X[:200], y[:200])
+        assert estimator.score(X[200:], y[200:]) > self.easy_r2
+
+    @pytest.mark.parametrize("value", [0, 3, 10_000])
+    def test_constant_counts_are_predicted(self, data, value):
+        X, _ = data
+        mean, std = self.make().fit(X, np.full(40, value)).predict(X, return_std=True)
+        np.testing.assert_allclose(mean, value, rtol=0.3, atol=0.7)
+        assert np.isfinite(std).all() and (std > 0).all()
+
+
+class RoundTargets:
+    """Makes counts of the targets that the checks of scikit-learn draw."""
+
+    def _validate_training(self, *args, counts, **kwargs):
+        assert counts
+        X, y, sample_weight = super()._validate_training(*args, **kwargs)
+        return X, self.counts(y), sample_weight
+
+    def score(self, X, y, sample_weight=None):
+        return super().score(X, self.counts(y), sample_weight)
+
+    def counts(self, y):
+        """Return counts that increase with real numbers of any size."""
+        return np.maximum(np.rint(20 + 5 * np.arcsinh(y)), 0)
+
+
+def z_scores(samples, expected):
+    """Return how many standard errors the means over the last axis are from what is expected."""
+    error = samples.std(-1) / np.sqrt(samples.shape[-1])
+    return (samples.mean(-1) - expected) / error

@@ -1,4 +1,4 @@
-"""An exact Gaussian process on the hooks of `skgp.estimators._base`, to test that base.
+"""An exact Gaussian process on the hooks of `skgp.estimators._base_regressor`, to test that base.
 
 Slow, dense and simple on purpose: the kernels are scikit-learn's own, and the hyper-parameters come
 from a short random search, which makes a fit iterative and its result depend on ``random_state``.
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skgp.estimators._base import BaseGPRegressor
+from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, fit_context, warn_at_bounds
 from skgp.kernels import split_noise

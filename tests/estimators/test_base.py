@@ -11,8 +11,15 @@ from skgp.estimators import _base
 from skgp.estimators._backend import resolve_backend, resolve_device, to_tensor
 from skgp.estimators._predictive import clip_variance, covariance_root, is_constant
 from skgp.linalg.exceptions import NumericalWarning
-from tests.contracts.estimators import RegressorContract, rbf_kernel, sklearn_checks
+from tests.contracts.estimators import (
+    CountRegressorContract,
+    RegressorContract,
+    RoundTargets,
+    rbf_kernel,
+    sklearn_checks,
+)
 from tests.estimators._dense import DenseGPRegressor
+from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor
 
 
 class TestDenseGPRegressor(RegressorContract):
@@ -20,7 +27,34 @@ class TestDenseGPRegressor(RegressorContract):
         return DenseGPRegressor(**{"random_state": 0, **params})
 
 
-test_sklearn = sklearn_checks(DenseGPRegressor())
+class TestDenseStudentRegressor(RegressorContract):
+    gaussian = False
+    heavy_tailed = True
+
+    def make(self, **params):
+        return DenseStudentRegressor(**{"random_state": 0, **params})
+
+
+class TestDenseCountRegressor(CountRegressorContract):
+    def make(self, **params):
+        return DenseCountRegressor(**{"random_state": 0, **params})
+
+
+class TestDenseSoftplusRegressor(CountRegressorContract):
+    link = "softplus"
+
+    def make(self, **params):
+        return DenseCountRegressor(**{"random_state": 0, "link": "softplus", **params})
+
+    def kernel(self, n_columns=2):
+        return ConstantKernel(100.0) * RBF([1.0] * n_columns)
+
+
+class RoundedRegressor(RoundTargets, DenseCountRegressor):
+    pass
+
+
+test_sklearn = sklearn_checks(DenseGPRegressor(), DenseStudentRegressor(), RoundedRegressor())
 
 
 @pytest.fixture

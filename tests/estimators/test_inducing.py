@@ -1,18 +1,21 @@
-"""Inducing points: centres of clusters in the metric of the kernel."""
+"""Inducing points: centres of clusters in the metric of the kernel, or rows."""
+
+import warnings
 
 import numpy as np
 import pytest
-from sklearn.gaussian_process.kernels import (
-    RBF,
-    ConstantKernel,
-    DotProduct,
-    Matern,
-    RationalQuadratic,
-)
+import torch
+from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.estimators import _inducing as module
-from skgp.estimators._inducing import cluster_centres, distinct_rows, length_scales
-from skgp.kernels import ActiveDims
+from skgp.estimators._inducing import (
+    INITIALISERS,
+    cluster_centres,
+    distinct_rows,
+    inducing_points,
+    warn_of_few_rows,
+)
+from skgp.models.inducing import greedy_variance
 
 
 @pytest.fixture
@@ -114,51 +117,83 @@ def test_distinct_rows_equal_those_of_numpy(rng):
     np.testing.assert_array_equal(distinct_rows(X), expected)
 
 
-# ---- length scales ------------------------------------------------------------------------------
+# ---- ways of choosing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("amplitude", [1.0, 7.0])
-def test_length_scales_of_an_rbf_are_its_own(X, amplitude):
-    kernel = ConstantKernel(amplitude) * RBF([0.5, 20.0])
-    np.testing.assert_allclose(length_scales(kernel, X), [0.5, 20.0], rtol=1e-9)
+def points(X, n_points, kernel, seed=0, **options):
+    random_state = np.random.RandomState(seed)
+    return inducing_points(X, n_points, kernel, random_state=random_state, **options)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "scale"),
-    [(RationalQuadratic(0.8, alpha=50.0), 0.8), (Matern(0.8, nu=2.5), 0.8 * (3 / 5) ** 0.5)],
-)
-def test_length_scales_of_smooth_kernels_are_their_curvature(X, kernel, scale):
-    """k = 1 - r^2 / (2 l^2) near 0."""
-    np.testing.assert_allclose(length_scales(kernel, X), scale, rtol=0.05)
+def are_rows(Z, X):
+    return all((z == X).all(axis=1).any() for z in Z)
 
 
-def test_length_scales_of_a_linear_kernel_are_finite_at_the_origin(X):
-    rows = X.copy()
-    rows[0] = 0.0
-    scale = length_scales(DotProduct(0.0), rows)
-    assert np.isfinite(scale).all() and (scale > 0).all()
+@pytest.mark.parametrize("init", INITIALISERS)
+def test_inducing_points_are_as_many_as_asked_and_distinct(X, init):
+    before = X.copy()
+    Z = points(X, 30, RBF(0.5), init=init)
+    assert Z.shape == (30, 2) and Z.dtype == np.float64 and len(distinct_rows(Z)) == 30
+    assert are_rows(Z, X) == (init != "k-means")
+    np.testing.assert_array_equal(Z, points(X, 30, RBF(0.5), init=init))
+    np.testing.assert_array_equal(X, before)
 
 
-def test_length_scales_of_ignored_columns_are_great(X):
-    scale = length_scales(ActiveDims(RBF(0.5), [1]), X)
-    np.testing.assert_allclose(scale, [0.5e6, 0.5], rtol=1e-9)
-    rows = np.column_stack([X[:, 0], np.full(len(X), 0.1)])  # its spread is rounding
-    scale = length_scales(RBF([0.5, 1e-3]), rows)
-    assert scale[0] == pytest.approx(0.5) and scale[1] > 0
+@pytest.mark.parametrize("init", INITIALISERS)
+def test_inducing_points_of_few_distinct_rows_are_those_rows(X, init):
+    rows = np.repeat(X[:10], 30, axis=0)
+    for n_points in (10, 11, 300):
+        np.testing.assert_array_equal(points(rows, n_points, RBF(), init=init), X[:10])
+    Z = points(rows, 9, RBF(), init=init)
+    assert len(distinct_rows(Z)) == len(Z) <= 9
 
 
-def test_length_scales_of_a_constant_kernel_are_one(X):
-    np.testing.assert_array_equal(length_scales(ConstantKernel(2.0), X), [1.0, 1.0])
+def test_inducing_points_by_default_are_centres_of_clusters(X):
+    weight = np.where(X[:, 0] > 0, 1.0, 1e-6)
+    for options in ({}, {"sample_weight": weight}):
+        expected = centres(X, 20, RBF(0.5), **options)
+        np.testing.assert_array_equal(points(X, 20, RBF(0.5), **options), expected)
+    np.testing.assert_array_equal(points(X, 20, RBF(0.5), init="k-means"), centres(X, 20, RBF(0.5)))
 
 
-def test_length_scales_look_at_few_rows(X, monkeypatch):
-    shapes = []
-    before = module.gram
+def test_inducing_points_at_random_depend_on_the_seed(X):
+    first, second = (points(X, 20, RBF(), seed, init="random") for seed in (0, 1))
+    assert not np.array_equal(first, second)
 
-    def watched(kernel, rows, moved):
-        shapes.append(tuple(moved.shape))
-        return before(kernel, rows, moved)
 
-    monkeypatch.setattr(module, "gram", watched)
-    length_scales(RBF(0.5), X)
-    assert shapes == [(16, 2, 2)]
+def test_inducing_points_chosen_greedily_are_the_pivots(X):
+    kernel = RBF([0.5, 2.0])
+    chosen = greedy_variance(kernel, torch.tensor(X), 40).numpy()
+    np.testing.assert_array_equal(points(X, 40, kernel, init="greedy"), X[chosen])
+
+
+def test_inducing_points_chosen_greedily_leave_less_than_rows_at_random(X):
+    greedy, chance = (points(X, 60, RBF(1.0), init=init) for init in ("greedy", "random"))
+    assert unexplained(RBF(1.0), X, greedy) < 0.5 * unexplained(RBF(1.0), X, chance)
+
+
+def test_inducing_points_chosen_greedily_are_fewer_where_no_variance_is_left(X):
+    """A linear kernel of two columns and a constant has three features."""
+    assert len(points(X, 40, DotProduct(1.0), init="greedy")) == 3
+
+
+def test_inducing_points_chosen_greedily_are_sought_among_some_rows(X, monkeypatch):
+    monkeypatch.setattr(module, "_GREEDY_ROWS", 50)
+    seen = []
+    before = module.greedy_variance
+
+    def watched(kernel, rows, n_points):
+        seen.append(len(rows))
+        return before(kernel, rows, n_points)
+
+    monkeypatch.setattr(module, "greedy_variance", watched)
+    Z = points(X, 20, RBF(0.5), init="greedy")
+    assert seen == [50] and len(Z) == 20 and are_rows(Z, X)
+
+
+def test_warn_of_few_rows_names_the_numbers_and_the_remedy():
+    with pytest.warns(UserWarning, match=r"n_inducing=9 is more than the 7 .* Give n_inducing=7"):
+        warn_of_few_rows(9, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_few_rows(7, 7)

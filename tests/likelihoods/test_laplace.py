@@ -9,12 +9,12 @@ from scipy import integrate, stats
 
 from skgp.likelihoods import Laplace
 from skgp.likelihoods.laplace import expected_absolute_residual
-from tests.contracts.likelihoods import LikelihoodContract
+from tests.contracts.numeric_likelihoods import NumericLikelihoodContract
 
 SCALE = 0.6
 
 
-class TestLaplace(LikelihoodContract):
+class TestLaplace(NumericLikelihoodContract):
     """Closed forms throughout."""
 
     TOLERANCE = 1e-10

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.models.replicates import Replicates, merge_replicates
+from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
 
 CPU = torch.device("cpu")
 NOISE = 0.3
@@ -130,3 +130,34 @@ def test_replicates_rows_selects_every_field():
         assert torch.equal(getattr(part, name), getattr(data, name)[index])
     bare = Replicates(data.X, data.y).rows(index)
     assert bare.weight is None and bare.scatter is None and torch.equal(bare.y, data.y[index])
+
+
+# ---- rows of equal inputs and equal targets -----------------------------------------------------
+
+
+def test_distinct_observations_merge_equal_pairs_only():
+    X = np.array([[1.0], [0.0], [1.0], [1.0]])
+    y = np.array([2.0, 0.1, 3.0, 2.0])
+    data = distinct_observations(X, y, None, CPU)
+    np.testing.assert_array_equal(data.X[:, 0], [0, 1, 1])
+    np.testing.assert_array_equal(data.y, [0.1, 2, 3])
+    np.testing.assert_array_equal(data.weight, [1, 2, 1])
+    np.testing.assert_array_equal(data.scatter, [0, 0, 0])
+    weighted = distinct_observations(X, y, np.array([0.5, 1.0, 2.0, 4.0]), CPU)
+    np.testing.assert_array_equal(weighted.weight, [1, 4.5, 2])
+    assert distinct_observations(X[:3], y[:3], None, CPU).weight is None
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_distinct_observations_keep_any_sum_over_the_rows(weighted):
+    """Of targets and inputs alike: no likelihood sees a difference."""
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 3, (60, 2)).astype(float), rng.integers(0, 2, 60).astype(float)
+    weight = rng.uniform(0.2, 3.0, 60) if weighted else np.ones(60)
+    data = distinct_observations(X, y, weight if weighted else None, CPU)
+    assert len(data.y) == len(np.unique(np.column_stack([X, y]), axis=0)) < 60
+    assert data.X.shape == (len(data.y), 2) and data.X.is_contiguous() and data.y.is_contiguous()
+    for values in (lambda x, y: np.abs(x[:, 0] - y), lambda x, y: np.sin(3 * y + x[:, 1])):
+        expected = weight @ values(X, y)
+        found = data.weight.numpy() @ values(data.X.numpy(), data.y.numpy())
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

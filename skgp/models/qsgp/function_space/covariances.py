@@ -13,8 +13,8 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
-from skgp.models.qsgp.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis
+from skgp.models.tensor_state import TensorState
 from skgp.variational.gaussian import WeightGaussian
 from skgp.variational.optimum import optimal_gaussian, optimal_std
 

@@ -51,7 +51,7 @@ from skgp.models.qsgp.function_space.covariances import (
     perturbed_targets,
     weight_covariance,
 )
-from skgp.models.qsgp.tensor_state import TensorState
+from skgp.models.tensor_state import TensorState
 
 Callback = Callable[[int, dict], bool | None]
 

@@ -31,8 +31,8 @@ from skgp.models.qsgp.laplace.newton_problem import (
     newton_problem,
     prior_variances,
 )
-from skgp.models.qsgp.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import MEMORY_BUDGET, Basis, StreamedDesign
+from skgp.models.tensor_state import TensorState
 from skgp.variational.gaussian import WeightGaussian
 
 __all__ = ["OnlineLaplace"]

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from skgp.kernels import gram_tile
 from skgp.models.qsgp.stochastic.sgd_sampling import take_rows
-from skgp.models.qsgp.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import StreamedDesign, check_sample_weight
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
+from skgp.models.tensor_state import TensorState
 from skgp.training import sample_without_replacement
 
 MAX_ROWS = 20_000

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from skgp.models.qsgp.results import AugmentedPosterior, Fit, Options, Posterior
 from skgp.models.qsgp.robust.robust import fit_robust
 from skgp.models.qsgp.weight_space.design import Basis
 from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
-from skgp.models.replicates import Replicates, merge_replicates
+from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
@@ -24,28 +23,6 @@ _MANY_FEATURES = 10_000_000  # n m from which on float32 is worth its roundings
 _JUDGED_ROWS = 64  # by which float32 is judged
 _FEATURES_KEPT = 2**30  # bytes
 _MAX_ITER, _TOL = 50, 1e-4
-
-
-def distinct_observations(
-    X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
-) -> Replicates:
-    """Merge rows that agree in inputs and target, which every likelihood allows. O(n d log n).
-
-    Rows of equal inputs and different targets stay apart: :mod:`skgp.models.replicates` merges
-    these too, which only Gaussian noise allows.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-    sample_weight : ndarray of shape (n,) or None
-        Positive.
-    device : torch.device
-    """
-    merged = merge_replicates(np.column_stack([X, y]), y, sample_weight, device)
-    scatter = None if merged.weight is None else torch.zeros_like(merged.weight)
-    rows = merged.X[:, :-1].contiguous()
-    return Replicates(rows, merged.X[:, -1].contiguous(), merged.weight, scatter)
 
 
 def fit_laplace(
@@ -65,7 +42,7 @@ def fit_laplace(
     ----------
     kernel : sklearn kernel expression without noise
     data : Replicates
-        Of :func:`distinct_observations`.
+        Of :func:`~skgp.models.replicates.distinct_observations`.
     noise : float
         :math:`2 b^2`, kept where ``options.refit_noise`` is False, else without effect.
     scale : float or None

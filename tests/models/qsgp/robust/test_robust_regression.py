@@ -11,8 +11,9 @@ from skgp.models.qsgp.results import Options
 from skgp.models.qsgp.robust import robust_regression
 from skgp.models.qsgp.robust.robust import fit_robust
 from skgp.models.qsgp.robust.robust_hyperparameters import robust_location_scale
-from skgp.models.qsgp.robust.robust_regression import distinct_observations, fit_laplace
+from skgp.models.qsgp.robust.robust_regression import fit_laplace
 from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
+from skgp.models.replicates import distinct_observations
 
 CPU = torch.device("cpu")
 KERNEL = 1.2 * RBF(0.9)
@@ -26,19 +27,6 @@ def sine(n=80, weighted=False):
     y = np.sin(2 * X[:, 0]) + 0.1 * rng.laplace(size=n)
     weight = rng.uniform(0.5, 3, n) if weighted else None
     return distinct_observations(X, y, weight, CPU)
-
-
-def test_distinct_observations_merge_equal_pairs_only():
-    X = np.array([[1.0], [0.0], [1.0], [1.0]])
-    y = np.array([2.0, 0.1, 3.0, 2.0])
-    data = distinct_observations(X, y, None, CPU)
-    np.testing.assert_array_equal(data.X[:, 0], [0, 1, 1])
-    np.testing.assert_array_equal(data.y, [0.1, 2, 3])
-    np.testing.assert_array_equal(data.weight, [1, 2, 1])
-    np.testing.assert_array_equal(data.scatter, [0, 0, 0])
-    weighted = distinct_observations(X, y, np.array([0.5, 1.0, 2.0, 4.0]), CPU)
-    np.testing.assert_array_equal(weighted.weight, [1, 4.5, 2])
-    assert distinct_observations(X[:3], y[:3], None, CPU).weight is None
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,0 +1,374 @@
+r"""Log-expectations :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]` of log-concave likelihoods.
+
+Gauss-Hermite nodes are laid out for N(m, v) and miss a likelihood that is narrow or lies in its
+tail. Here the nodes follow the integrand. With :math:`f = m + \sqrt v z`,
+
+.. math:: E_f[p(y \mid f)] = (2 \pi)^{-1/2} \int e^{\psi(z)} dz, \qquad
+          \psi(z) = \log p(y \mid m + \sqrt v z) - z^2 / 2,
+
+1. safeguarded Newton steps find the mode of the concave :math:`\psi` (`tilted_mode`);
+2. a few more find the points left and right of it at which :math:`\psi` has dropped by 20;
+3. the trapezoidal rule is applied in u, where :math:`z = a \sinh(b u + c) + d` sends -1, 0 and 1
+   to the left point, the mode and the right point (`sinh_map`). A normal tail on one side and a
+   cliff on the other come out alike, as about :math:`e^{-20 u^2}`, which suits the rule best.
+
+With 56 nodes the error is below 1e-7 for variances up to 100 whatever the mean, for Poisson and
+logistic likelihoods. Gauss-Hermite nodes moved to the mode and scaled by the curvature there err by
+1e-3 already at a variance of 10: they are as wide on the one side as on the other.
+
+Slopes come from the same nodes, by the theorems of Bonnet and Price rather than by differentiating
+the rule. With :math:`\tilde q(f) \propto N(f; m, v)\, p(y \mid f)` and :math:`\ell = \log p`,
+
+.. math::
+
+    \frac{\partial}{\partial m} &= E_{\tilde q}[\ell'] = E_{\tilde q}[f - m] / v \\
+    \frac{\partial}{\partial v} &= \tfrac12 E_{\tilde q}[\ell'' + \ell'^2]
+                                 = \tfrac12 \big(E_{\tilde q}[(f - m)^2] / v - 1\big) / v
+
+in the first form where the likelihood is wider than N(m, v), so that v = 0 is no special case, and
+in the second where it is narrower, so that large derivatives need not cancel.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.quadrature import chunked, piecewise
+
+__all__ = [
+    "SinhMap",
+    "log_expectation",
+    "log_expectation_and_slopes",
+    "log_gamma_rule",
+    "sinh_map",
+    "tilted_mode",
+]
+
+Profile = Callable[[Tensor], tuple[Tensor, Tensor]]  # of offsets: psi(t) - psi(0), its slope
+
+N_POINTS = 56
+_DROP = 20.0  # nats below the peak where the rule ends: 1e-10 of the integral is left out
+_TAIL_DROP = 30.0  # the same for rules that serve probabilities
+_N_REACH_STEPS = 4
+_MAX_SKEW = 0.9  # tanh of the shift of the sinh map, where its ends allow it
+_MIN_BEND = 0.1  # of the sinh map: below, sinh(b u) / b would cancel in single precision
+_STRAIGHT = 0.3  # bend up to which the integrand is nearly normal, and half of the nodes will do
+_MAX_NEWTON = 30
+_MODE_TOLERANCE = 0.05  # of a Newton step, in standard deviations: the mode only places nodes
+_ROWS = 8192  # rows placed at once
+_CHUNK = 256  # rows held with all nodes: temporaries of 0.1 MB, in the cache and kept by malloc
+_LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_expectation(
+    likelihood: Likelihood,
+    y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    parameters: Sequence[Tensor] = (),
+    n_points: int = N_POINTS,
+) -> Tensor:
+    r"""Log-expectation :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`, differentiable once.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Log-concave in f.
+    y, mean, var : Tensor of the same shape (...)
+        Observations; mean and variance of the latent values, ``var >= 0``. Gradients flow to mean
+        and var, not to y.
+    parameters : sequence of Tensor, optional
+        The likelihood's own parameters. If one requires a gradient, the sum over the nodes is
+        formed once more for autograd, with the nodes held constant and all rows at once:
+        ``8 n_points`` bytes a row for each temporary.
+    n_points : int, default=56
+        Number of nodes, at least 4.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        In nats.
+    """
+    value = _LogExpectation.apply(mean, var, y, likelihood, n_points)
+    if not any(parameter.requires_grad for parameter in parameters):
+        return value
+    with torch.no_grad():
+        rows = [argument.reshape(-1) for argument in (y, mean, var)]
+        mode, centre, std, _, sinh = _place(likelihood, *rows)
+        offset, spacing = sinh.nodes(n_points)
+        log_weights = spacing.log() - 0.5 * (mode + offset) ** 2 - _LOG_ROOT_2PI
+        f = (centre + std * offset).reshape(-1, *mean.shape)
+    log_terms = likelihood._log_prob(y, f) + log_weights.reshape(f.shape)
+    return torch.logsumexp(log_terms, dim=0) + (value - value.detach())
+
+
+@torch.no_grad()
+def log_expectation_and_slopes(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor, *, n_points: int = N_POINTS
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Log-expectation and its derivatives in the mean and the variance, outside of autograd.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Log-concave in f.
+    y, mean, var : Tensor of the same shape (...)
+        Observations; mean and variance of the latent values, ``var >= 0``.
+    n_points : int, default=56
+        Number of nodes, at least 4; rows whose integrand is nearly normal take half as many.
+
+    Returns
+    -------
+    value, in_mean, in_var : Tensor of shape (...)
+        In nats, nats per unit of f and nats per unit of f squared. At most about
+        ``n_points + 20`` evaluations of the likelihood a row.
+    """
+
+    def summed(n_points: int) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda y, mode, centre, std, curvature, *sinh: _value_and_slopes(
+            likelihood, y, _Placed(mode, centre, std, curvature, SinhMap(*sinh)), n_points
+        )
+
+    def rule(y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
+        placed = _place(likelihood, y, mean, var)
+        columns = (y, *placed[:-1], *placed.sinh)
+        is_bent = placed.sinh.bend > _STRAIGHT
+        return piecewise(is_bent, summed(n_points // 2), summed(n_points), columns, chunk=_CHUNK)
+
+    value, in_mean, in_var = chunked(rule, (y, mean, var), chunk=_ROWS)
+    return value, in_mean, in_var
+
+
+class _LogExpectation(torch.autograd.Function):
+    """`log_expectation_and_slopes` as a function that autograd knows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, var: Tensor, y: Tensor, likelihood: Likelihood, n_points: int
+    ) -> Tensor:
+        value, *slopes = log_expectation_and_slopes(likelihood, y, mean, var, n_points=n_points)
+        ctx.save_for_backward(*slopes)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        in_mean, in_var = ctx.saved_tensors
+        return grad * in_mean, grad * in_var, None, None, None
+
+
+class SinhMap(NamedTuple):
+    r"""Map from [-1, 1] to offsets from the mode, one a row (n,).
+
+    .. math:: t(u) = 2 a (\sinh(b u + c) - \sinh c).
+    """
+
+    half_scale: Tensor
+    bend: Tensor
+    shift: Tensor
+
+    def nodes(self, n_points: int) -> tuple[Tensor, Tensor]:
+        r"""Nodes and spacings of the trapezoidal rule in u.
+
+        Parameters
+        ----------
+        n_points : int
+            At least 2.
+
+        Returns
+        -------
+        offset, spacing : Tensor of shape (n_points, n)
+            :math:`\int e^\psi dt \approx \sum_k h_k e^{\psi(t_k)}` with the spacings :math:`h_k`.
+        """
+        half_scale, bend, shift = self
+        u = torch.linspace(-1, 1, n_points, dtype=bend.dtype, device=bend.device)
+        exp = torch.addcmul(shift, u[:, None], bend).exp_()
+        inverse = exp.reciprocal()
+        spacing = (exp + inverse).mul_(half_scale * bend * (2 / (n_points - 1)))
+        at_mode = -2 * half_scale * torch.sinh(shift)
+        return torch.addcmul(at_mode, exp.sub_(inverse), half_scale), spacing
+
+
+def sinh_map(profile: Profile, width: Tensor, *, drop: float = _DROP) -> SinhMap:
+    r"""Map that fits the trapezoidal rule to a concave :math:`\psi`.
+
+    Parameters
+    ----------
+    profile : callable
+        Maps offsets t (2, n) from the mode to :math:`\psi(t) - \psi(0)` and :math:`\psi'(t)`.
+    width : Tensor of shape (n,)
+        :math:`(-\psi''(0))^{-1/2}`.
+    drop : float, default=20.0
+        Nats below the peak at which the rule ends.
+
+    Returns
+    -------
+    SinhMap
+    """
+    left, right = _reach(profile, width, drop)
+    span = left + right
+    skew = (right - left) / span
+    # Of two demands on the bend, the first keeps the shift moderate; the second makes the slope at
+    # the mode fit the curvature: sinh(b) / b = span / (2 width sqrt(2 drop)), nearly solved.
+    share = torch.minimum(skew.abs() / _MAX_SKEW, 0.5 * (1 + skew.abs()))
+    by_skew = 2 * torch.atanh(share.clamp_max(1 - 4 * torch.finfo(width.dtype).eps))
+    stretch = (span / (2 * math.sqrt(2 * drop) * width) - 1).clamp_min(0)
+    by_width = (6 * stretch / (1 + 0.3 * stretch)).sqrt()
+    bend = torch.maximum(by_skew, by_width).clamp_min(_MIN_BEND)
+    shift = torch.atanh(skew / torch.tanh(0.5 * bend))
+    return SinhMap(0.25 * span / (torch.sinh(bend) * torch.cosh(shift)), bend, shift)
+
+
+class _Placed(NamedTuple):
+    """Where the nodes of n rows lie: ``f = centre + std * offset`` and ``z = mode + offset``."""
+
+    mode: Tensor  # in z
+    centre: Tensor  # the mode in f
+    std: Tensor  # of N(m, v)
+    curvature: Tensor  # of -log p(y | f) at the mode, in z
+    sinh: SinhMap
+
+
+def _place(likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor) -> _Placed:
+    # At v = 0 the integrand in z is a standard normal, whatever the likelihood.
+    std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
+    mode = tilted_mode(likelihood, y, mean, std)
+    centre = mean + std * mode
+    peak, _, second = likelihood._log_prob_and_derivatives(y, centre)
+    curvature = -(std**2) * second
+
+    def profile(offset: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, first, _ = likelihood._log_prob_and_derivatives(y, centre + std * offset)
+        value = log_prob - peak - (mode + 0.5 * offset) * offset
+        return value, std * first - mode - offset
+
+    return _Placed(mode, centre, std, curvature, sinh_map(profile, (1 + curvature).rsqrt()))
+
+
+def _value_and_slopes(
+    likelihood: Likelihood, y: Tensor, placed: _Placed, n_points: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    mode, centre, std, curvature, sinh = placed
+    offset, spacing = sinh.nodes(n_points)
+    log_prob, first, second = likelihood._log_prob_and_derivatives(
+        y, torch.addcmul(centre, std, offset)
+    )
+    z = offset.add_(mode)
+    psi = log_prob.addcmul(z, z, value=-0.5)
+    peak = psi.amax(0)
+    weights = psi.sub_(peak).exp_().mul_(spacing)
+    total = weights.sum(0)
+    weights /= total
+    is_wide = curvature < 1
+    in_mean = torch.where(is_wide, (weights * first).sum(0), (weights * z).sum(0) / std)
+    of_likelihood = second.addcmul(first, first).mul_(weights).sum(0)
+    of_prior = (weights.mul_(z.square_()).sum(0) - 1) / std**2
+    in_var = 0.5 * torch.where(is_wide, of_likelihood, of_prior)
+    return peak + total.log() - _LOG_ROOT_2PI, in_mean, in_var
+
+
+def tilted_mode(likelihood: Likelihood, y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    r"""Mode of :math:`N(f; m, s^2)\, p(y \mid f)` in :math:`z = (f - m) / s`, roughly.
+
+    The root of the increasing function :math:`z - s \ell'(m + s z)` lies between 0 and the nearer
+    of :math:`s \ell'(m)` and the likelihood's own mode. Inside, z and the pull :math:`s \ell'`
+    have one sign. Where the pull is more than twice z, Newton's method solves
+    :math:`\log(s \ell' / z) = 0`: it is on the far slope of the likelihood, which is often
+    exponential in f and then straight in logarithms. Elsewhere it solves :math:`z = s \ell'`. A
+    step that leaves the bracket is replaced by bisection.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Log-concave in f.
+    y, mean, std : Tensor of the same shape (n,)
+        Observations; mean and standard deviation of the latent values, ``std > 0``.
+
+    Returns
+    -------
+    Tensor of shape (n,)
+        Within a small fraction of a nat of the peak.
+    """
+    var = std**2
+    far = std * likelihood._derivatives(y, mean)[0]
+    own = (likelihood._mode(y) - mean) / std
+    end = torch.where(far > 0, torch.minimum(far, own), torch.maximum(far, own))
+    low, high = end.clamp_max(0), end.clamp_min(0)
+    # Links bend near f = 0, where Newton's method takes its bearings best.
+    z = torch.minimum(torch.maximum(-mean / std, low), high)
+    for _ in range(_MAX_NEWTON):
+        first, second = likelihood._derivatives(y, mean + std * z)
+        pull, slope = std * first, 1 - var * second
+        step = (pull - z) / slope
+        is_done = bool((step.abs() * slope.sqrt() < _MODE_TOLERANCE).all())
+        low = torch.where(pull > z, z, low)
+        high = torch.where(pull < z, z, high)
+        ratio = pull / z
+        is_far = (ratio > 2) & ratio.isfinite()
+        step = torch.where(is_far, ratio.log() / (1 / z - std * second / first), step)
+        target = z + step
+        is_inside = (target >= low) & (target <= high)  # false for NaN
+        z = torch.where(is_inside, target, 0.5 * (low + high))
+        if is_done:
+            break
+    return z
+
+
+def _reach(profile: Profile, width: Tensor, drop: float) -> tuple[Tensor, Tensor]:
+    r"""Distances to the left and to the right at which :math:`\psi` has dropped by `drop`.
+
+    Newton's method in :math:`\log(-\psi)` against log t: exact at once for a parabola or an
+    exponential tail, and fast where the tail is double exponential.
+    """
+    tiny = torch.finfo(width.dtype).tiny
+    reach = math.sqrt(2 * drop) * width
+    reach = torch.stack([-reach, reach])
+    for _ in range(_N_REACH_STEPS):
+        value, slope = profile(reach)
+        fall = (-value).clamp_min(tiny)
+        log_step = (drop / fall).log() * fall / (reach * slope).abs().clamp_min(tiny)
+        reach = reach * log_step.clamp(-1.5, 1.5).exp()
+    return -reach[0], reach[1]
+
+
+def log_gamma_rule(
+    shape: Tensor, n_points: int, *, for_tails: bool = False
+) -> tuple[Tensor, Tensor]:
+    r"""Rule for the logarithm of a gamma variable, :math:`\log \Lambda - \log a`.
+
+    Parameters
+    ----------
+    shape : Tensor of shape (n,)
+        :math:`a > 0` of :math:`\Lambda \sim \operatorname{Gamma}(a)`, whose density in
+        :math:`t = \log(\Lambda / a)` is proportional to :math:`\exp(a (t - e^t))`.
+    n_points : int
+        Number of nodes.
+    for_tails : bool, default=False
+        Space the nodes evenly over the long left tail, for functions that change there. By default
+        they are dense about the mode.
+
+    Returns
+    -------
+    offset, weights : Tensor of shape (n_points, n)
+        Values of t and their weights, which sum to 1.
+    """
+
+    def profile(offset: Tensor) -> tuple[Tensor, Tensor]:
+        excess = torch.expm1(offset)
+        return shape * (offset - excess), -shape * excess
+
+    if for_tails:
+        left, right = _reach(profile, shape.rsqrt(), _TAIL_DROP)
+        share = torch.linspace(0, 1, n_points, dtype=shape.dtype, device=shape.device)
+        offset = torch.addcmul(-left, share[:, None], left + right)
+        weights = profile(offset)[0].exp_()
+    else:
+        offset, spacing = sinh_map(profile, shape.rsqrt(), drop=_TAIL_DROP).nodes(n_points)
+        weights = profile(offset)[0].exp_().mul_(spacing)
+    return offset, weights / weights.sum(0)

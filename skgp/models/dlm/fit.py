@@ -1,0 +1,403 @@
+r"""Direct loss minimisation for sparse Gaussian processes, from a kernel and rows to a posterior.
+
+The posterior q(u) of a sparse GP, and its hyper-parameters, minimise the loss that the predictions
+are judged by [1]_ (:mod:`skgp.models.dlm.objective`). ``fit_sparse`` takes these steps:
+
+1. *Kernel.* Of several families, the one whose evidence bound on some rows is best.
+2. *Start.* Hyper-parameters, inducing points and q(u) maximise the evidence bound, which is a sound
+   if timid guide: collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise.
+3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
+4. *Rows held out* of step 3 say when to stop the joint search, which can overfit
+   (:mod:`skgp.models.dlm.holdout`), and whether it gained anything; q(u) then learns from all rows.
+   Step 2 saw them: the bound does not overfit.
+
+=================================  ===========================================================
+paper                              here
+=================================  ===========================================================
+sections 1, 2: objectives          `objective`; `collapsed`, `square_loss` for closed forms
+section 2: sparse GPs, q(f_i)      `sparse`
+section 3, supplement 1: uPS       `log_expectation`, `product_sampling`
+section 4, supplement 2: bMC       `log_expectation`, `derivative_bounds`
+section 6: fixed and joint DLM     step 3
+section 6: grid search of beta     `beta_path`
+=================================  ===========================================================
+
+Deviations: whitened q(u) in natural coordinates, by L-BFGS or minibatches in place of Adam;
+inducing points are learned; joint DLM starts from the evidence bound; noise has a floor;
+expectations without a closed form by adaptive quadrature, more accurate than sampling and faster.
+
+References
+----------
+.. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.models.dlm.collapsed import statistics
+from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.families import GaussianFamily
+from skgp.models.dlm.holdout import BestState, clearly_worse, split
+from skgp.models.dlm.minibatch import fit_minibatch
+from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.square_loss import calibrated_variance, ridge
+from skgp.models.dlm.starts import broadened, natural_gradients
+from skgp.models.dlm.training import (
+    LEAST_BETA,
+    Training,
+    collapsed_posterior,
+    fit_collapsed,
+    fit_posterior,
+    total_loss,
+)
+from skgp.training.stopping import StopRecorder
+
+__all__ = [
+    "Settings",
+    "SparseFit",
+    "finish",
+    "fit_sparse",
+    "has_closed_form",
+    "minimise",
+    "of_posterior_alone",
+    "start_log_loss",
+    "start_state",
+]
+
+Callback = Callable[[int, dict], bool | None]
+
+_FAMILY_ROWS, _FAMILY_ITER = 2000, 30  # that choose among families of kernels
+_START_NUMBERS = 3e6  # entries of the n x M matrix of the start
+_BATCH_NUMBERS = 1e7  # entries from which on minibatches take over
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and on which rows to search.
+
+    Attributes
+    ----------
+    start_iter : int
+        Iterations of step 2.
+    max_iter : int
+        Iterations of step 3; steps, with minibatches.
+    tol : float
+        Relative fall of the objective an iteration below which a search stops.
+    early_stopping : bool
+        Whether rows are held out (step 4).
+    validation_fraction : float
+    joint : bool
+        Whether step 3 moves hyper-parameters.
+    batch_size : int or None
+        Rows of a minibatch; None takes all rows up to some 1e7 / M, and chooses beyond.
+    learning_rate : float or None
+        Of minibatches; None for the default.
+    """
+
+    start_iter: int = 100
+    max_iter: int = 200
+    tol: float = 1e-6
+    early_stopping: bool = True
+    validation_fraction: float = 0.1
+    joint: bool = True
+    batch_size: int | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class SparseFit:
+    """A fitted sparse GP.
+
+    Attributes
+    ----------
+    state : SparseState
+    objective : Objective
+        Minimised last, with its beta.
+    loss : float
+        Its value, summed over the rows.
+    elbo : float
+        Evidence bound of the posterior, in nats (beta = 1).
+    noise_variance : float
+        Of the observations given f; NaN where it depends on f.
+    held_out_loss : float or None
+        Of the state that step 3 chose, an observation; None without rows held out.
+    n_iter : int
+    history : dict of str to list of float
+        "start", "solve": objective an observation; "validation": loss of the rows held out.
+    """
+
+    state: SparseState
+    objective: Objective
+    loss: float
+    elbo: float
+    noise_variance: float
+    held_out_loss: float | None = None
+    n_iter: int = 1
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+
+def fit_sparse(
+    kernels: list,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    *,
+    inducing: Callable[[Any], Tensor],
+    offset: Tensor,
+    generator: torch.Generator,
+    start: SparseState | None = None,
+    callback: Callback | None = None,
+) -> SparseFit:
+    """Fit a sparse GP (steps 1 to 4 of the module docstring).
+
+    Parameters
+    ----------
+    kernels : list of sklearn kernel expressions without noise
+        One, or several to choose from.
+    data : SparseData
+    objective : Objective
+    settings : Settings
+    inducing : callable
+        ``inducing(kernel)`` gives points (M, d) to begin with, in the metric of a kernel.
+    offset : Tensor of shape (c,)
+        Prior means of the latent functions.
+    generator : torch.Generator
+    start : SparseState, optional
+        Of an earlier fit, in place of steps 1 and 2.
+    callback : callable, optional
+        ``callback(iteration, {"loss": float})``; True ends the fit with what it has.
+
+    Returns
+    -------
+    SparseFit
+    """
+    recorder = StopRecorder(callback)
+    history: dict[str, list[float]] = {"start": [], "solve": [], "validation": []}
+    if start is None:
+        begun = start_state(
+            kernels, data, objective, settings, inducing, offset, generator, recorder
+        )
+        start, history["start"] = begun.state, begun.history
+    if settings.early_stopping and _can_overfit(objective, settings):
+        return _fit_watched(start, data, objective, settings, generator, recorder, history)
+    state = start
+    if objective.name == "log_loss":
+        free = objective if settings.joint else of_posterior_alone(objective)
+        state = start_log_loss(start, data, free)
+    found = minimise(state, data, objective, settings, None, generator, recorder)
+    history["solve"] = found.history
+    return _report(found.state, data, objective, found.loss, None, recorder, history)
+
+
+def _fit_watched(
+    state: SparseState,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    generator: torch.Generator,
+    recorder: StopRecorder,
+    history: dict[str, list[float]],
+) -> SparseFit:
+    """Steps 3 and 4 of a joint search with rows held out."""
+    kept, held_out = split(data, settings.validation_fraction, generator)
+    if objective.name == "log_loss":
+        state = start_log_loss(state, kept, objective)
+    # What the joint search has to beat: q(u) alone, with the bound's hyper-parameters.
+    alone = of_posterior_alone(objective)
+    state = minimise(state, kept, alone, settings, None, generator, recorder).state
+    watch = BestState(objective, held_out)
+    watch.score(state)
+    before, losses_before = watch.best_state, watch.best_rows
+    found = minimise(state, kept, objective, settings, watch, generator, recorder)
+    history["solve"], history["validation"] = found.history, watch.losses
+    improved = clearly_worse(losses_before, watch.best_rows)
+    chosen, loss = (watch.best_state, watch.loss) if improved else (before, watch.losses[0])
+    return finish(chosen, data, objective, settings, loss, generator, recorder, history)
+
+
+def _can_overfit(objective: Objective, settings: Settings) -> bool:
+    """Whether step 3 moves hyper-parameters by an objective that can overfit."""
+    free = objective.learn_kernel or objective.learn_inducing or objective.learn_likelihood
+    return settings.joint and free and objective.name in ("log_loss", "square_loss")
+
+
+# --------------------------------------------------------------------------- steps 1 and 2: start
+
+
+def start_state(
+    kernels: list,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    inducing: Callable[[Any], Tensor],
+    offset: Tensor,
+    generator: torch.Generator,
+    recorder: StopRecorder,
+) -> Training:
+    """Steps 1 and 2: the best kernel, and what maximises the evidence bound."""
+
+    def prior(kernel) -> SparseState:
+        return SparseState.prior(kernel, objective.family.initial(data.X), inducing(kernel), offset)
+
+    bound = objective if objective.name == "elbo" else replace(objective, name="elbo", beta=1.0)
+    if len(kernels) == 1:
+        state = prior(kernels[0])
+    else:
+        few = _some_rows(data, _FAMILY_ROWS, generator)
+        tried = [
+            _maximise_bound(prior(kernel), few, bound, _FAMILY_ITER, settings.tol, recorder)
+            for kernel in kernels
+            if not recorder.stopped
+        ]
+        state = min(tried, key=lambda each: each.loss).state
+    few = _some_rows(data, int(_START_NUMBERS / state.mean.numel()), generator)
+    return _maximise_bound(state, few, bound, settings.start_iter, settings.tol, recorder)
+
+
+def _maximise_bound(
+    state: SparseState,
+    data: SparseData,
+    bound: Objective,
+    max_iter: int,
+    tol: float,
+    recorder: StopRecorder,
+) -> Training:
+    if isinstance(bound.family, GaussianFamily):
+        return fit_collapsed(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
+    with torch.no_grad():
+        state = natural_gradients(state, data, bound)
+    return fit_posterior(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
+
+
+def _some_rows(data: SparseData, size: int, generator: torch.Generator) -> SparseData:
+    """At most `size` rows at random, weighing as much as all."""
+    if len(data) <= size:
+        return data
+    order = torch.randperm(len(data), generator=generator, device=generator.device)
+    return data.rows(order[:size].sort().values)
+
+
+# ------------------------------------------------------------------------ steps 3 and 4: objective
+
+
+def start_log_loss(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+    """Posterior of `data` under the evidence bound, as wide as the log-loss wants it."""
+    with torch.no_grad():
+        if isinstance(objective.family, GaussianFamily):
+            bound = replace(objective, name="elbo", beta=1.0)
+            state = state.with_posterior(*collapsed_posterior(state, data, bound))
+        return broadened(state, data, objective)
+
+
+def minimise(
+    state: SparseState,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    watch: BestState | None,
+    generator: torch.Generator,
+    recorder: StopRecorder,
+) -> Training:
+    """Step 3, by whichever of closed forms, all rows at once, and minibatches suits."""
+    if not (settings.joint or objective.name in ("elbo", "fitc")):
+        objective = of_posterior_alone(objective)
+    options: dict[str, Any] = {
+        "max_iter": settings.max_iter,
+        "tol": settings.tol,
+        "callback": recorder,
+    }
+    if has_closed_form(objective):
+        few = _some_rows(data, int(_BATCH_NUMBERS / state.mean.numel()), generator)
+        # Fewer rows bear as much less of the regulariser.
+        scaled = replace(objective, beta=objective.beta * few.total / data.total)
+        found = fit_collapsed(state, few, scaled, watch=watch, **options)
+        with torch.no_grad():
+            posterior = collapsed_posterior(found.state, data, objective)
+        return replace(found, state=found.state.with_posterior(*posterior))
+    size = len(data) * state.mean.numel()
+    if objective.stochastic or settings.batch_size is not None or size > _BATCH_NUMBERS:
+        return fit_minibatch(
+            state,
+            data,
+            objective,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            generator=generator,
+            watch=watch,
+            **options,
+        )
+    return fit_posterior(state, data, objective, watch=watch, **options)
+
+
+def finish(
+    state: SparseState,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    held_out_loss: float,
+    generator: torch.Generator,
+    recorder: StopRecorder,
+    history: dict[str, list[float]],
+) -> SparseFit:
+    """Step 4: let q(u) learn from all rows, under the hyper-parameters of `state`."""
+    loss = held_out_loss * data.total
+    if not recorder.stopped:
+        alone = of_posterior_alone(objective)
+        found = minimise(state, data, alone, settings, None, generator, recorder)
+        state, loss = found.state, found.loss
+    return _report(state, data, objective, loss, held_out_loss, recorder, history)
+
+
+def of_posterior_alone(objective: Objective) -> Objective:
+    return replace(objective, learn_kernel=False, learn_likelihood=False, learn_inducing=False)
+
+
+def _report(
+    state: SparseState,
+    data: SparseData,
+    objective: Objective,
+    loss: float,
+    held_out_loss: float | None,
+    recorder: StopRecorder,
+    history: dict[str, list[float]],
+) -> SparseFit:
+    """The result, its variances made those of a Gaussian process after a square loss."""
+    if objective.name == "square_loss":
+        state = _calibrated(state, data, objective)
+    return SparseFit(
+        state=state,
+        objective=objective,
+        loss=loss,
+        elbo=-total_loss(state, data, replace(objective, name="elbo", beta=1.0)),
+        noise_variance=objective.family.noise_variance(state.likelihood),
+        held_out_loss=held_out_loss,
+        n_iter=max(1, recorder.n_calls),
+        history=history,
+    )
+
+
+def has_closed_form(objective: Objective) -> bool:
+    """Whether q(u) is known for given hyper-parameters."""
+    gaussian = isinstance(objective.family, GaussianFamily)
+    return objective.name in ("fitc", "square_loss") or (objective.name == "elbo" and gaussian)
+
+
+def _calibrated(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+    """The Gaussian process with the mean of the square loss and variances of the right size."""
+    beta = max(objective.beta, LEAST_BETA)
+    with torch.no_grad():
+        sums = statistics(state.kernel, data, state.Z)
+        factor = calibrated_variance(state.kernel, data, state.Z, sums, beta=beta)
+        noise = factor * ridge(sums, beta)
+    low, high = amplitude_range(state.kernel)
+    kernel = state.kernel
+    # A kernel without a free constant gains one.
+    kernel = scale_amplitude(kernel, factor) if low <= factor <= high else factor * kernel
+    return replace(
+        state, kernel=kernel, likelihood=noise.log().reshape(1), mean=state.mean / factor**0.5
+    )

@@ -1,0 +1,96 @@
+r"""Direct loss minimisation for the square loss: a closed form for the mean.
+
+With the features and statistics of :mod:`skgp.models.dlm.collapsed`, the objective [1]_
+
+.. math:: \tfrac12 \sum_i w_i (\phi_i^T a - y_i)^2 + \tfrac{\beta \kappa}{2} a^T a
+
+is least at :math:`a = A^{-1} b`, :math:`A = G + t I`, :math:`t = \beta \kappa`, where it is
+:math:`\tfrac12 (\sum_i w_i y_i^2 - b^T A^{-1} b)`. Nothing but the ratio of :math:`\beta` and the
+kernel's amplitude matters, and left free the amplitude would run away:
+:math:`\kappa = \sum_i w_i k(x_i, x_i) / W`, the mean prior variance, stands for an amplitude of 1.
+
+The objective says nothing about variances. A Gaussian process with the same mean has the kernel
+:math:`s k` and noise of variance :math:`s t`, for any s; s is set to the mean squared
+leave-one-out residual, each relative to its variance under s = 1:
+
+.. math:: e_i = \frac{y_i - \phi_i^T a}{1 - h_i}, \quad h_i = \phi_i^T A^{-1} \phi_i, \quad
+          s = \frac1W \sum_i w_i \frac{e_i^2}{t / (1 - h_i) + r_i} .
+
+Erratum: section 1 of the paper adds :math:`\beta` times the divergence to the sum of squares,
+section 2 to half of it. This is section 2's; :math:`\beta` of section 1 is twice as large.
+
+References
+----------
+.. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes,
+   section 2.
+"""
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.gram import gram, gram_diag
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.models.dlm.collapsed import Statistics, posterior_from_precision
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.sparse import inducing_factor
+
+__all__ = ["calibrated_variance", "ridge", "square_loss", "square_loss_path", "square_posterior"]
+
+
+def ridge(sums: Statistics, beta: float) -> Tensor:
+    r"""The regulariser :math:`t = \beta \kappa`, a scalar."""
+    return beta * sums.sum_prior / sums.total
+
+
+def square_loss(sums: Statistics, *, beta: float) -> Tensor:
+    """Least value of the objective over a, a scalar in squared units of y; O(M^3)."""
+    A = sums.gram.diagonal_scatter(sums.gram.diagonal() + ridge(sums, beta))
+    L = jittered_cholesky(A).factor
+    explained = torch.linalg.solve_triangular(L, sums.projection, upper=False).square().sum()
+    return 0.5 * (sums.sum_square - explained)
+
+
+def square_posterior(sums: Statistics, *, beta: float) -> tuple[Tensor, Tensor]:
+    """Mean (M, 1) of the optimum and root (1, M, M) of the process's variance for s = 1."""
+    t = ridge(sums, beta)
+    precision = (sums.gram / t).diagonal_scatter(sums.gram.diagonal() / t + 1.0)
+    return posterior_from_precision(precision, sums.projection / t)
+
+
+def square_loss_path(sums: Statistics, betas: Tensor) -> Tensor:
+    r"""Optimal means for many :math:`\beta` from one eigenvalue decomposition.
+
+    .. math:: a_\beta = U (\Lambda + \beta \kappa I)^{-1} U^T b, \qquad G = U \Lambda U^T .
+
+    Parameters
+    ----------
+    sums : Statistics
+    betas : Tensor of shape (k,)
+
+    Returns
+    -------
+    Tensor of shape (M, k)
+        O(M^3 + M^2 k).
+    """
+    values, vectors = torch.linalg.eigh(sums.gram)
+    shift = betas * sums.sum_prior / sums.total
+    rotated = vectors.mT @ sums.projection  # (M, 1)
+    return vectors @ (rotated / (values.clamp_min(0.0)[:, None] + shift))
+
+
+def calibrated_variance(
+    kernel, data: SparseData, Z: Tensor, sums: Statistics, *, beta: float
+) -> float:
+    """The factor s of the module docstring, from leave-one-out residuals; O(n M^2)."""
+    t = ridge(sums, beta)
+    L = inducing_factor(kernel, Z)
+    Phi = torch.linalg.solve_triangular(L, gram(kernel, Z, data.X), upper=False)
+    A = jittered_cholesky(sums.gram.diagonal_scatter(sums.gram.diagonal() + t)).factor
+    weight = torch.ones_like(data.y[:, 0]) if data.weight is None else data.weight
+    leverage = torch.linalg.solve_triangular(A, Phi, upper=False).square().sum(0)  # of weight 1
+    residual = data.y[:, 0] - (Phi.mT @ cho_solve(A, sums.projection))[:, 0]
+    # One observation is left out, also where a row stands for several.
+    kept = (1 - leverage).clamp_min(torch.finfo(Phi.dtype).eps)
+    unexplained = (gram_diag(kernel, data.X) - Phi.square().sum(0)).clamp_min(0.0)
+    squares = (residual / kept).square() / (t / kept + unexplained)
+    return float((weight * squares).sum() / sums.total)

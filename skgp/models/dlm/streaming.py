@@ -1,0 +1,83 @@
+r"""Rows that come in batches: the posterior of the last is the prior of the next.
+
+With hyper-parameters and inducing points fixed, a batch B changes q to
+
+.. math:: q_B = \arg\min_q \sum_{i \in B} w_i \ell_i + \beta\, \mathrm{KL}(q \,\|\, q_{B-1}),
+
+which for Gaussian noise and the objectives with closed forms gives the same posterior as all rows
+at once, and otherwise one near it [1]_. In the coordinates of :mod:`skgp.models.dlm.reference`
+around :math:`q_{B-1}` the divergence is again that from N(0, I).
+
+References
+----------
+.. [1] Broderick, Boyd, Wibisono, Wilson and Jordan (2013), Streaming variational Bayes.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.models.dlm.collapsed import natural_parameters, posterior_from_precision
+from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.fit import has_closed_form
+from skgp.models.dlm.objective import Objective, data_loss
+from skgp.models.dlm.reference import ReferenceGaussian, kl_from_standard_normal
+from skgp.models.dlm.sparse import latent_moments
+from skgp.models.dlm.training import LEAST_BETA
+from skgp.training.lbfgs import minimize_lbfgs
+
+__all__ = ["update"]
+
+
+def update(
+    state: SparseState, data: SparseData, objective: Objective, *, max_iter: int, tol: float
+) -> SparseState:
+    """The posterior after a batch.
+
+    Parameters
+    ----------
+    state : SparseState
+        Before it.
+    data : SparseData
+        The batch.
+    objective : Objective
+        "square_loss" counts as "elbo" under the noise that its variances were calibrated with.
+    max_iter : int
+    tol : float
+        As for :func:`~skgp.models.dlm.training.fit_posterior`.
+
+    Returns
+    -------
+    SparseState
+        O(n M^2 c) an iteration; one where there is a closed form.
+    """
+    if has_closed_form(objective):
+        with torch.no_grad():
+            return _conjugate(state, data, objective)
+    objective = replace(objective, gradient="exact")
+    reference = ReferenceGaussian(state.mean, state.root)
+    likelihood = objective.family.make(state.likelihood)
+
+    def loss(parts: dict[str, Tensor]) -> Tensor:
+        mean, root = reference.posterior(**parts)
+        moments = latent_moments(state.kernel, data.X, state.Z, mean, root, offset=state.offset)
+        divergence = kl_from_standard_normal(parts["alpha"], reference.triangle(parts["triangle"]))
+        rows = data_loss(objective, likelihood, data, *moments)
+        return (rows + objective.beta * divergence) / data.total
+
+    found = minimize_lbfgs(loss, reference.start(), max_iter=max_iter, tol=tol)
+    with torch.no_grad():
+        return state.with_posterior(*reference.posterior(**found.parameters))
+
+
+def _conjugate(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+    """Add the natural parameters of the batch to those of the posterior."""
+    noise = objective.family.gaussian_noise(state.likelihood)
+    beta = max(objective.beta, LEAST_BETA) if objective.name == "elbo" else 1.0
+    precision, projection = natural_parameters(
+        state.kernel, data, state.Z, noise, beta=beta, fitc=objective.name == "fitc"
+    )
+    before = torch.cholesky_inverse(state.root[0])  # S^-1 of S = R R^T
+    projection = projection + before @ state.mean
+    return state.with_posterior(*posterior_from_precision(before + precision, projection))

@@ -1,0 +1,250 @@
+"""The path over beta: its order, where it ends, what it chooses, what it costs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.likelihoods import Bernoulli
+from skgp.models.dlm import beta_path as module
+from skgp.models.dlm.beta_path import BETAS, fit_beta_path
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import FixedFamily, GaussianFamily
+from skgp.models.dlm.fit import Settings, fit_sparse
+from skgp.models.dlm.holdout import BestState
+from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.training import Training, fit_posterior, total_loss
+from tests.reference import sparse as dense
+
+GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
+PROBIT = FixedFamily(Bernoulli("probit"))
+QUICK = Settings(start_iter=10, max_iter=20)
+
+
+def run(fit, problem, objective, settings=QUICK, **options):
+    return fit(
+        [problem.kernel],
+        problem.data,
+        objective,
+        settings,
+        inducing=lambda kernel: problem.tensors[0],
+        offset=torch.zeros(1, dtype=torch.float64),
+        generator=torch.Generator().manual_seed(0),
+        **options,
+    )
+
+
+# ---- the choice ---------------------------------------------------------------------------------
+
+
+def points(*losses, spread=0.0):
+    """Points of a path whose rows held out have these mean losses.
+
+    Their differences have a standard deviation of `spread`, of the mean of 100 rows a tenth.
+    """
+    pattern = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(50)
+    rows = torch.zeros(100, 1, dtype=torch.float64)
+    made = []
+    for i, loss in enumerate(losses):
+        watch = BestState(Objective(GAUSSIAN, beta=BETAS[i]), SparseData(rows, rows))
+        watch._best = (None, loss + spread * (-1) ** i * pattern / 2)
+        watch.loss = loss
+        made.append(module._Point(watch.objective, watch))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([3.0, 2.0, 1.0], False),
+        ([1.0, 2.0], False),
+        ([1.0, 2.0, 3.0], True),
+        ([3.0, 1.0, 2.0, 3.0], True),
+        ([1.0, 2.0, 1.5, 1.6], False),
+        ([1.0, 2.0, 2.0], False),
+        ([1.0], False),
+    ],
+)
+def test_path_has_risen_after_two_rises_in_a_row(losses, expected):
+    assert module._has_risen(points(*losses)) == expected
+
+
+def test_choose_takes_the_best_where_the_others_are_clearly_worse():
+    tried = points(3.0, 2.0, 1.0, 1.5, spread=1e-3)
+    assert module._choose(tried) is tried[2]
+
+
+def test_choose_takes_the_most_regularised_within_a_standard_error():
+    """Points 1 and 2 have differences of a standard deviation of 1: of the mean, a tenth."""
+    tried = points(3.0, 1.09, 1.0, 1.05, spread=1.0)
+    assert module._choose(tried) is tried[1]
+    tried = points(3.0, 1.11, 1.0, 1.05, spread=1.0)
+    assert module._choose(tried) is tried[2]
+
+
+def test_choose_of_equal_losses_is_the_first():
+    tried = points(1.0, 1.0, 1.0)
+    assert module._choose(tried) is tried[0]
+
+
+def test_choose_of_one_point_is_that_point():
+    tried = points(2.0)
+    assert module._choose(tried) is tried[0]
+
+
+# ---- the order ----------------------------------------------------------------------------------
+
+
+def stub_path(losses, monkeypatch, *, stop_at=None):
+    """Run a path whose fits are stubs; the state of beta i is i, and has the loss ``losses[i]``.
+
+    Returns the fit, the path, and what was minimised: (state to begin with, objective, settings).
+    """
+    calls = []
+    number = {beta: float(i) for i, beta in enumerate(BETAS)}
+
+    def minimise(state, data, objective, settings, watch, generator, recorder):
+        calls.append((state, objective, settings))
+        if stop_at is not None and len(calls) >= stop_at:
+            recorder.stopped = True
+        return Training(number[objective.beta], 1.0, [objective.beta])
+
+    def score(watch, state):
+        watch._best = (state, torch.full((4,), losses[int(state)], dtype=torch.float64))
+        watch.loss = losses[int(state)]
+        return False
+
+    def finish(state, data, objective, *rest):
+        return state, objective
+
+    monkeypatch.setattr(module, "minimise", minimise)
+    monkeypatch.setattr(module, "finish", finish)
+    monkeypatch.setattr(BestState, "score", score)
+    problem = dense.make_problem()
+    start = problem.state()
+    objective = Objective(GAUSSIAN, name="elbo")
+    fit, path = run(fit_beta_path, problem, objective, start=start)
+    return fit, path, calls, start
+
+
+def test_path_runs_from_large_to_small_beta_and_begins_where_the_last_ended(monkeypatch):
+    losses = [float(10 - i) for i in range(10)]
+    _, path, calls, start = stub_path(losses, monkeypatch)
+    assert list(path) == list(BETAS) == sorted(BETAS, reverse=True)
+    assert list(path.values()) == losses
+    tried = [objective.beta for _, objective, _ in calls]
+    assert list(dict.fromkeys(tried)) == list(BETAS)
+    assert calls[0][0] is start
+    for (state, objective, _), (_, before, _) in zip(calls[1:], calls[:-1], strict=True):
+        assert BETAS[int(state)] == before.beta >= objective.beta
+
+
+def test_path_stops_after_two_rises(monkeypatch):
+    (state, objective), path, _, _ = stub_path([5.0, 4, 3, 3.5, 3.6, 1, 1, 1, 1, 1], monkeypatch)
+    assert list(path) == list(BETAS[:5])
+    assert state == 2 and objective.beta == BETAS[2]
+
+
+def test_path_goes_on_after_a_single_rise(monkeypatch):
+    (state, objective), path, _, _ = stub_path(
+        [5.0, 4, 4.5, 3, 3.1, 2, 2.5, 2.6, 0, 0], monkeypatch
+    )
+    assert list(path) == list(BETAS[:8])
+    assert state == 5 and objective.beta == BETAS[5]
+
+
+def test_path_ends_when_the_callback_stops(monkeypatch):
+    _, path, _, _ = stub_path([float(10 - i) for i in range(10)], monkeypatch, stop_at=3)
+    assert 1 <= len(path) <= 3
+
+
+# ---- real fits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "name"),
+    [
+        (GAUSSIAN, "gaussian", "log_loss"),
+        (GAUSSIAN, "gaussian", "elbo"),
+        (GAUSSIAN, "gaussian", "square_loss"),
+        (PROBIT, "labels", "log_loss"),
+        (PROBIT, "labels", "elbo"),
+    ],
+)
+def test_fit_beta_path_chooses_among_its_path_at_the_cost_of_few_fits(made, target, name):
+    problem = dense.make_problem(n=120, target=target)
+    objective = Objective(made, name=name)
+    settings = Settings(start_iter=20, max_iter=40)
+    fit, path = run(fit_beta_path, problem, objective, settings)
+    assert fit.objective == replace(objective, beta=fit.objective.beta)
+    assert fit.objective.beta in path and list(path) == list(BETAS[: len(path)])
+    assert fit.history["validation"] == list(path.values())
+    assert fit.held_out_loss == path[fit.objective.beta]
+    # Of twelve rows held out the best is hardly known; what is chosen is more regularised.
+    assert fit.objective.beta >= min(path, key=path.get)
+    single = run(fit_sparse, problem, objective, settings)
+    assert fit.n_iter <= 4 * single.n_iter
+    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
+    assert mean.isfinite().all() and (var >= 0).all()
+
+
+def test_fit_beta_path_learns_the_posterior_from_all_rows():
+    problem = dense.make_problem(n=120)
+    fit, _ = run(fit_beta_path, problem, Objective(GAUSSIAN), Settings(20, 60, tol=1e-9))
+    assert fit.loss == pytest.approx(total_loss(fit.state, problem.data, fit.objective), rel=1e-8)
+    alone = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
+    more = fit_posterior(
+        fit.state, problem.data, replace(fit.objective, **alone), max_iter=60, tol=0.0
+    )
+    assert more.loss == pytest.approx(fit.loss, rel=1e-3)
+
+
+def test_fit_beta_path_prefers_little_regularisation_where_the_model_is_wrong():
+    """A few points for a rough function: the bound's noise is too great, its posterior too sure."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (300, 1))
+    y = np.sin(12 * X[:, 0]) * (X[:, 0] > 0) + 0.05 * rng.standard_normal(300)
+    kernel = dense.KERNELS["matern"]()
+    problem = dense.Problem(kernel, X, y, np.linspace(-2, 2, 8)[:, None])
+    objective = Objective(GAUSSIAN, learn_kernel=False, learn_inducing=False)
+    fit, path = run(fit_beta_path, problem, objective)
+    assert fit.objective.beta < 1 and path[fit.objective.beta] < path[8.0]
+
+
+def test_fit_beta_path_is_reproducible():
+    problem = dense.make_problem(n=60)
+    (first, path), (second, again) = (
+        run(fit_beta_path, problem, Objective(GAUSSIAN, name="elbo")) for _ in range(2)
+    )
+    assert path == again and torch.equal(first.state.mean, second.state.mean)
+
+
+def test_fit_beta_path_begins_where_it_is_told():
+    problem = dense.make_problem(n=60)
+    objective = Objective(GAUSSIAN, name="elbo")
+    first, _ = run(fit_beta_path, problem, objective)
+    second, path = run(fit_beta_path, problem, objective, start=first.state)
+    assert second.history["start"] == [] and len(path) >= 1
+
+
+@pytest.mark.parametrize("at", [1, 12, 30])
+def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
+    problem = dense.make_problem(n=60)
+    calls = []
+
+    def callback(iteration, info):
+        calls.append(iteration)
+        return iteration >= at
+
+    fit, path = run(fit_beta_path, problem, Objective(GAUSSIAN), callback=callback)
+    assert calls == list(range(1, len(calls) + 1)) and len(calls) <= at + 3
+    assert fit.n_iter == len(calls) and len(path) >= 1
+    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
+    assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
+
+
+def test_fit_beta_path_of_two_rows():
+    problem = dense.make_problem(n=2, n_inducing=2)
+    fit, path = run(fit_beta_path, problem, Objective(GAUSSIAN), Settings(2, 5))
+    assert np.isfinite(list(path.values())).all() and fit.state.mean.isfinite().all()
