@@ -8,14 +8,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skgp.estimators._dlm import DLMGPRegressor
+    from skgp.estimators._dlm_classifier import DLMGPClassifier
     from skgp.estimators._qsgp import QSGPRegressor
     from skgp.estimators._qsgp_classifier import QSGPClassifier
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["QSGPClassifier", "QSGPRegressor"]
+__all__ = ["DLMGPClassifier", "DLMGPRegressor", "QSGPClassifier", "QSGPRegressor"]
 
 _MODULES = {
+    "DLMGPClassifier": "skgp.estimators._dlm_classifier",
+    "DLMGPRegressor": "skgp.estimators._dlm",
     "QSGPClassifier": "skgp.estimators._qsgp_classifier",
     "QSGPRegressor": "skgp.estimators._qsgp",
 }

@@ -24,6 +24,7 @@ from skgp.models.dlm.fit import (
     Settings,
     SparseFit,
     finish,
+    in_units_of,
     minimise,
     of_posterior_alone,
     start_log_loss,
@@ -77,6 +78,7 @@ def fit_beta_path(
         first = replace(objective, beta=1.0)
         begun = start_state(kernels, data, first, settings, inducing, offset, generator, recorder)
         start, history["start"] = begun.state, begun.history
+    objective = in_units_of(start, data, objective)
     state = start
     if objective.name == "log_loss":
         free = objective if settings.joint else of_posterior_alone(objective)

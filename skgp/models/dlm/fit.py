@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.kernels.gram import gram_diag
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.families import GaussianFamily
@@ -63,6 +64,7 @@ __all__ = [
     "finish",
     "fit_sparse",
     "has_closed_form",
+    "in_units_of",
     "minimise",
     "of_posterior_alone",
     "start_log_loss",
@@ -71,9 +73,14 @@ __all__ = [
 
 Callback = Callable[[int, dict], bool | None]
 
-_FAMILY_ROWS, _FAMILY_ITER = 2000, 30  # that choose among families of kernels
-_START_NUMBERS = 3e6  # entries of the n x M matrix of the start
-_BATCH_NUMBERS = 1e7  # entries from which on minibatches take over
+_FAMILY_ROWS, _FAMILY_ITER = 1000, 30  # that choose among families of kernels
+# Entries of the n x M matrix: of the start; from which on minibatches take over in a joint search,
+# and in one of q(u) alone, whose iterations are cheaper and fewer.
+_START_NUMBERS, _JOINT_NUMBERS, _ALONE_NUMBERS = 8e5, 1e6, 1e7
+_START_PER_INDUCING = 8  # rows, at least
+_STEPS_PER_ITERATION = 2  # of minibatches
+_ALONE_SHARE = 0.15  # of the iterations, for q(u) alone before and after a joint search
+_LEAST_NOISE = 1e-8  # of a calibrated process: residuals of one row, or of a constant, are 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,7 @@ def fit_sparse(
             kernels, data, objective, settings, inducing, offset, generator, recorder
         )
         start, history["start"] = begun.state, begun.history
+    objective = in_units_of(start, data, objective)
     if settings.early_stopping and _can_overfit(objective, settings):
         return _fit_watched(start, data, objective, settings, generator, recorder, history)
     state = start
@@ -209,7 +217,7 @@ def _fit_watched(
         state = start_log_loss(state, kept, objective)
     # What the joint search has to beat: q(u) alone, with the bound's hyper-parameters.
     alone = of_posterior_alone(objective)
-    state = minimise(state, kept, alone, settings, None, generator, recorder).state
+    state = minimise(state, kept, alone, _short(settings), None, generator, recorder).state
     watch = BestState(objective, held_out)
     watch.score(state)
     before, losses_before = watch.best_state, watch.best_rows
@@ -218,6 +226,19 @@ def _fit_watched(
     improved = clearly_worse(losses_before, watch.best_rows)
     chosen, loss = (watch.best_state, watch.loss) if improved else (before, watch.losses[0])
     return finish(chosen, data, objective, settings, loss, generator, recorder, history)
+
+
+def in_units_of(state: SparseState, data: SparseData, objective: Objective) -> Objective:
+    """The objective with the unit of beta that makes 1 the choice of the evidence bound.
+
+    Only "square_loss" has one: at beta = 1 and the hyper-parameters of `state` its mean is that of
+    the Gaussian process.
+    """
+    if objective.name != "square_loss":
+        return objective
+    prior = data.weighted_sum(gram_diag(state.kernel, data.X)) / data.total
+    noise = objective.family.gaussian_noise(state.likelihood)
+    return replace(objective, unit=float(noise / prior))
 
 
 def _can_overfit(objective: Objective, settings: Settings) -> bool:
@@ -254,8 +275,13 @@ def start_state(
             for kernel in kernels
             if not recorder.stopped
         ]
-        state = min(tried, key=lambda each: each.loss).state
-    few = _some_rows(data, int(_START_NUMBERS / state.mean.numel()), generator)
+        best = min(tried, key=lambda each: each.loss)
+        if recorder.stopped:
+            return best
+        state = best.state
+    M = len(state.Z)
+    n_rows = max(_START_PER_INDUCING * M, int(_START_NUMBERS / state.mean.numel()))
+    few = _some_rows(data, n_rows, generator)
     return _maximise_bound(state, few, bound, settings.start_iter, settings.tol, recorder)
 
 
@@ -306,21 +332,28 @@ def minimise(
     """Step 3, by whichever of closed forms, all rows at once, and minibatches suits."""
     if not (settings.joint or objective.name in ("elbo", "fitc")):
         objective = of_posterior_alone(objective)
+    if recorder.stopped:
+        if not has_closed_form(objective):
+            return Training(state, total_loss(state, data, objective), stopped=True)
+        objective = of_posterior_alone(objective)  # whose optimum takes no iteration
     options: dict[str, Any] = {
         "max_iter": settings.max_iter,
         "tol": settings.tol,
         "callback": recorder,
     }
     if has_closed_form(objective):
-        few = _some_rows(data, int(_BATCH_NUMBERS / state.mean.numel()), generator)
+        few = _some_rows(data, int(_ALONE_NUMBERS / state.mean.numel()), generator)
         # Fewer rows bear as much less of the regulariser.
         scaled = replace(objective, beta=objective.beta * few.total / data.total)
         found = fit_collapsed(state, few, scaled, watch=watch, **options)
         with torch.no_grad():
             posterior = collapsed_posterior(found.state, data, objective)
         return replace(found, state=found.state.with_posterior(*posterior))
-    size = len(data) * state.mean.numel()
-    if objective.stochastic or settings.batch_size is not None or size > _BATCH_NUMBERS:
+    free = objective.learn_kernel or objective.learn_inducing or objective.learn_likelihood
+    most = _JOINT_NUMBERS if free else _ALONE_NUMBERS
+    many = len(data) * state.mean.numel() > most
+    if objective.stochastic or settings.batch_size is not None or many:
+        options["max_iter"] *= _STEPS_PER_ITERATION
         return fit_minibatch(
             state,
             data,
@@ -345,12 +378,14 @@ def finish(
     history: dict[str, list[float]],
 ) -> SparseFit:
     """Step 4: let q(u) learn from all rows, under the hyper-parameters of `state`."""
-    loss = held_out_loss * data.total
-    if not recorder.stopped:
-        alone = of_posterior_alone(objective)
-        found = minimise(state, data, alone, settings, None, generator, recorder)
-        state, loss = found.state, found.loss
-    return _report(state, data, objective, loss, held_out_loss, recorder, history)
+    alone = of_posterior_alone(objective)
+    found = minimise(state, data, alone, _short(settings), None, generator, recorder)
+    return _report(found.state, data, objective, found.loss, held_out_loss, recorder, history)
+
+
+def _short(settings: Settings) -> Settings:
+    """For q(u) alone, beginning near its optimum."""
+    return replace(settings, max_iter=max(1, int(_ALONE_SHARE * settings.max_iter)))
 
 
 def of_posterior_alone(objective: Objective) -> Objective:
@@ -367,7 +402,7 @@ def _report(
     history: dict[str, list[float]],
 ) -> SparseFit:
     """The result, its variances made those of a Gaussian process after a square loss."""
-    if objective.name == "square_loss":
+    if objective.name == "square_loss" and objective.learn_likelihood:
         state = _calibrated(state, data, objective)
     return SparseFit(
         state=state,
@@ -389,10 +424,11 @@ def has_closed_form(objective: Objective) -> bool:
 
 def _calibrated(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
     """The Gaussian process with the mean of the square loss and variances of the right size."""
-    beta = max(objective.beta, LEAST_BETA)
+    beta = max(objective.beta, LEAST_BETA) * objective.unit
     with torch.no_grad():
         sums = statistics(state.kernel, data, state.Z)
         factor = calibrated_variance(state.kernel, data, state.Z, sums, beta=beta)
+        factor = max(factor, _LEAST_NOISE / float(ridge(sums, beta)))
         noise = factor * ridge(sums, beta)
     low, high = amplitude_range(state.kernel)
     kernel = state.kernel

@@ -39,6 +39,9 @@ class Objective:
     name : {"log_loss", "elbo", "fitc", "square_loss"}
     beta : float
         Weight of the divergence, not negative.
+    unit : float
+        Of "square_loss", the noise variance in units of the prior variance at which beta counts as
+        1 (see :mod:`skgp.models.dlm.square_loss`).
     gradient : {"exact", "bmc", "smooth_bmc", "ups"}
         Of the log-expectations of "log_loss"; "exact" is a closed form or quadrature.
     n_gradient_samples : int
@@ -50,6 +53,7 @@ class Objective:
     family: Family
     name: str = "log_loss"
     beta: float = 1.0
+    unit: float = 1.0
     gradient: str = "exact"
     n_gradient_samples: int = 10
     learn_kernel: bool = True

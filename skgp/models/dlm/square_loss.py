@@ -9,6 +9,11 @@ is least at :math:`a = A^{-1} b`, :math:`A = G + t I`, :math:`t = \beta \kappa`,
 kernel's amplitude matters, and left free the amplitude would run away:
 :math:`\kappa = \sum_i w_i k(x_i, x_i) / W`, the mean prior variance, stands for an amplitude of 1.
 
+What :math:`\beta = 1` is worth must not depend on the amplitude either. The fit multiplies
+:math:`\beta` by the ratio of noise and prior variance at the optimum of the evidence bound, where
+it begins: with these hyper-parameters :math:`\beta = 1` gives the mean of the Gaussian process. The
+paper's :math:`\beta`, for an amplitude of 1, is that product.
+
 The objective says nothing about variances. A Gaussian process with the same mean has the kernel
 :math:`s k` and noise of variance :math:`s t`, for any s; s is set to the mean squared
 leave-one-out residual, each relative to its variance under s = 1:

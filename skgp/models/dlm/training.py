@@ -7,7 +7,7 @@ times faster than one search in the coordinates of the start.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -126,7 +126,7 @@ def _collapsed_loss(kernel, data: SparseData, objective: Objective, values: Valu
     sums = statistics(kernel, data, values.Z, values.theta)
     beta = max(objective.beta, LEAST_BETA)
     if objective.name == "square_loss":
-        return square_loss(sums, beta=beta)
+        return square_loss(sums, beta=beta * objective.unit)
     return elbo_loss(sums, noise, beta=beta)
 
 
@@ -140,7 +140,7 @@ def collapsed_posterior(
     sums = statistics(state.kernel, data, state.Z)
     beta = max(objective.beta, LEAST_BETA)
     if objective.name == "square_loss":
-        return square_posterior(sums, beta=beta)
+        return square_posterior(sums, beta=beta * objective.unit)
     return elbo_posterior(sums, noise, beta=beta)
 
 
@@ -211,6 +211,7 @@ def posterior_loss(
 
 def total_loss(state: SparseState, data: SparseData, objective: Objective) -> float:
     """The objective, "log_loss" or "elbo", of a state: in nats, by blocks of rows."""
+    objective = replace(objective, gradient="exact")
     n_rows = max(1, int(_BLOCK_NUMBERS / state.mean.numel()))
     rows = 0.0
     with torch.no_grad():

@@ -177,7 +177,8 @@ def test_fit_beta_path_chooses_among_its_path_at_the_cost_of_few_fits(made, targ
     objective = Objective(made, name=name)
     settings = Settings(start_iter=20, max_iter=40)
     fit, path = run(fit_beta_path, problem, objective, settings)
-    assert fit.objective == replace(objective, beta=fit.objective.beta)
+    chosen = replace(objective, beta=fit.objective.beta, unit=fit.objective.unit)
+    assert fit.objective == chosen
     assert fit.objective.beta in path and list(path) == list(BETAS[: len(path)])
     assert fit.history["validation"] == list(path.values())
     assert fit.held_out_loss == path[fit.objective.beta]

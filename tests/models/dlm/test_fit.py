@@ -32,6 +32,7 @@ FAMILIES = {
 CASES = [(family, name) for family in FAMILIES for name in ("log_loss", "elbo")]
 CASES += [("gaussian", "square_loss"), ("gaussian", "fitc")]
 OF_GAUSSIAN = [case for case in CASES if case[0] == "gaussian"]
+ALONE = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
 HELD_OUT = ("log_loss", "square_loss")  # objectives that keep rows from a joint search
 QUICK = Settings(start_iter=10, max_iter=10)
 
@@ -92,7 +93,9 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(family, name, early
     if name == "log_loss":
         expected = total_loss(fit.state, problem.data, objective)
         assert fit.loss == pytest.approx(expected, rel=1e-8)
-    assert np.isfinite(fit.loss) and fit.objective == objective
+    unit = fit.objective.unit
+    assert (unit != 1.0) == (name == "square_loss")
+    assert np.isfinite(fit.loss) and fit.objective == replace(objective, unit=unit)
     assert 0 < len(fit.history["start"]) <= 10 and 0 < len(fit.history["solve"]) <= 10
     assert fit.n_iter >= len(fit.history["start"]) + len(fit.history["solve"])
     noise = made.noise_variance(fit.state.likelihood)
@@ -178,8 +181,7 @@ def test_fit_sparse_of_hardly_any_rows_is_finite(family, name, n):
 @pytest.mark.parametrize("name", ["log_loss", "elbo", "square_loss", "fitc"])
 def test_fit_sparse_in_single_precision_predicts_as_in_double(name):
     problem, made = problem_of("gaussian")
-    free = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
-    objective = Objective(made, name=name, **free)
+    objective = Objective(made, name=name, **ALONE)
     double = run(problem, objective)
     data = SparseData(problem.data.X.float(), problem.data.y.float())
     single = fit_sparse(
@@ -320,7 +322,7 @@ def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(famil
     np.testing.assert_array_equal(fit.state.kernel.theta, state.kernel.theta)
     assert torch.equal(fit.state.Z, state.Z) and torch.equal(fit.state.likelihood, state.likelihood)
     assert fit.loss < total_loss(state, problem.data, objective)
-    alone = replace(objective, learn_kernel=False, learn_inducing=False, learn_likelihood=False)
+    alone = replace(objective, **ALONE)
     more = fit_posterior(fit.state, problem.data, alone, max_iter=50, tol=0.0)
     assert more.loss == pytest.approx(fit.loss, rel=1e-4)
 
@@ -381,6 +383,15 @@ def test_fit_sparse_ends_usable_when_the_callback_stops(family, name, at):
     assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
 
 
+@pytest.mark.parametrize("gradient", ["bmc", "ups"])
+@pytest.mark.parametrize("at", [1, 14])
+def test_fit_sparse_of_sampled_gradients_ends_usable_when_the_callback_stops(gradient, at):
+    problem, made = problem_of("probit", n=60)
+    objective = Objective(made, gradient=gradient, n_gradient_samples=2)
+    fit = run(problem, objective, callback=lambda iteration, info: iteration >= at)
+    assert np.isfinite([fit.loss, fit.elbo]).all() and fit.state.root.isfinite().all()
+
+
 def test_fit_sparse_tells_the_callback_every_iteration():
     problem, made = problem_of("gaussian")
     losses = []
@@ -424,20 +435,27 @@ def test_closed_forms_are_those_of_gaussian_noise(name, family, expected):
     assert has_closed_form(Objective(FAMILIES[family][0], name=name)) == expected
 
 
+SIZE = 120 * 9  # rows times inducing points
+
+
 @pytest.mark.parametrize(
-    ("objective", "settings", "numbers", "expected"),
+    ("objective", "settings", "joint", "alone", "expected"),
     [
-        ({}, {}, 1e7, "posterior"),
-        ({}, {}, 120 * 9, "posterior"),
-        ({}, {}, 120 * 9 - 1, "minibatch"),
-        ({}, {"batch_size": 10}, 1e7, "minibatch"),
-        ({"gradient": "ups"}, {}, 1e7, "minibatch"),
-        ({"name": "elbo"}, {"batch_size": 10}, 1e7, "collapsed"),
-        ({"name": "square_loss"}, {}, 10, "collapsed"),
-        ({"name": "fitc", "gradient": "ups"}, {}, 10, "collapsed"),
+        ({}, {}, SIZE, 0, "posterior"),
+        ({}, {}, SIZE - 1, 1e9, "minibatch"),
+        (ALONE, {}, 0, SIZE, "posterior"),
+        (ALONE, {}, 1e9, SIZE - 1, "minibatch"),
+        ({}, {"joint": False}, 0, SIZE, "posterior"),
+        ({}, {"batch_size": 10}, 1e9, 1e9, "minibatch"),
+        ({"gradient": "ups"}, {}, 1e9, 1e9, "minibatch"),
+        ({"name": "elbo"}, {"batch_size": 10}, 1e9, 1e9, "collapsed"),
+        ({"name": "square_loss"}, {}, 0, 90, "collapsed"),
+        ({"name": "fitc", "gradient": "ups"}, {}, 0, 90, "collapsed"),
     ],
 )
-def test_minimise_takes_the_way_that_suits(objective, settings, numbers, expected, monkeypatch):
+def test_minimise_takes_the_way_that_suits(
+    objective, settings, joint, alone, expected, monkeypatch
+):
     problem, made = problem_of("gaussian")
     called = []
 
@@ -450,18 +468,43 @@ def test_minimise_takes_the_way_that_suits(objective, settings, numbers, expecte
 
     for way in ("posterior", "minibatch", "collapsed"):
         monkeypatch.setattr(module, f"fit_{way}", stub(way))
-    monkeypatch.setattr(module, "_BATCH_NUMBERS", numbers)
+    monkeypatch.setattr(module, "_JOINT_NUMBERS", joint)
+    monkeypatch.setattr(module, "_ALONE_NUMBERS", alone)
     minimised(problem, Objective(made, **objective), replace(QUICK, **settings))
     ((way, options),) = called
-    assert way == expected and options["max_iter"] == 10
+    assert way == expected
     if way == "minibatch":
         assert options["batch_size"] == settings.get("batch_size")
+        assert options["max_iter"] == 10 * module._STEPS_PER_ITERATION
+    else:
+        assert options["max_iter"] == 10
+
+
+@pytest.mark.parametrize(("family", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
+def test_minimise_when_stopped_takes_no_iteration(family, name):
+    """Where there is a closed form the posterior is its optimum all the same."""
+    problem, made = problem_of(family)
+    objective = Objective(made, name=name)
+    calls = []
+    recorder = StopRecorder(lambda *call: calls.append(call))
+    recorder.stopped = True
+    state = problem.state(made.initial(problem.tensors[0]))
+    found = minimise(state, problem.data, objective, QUICK, None, torch.Generator(), recorder)
+    assert calls == []
+    assert found.state.kernel == state.kernel and torch.equal(found.state.Z, state.Z)
+    assert torch.equal(found.state.likelihood, state.likelihood)
+    if has_closed_form(objective):
+        posterior = module.collapsed_posterior(state, problem.data, objective)
+        assert torch.equal(found.state.mean, posterior[0])
+    else:
+        assert torch.equal(found.state.mean, state.mean)
+        assert found.loss == pytest.approx(total_loss(state, problem.data, objective))
 
 
 def test_minimise_of_many_rows_in_closed_form_learns_from_some(monkeypatch):
     """Hyper-parameters from some rows, of which each weighs more beside the divergence."""
     problem, made = problem_of("gaussian", weighted=True)
-    monkeypatch.setattr(module, "_BATCH_NUMBERS", 9 * 50)
+    monkeypatch.setattr(module, "_ALONE_NUMBERS", 9 * 50)
     seen = []
     fit_collapsed = module.fit_collapsed
 
@@ -514,14 +557,15 @@ def test_fit_sparse_by_the_square_loss_is_a_process_of_calibrated_variance(kerne
     state = fit.state
     # The process of the unscaled kernel, of which the factor does not change the mean.
     sums = statistics(state.kernel, problem.data, state.Z)
-    mean, root = square_posterior(sums, beta=0.1)
+    beta = 0.1 * fit.objective.unit
+    mean, root = square_posterior(sums, beta=beta)
     torch.testing.assert_close(state.mean, mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.root, root, rtol=1e-6, atol=1e-6)
-    assert fit.noise_variance == pytest.approx(float(ridge(sums, 0.1)), rel=1e-8)
-    factor = calibrated_variance(state.kernel, problem.data, state.Z, sums, beta=0.1)
+    assert fit.noise_variance == pytest.approx(float(ridge(sums, beta)), rel=1e-8)
+    factor = calibrated_variance(state.kernel, problem.data, state.Z, sums, beta=beta)
     assert factor == pytest.approx(1.0, rel=1e-8)
     square = 0.5 * (state.posterior().mean(problem.data.X) - problem.data.y).square()
-    t = float(ridge(sums, 0.1))
+    t = float(ridge(sums, beta))
     loss = problem.data.weighted_sum(square) + 0.5 * t * state.mean.square().sum()
     assert fit.loss == pytest.approx(float(loss), rel=1e-6)
 
@@ -535,3 +579,36 @@ def test_fit_sparse_by_the_square_loss_has_noise_of_the_right_size():
     mean, var = fit.state.posterior().mean_and_variance(fresh.data.X)
     square = (fresh.data.y - mean).square() / (var + fit.noise_variance)
     assert float(square.mean()) == pytest.approx(1.0, abs=0.3)
+
+
+def test_fit_sparse_by_the_square_loss_at_beta_1_has_the_mean_of_the_process():
+    """Under the hyper-parameters of the bound, whatever their amplitude."""
+    problem, _ = problem_of("gaussian")
+    settings = replace(QUICK, joint=False)
+    fit = run(problem, Objective(GAUSSIAN, name="square_loss"), settings)
+    bound = Objective(GAUSSIAN, name="elbo")
+    begun = begin(problem, Objective(GAUSSIAN, name="square_loss"), settings)
+    mean, _ = module.collapsed_posterior(begun, problem.data, bound)
+    expected = begun.with_posterior(mean, begun.root).posterior().mean(problem.data.X)
+    found = fit.state.posterior().mean(problem.data.X)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_fit_sparse_by_the_square_loss_again_means_the_same_by_beta():
+    """A warm start, whose noise is that of the beta before, is no reason to count beta twice."""
+    problem, made = problem_of("gaussian")
+    objective = Objective(made, name="square_loss", beta=0.1)
+    settings = replace(QUICK, joint=False)
+    first = run(problem, objective, settings)
+    again = run(problem, objective, settings, start=first.state)
+    found, expected = (f.state.posterior().mean(problem.data.X) for f in (again, first))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_fit_sparse_by_the_square_loss_of_constant_targets_is_finite():
+    """No residuals, from which no variance could be learned."""
+    problem, _ = problem_of("gaussian")
+    fit, _ = square_fit(replace(problem, y=np.zeros(120)))
+    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
+    np.testing.assert_allclose(mean, 0, atol=1e-6)
+    assert 0 < fit.noise_variance < 1e-6 and (var >= 0).all() and var.isfinite().all()

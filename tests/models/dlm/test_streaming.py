@@ -81,7 +81,7 @@ def test_update_after_the_square_loss_has_its_mean_for_all_rows():
     )
     found = update(fit.state, second, objective, **LONG)
     sums = statistics(fit.state.kernel, problem.data, fit.state.Z)
-    expected = square_posterior(sums, beta=0.2)
+    expected = square_posterior(sums, beta=0.2 * fit.objective.unit)
     torch.testing.assert_close(found.mean, expected[0], rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(found.root, expected[1], rtol=1e-7, atol=1e-7)
 

@@ -1,0 +1,397 @@
+"""Sparse GPs trained on the loss that they are judged by: the face of :mod:`skgp.models.dlm`."""
+
+from numbers import Real
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._counts import refuse_noise
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._dlm_common import SparseGPMixin
+from skgp.estimators._threads import threads
+from skgp.kernels.gram import split_noise
+from skgp.likelihoods import Poisson
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.replicates import distinct_observations
+
+# Of the variance of the targets: joint log-loss would drive the noise to nothing.
+_NOISE_FLOOR = 1e-4
+_DF_BOUNDS = (2.1, 200.0)
+_DF_START = 4.0
+# What one observation is worth against a mean count of 0.
+_LEAST_COUNT = 0.5
+
+
+class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
+    r"""Sparse Gaussian process regression trained on the loss that it is judged by.
+
+    The posterior q over the values at M inducing points, the points and the hyper-parameters
+    minimise [1]_
+
+    .. math:: \sum_i \ell_i(q) + \beta\, \mathrm{KL}(q \,\|\, p),
+
+    by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
+    where the evidence bound has :math:`-E_q[\log p(y_i \mid f_i)]`. Predictive variances then adapt
+    to where the sparse posterior errs. Below some 3000 rows an exact GP, such as that of
+    `QSGPRegressor`, is usually more accurate.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of Gaussian
+        noise, or the squared scale of Student-t noise (one of level 0.01 is added where there is
+        none; counts have none). None chooses among RBF and Matern kernels with one length scale a
+        column.
+    objective : {"log_loss", "square_loss", "elbo", "fitc"}, default="log_loss"
+        What to minimise; all but the first two are for comparison. "square_loss" is the best for
+        the error of the mean; its variances are those of a GP of the same mean, scaled to
+        leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise.
+    beta : float or "auto", default=1.0
+        Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
+        warm-started path that costs two to four single fits. Without effect on "fitc".
+    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    link : {"exp", "softplus"}, default="exp"
+        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    n_inducing : int, default=200
+        Number of inducing points M; lowered to the number of distinct rows, with a warning.
+    inducing : {"learned", "fixed"}, default="learned"
+        Whether the points move.
+    init : {"k-means", "random", "greedy"}, default="k-means"
+        Where they begin: centres of clusters, rows at random, or rows chosen one by one where the
+        variance that the others leave is greatest.
+    hyperparameters : {"joint", "fixed"}, default="joint"
+        Whether the objective learns hyper-parameters and points too, beginning at the optimum of
+        the evidence bound, or q alone, with those of the bound.
+    gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
+        Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
+        sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
+        product sampling. Sampled ones train by stochastic steps.
+    n_gradient_samples : int, default=10
+        Samples a row and step of the last three.
+    degrees_of_freedom : float or "auto", default="auto"
+        Of "student_t"; "auto" learns them.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
+        left as they are.
+    max_iter : int, default=200
+        Iterations over all rows at once, or steps with minibatches, of each part of the fit.
+    tol : float, default=1e-6
+        Relative fall of the objective in an iteration below which to stop.
+    learning_rate : float or None, default=None
+        Of minibatches; None for a default that suits.
+    batch_size : int or None, default=None
+        Rows of a minibatch. None takes all rows at once while n M is below 1e7.
+    warm_start : bool, default=False
+        Start from the hyper-parameters, points and posterior of the last fit.
+    early_stopping : bool or "auto", default="auto"
+        Whether rows are held out to say when a joint search stops, which could overfit; q then
+        learns from all rows. "auto" does from 100 rows on; with fewer the hyper-parameters stay
+        those of the evidence bound.
+    validation_fraction : float, default=0.1
+        Of the rows to hold out, at most 4000.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+    dtype : {"float64", "float32"}, default="float64"
+        Of the fit. Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
+        processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned, noise included.
+    inducing_points_ : ndarray of shape (n_inducing_, d)
+    n_inducing_ : int
+    beta_ : float
+    beta_path_ : dict of float to float
+        Of ``beta="auto"``: the loss of the rows held out for each beta tried.
+    noise_variance_ : float
+        In squared units of y; none for counts.
+    likelihood_scale_ : float
+        Of Student-t noise, in units of y.
+    degrees_of_freedom_ : float
+        Of Student-t noise.
+    loss_ : float
+        The objective's value, in nats of the standardised targets, summed over the rows.
+    elbo_ : float
+        Evidence bound of the posterior found, likewise.
+    validation_loss_ : float or None
+        Mean loss of the rows held out; None without any.
+    n_iter_ : int
+    history_ : dict of lists
+        "start" and "solve": objective an observation, of the evidence bound and of the objective;
+        "validation": losses of the rows held out.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    DLMGPClassifier : The same for classes.
+    QSGPRegressor : Many more basis functions, fixed places, the evidence as the objective.
+
+    References
+    ----------
+    .. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import DLMGPRegressor
+    >>> X = np.linspace(0, 10, 300)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> model = DLMGPRegressor(n_inducing=20, random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.01)
+    True
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        **SparseGPMixin._dlm_constraints,
+        "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})],
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "link": [StrOptions({"exp", "softplus"})],
+        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        objective="log_loss",
+        beta=1.0,
+        likelihood="gaussian",
+        link="exp",
+        n_inducing=200,
+        inducing="learned",
+        init="k-means",
+        hyperparameters="joint",
+        gradient="auto",
+        n_gradient_samples=10,
+        degrees_of_freedom="auto",
+        optimizer="auto",
+        normalize_y=True,
+        max_iter=200,
+        tol=1e-6,
+        learning_rate=None,
+        batch_size=None,
+        warm_start=False,
+        early_stopping="auto",
+        validation_fraction=0.1,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.objective = objective
+        self.beta = beta
+        self.likelihood = likelihood
+        self.link = link
+        self.n_inducing = n_inducing
+        self.inducing = inducing
+        self.init = init
+        self.hyperparameters = hyperparameters
+        self.gradient = gradient
+        self.n_gradient_samples = n_gradient_samples
+        self.degrees_of_freedom = degrees_of_freedom
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.max_iter = max_iter
+        self.tol = tol
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn inducing points, hyper-parameters and the posterior of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Counts, for ``likelihood="poisson"``.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        DLMGPRegressor
+            Itself.
+        """
+        self._check_combination()
+        counts = self.likelihood == "poisson"
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
+            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            backend = self._resolve_backend()
+            kernels, white = self._kernels(X, sample_weight)
+            family = self._family(white)
+            data = self._data(X, z, sample_weight, backend)
+            objective = self._objective(self.objective, family, len(data))
+            with session.stage("solve") as callback:
+                self._fit_sparse(kernels, data, objective, self._offset(data), backend, callback)
+            self._describe(family, white)
+            if self.kernel is not None and self.optimizer is not None:
+                warn_at_bounds(self.kernel_)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Add rows to the posterior, which is the prior of the next call; rows are not kept.
+
+        The first call is a `fit`. Later ones keep its hyper-parameters, inducing points and
+        standardisation; for Gaussian noise and objectives other than "log_loss" the posterior is
+        that of all rows at once. That of "log_loss" narrows from batch to batch, though its width
+        stands for noise as well: prefer a `fit` of all rows, or `objective="elbo"`, where batches
+        are many.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        DLMGPRegressor
+            Itself.
+        """
+        if not hasattr(self, "_posterior"):
+            return self.fit(X, y, sample_weight)
+        counts = self.likelihood == "poisson"
+        X, y, sample_weight = self._validate_training(
+            X, y, sample_weight, reset=False, counts=counts
+        )
+        backend = self._resolve_backend()
+        family = self._family(split_noise(self.kernel_)[1])
+        data = self._data(X, self._to_z(y), sample_weight, backend)
+        objective = self._objective(self.objective, family, len(data), learn=False)
+        self._add_rows(data, objective, backend)
+        return self
+
+    def _check_combination(self) -> None:
+        """Refuse parameters that do not go together."""
+        if self.likelihood != "gaussian" and self.objective in ("square_loss", "fitc"):
+            raise ValueError(
+                f"objective={self.objective!r} needs likelihood='gaussian'; got "
+                f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."
+            )
+        if self.likelihood != "poisson" and self.link != "exp":
+            raise ValueError(
+                f"link={self.link!r} is that of likelihood='poisson'; got "
+                f"likelihood={self.likelihood!r}, which has none. Leave link out."
+            )
+        if self.likelihood != "student_t" and self.degrees_of_freedom != "auto":
+            raise ValueError(
+                f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
+                f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
+            )
+
+    def _kernels(
+        self, X: np.ndarray, sample_weight: np.ndarray | None
+    ) -> tuple[list[Kernel], WhiteKernel | None]:
+        """Kernels of f to choose among, and their noise; None for counts."""
+        counts = self.likelihood == "poisson"
+        if self.kernel is None:
+            kernels = default_kernels(X, sample_weight)
+        else:
+            kernel = self._resolve_kernel(X, lambda: None)
+            if counts:
+                refuse_noise(kernel, self)
+            kernels = [with_noise(kernel)]
+        signals, noises = zip(*map(split_noise, kernels), strict=True)
+        return list(signals), None if counts else noises[0]
+
+    def _family(self, white: WhiteKernel | None) -> Family:
+        """The likelihood and its free parameters."""
+        if white is None:
+            return FixedFamily(Poisson(self.link))
+        level = float(white.noise_level)
+        if self.optimizer is None or white.hyperparameter_noise_level.fixed:
+            bounds = level, level
+        else:
+            low, high = map(float, np.ravel(white.noise_level_bounds))
+            bounds = min(max(low, _NOISE_FLOOR), high), high
+        if self.likelihood == "gaussian":
+            return GaussianFamily(level, bounds)
+        if self.degrees_of_freedom == "auto":
+            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
+        df = float(self.degrees_of_freedom)
+        return StudentTFamily(level, bounds, df, (df, df))
+
+    def _data(self, X, z, sample_weight, backend: Backend) -> SparseData:
+        """Rows as tensors, equal ones merged."""
+        rows = distinct_observations(X, z, sample_weight, backend.device)
+        y = rows.y[:, None].to(backend.dtype)
+        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
+        return SparseData(rows.X.to(backend.dtype), y, weight)
+
+    def _offset(self, data: SparseData) -> np.ndarray:
+        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
+        if self.likelihood != "poisson":
+            return np.zeros(1)
+        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
+        return np.array([np.log(mean) if self.link == "exp" else np.log(np.expm1(mean))])
+
+    def _describe(self, family: Family, white: WhiteKernel | None) -> None:
+        """Set the attributes that tell of the kernel and the likelihood."""
+        parameters = to_tensor(self._likelihood_parameters)
+        likelihood = family.make(parameters)
+        self.kernel_ = self._posterior.kernel
+        self._likelihood = None
+        for name in ("likelihood_scale_", "degrees_of_freedom_"):
+            self.__dict__.pop(name, None)
+        if white is None:
+            self._likelihood = likelihood
+            return
+        level = float(parameters[0].exp())
+        self.kernel_ = self.kernel_ + WhiteKernel(level, white.noise_level_bounds)
+        if self.likelihood == "gaussian":
+            self._noise_variance = level
+            return
+        self._likelihood = likelihood
+        self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
+        self.degrees_of_freedom_ = float(parameters[1].exp())
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _latent_mean(self, X):
+        return self._means(X)[:, 0]
+
+    def _latent_mean_and_variance(self, X):
+        mean, var = self._moments(X)
+        return mean[:, 0], var[:, 0]
+
+    def _latent_mean_and_covariance(self, X):
+        with threads(self.n_jobs):
+            covariance = self._posterior.covariance(to_tensor(X))
+        return self._means(X)[:, 0], covariance[0].numpy()

@@ -1,0 +1,197 @@
+"""What `DLMGPRegressor` and `DLMGPClassifier` share: parameters, inducing points, the fit."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._compat import Interval, StrOptions
+from skgp.estimators._inducing import (
+    INITIALISERS,
+    distinct_rows,
+    inducing_points,
+    warn_of_few_rows,
+)
+from skgp.estimators._threads import threads
+from skgp.models.dlm.beta_path import fit_beta_path
+from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.families import Family
+from skgp.models.dlm.fit import Settings, SparseFit, fit_sparse
+from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS, Objective
+from skgp.models.dlm.streaming import update
+
+# Rows times inducing points from which on more than one thread pays.
+_LARGE = 1e5
+# Rows below which too few could be held out to say when to stop a joint search.
+_FEW_ROWS = 100
+
+
+class SparseGPMixin:
+    """Parameters and fit of sparse GPs; a face adds the likelihood and what it predicts.
+
+    A face has the parameters of ``_dlm_constraints``, and the hooks and attributes of a base class
+    of :mod:`skgp.estimators`.
+    """
+
+    _dlm_constraints: dict[str, list[Any]] = {
+        "beta": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
+        "n_inducing": [Interval(Integral, 1, None, closed="left")],
+        "inducing": [StrOptions({"learned", "fixed"})],
+        "init": [StrOptions(set(INITIALISERS))],
+        "hyperparameters": [StrOptions({"joint", "fixed"})],
+        "gradient": [StrOptions({"auto", "exact", "quadrature", *STOCHASTIC_GRADIENTS})],
+        "n_gradient_samples": [Interval(Integral, 1, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "warm_start": ["boolean"],
+        "early_stopping": ["boolean", StrOptions({"auto"})],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+    }
+
+    def _objective(
+        self, name: str, family: Family, n_rows: int, *, learn: bool = True
+    ) -> Objective:
+        """What to minimise, as the parameters say; `learn` allows hyper-parameters to move."""
+        learn = learn and self.optimizer is not None
+        return Objective(
+            family=family,
+            name=name,
+            beta=1.0 if self.beta == "auto" else float(self.beta),
+            gradient=self.gradient if self.gradient in STOCHASTIC_GRADIENTS else "exact",
+            n_gradient_samples=self.n_gradient_samples,
+            learn_kernel=learn,
+            learn_likelihood=learn,
+            # Points at all rows are as good as can be.
+            learn_inducing=learn and self.inducing == "learned" and self.n_inducing < n_rows,
+        )
+
+    def _settings(self, n_rows: int) -> Settings:
+        """How to search, as the parameters say."""
+        enough = n_rows >= _FEW_ROWS
+        # Without rows to hold out, a joint search would have nothing to stop it.
+        joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
+        return Settings(
+            # A joint search goes on where the start stops.
+            start_iter=max(1, 3 * self.max_iter // 10) if joint else max(1, self.max_iter // 2),
+            max_iter=self.max_iter,
+            tol=self.tol,
+            early_stopping=enough if self.early_stopping == "auto" else self.early_stopping,
+            validation_fraction=self.validation_fraction,
+            joint=joint,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+        )
+
+    def _fit_sparse(
+        self,
+        kernels: list[Kernel],
+        data: SparseData,
+        objective: Objective,
+        offset: np.ndarray,
+        backend: Backend,
+        callback: Callable[[int, dict], bool],
+    ) -> SparseFit:
+        """Run the fit and keep what every face keeps of it."""
+        X = data.X.cpu().double().numpy()
+        weight = None if data.weight is None else data.weight.cpu().double().numpy()
+
+        def inducing(kernel: Kernel) -> torch.Tensor:
+            points = inducing_points(
+                X,
+                self.n_inducing,
+                kernel,
+                init=self.init,
+                sample_weight=weight,
+                random_state=np.random.RandomState(backend.seed),
+            )
+            return backend.tensor(points)
+
+        arguments = {
+            "inducing": inducing,
+            "offset": backend.tensor(offset),
+            "generator": backend.generator(),
+            "start": self._warm_state(data.X, data.y.shape[1], backend),
+            "callback": callback,
+        }
+        settings = self._settings(len(data))
+        with threads(self.n_jobs, single=len(data) * self.n_inducing < _LARGE):
+            if self.beta == "auto" and len(data) > 1:
+                fit, self.beta_path_ = fit_beta_path(
+                    kernels, data, objective, settings, **arguments
+                )
+            else:
+                self.beta_path_ = {}
+                fit = fit_sparse(kernels, data, objective, settings, **arguments)
+        self._keep(fit)
+        if self.n_inducing_ < self.n_inducing:
+            warn_of_few_rows(self.n_inducing, len(distinct_rows(X)))
+        return fit
+
+    def _state(self, backend: Backend) -> SparseState:
+        """The fitted model, for training on."""
+        fitted = self._posterior
+        tensors = fitted.Z, fitted.whitened_mean, fitted.root, fitted.offset
+        return SparseState(
+            fitted.kernel,
+            backend.tensor(self._likelihood_parameters),
+            *(backend.tensor(tensor.numpy()) for tensor in tensors),
+        )
+
+    def _warm_state(self, X: torch.Tensor, n_latent: int, backend: Backend) -> SparseState | None:
+        """Where the last fit ended, if a warm start is wanted and its shapes still fit."""
+        if not (self.warm_start and hasattr(self, "_posterior")):
+            return None
+        state = self._state(backend)
+        fits = state.Z.shape[1] == X.shape[1] and len(state.offset) == n_latent
+        return state if fits and self._asked_inducing == self.n_inducing else None
+
+    def _keep(self, fit: SparseFit) -> None:
+        """Copy what was learned to attributes."""
+        self._posterior = pickle.loads(pickle.dumps(fit.state.posterior()))  # from any device
+        self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
+        self._asked_inducing = self.n_inducing
+        self.beta_ = fit.objective.beta
+        self.inducing_points_ = self._posterior.Z.numpy()
+        self.n_inducing_ = len(self.inducing_points_)
+        self.loss_ = fit.loss
+        self.elbo_ = fit.elbo
+        self.validation_loss_ = fit.held_out_loss
+        self.n_iter_ = fit.n_iter
+        self.history_ = fit.history
+
+    def _add_rows(self, data: SparseData, objective: Objective, backend: Backend) -> None:
+        """Change the posterior by rows beyond those of the last call."""
+        with threads(self.n_jobs, single=len(data) * self.n_inducing_ < _LARGE):
+            state = update(
+                self._state(backend),
+                data,
+                replace(objective, beta=self.beta_),
+                max_iter=self.max_iter,
+                tol=self.tol,
+            )
+        self._posterior = pickle.loads(pickle.dumps(state.posterior()))
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _bytes_per_row(self) -> int:
+        M, c = self._posterior.n_inducing, self._posterior.n_latent
+        return 8 * M * (6 + c)
+
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Latent means, shape (n, c)."""
+        with threads(self.n_jobs):
+            return self._posterior.mean(to_tensor(X)).numpy()
+
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances, shapes (n, c)."""
+        with threads(self.n_jobs):
+            mean, var = self._posterior.mean_and_variance(to_tensor(X))
+        return mean.numpy(), var.numpy()

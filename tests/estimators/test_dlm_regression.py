@@ -1,0 +1,174 @@
+"""DLMGPRegressor: choice of beta, likelihoods, streams, bad input."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import DLMGPRegressor
+from skgp.datasets import make_counts
+from skgp.models.dlm.beta_path import BETAS
+from tests.contracts.estimators import CountRegressorContract
+
+QUICK = dict(n_inducing=15, max_iter=30, random_state=0)
+
+
+def wave(n=300, *, seed=0, noise=0.3):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, (n, 1))
+    return X, np.sin(2 * X[:, 0]) + noise * rng.standard_normal(n)
+
+
+class TestCountContract(CountRegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        settings = {"n_inducing": 30, "max_iter": 30, "random_state": 0, "likelihood": "poisson"}
+        return DLMGPRegressor(**{**settings, **params})
+
+
+def test_beta_auto_reports_its_path_and_costs_few_fits():
+    X, y = wave()
+    single = DLMGPRegressor(**QUICK).fit(X, y)
+    model = DLMGPRegressor(beta="auto", **QUICK).fit(X, y)
+    assert model.beta_ in model.beta_path_
+    assert list(model.beta_path_) == list(BETAS[: len(model.beta_path_)])
+    assert model.n_iter_ <= 4 * single.n_iter_
+    assert single.beta_ == 1.0 and single.beta_path_ == {}
+
+
+def density_of_pipeline(pipeline, X, y):
+    return pipeline[-1].log_predictive_density(pipeline[:-1].transform(X), y).mean()
+
+
+def test_grid_search_over_beta_and_points_runs_in_parallel():
+    """Far too much regularisation, or far too few points, is what it turns down."""
+    X, y = wave(200)
+    grid = {"dlmgpregressor__beta": [100.0, 1.0], "dlmgpregressor__n_inducing": [2, 10]}
+    quick = DLMGPRegressor(**{**QUICK, "max_iter": 10})
+    pipeline = make_pipeline(StandardScaler(), quick)
+    search = GridSearchCV(pipeline, grid, scoring=density_of_pipeline, cv=2, n_jobs=2)
+    search.fit(X, y)
+    assert search.best_params_ == {"dlmgpregressor__beta": 1.0, "dlmgpregressor__n_inducing": 10}
+
+
+@pytest.mark.parametrize("objective", ["elbo", "square_loss", "fitc"])
+def test_partial_fit_adds_rows_exactly(objective):
+    X, y = wave(300)
+    kernel = 1.0 * RBF(0.7) + WhiteKernel(0.1)
+    options = {"kernel": kernel, "optimizer": None, "normalize_y": False, "objective": objective}
+    whole = DLMGPRegressor(**{**QUICK, **options}).fit(X[:100], y[:100])
+    whole.partial_fit(X[100:], y[100:])
+    parts = DLMGPRegressor(**{**QUICK, **options}).partial_fit(X[:100], y[:100])
+    for rows in (slice(100, 200), slice(200, 300)):
+        parts.partial_fit(X[rows], y[rows])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-8, atol=1e-8)
+    assert np.abs(parts.predict(X) - np.sin(2 * X[:, 0])).mean() < 0.1
+
+
+def test_partial_fit_of_the_log_loss_keeps_its_quality():
+    X, y = wave(400)
+    fresh, target = wave(200, seed=1)
+    model = DLMGPRegressor(**QUICK).partial_fit(X[:100], y[:100])
+    before = model.log_predictive_density(fresh, target).mean()
+    for rows in np.array_split(np.arange(100, 400), 3):
+        model.partial_fit(X[rows], y[rows])
+    assert model.log_predictive_density(fresh, target).mean() > before - 0.15
+    assert model.score(fresh, target) > 0.8
+
+
+def test_student_t_shrugs_off_outliers():
+    X, y = wave(300, noise=0.1)
+    y[::15] += 8.0
+    fresh, target = wave(300, seed=1, noise=0.1)
+    robust, plain = (
+        DLMGPRegressor(likelihood=likelihood, **QUICK).fit(X, y)
+        for likelihood in ("student_t", "gaussian")
+    )
+    error = [np.abs(model.predict(fresh) - target).mean() for model in (robust, plain)]
+    assert error[0] < 0.7 * error[1]
+    assert robust.degrees_of_freedom_ < 10 and robust.likelihood_scale_ < 0.3
+
+
+def test_the_log_loss_predicts_overdispersed_counts_better_than_the_bound():
+    X, y = make_counts(400, random_state=0)
+    fresh, counts = make_counts(2400, random_state=0)
+    models = [
+        DLMGPRegressor(likelihood="poisson", objective=objective, **QUICK).fit(X, y)
+        for objective in ("log_loss", "elbo")
+    ]
+    density = [model.log_predictive_density(fresh[400:], counts[400:]).mean() for model in models]
+    assert density[0] > density[1] + 0.1
+
+
+def test_awkward_inputs_are_fitted():
+    X, y = wave(120)
+    X = np.hstack([1e6 * X, np.ones((120, 1)), 1e-6 * X])
+    X[60:], y[60:] = X[:60], y[:60]
+    model = DLMGPRegressor(**QUICK).fit(X, y)
+    assert model.score(X, y) > 0.8
+
+
+def test_noise_free_targets_are_interpolated_closely():
+    X, y = wave(300, noise=0.0)
+    model = DLMGPRegressor(**QUICK).fit(X, y)
+    assert np.abs(model.predict(X) - y).max() < 0.05
+
+
+def test_state_does_not_grow_with_the_rows():
+    sizes = [
+        len(pickle.dumps(DLMGPRegressor(**{**QUICK, "max_iter": 2}).fit(*wave(n))))
+        for n in (100, 2000)
+    ]
+    assert sizes[1] < sizes[0] + 5000
+
+
+@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
+def test_sampled_gradients_come_near_exact_ones(gradient):
+    X, y = wave(200)
+    exact, sampled = (
+        DLMGPRegressor(gradient=each, hyperparameters="fixed", **QUICK).fit(X, y)
+        for each in ("auto", gradient)
+    )
+    fresh, target = wave(200, seed=1)
+    density = [m.log_predictive_density(fresh, target).mean() for m in (exact, sampled)]
+    assert density[1] > density[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"beta": -0.5}, "beta.*-0.5"),
+        ({"beta": "best"}, "beta.*best"),
+        ({"objective": "hinge"}, "objective.*hinge"),
+        ({"link": "softplus"}, "link='softplus'.*poisson"),
+        ({"objective": "fitc", "likelihood": "student_t"}, "objective='fitc' needs"),
+        ({"objective": "square_loss", "likelihood": "poisson"}, "objective='square_loss' needs"),
+        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0"),
+        ({"n_inducing": 0}, "n_inducing.*0"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(params, message):
+    X, y = wave(30)
+    with pytest.raises(ValueError, match=message):
+        DLMGPRegressor(**params).fit(X, np.rint(np.abs(y)))
+
+
+@pytest.mark.parametrize(("bad", "message"), [(-1.0, "-1.0"), (0.5, "0.5"), (np.nan, "NaN")])
+def test_what_is_no_count_is_named(bad, message):
+    X, y = make_counts(40, random_state=0)
+    y = y.astype(float)
+    y[3] = bad
+    with pytest.raises(ValueError, match=message):
+        DLMGPRegressor(likelihood="poisson", **QUICK).fit(X, y)
+
+
+def test_more_points_than_rows_are_lowered_with_a_warning():
+    X, y = wave(12)
+    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
+        model = DLMGPRegressor(n_inducing=50, max_iter=5).fit(X, y)
+    assert model.n_inducing_ == 12
