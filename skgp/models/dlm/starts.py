@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
+from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.dlm.collapsed import posterior_from_precision
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.objective import Objective, data_loss
@@ -140,8 +141,11 @@ def broadened(state: SparseState, data: SparseData, objective: Objective) -> Spa
             if loss < best:
                 best, chosen = loss, (width, likelihood)
     width, likelihood = chosen
-    covariance = (vectors / (1 + gain / width)[:, None]) @ vectors.mT
-    root = torch.linalg.cholesky(covariance)
+    if width == 1.0:
+        root = state.root
+    else:
+        covariance = (vectors / (1 + gain / width)[:, None]) @ vectors.mT
+        root = jittered_cholesky(covariance).factor
     return SparseState(state.kernel, likelihood, state.Z, state.mean, root, state.offset)
 
 
