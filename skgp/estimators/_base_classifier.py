@@ -21,6 +21,8 @@ float64 arrays, the same for a row whatever rows come with it. It may also overr
 ===================================== ==========================================================
 ``_bytes_per_row()``                  memory that the hooks above take for a row of X
 ``_log_class_probability(mean, var)`` :math:`\log P(Y = +1)` given the moments of f, shape (n, c)
+``_coupling``                         of more than two classes, :math:`\lambda` in
+                                      :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`; 0 by default
 ===================================== ==========================================================
 
 the second of which receives ``var=None`` where ``moderation_`` is 0. It must be that of a
@@ -98,6 +100,11 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
     }
 
     _likelihood: Bernoulli
+
+    @property
+    def _coupling(self) -> float:
+        """How far the claims of several classes count as independent of each other."""
+        return 0.0
 
     def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
         """Return log P(Y = +1) for f ~ N(mean, var), or f = mean where var is None.
@@ -255,6 +262,9 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         log_proba = self._log_class_probability(mean, var)
         if len(self.classes_) == 2:
             log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])
+        elif self._coupling:
+            others = np.maximum(self._log_class_probability(-mean, var), _LOG_ZERO)
+            log_proba = log_proba - self._coupling * others
         log_proba = np.maximum(log_proba, _LOG_ZERO)
         # Beside a great common part the sum of the classes would be lost to rounding.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)

@@ -60,3 +60,16 @@ def refuse_noise(kernel: Kernel, owner: object) -> None:
             f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
             f"the counts of {type(owner).__name__} have none. Leave the WhiteKernel out."
         )
+
+
+def offset_of_mean(mean: float, link: str) -> float:
+    """Return the latent value at which the rate of counts is `mean`.
+
+    Parameters
+    ----------
+    mean : float
+        Positive, of any magnitude.
+    link : {"exp", "softplus"}
+    """
+    # log(e^m - 1) without the overflow.
+    return float(np.log(mean)) if link == "exp" else float(mean + np.log(-np.expm1(-mean)))

@@ -1,6 +1,7 @@
 """Sparse GPs trained on the loss that they are judged by: the face of :mod:`skgp.models.dlm`."""
 
 from numbers import Real
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,12 +11,12 @@ from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
-from skgp.estimators._counts import refuse_noise
+from skgp.estimators._counts import offset_of_mean, refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
-from skgp.likelihoods import Poisson
+from skgp.likelihoods import NumericLikelihood, Poisson
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.replicates import distinct_observations
@@ -54,7 +55,8 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
         leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise.
     beta : float or "auto", default=1.0
         Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
-        warm-started path that costs two to four single fits. Without effect on "fitc".
+        path of warm starts from 1 down and up, which costs two to four single fits. Without effect
+        on "fitc".
     likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts.
     link : {"exp", "softplus"}, default="exp"
@@ -89,7 +91,8 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
     batch_size : int or None, default=None
-        Rows of a minibatch. None takes all rows at once while n M is below 1e7.
+        Rows of a minibatch. None takes all rows at once while n M is below 1e6 (1e7 for q alone),
+        and beyond that 4 M, at least 1000. Closed forms take no minibatches.
     warm_start : bool, default=False
         Start from the hyper-parameters, points and posterior of the last fit.
     early_stopping : bool or "auto", default="auto"
@@ -113,7 +116,7 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
     ----------
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
-    inducing_points_ : ndarray of shape (n_inducing_, d)
+    inducing_points_ : ndarray of shape (M, d)
     n_inducing_ : int
     beta_ : float
     beta_path_ : dict of float to float
@@ -270,9 +273,8 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
 
         The first call is a `fit`. Later ones keep its hyper-parameters, inducing points and
         standardisation; for Gaussian noise and objectives other than "log_loss" the posterior is
-        that of all rows at once. That of "log_loss" narrows from batch to batch, though its width
-        stands for noise as well: prefer a `fit` of all rows, or `objective="elbo"`, where batches
-        are many.
+        that of all rows at once. That of "log_loss", whose width stands for noise as well, counts
+        ten times as a prior, which keeps most of its quality; a `fit` of all rows is better.
 
         Parameters
         ----------
@@ -360,12 +362,12 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
         if self.likelihood != "poisson":
             return np.zeros(1)
         mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
-        return np.array([np.log(mean) if self.link == "exp" else np.log(np.expm1(mean))])
+        return np.array([offset_of_mean(mean, self.link)])
 
     def _describe(self, family: Family, white: WhiteKernel | None) -> None:
         """Set the attributes that tell of the kernel and the likelihood."""
         parameters = to_tensor(self._likelihood_parameters)
-        likelihood = family.make(parameters)
+        likelihood = cast(NumericLikelihood, family.make(parameters))
         self.kernel_ = self._posterior.kernel
         self._likelihood = None
         for name in ("likelihood_scale_", "degrees_of_freedom_"):

@@ -1,6 +1,7 @@
 """Sparse GP classifiers trained on the log-loss: the face of :mod:`skgp.models.dlm` for labels."""
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -11,17 +12,151 @@ from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._threads import threads
 from skgp.likelihoods import Bernoulli
+from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.replicates import distinct_observations
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
+# Rows below which none are left out to choose how classes are coupled ...
+_FEW_ROWS = 100
+# ... and entries of the c matrices n x M that are made of those left out.
+_LEFT_OUT_NUMBERS = 1e7
+# Rows times inducing points from which on more than one thread pays.
+_LARGE = 1e5
 
 
 class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
-    r"""Sparse Gaussian process classification trained on the loss that it is judged by."""
+    r"""Sparse Gaussian process classification trained on the loss that it is judged by.
+
+    The latent function of class j is a sparse GP around :math:`o_j`, which predicts the base rate,
+    and :math:`P(y = j) = g(f_j)`. The posterior q over the values at M inducing points, the points
+    and the hyper-parameters minimise [1]_
+
+    .. math:: \sum_i \ell_i(q) + \beta\, \mathrm{KL}(q \,\|\, p),
+
+    by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
+    where the evidence bound has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
+    set against the rest, over shared inducing points, and claims a row with probability
+    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, as
+    for independent claims (:math:`\lambda = 1`) or more cautious ones.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
+        length scale a column.
+    objective : {"log_loss", "elbo"}, default="log_loss"
+        What to minimise; the second is for comparison and for streams.
+    beta : float or "auto", default=1.0
+        Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
+        path of warm starts from 1 down and up, which costs two to four single fits.
+    likelihood : {"probit", "logit"}, default="probit"
+        The link g. Averages of the first over f have a closed form.
+    n_inducing : int, default=200
+        Number of inducing points M; lowered to the number of distinct rows, with a warning.
+    inducing : {"learned", "fixed"}, default="learned"
+        Whether the points move.
+    init : {"k-means", "random", "greedy"}, default="k-means"
+        Where they begin: centres of clusters, rows at random, or rows chosen one by one where the
+        variance that the others leave is greatest.
+    hyperparameters : {"joint", "fixed"}, default="joint"
+        Whether the objective learns hyper-parameters and points too, beginning at the optimum of
+        the evidence bound, or q alone, with those of the bound.
+    gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
+        Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
+        sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
+        product sampling. Sampled ones train by stochastic steps.
+    n_gradient_samples : int, default=10
+        Samples a row and step of the last three.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of classes, which multiply those of rows.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    max_iter : int, default=200
+        Iterations over all rows at once, or steps with minibatches, of each part of the fit.
+    tol : float, default=1e-6
+        Relative fall of the objective in an iteration below which to stop.
+    learning_rate : float or None, default=None
+        Of minibatches; None for a default that suits.
+    batch_size : int or None, default=None
+        Rows of a minibatch. None takes all rows at once while n M, times the number of classes
+        beyond two, is below 1e6 (1e7 for q alone).
+    warm_start : bool, default=False
+        Start from the hyper-parameters, points and posterior of the last fit, if the classes are
+        as many.
+    early_stopping : bool or "auto", default="auto"
+        Whether rows are held out to say when a joint search stops, which could overfit; q then
+        learns from all rows. "auto" does from 100 rows on; with fewer the hyper-parameters stay
+        those of the evidence bound.
+    validation_fraction : float, default=0.1
+        Of the rows to hold out, at most 4000.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+    dtype : {"float64", "float32"}, default="float64"
+        Of the fit. Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
+        processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    kernel_ : Kernel
+        With the hyper-parameters learned.
+    inducing_points_ : ndarray of shape (M, d)
+    n_inducing_ : int
+    offset_ : ndarray of shape (1,) or (n_classes,)
+        Prior means of the latent functions.
+    beta_ : float
+    beta_path_ : dict of float to float
+        Of ``beta="auto"``: the loss of the rows held out for each beta tried.
+    loss_ : float
+        The objective's value, in nats, summed over the rows, and over the classes beyond two.
+    elbo_ : float
+        Evidence bound of the posterior found, likewise.
+    validation_loss_ : float or None
+        Mean loss of the rows held out; None without any.
+    coupling_ : float
+        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
+        training rows best, each left out of q in turn. Below 100 rows it is 1/2.
+    moderation_ : float
+        1: probabilities average over f with all of its posterior variance.
+    n_iter_ : int
+    history_ : dict of lists
+        "start" and "solve": objective an observation, of the evidence bound and of the objective;
+        "validation": losses of the rows held out.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    See Also
+    --------
+    DLMGPRegressor : The same for quantities and counts.
+    QSGPClassifier : Many more basis functions, fixed places, Laplace's approximation.
+
+    References
+    ----------
+    .. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from skgp import DLMGPClassifier
+    >>> X, y = make_moons(100, noise=0.1, random_state=0)
+    >>> model = DLMGPClassifier(n_inducing=20, random_state=0).fit(X, y)
+    >>> model.predict([[0.0, 1.0], [1.0, -0.5]])
+    array([0, 1])
+    >>> model.inducing_points_.shape
+    (20, 2)
+    """
 
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
@@ -123,8 +258,9 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         """Add rows to the posterior, which is the prior of the next call; rows are not kept.
 
         The first call is a `fit`, in which every class counts as one row more for the base rates:
-        a class may come late. Later calls keep its hyper-parameters, inducing points and base
-        rates; the posterior is near that of all rows at once, and depends a little on their order.
+        a class may come late. Later calls keep its hyper-parameters, inducing points, base rates
+        and ``coupling_``; the posterior is near that of all rows at once, and depends a little on
+        their order.
 
         Parameters
         ----------
@@ -185,13 +321,33 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         data = self._data(X, codes, sample_weight, backend)
         with session.stage("solve") as callback:
             objective = self._log_loss_or_bound(len(data))
-            self._fit_sparse(kernels, data, objective, offset, backend, callback)
+            fit = self._fit_sparse(kernels, data, objective, offset, backend, callback)
         self._likelihood = Bernoulli(self.likelihood)
+        self.coupling_ = self._choose_coupling(data, fit.objective, backend)
         self.kernel_ = self._posterior.kernel
         self.offset_ = offset
         self.moderation_ = 1.0  # the loss averages over f with its whole variance
         if self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(self.kernel_)
+
+    def _choose_coupling(self, data: SparseData, objective: Objective, backend: Backend) -> float:
+        """How far the claims of several classes count as independent, by rows left out."""
+        if len(self.classes_) == 2:
+            return 0.0
+        if len(data) < _FEW_ROWS:
+            return FEW_ROWS_COUPLING
+        n_rows = max(_FEW_ROWS, int(_LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel()))
+        if len(data) > n_rows:
+            generator = backend.generator()
+            order = torch.randperm(len(data), generator=generator, device=generator.device)
+            data = data.rows(order[:n_rows].sort().values)
+        with threads(self.n_jobs, single=len(data) * self.n_inducing_ < _LARGE):
+            moments = left_out_moments(self._posterior, data, objective, self._likelihood)
+            return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
+
+    @property
+    def _coupling(self) -> float:
+        return self.coupling_
 
     def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
         """Kernels of f to choose among."""

@@ -1,9 +1,31 @@
 """DLMGPClassifier: the contract of every classifier, and what is its own."""
 
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.datasets import load_digits, load_iris, make_classification, make_moons
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import shuffle
+
 from skgp import DLMGPClassifier
+from skgp.estimators import log_predictive_density_scorer
+from skgp.likelihoods import Bernoulli
+from skgp.models.coupling import COUPLINGS, best_coupling, left_out_moments
+from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.families import GaussianFamily
+from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.training import collapsed_posterior
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
-test_sklearn = sklearn_checks(DLMGPClassifier(n_inducing=20, max_iter=20, random_state=0))
+QUICK = dict(n_inducing=15, max_iter=20, random_state=0)
+
+test_sklearn = sklearn_checks(DLMGPClassifier(n_inducing=8, max_iter=4, random_state=0))
 
 
 class TestContract(ClassifierContract):
@@ -11,3 +33,295 @@ class TestContract(ClassifierContract):
 
     def make(self, **params):
         return DLMGPClassifier(**{"n_inducing": 40, "max_iter": 20, "random_state": 0, **params})
+
+
+def log_loss_of(model, X, y):
+    return -model.log_predictive_density(X, y).mean()
+
+
+def calibration_error(model, X, y, n_bins=10):
+    """Mean distance of confidence and accuracy, over bins of the confidence."""
+    proba = model.predict_proba(X)
+    confidence, right = proba.max(1), model.classes_[proba.argmax(1)] == y
+    bins = np.minimum((n_bins * confidence).astype(int), n_bins - 1)
+    sums = np.bincount(bins, weights=confidence - right, minlength=n_bins)
+    return np.abs(sums).sum() / len(y)
+
+
+@pytest.fixture(scope="module")
+def moons():
+    X, y = make_moons(700, noise=0.3, random_state=0)
+    return X[:200], y[:200], X[200:], y[200:]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A fit of ten classes, 64 columns, some of them constant, and rows it did not see."""
+    X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
+    kernel = 400.0 * RBF(30.0)
+    model = DLMGPClassifier(kernel, optimizer=None, n_inducing=100, max_iter=10, random_state=0)
+    model.fit(X[:400], y[:400])
+    return model, X[400:1400], y[400:1400]
+
+
+# ---- several classes ---------------------------------------------------------------------------
+
+
+def test_left_out_moments_are_those_of_fits_without_the_row():
+    """Exact where the likelihood is Gaussian."""
+    rng = torch.Generator().manual_seed(0)
+    X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
+    y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
+    weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
+    data, family = SparseData(X, y, weight), GaussianFamily(0.3, (0.3, 0.3))
+    objective = Objective(family, "elbo", beta=0.7)
+    kernel = ConstantKernel(2.0) * RBF(1.0)
+    prior = SparseState.prior(kernel, family.initial(X), X[:6] + 0.1, X.new_zeros(1))
+
+    def posterior(rows):
+        return prior.with_posterior(*collapsed_posterior(prior, rows, objective)).posterior()
+
+    likelihood = family.make(prior.likelihood)
+    mean, var = left_out_moments(posterior(data), data, objective, likelihood)
+    for row in (0, 7, 19):
+        others = torch.arange(20) != row
+        expected = posterior(data.rows(others)).mean_and_variance(X[row : row + 1])
+        torch.testing.assert_close(mean[row], expected[0][0], rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(var[row], expected[1][0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_best_coupling_is_that_which_drew_the_labels(coupling):
+    rng = np.random.default_rng(0)
+    mean, var = rng.normal(-0.5, 1.5, (20_000, 4)), rng.uniform(0.1, 1.0, (20_000, 4))
+    z = mean / np.sqrt(1 + var)
+    proba = norm.cdf(z) / norm.sf(z) ** coupling
+    proba /= proba.sum(1, keepdims=True)
+    labels = (proba.cumsum(1) < rng.uniform(size=(20_000, 1))).sum(1)
+    Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
+    weight = rng.uniform(0.5, 1.5, 20_000)
+    arrays = map(torch.from_numpy, (Y, mean, var, weight))
+    assert best_coupling(Bernoulli("probit"), *arrays) == coupling
+
+
+def test_probabilities_are_coupled_claims(digits):
+    model, X, _ = digits
+    mean, var = model.latent_mean_and_variance(X[:20])
+    z = mean / np.sqrt(1 + var)
+    expected = norm.cdf(z) / norm.sf(z) ** model.coupling_
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(model.predict_proba(X[:20]), expected, rtol=1e-8)
+    assert model.coupling_ in COUPLINGS
+
+
+def test_ten_classes_are_calibrated_better_than_by_their_plain_sum(digits):
+    model, X, y = digits
+    plain = pickle.loads(pickle.dumps(model))
+    plain.coupling_ = 0.0
+    assert model.coupling_ >= 0.5  # digits lie apart
+    assert model.score(X, y) > 0.93
+    assert log_loss_of(model, X, y) < 0.8 * log_loss_of(plain, X, y) < 0.3
+    assert calibration_error(model, X, y) < 0.5 * calibration_error(plain, X, y)
+
+
+def test_classes_that_overlap_are_not_sharpened():
+    X, y = make_classification(
+        900, 6, n_informative=4, n_redundant=0, n_classes=3, flip_y=0.3, random_state=0
+    )
+    model = DLMGPClassifier(**QUICK).fit(X[:300], y[:300])
+    found = log_loss_of(model, X[300:], y[300:])
+    assert model.coupling_ <= 0.5
+    model.coupling_ = 1.0
+    assert found < log_loss_of(model, X[300:], y[300:])
+
+
+def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
+    X, y = load_iris(return_X_y=True)
+    assert DLMGPClassifier(**QUICK).fit(X[::2], y[::2]).coupling_ == 0.5
+    assert DLMGPClassifier(**QUICK).fit(moons[0], moons[1]).coupling_ == 0.0
+
+
+@pytest.mark.parametrize("far", [1e3, 1e200])
+def test_probabilities_far_from_the_rows_are_finite(far, digits):
+    model, X, _ = digits
+    proba = model.predict_proba(X[:3] * far)
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
+    assert np.isfinite(model.decision_function(X[:3] * far)).all()
+
+
+# ---- the loss ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+def test_loss_is_that_of_the_predictions_and_the_divergence(likelihood, moons):
+    X, y = moons[:2]
+    divergence = []
+    for beta in (1e-3, 0.5):
+        options = dict(kernel=4.0 * RBF(1.0), optimizer=None, beta=beta, likelihood=likelihood)
+        model = DLMGPClassifier(**QUICK, **options).fit(X, y)
+        rows = -model.log_predictive_density(X, y).sum()
+        divergence.append((model.loss_ - rows) / beta)
+    assert divergence[0] > divergence[1] > 0
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+def test_auto_beta_is_the_best_of_its_path(objective, moons):
+    model = DLMGPClassifier(beta="auto", objective=objective, **QUICK).fit(*moons[:2])
+    assert model.beta_ in model.beta_path_ and len(model.beta_path_) >= 3
+    assert log_loss_of(model, *moons[2:]) < 0.4
+
+
+@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
+def test_sampled_gradients_end_near_the_exact_one(gradient, moons):
+    options = dict(kernel=4.0 * RBF(1.0), optimizer=None, n_gradient_samples=30)
+    exact, sampled = (
+        DLMGPClassifier(gradient=each, **QUICK, **options).fit(*moons[:2])
+        for each in ("auto", gradient)
+    )
+    found = log_loss_of(sampled, *moons[2:])
+    assert found == pytest.approx(log_loss_of(exact, *moons[2:]), abs=0.05)
+
+
+def test_grid_search_in_a_pipeline(moons):
+    pipeline = make_pipeline(StandardScaler(), DLMGPClassifier(**{**QUICK, "max_iter": 5}))
+    grid = {"dlmgpclassifier__beta": [300.0, 1.0], "dlmgpclassifier__n_inducing": [1, 12]}
+    search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2)
+    search.fit(*moons[:2])
+    assert search.best_params_ == {
+        "dlmgpclassifier__beta": 1.0,
+        "dlmgpclassifier__n_inducing": 12,
+    }
+    assert -search.best_score_ < np.log(2)
+
+
+# ---- awkward data ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+def test_rare_class_is_predicted_with_calibrated_probabilities(objective):
+    """Of 2.5%: better than the base rate, and as frequent as predicted."""
+    X, y = make_classification(
+        4000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
+    )
+    model = DLMGPClassifier(objective=objective, **{**QUICK, "max_iter": 10})
+    model.fit(X[:1000], y[:1000])
+    X, y = X[1000:], y[1000:]
+    share = y.mean()
+    assert 0.02 < share < 0.03
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    assert log_loss_of(model, X, y) < 0.8 * entropy
+    p = model.predict_proba(X)[:, 1]
+    for rows in (p < 0.1, p >= 0.1):
+        z = (y[rows] - p[rows]).sum() / np.sqrt((p[rows] * (1 - p[rows])).sum())
+        assert abs(z) < 4
+
+
+@pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_few_rows(n, n_classes):
+    if n <= n_classes and n_classes > 2:
+        pytest.skip("a class a row is refused")
+    X = np.arange(n)[:, None] ** 1.5
+    y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
+    for options in ({}, {"beta": "auto", "early_stopping": True}, {"objective": "elbo"}):
+        model = DLMGPClassifier(**{**QUICK, "max_iter": 4, **options}).fit(X, y)
+        proba = model.predict_proba(np.vstack([X, [[1e4]]]))
+        assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
+        assert list(model.classes_) == sorted(set(y))
+
+
+def test_constant_columns_duplicated_rows_and_units_together(moons):
+    X, y, fresh, target = moons
+    plain = DLMGPClassifier(**QUICK).fit(X, y)
+
+    def awkward(X):
+        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
+
+    model = DLMGPClassifier(**QUICK)
+    model.fit(awkward(np.repeat(X, 2, axis=0)), np.repeat(y, 2))
+    found = log_loss_of(model, awkward(fresh), target)
+    assert found < log_loss_of(plain, fresh, target) + 0.1
+    assert model.score(awkward(fresh), target) > 0.85
+
+
+def test_rows_that_are_all_equal_have_the_base_rate():
+    y = np.array([0] * 30 + [1] * 10)
+    proba = DLMGPClassifier(n_inducing=1, random_state=0).fit(np.ones((40, 2)), y)
+    np.testing.assert_allclose(proba.predict_proba([[1.0, 1.0]])[0], [0.75, 0.25], atol=0.05)
+
+
+def test_single_precision_is_near_double(moons):
+    options = dict(kernel=4.0 * RBF(1.0), optimizer=None)
+    double, single = (
+        DLMGPClassifier(dtype=dtype, **QUICK, **options).fit(*moons[:2])
+        for dtype in ("float64", "float32")
+    )
+    difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
+    assert 0 < np.abs(difference).max() < 0.02
+
+
+# ---- streams, warm starts, state ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+def test_stream_comes_near_the_fit_of_all_rows(objective, moons):
+    X, y = moons[:2]
+    options = dict(kernel=4.0 * RBF(1.0), optimizer=None, objective=objective)
+    stream = DLMGPClassifier(**QUICK, **options)
+    for rows in np.array_split(np.arange(200), 4):
+        stream.partial_fit(X[rows], y[rows])
+    whole, first = (DLMGPClassifier(**QUICK, **options).fit(X[:n], y[:n]) for n in (200, 50))
+    losses = [log_loss_of(model, *moons[2:]) for model in (whole, stream, first)]
+    assert losses[1] < losses[2] and losses[1] < losses[0] + 0.05
+
+
+def test_warm_start_goes_on_where_the_last_fit_ended(moons):
+    X, y = moons[:2]
+    options = {**QUICK, "early_stopping": False}
+    model = DLMGPClassifier(**options, warm_start=True).fit(X, y)
+    before = model.loss_
+    model.set_params(max_iter=2).fit(X, y)
+    assert model.loss_ < before + 1e-6
+    cold = DLMGPClassifier(**{**options, "max_iter": 2}).fit(X, y)
+    assert model.loss_ < cold.loss_ - 1
+    # Of other shapes there is nothing to go on from.
+    three = np.where(X[:, 0] > 1.5, 2, y)
+    assert model.set_params(max_iter=20).fit(X, three).score(X, three) > 0.8
+    assert model.fit(np.column_stack([X, X]), y).score(np.column_stack([X, X]), y) > 0.8
+
+
+def test_state_does_not_grow_with_the_rows(moons):
+    sizes = [
+        len(pickle.dumps(DLMGPClassifier(n_inducing=15, max_iter=2).fit(X, y)))
+        for X, y in (moons[:2], moons[2:])
+    ]
+    assert sizes[1] < sizes[0] + 5000
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"objective": "square_loss"}, "objective='square_loss' needs Gaussian.*'log_loss'"),
+        ({"objective": "fitc"}, "objective='fitc' needs Gaussian noise.*DLMGPRegressor"),
+        ({"objective": "hinge"}, "objective.*hinge"),
+        ({"likelihood": "poisson"}, "likelihood.*poisson"),
+        ({"beta": -1.0}, "beta.*-1.0"),
+        ({"n_inducing": 0}, "n_inducing.*0"),
+        ({"validation_fraction": 1.0}, "validation_fraction.*1.0"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(params, message, moons):
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(ValueError, match=message):
+            getattr(DLMGPClassifier(**params), method)(*moons[:2])
+
+
+def test_more_points_than_rows_are_lowered_with_a_warning(moons):
+    X, y = moons[0][:12], moons[1][:12]
+    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
+        model = DLMGPClassifier(n_inducing=50, max_iter=5).fit(X, y)
+    assert model.n_inducing_ == 12 == len(model.inducing_points_)

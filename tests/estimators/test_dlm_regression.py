@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import DLMGPRegressor
 from skgp.datasets import make_counts
+from skgp.estimators._scorers import log_predictive_density_scorer
 from skgp.models.dlm.beta_path import BETAS
 from tests.contracts.estimators import CountRegressorContract
 
@@ -36,7 +37,7 @@ def test_beta_auto_reports_its_path_and_costs_few_fits():
     single = DLMGPRegressor(**QUICK).fit(X, y)
     model = DLMGPRegressor(beta="auto", **QUICK).fit(X, y)
     assert model.beta_ in model.beta_path_
-    assert list(model.beta_path_) == list(BETAS[: len(model.beta_path_)])
+    assert list(model.beta_path_) == [beta for beta in BETAS if beta in model.beta_path_]
     assert model.n_iter_ <= 4 * single.n_iter_
     assert single.beta_ == 1.0 and single.beta_path_ == {}
 
@@ -54,6 +55,45 @@ def test_grid_search_over_beta_and_points_runs_in_parallel():
     search = GridSearchCV(pipeline, grid, scoring=density_of_pipeline, cv=2, n_jobs=2)
     search.fit(X, y)
     assert search.best_params_ == {"dlmgpregressor__beta": 1.0, "dlmgpregressor__n_inducing": 10}
+
+
+def many_points_for_few_rows():
+    """Of 40 points learned from 200 rows a fold: wants a great weight of the divergence."""
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-3, 3, (300, 1))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(300), {"n_inducing": 40}
+
+
+def few_points_for_a_rough_function():
+    """The model is wrong, and knows nothing of it: wants a small weight."""
+    rng = np.random.default_rng(2)
+    X = rng.uniform(-3, 3, (400, 1))
+    y = np.sin(6 * X[:, 0]) * (X[:, 0] > 0) + 0.05 * rng.standard_normal(400)
+    kernel = 1.0 * RBF(1.0, "fixed") + WhiteKernel(0.1)
+    return X, y, {"n_inducing": 8, "inducing": "fixed", "kernel": kernel}
+
+
+@pytest.mark.parametrize("problem", [many_points_for_few_rows, few_points_for_a_rough_function])
+def test_beta_auto_agrees_with_grid_search_within_a_step(problem):
+    """Where the log density of rows left out depends on beta by much."""
+    X, y, params = problem()
+    model = DLMGPRegressor(max_iter=40, random_state=0, **params)
+    betas = [0.0625, 0.25, 1.0, 4.0]
+    scoring = log_predictive_density_scorer
+    search = GridSearchCV(model, {"beta": betas}, scoring=scoring, cv=3, refit=False).fit(X, y)
+    chosen = model.set_params(beta="auto").fit(X, y).beta_
+    nearest = np.abs(np.log(np.divide(betas, chosen))).argmin()
+    assert abs(nearest - betas.index(search.best_params_["beta"])) <= 1
+
+
+def test_partial_fit_of_the_log_loss_keeps_the_quality_of_a_good_fit():
+    """Two halves: the width of the first posterior stands for noise, and is no weak prior."""
+    X, y = wave(600, noise=0.1)
+    fresh, target = wave(300, seed=1, noise=0.1)
+    model = DLMGPRegressor(**QUICK).partial_fit(X[:300], y[:300])
+    before = model.log_predictive_density(fresh, target).mean()
+    model.partial_fit(X[300:], y[300:])
+    assert model.log_predictive_density(fresh, target).mean() > before - 0.05
 
 
 @pytest.mark.parametrize("objective", ["elbo", "square_loss", "fitc"])

@@ -41,7 +41,7 @@ BATCH_PER_INDUCING = 4
 _LEAST_BATCH = 1000
 # Rates relative to `LEARNING_RATE`. The units are standard deviations of the starting posterior
 # (alpha), length scales (Z), relative changes (the others).
-_SHARES = {"alpha": 20.0, "triangle": 2.0, "theta": 1.0, "likelihood": 1.0, "Z": 1 / 3}
+_SHARES = {"alpha": 5.0, "triangle": 2.0, "theta": 1.0, "likelihood": 1.0, "Z": 1 / 3}
 _MOMENTS = (0.9, 0.99)
 _PATIENCE, _SMOOTHING = 30, 0.9
 _WATCH_EVERY = 4  # steps, which are shorter and noisier than the iterations of a full search

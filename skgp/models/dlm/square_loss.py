@@ -10,9 +10,15 @@ kernel's amplitude matters, and left free the amplitude would run away:
 :math:`\kappa = \sum_i w_i k(x_i, x_i) / W`, the mean prior variance, stands for an amplitude of 1.
 
 What :math:`\beta = 1` is worth must not depend on the amplitude either. The fit multiplies
-:math:`\beta` by the ratio of noise and prior variance at the optimum of the evidence bound, where
-it begins: with these hyper-parameters :math:`\beta = 1` gives the mean of the Gaussian process. The
-paper's :math:`\beta`, for an amplitude of 1, is that product.
+:math:`\beta` by the ratio of noise and prior variance at which the evidence bound of the kernel and
+the points that it begins with is greatest: with these :math:`\beta = 1` gives the mean of the
+Gaussian process. The paper's :math:`\beta`, for an amplitude of 1, is that product. With the noise
+at its optimum for each amplitude, the negative bound is, for eigenvalues
+:math:`\lambda_j` of G and the ratio :math:`t` of noise and amplitude,
+
+.. math:: \frac W2 \log \big( \sum_i w_i y_i^2 - b^T A^{-1} b \big)
+          + \frac12 \sum_j \log \Big( 1 + \frac{\lambda_j}{t} \Big)
+          + \frac{\sum_i w_i r_i}{2 t} + \text{const.}
 
 The objective says nothing about variances. A Gaussian process with the same mean has the kernel
 :math:`s k` and noise of variance :math:`s t`, for any s; s is set to the mean squared
@@ -30,7 +36,9 @@ References
    section 2.
 """
 
+import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
@@ -39,12 +47,54 @@ from skgp.models.dlm.collapsed import Statistics, posterior_from_precision
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.sparse import inducing_factor
 
-__all__ = ["calibrated_variance", "ridge", "square_loss", "square_loss_path", "square_posterior"]
+__all__ = [
+    "calibrated_variance",
+    "evidence_ratio",
+    "ridge",
+    "square_loss",
+    "square_loss_path",
+    "square_posterior",
+]
+
+_RATIOS = np.logspace(-6, 3, 46)  # of noise and prior variance, among which the search begins
 
 
 def ridge(sums: Statistics, beta: float) -> Tensor:
     r"""The regulariser :math:`t = \beta \kappa`, a scalar."""
     return beta * sums.sum_prior / sums.total
+
+
+def evidence_ratio(sums: Statistics) -> float:
+    """Ratio of noise and mean prior variance at which the evidence bound is greatest.
+
+    Parameters
+    ----------
+    sums : Statistics
+        Of a kernel whose amplitude does not matter.
+
+    Returns
+    -------
+    float
+        Between 1e-6 and 1e3; O(M^3).
+    """
+    values, vectors = torch.linalg.eigh(sums.gram)
+    values = values.clamp_min(0.0).double().cpu().numpy()
+    squares = (vectors.mT @ sums.projection).square()[:, 0].double().cpu().numpy()
+    sum_square, prior = float(sums.sum_square), float(sums.sum_prior)
+    unexplained = max(prior - values.sum(), 0.0)
+    least = np.finfo(float).eps * max(sum_square, np.finfo(float).tiny)
+
+    def bound(log_ratio: float) -> float:
+        t = np.exp(log_ratio) * prior / sums.total
+        residual = max(sum_square - (squares / (values + t)).sum(), least)
+        complexity = np.log1p(values / t).sum() + unexplained / t
+        return 0.5 * (sums.total * np.log(residual) + complexity)
+
+    grid = np.log(_RATIOS)
+    best = int(np.argmin([bound(log_ratio) for log_ratio in grid]))
+    bracket = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(bound, bounds=bracket, method="bounded", options={"xatol": 1e-7})
+    return float(np.exp(found.x))
 
 
 def square_loss(sums: Statistics, *, beta: float) -> Tensor:

@@ -2,11 +2,19 @@ r"""Rows that come in batches: the posterior of the last is the prior of the nex
 
 With hyper-parameters and inducing points fixed, a batch B changes q to
 
-.. math:: q_B = \arg\min_q \sum_{i \in B} w_i \ell_i + \beta\, \mathrm{KL}(q \,\|\, q_{B-1}),
+.. math:: q_B = \arg\min_q \sum_{i \in B} w_i \ell_i + \gamma \beta\, \mathrm{KL}(q \,\|\, q_{B-1}),
 
 which for Gaussian noise and the objectives with closed forms gives the same posterior as all rows
-at once, and otherwise one near it [1]_. In the coordinates of :mod:`skgp.models.dlm.reference`
-around :math:`q_{B-1}` the divergence is again that from N(0, I).
+at once, and otherwise one near it [1]_. That takes :math:`\gamma = 1`. Under the log-loss of
+numbers, though, the width of :math:`q_{B-1}` stands for noise and for what the model lacks, not for
+what is unknown of u: as a prior it is too weak, and a batch overrules it. There
+:math:`\gamma = 10`, which on rows of Gaussian and Student-t noise and on counts came nearer to all
+rows at once than 1 did. Labels keep :math:`\gamma = 1`: classes may come late. The evidence
+bound in place of the log-loss does far worse: it knows only the noise, which the log-loss has
+driven to nearly nothing.
+
+In the coordinates of :mod:`skgp.models.dlm.reference` around :math:`q_{B-1}` the divergence is
+again that from N(0, I).
 
 References
 ----------
@@ -18,6 +26,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.likelihoods import NumericLikelihood
 from skgp.models.dlm.collapsed import natural_parameters, posterior_from_precision
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.fit import has_closed_form
@@ -27,7 +36,10 @@ from skgp.models.dlm.sparse import latent_moments
 from skgp.models.dlm.training import LEAST_BETA
 from skgp.training.lbfgs import minimize_lbfgs
 
-__all__ = ["update"]
+__all__ = ["LOG_LOSS_WEIGHT", "update"]
+
+#: Gamma of the log-loss of numbers.
+LOG_LOSS_WEIGHT = 10.0
 
 
 def update(
@@ -38,7 +50,7 @@ def update(
     Parameters
     ----------
     state : SparseState
-        Before it.
+        Before it, after a fit.
     data : SparseData
         The batch.
     objective : Objective
@@ -58,13 +70,15 @@ def update(
     objective = replace(objective, gradient="exact")
     reference = ReferenceGaussian(state.mean, state.root)
     likelihood = objective.family.make(state.likelihood)
+    weak = objective.name == "log_loss" and isinstance(likelihood, NumericLikelihood)
+    weight = objective.beta * (LOG_LOSS_WEIGHT if weak else 1.0)
 
     def loss(parts: dict[str, Tensor]) -> Tensor:
         mean, root = reference.posterior(**parts)
         moments = latent_moments(state.kernel, data.X, state.Z, mean, root, offset=state.offset)
         divergence = kl_from_standard_normal(parts["alpha"], reference.triangle(parts["triangle"]))
         rows = data_loss(objective, likelihood, data, *moments)
-        return (rows + objective.beta * divergence) / data.total
+        return (rows + weight * divergence) / data.total
 
     found = minimize_lbfgs(loss, reference.start(), max_iter=max_iter, tol=tol)
     with torch.no_grad():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.gaussian_process.kernels import RBF
 
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm import beta_path as module
@@ -12,7 +13,7 @@ from skgp.models.dlm.beta_path import BETAS, fit_beta_path
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily, GaussianFamily
 from skgp.models.dlm.fit import Settings, fit_sparse
-from skgp.models.dlm.holdout import BestState
+from skgp.models.dlm.holdout import BestState, held_out_losses
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.training import Training, fit_posterior, total_loss
 from tests.reference import sparse as dense
@@ -38,17 +39,12 @@ def run(fit, problem, objective, settings=QUICK, **options):
 # ---- the choice ---------------------------------------------------------------------------------
 
 
-def points(*losses, spread=0.0):
-    """Points of a path whose rows held out have these mean losses.
-
-    Their differences have a standard deviation of `spread`, of the mean of 100 rows a tenth.
-    """
-    pattern = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(50)
+def points(*losses):
+    """Points of a path whose rows held out have these mean losses."""
     rows = torch.zeros(100, 1, dtype=torch.float64)
     made = []
-    for i, loss in enumerate(losses):
-        watch = BestState(Objective(GAUSSIAN, beta=BETAS[i]), SparseData(rows, rows))
-        watch._best = (None, loss + spread * (-1) ** i * pattern / 2)
+    for beta, loss in zip(BETAS, losses, strict=False):
+        watch = BestState(Objective(GAUSSIAN, beta=beta), SparseData(rows, rows))
         watch.loss = loss
         made.append(module._Point(watch.objective, watch))
     return made
@@ -70,16 +66,8 @@ def test_path_has_risen_after_two_rises_in_a_row(losses, expected):
     assert module._has_risen(points(*losses)) == expected
 
 
-def test_choose_takes_the_best_where_the_others_are_clearly_worse():
-    tried = points(3.0, 2.0, 1.0, 1.5, spread=1e-3)
-    assert module._choose(tried) is tried[2]
-
-
-def test_choose_takes_the_most_regularised_within_a_standard_error():
-    """Points 1 and 2 have differences of a standard deviation of 1: of the mean, a tenth."""
-    tried = points(3.0, 1.09, 1.0, 1.05, spread=1.0)
-    assert module._choose(tried) is tried[1]
-    tried = points(3.0, 1.11, 1.0, 1.05, spread=1.0)
+def test_choose_takes_the_least_loss():
+    tried = points(3.0, 2.0, 1.0, 1.5)
     assert module._choose(tried) is tried[2]
 
 
@@ -97,22 +85,21 @@ def test_choose_of_one_point_is_that_point():
 
 
 def stub_path(losses, monkeypatch, *, stop_at=None):
-    """Run a path whose fits are stubs; the state of beta i is i, and has the loss ``losses[i]``.
+    """Run a path of stubs: the state that a fit finds is its beta, with the loss ``losses[beta]``.
 
     Returns the fit, the path, and what was minimised: (state to begin with, objective, settings).
     """
     calls = []
-    number = {beta: float(i) for i, beta in enumerate(BETAS)}
 
     def minimise(state, data, objective, settings, watch, generator, recorder):
         calls.append((state, objective, settings))
         if stop_at is not None and len(calls) >= stop_at:
             recorder.stopped = True
-        return Training(number[objective.beta], 1.0, [objective.beta])
+        return Training(objective.beta, 1.0, [objective.beta])
 
     def score(watch, state):
-        watch._best = (state, torch.full((4,), losses[int(state)], dtype=torch.float64))
-        watch.loss = losses[int(state)]
+        watch._best = (state, torch.full((4,), losses[state], dtype=torch.float64))
+        watch.loss = losses[state]
         return False
 
     def finish(state, data, objective, *rest):
@@ -128,35 +115,52 @@ def stub_path(losses, monkeypatch, *, stop_at=None):
     return fit, path, calls, start
 
 
-def test_path_runs_from_large_to_small_beta_and_begins_where_the_last_ended(monkeypatch):
-    losses = [float(10 - i) for i in range(10)]
+def losses_of(**given):
+    """Losses of all betas: of those named by their number in BETAS, else great ones."""
+    return {beta: given.get(f"b{i}", 100.0 - i) for i, beta in enumerate(BETAS)}
+
+
+def tried_in_order(calls):
+    return list(dict.fromkeys(objective.beta for _, objective, _ in calls))
+
+
+def test_path_runs_down_from_1_then_up_from_it_and_begins_where_the_last_ended(monkeypatch):
+    losses = {beta: 10.0 - abs(3 - i) for i, beta in enumerate(BETAS)}
     _, path, calls, start = stub_path(losses, monkeypatch)
     assert list(path) == list(BETAS) == sorted(BETAS, reverse=True)
-    assert list(path.values()) == losses
-    tried = [objective.beta for _, objective, _ in calls]
-    assert list(dict.fromkeys(tried)) == list(BETAS)
+    assert path == losses
+    assert tried_in_order(calls) == [*BETAS[3:], *BETAS[2::-1]]
     assert calls[0][0] is start
-    for (state, objective, _), (_, before, _) in zip(calls[1:], calls[:-1], strict=True):
-        assert BETAS[int(state)] == before.beta >= objective.beta
+    begun = {objective.beta: state for state, objective, _ in calls[::2]}
+    assert [begun[beta] for beta in BETAS[4:]] == list(BETAS[3:-1])
+    assert [begun[beta] for beta in (2.0, 4.0, 8.0)] == [1.0, 2.0, 4.0]
 
 
-def test_path_stops_after_two_rises(monkeypatch):
-    (state, objective), path, _, _ = stub_path([5.0, 4, 3, 3.5, 3.6, 1, 1, 1, 1, 1], monkeypatch)
-    assert list(path) == list(BETAS[:5])
-    assert state == 2 and objective.beta == BETAS[2]
+def test_path_begins_as_a_fit_of_beta_1_and_goes_on_with_fewer_iterations(monkeypatch):
+    losses = {beta: 10.0 - abs(3 - i) for i, beta in enumerate(BETAS)}
+    _, _, calls, _ = stub_path(losses, monkeypatch)
+    efforts = [settings.max_iter for _, _, settings in calls]
+    assert efforts[:2] == [3, 20] and efforts[2:] == [3, 4] * 9
+
+
+def test_path_stops_after_two_rises_either_way(monkeypatch):
+    losses = losses_of(b3=3.0, b4=2.0, b5=2.5, b6=2.6, b7=1.0, b2=3.1, b1=3.2, b0=1.0)
+    (state, objective), path, calls, _ = stub_path(losses, monkeypatch)
+    assert tried_in_order(calls) == [1.0, 0.5, 0.25, 0.125, 2.0, 4.0]
+    assert list(path) == [4.0, 2.0, 1.0, 0.5, 0.25, 0.125]
+    assert state == 0.5 and objective.beta == 0.5
 
 
 def test_path_goes_on_after_a_single_rise(monkeypatch):
-    (state, objective), path, _, _ = stub_path(
-        [5.0, 4, 4.5, 3, 3.1, 2, 2.5, 2.6, 0, 0], monkeypatch
-    )
+    losses = losses_of(b3=3.0, b4=3.5, b5=2.0, b6=2.5, b7=2.6, b2=3.1, b1=2.9, b0=1.0)
+    (state, objective), path, _, _ = stub_path(losses, monkeypatch)
     assert list(path) == list(BETAS[:8])
-    assert state == 5 and objective.beta == BETAS[5]
+    assert state == 8.0 and objective.beta == 8.0
 
 
 def test_path_ends_when_the_callback_stops(monkeypatch):
-    _, path, _, _ = stub_path([float(10 - i) for i in range(10)], monkeypatch, stop_at=3)
-    assert 1 <= len(path) <= 3
+    _, path, _, _ = stub_path(losses_of(), monkeypatch, stop_at=3)
+    assert list(path) == [1.0, 0.5]
 
 
 # ---- real fits ----------------------------------------------------------------------------------
@@ -179,11 +183,11 @@ def test_fit_beta_path_chooses_among_its_path_at_the_cost_of_few_fits(made, targ
     fit, path = run(fit_beta_path, problem, objective, settings)
     chosen = replace(objective, beta=fit.objective.beta, unit=fit.objective.unit)
     assert fit.objective == chosen
-    assert fit.objective.beta in path and list(path) == list(BETAS[: len(path)])
+    assert fit.objective.beta in path and list(path) == [b for b in BETAS if b in path]
+    assert 1.0 in path
     assert fit.history["validation"] == list(path.values())
     assert fit.held_out_loss == path[fit.objective.beta]
-    # Of twelve rows held out the best is hardly known; what is chosen is more regularised.
-    assert fit.objective.beta >= min(path, key=path.get)
+    assert fit.objective.beta == min(path, key=path.get)
     single = run(fit_sparse, problem, objective, settings)
     assert fit.n_iter <= 4 * single.n_iter
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
@@ -210,7 +214,25 @@ def test_fit_beta_path_prefers_little_regularisation_where_the_model_is_wrong():
     problem = dense.Problem(kernel, X, y, np.linspace(-2, 2, 8)[:, None])
     objective = Objective(GAUSSIAN, learn_kernel=False, learn_inducing=False)
     fit, path = run(fit_beta_path, problem, objective)
-    assert fit.objective.beta < 1 and path[fit.objective.beta] < path[8.0]
+    assert fit.objective.beta < 1 and path[fit.objective.beta] < path[1.0]
+
+
+def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
+    """Points enough for it: great weights first would leave the search in a poorer optimum."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (1200, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(1200)
+    kernel = dense.KERNELS["rbf"]().k1 * RBF(1.0)
+    problem = dense.Problem(kernel, X[:300], y[:300], np.linspace(-3, 3, 12)[:, None])
+    fresh = dense.Problem(kernel, X[300:], y[300:], problem.Z)
+    objective = Objective(GAUSSIAN)
+    settings = Settings(start_iter=30, max_iter=60)
+    chosen, _ = run(fit_beta_path, problem, objective, settings)
+    single = run(fit_sparse, problem, objective, settings)
+    losses = [
+        float(held_out_losses(fit.state, objective, fresh.data).mean()) for fit in (chosen, single)
+    ]
+    assert losses[0] < losses[1] + 0.05
 
 
 def test_fit_beta_path_is_reproducible():

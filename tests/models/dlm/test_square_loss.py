@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 
-from skgp.models.dlm.collapsed import elbo_posterior, statistics
+from skgp.models.dlm.collapsed import elbo_loss, elbo_posterior, statistics
 from skgp.models.dlm.data import SparseState
 from skgp.models.dlm.square_loss import (
     calibrated_variance,
+    evidence_ratio,
     ridge,
     square_loss,
     square_loss_path,
@@ -97,6 +98,35 @@ def test_square_loss_does_not_depend_on_the_amplitude():
     scaled = replace(problem, kernel=7.0 * problem.kernel)
     losses = [float(square_loss(sums_of(p), beta=0.2)) for p in (problem, scaled)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@weights
+@kernels
+def test_evidence_ratio_is_that_of_the_greatest_bound(name, weighted):
+    """Over noise and amplitude, by the bound itself; whatever the amplitude given."""
+    problem = dense.make_problem(name, weighted=weighted)
+
+    def bound(log_noise, log_factor):
+        scaled = replace(problem, kernel=np.exp(log_factor) * problem.kernel)
+        return float(elbo_loss(sums_of(scaled), torch.tensor(log_noise).exp()))
+
+    def best_of_factor(log_factor):
+        return minimize_scalar(lambda v: bound(v, log_factor), bounds=(-8, 4), method="bounded")
+
+    factor = minimize_scalar(lambda v: best_of_factor(v).fun, bounds=(-6, 6), method="bounded").x
+    noise = np.exp(best_of_factor(factor).x)
+    expected = noise / (np.exp(factor) * mean_prior_variance(problem))
+    assert evidence_ratio(sums_of(problem)) == pytest.approx(expected, rel=1e-2)
+    scaled = replace(problem, kernel=7.0 * problem.kernel)
+    assert evidence_ratio(sums_of(scaled)) == pytest.approx(
+        evidence_ratio(sums_of(problem)), rel=1e-5
+    )
+
+
+def test_evidence_ratio_of_constant_targets_is_finite():
+    problem = dense.make_problem()
+    sums = sums_of(replace(problem, y=np.zeros_like(problem.y)))
+    assert 1e-6 <= evidence_ratio(sums) <= 1e3
 
 
 def test_square_loss_has_the_gradients_of_finite_differences():
