@@ -31,11 +31,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.kernels.gram import split_noise
-from skgp.models.objectives import (
-    leave_one_out_log_density,
-    log_marginal_likelihood,
-    nearest_neighbors,
-)
+from skgp.models.neighbors import CandidateSearch
+from skgp.models.objectives import leave_one_out_log_density, log_marginal_likelihood
 from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
 
@@ -278,11 +275,11 @@ def leave_one_out_score(
     signal, _ = split_noise(kernel)
     theta = data.X.new_tensor(kernel.theta)
     k = min(k, candidates.shape[0] - 1)
+    search = CandidateSearch(signal, data.X, candidates)
     total = 0.0
     with torch.no_grad():
         for batch in rows.split(256):
-            neighbors = nearest_neighbors(signal, data.X, batch, candidates, k)
-            density = leave_one_out_log_density(kernel, data, batch, neighbors, theta)
+            density = leave_one_out_log_density(kernel, data, batch, search.query(batch, k), theta)
             total += float((density if data.weight is None else density / data.weight[batch]).sum())
     return total / rows.shape[0]
 
@@ -313,9 +310,8 @@ def fit_leave_one_out(
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - step / settings.n_steps)
         rows = _draw_rows(data, min(settings.batch_size, n), generator)
-        with torch.no_grad():
-            current = kernel.clone_with_theta(theta.detach().cpu().numpy())
-            neighbors = nearest_neighbors(split_noise(current)[0], X, rows, candidates, k)
+        current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
+        neighbors = CandidateSearch(current, X, candidates).query(rows, k)
         optimizer.zero_grad()
         density = leave_one_out_log_density(kernel, data, rows, neighbors, theta)
         loss = -(density if data.weight is None else density / data.weight[rows]).mean()

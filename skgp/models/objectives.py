@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram, gram_diag, gram_tile, split_noise, split_theta
+from skgp.kernels.gram import gram, split_noise, split_theta
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.replicates import Replicates
 
@@ -68,30 +68,6 @@ class _GaussianLogDensity(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         L, alpha = ctx.saved_tensors
         return 0.5 * grad * (torch.outer(alpha, alpha) - torch.cholesky_inverse(L)), None
-
-
-def nearest_neighbors(kernel, X: Tensor, rows: Tensor, candidates: Tensor, k: int) -> Tensor:
-    """Indices of the k candidates that correlate most with each row, itself left out.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-        Its own correlation is the metric, whatever the expression: ARD, periodic, sums.
-    X : Tensor of shape (n, d)
-    rows : Tensor of int64, shape (b,)
-    candidates : Tensor of int64, shape (c,)
-    k : int
-
-    Returns
-    -------
-    Tensor of int64, shape (b, k)
-        ``O(b c)`` kernel evaluations in float32; neighbours are unordered.
-    """
-    Xc, Xr = X[candidates].float(), X[rows].float()
-    similarity = gram_tile(kernel, Xr, Xc)
-    similarity /= gram_diag(kernel, Xc).clamp(min=torch.finfo(torch.float32).tiny).sqrt()
-    similarity.masked_fill_(candidates[None, :] == rows[:, None], -math.inf)
-    return candidates[similarity.topk(k, dim=1, sorted=False).indices]
 
 
 def leave_one_out_log_density(

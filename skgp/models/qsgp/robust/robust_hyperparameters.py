@@ -25,7 +25,7 @@ from torch import Tensor
 from skgp.kernels.gram import gram, split_noise
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.models.hyperparameters import HyperparameterFit, SearchSettings, fit_hyperparameters
-from skgp.models.objectives import nearest_neighbors
+from skgp.models.neighbors import CandidateSearch
 from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
 
@@ -161,17 +161,11 @@ def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
 
 def _median_residual(data: Replicates, candidates: Tensor) -> Tensor:
     """Difference of each row to the median of its neighbours, shape (n,)."""
-    spread = data.X.std(0, correction=0)
-    X = data.X / torch.where(spread > 0, spread, 1.0)
-    others = X[candidates]
-    half_norms = others.square().sum(1) / 2
+    search = CandidateSearch(None, data.X, candidates)
     k = max(1, min(_N_MEDIAN, len(candidates) - 1))
     residual = torch.empty_like(data.y)
     for rows in torch.arange(data.y.shape[0], device=data.y.device).split(_BATCH):
-        # |a|^2 / 2 - a b orders candidates as the distance does.
-        distance = half_norms - X[rows] @ others.mT
-        distance[rows[:, None] == candidates] = math.inf
-        nearest = candidates[distance.topk(k, largest=False).indices]
+        nearest = search.query(rows, k)
         residual[rows] = data.y[rows] - data.y[nearest].median(1).values
     return residual
 
@@ -184,9 +178,10 @@ def _left_out_residual(kernel, data: Replicates, candidates: Tensor) -> Tensor:
     signal, white = split_noise(kernel)
     noise = data.row_noise(data.y.new_tensor(white.noise_level if white is not None else 0.0))
     k = min(_N_PREDICT, len(candidates) - 1)
+    search = CandidateSearch(signal, data.X, candidates)
     residual = torch.empty_like(data.y)
     for rows in torch.arange(data.y.shape[0], device=data.y.device).split(_BATCH):
-        neighbors = nearest_neighbors(signal, data.X, rows, candidates, k)
+        neighbors = search.query(rows, k)
         group = torch.cat([neighbors, rows[:, None]], dim=1)
         K = gram(signal, data.X[group], method="expand")
         among = K[:, :-1, :-1] + torch.diag_embed(noise[neighbors])
