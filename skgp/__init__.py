@@ -12,16 +12,27 @@ if TYPE_CHECKING:
     from skgp.estimators._dlm_classifier import DLMGPClassifier
     from skgp.estimators._qsgp import QSGPRegressor
     from skgp.estimators._qsgp_classifier import QSGPClassifier
+    from skgp.estimators._swsgp import SWSGPRegressor
+    from skgp.estimators._swsgp_classifier import SWSGPClassifier
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DLMGPClassifier", "DLMGPRegressor", "QSGPClassifier", "QSGPRegressor"]
+__all__ = [
+    "DLMGPClassifier",
+    "DLMGPRegressor",
+    "QSGPClassifier",
+    "QSGPRegressor",
+    "SWSGPClassifier",
+    "SWSGPRegressor",
+]
 
 _MODULES = {
     "DLMGPClassifier": "skgp.estimators._dlm_classifier",
     "DLMGPRegressor": "skgp.estimators._dlm",
     "QSGPClassifier": "skgp.estimators._qsgp_classifier",
     "QSGPRegressor": "skgp.estimators._qsgp",
+    "SWSGPClassifier": "skgp.estimators._swsgp_classifier",
+    "SWSGPRegressor": "skgp.estimators._swsgp",
 }
 
 

@@ -64,11 +64,36 @@ def default_classification_kernels(
     else:
         shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
     if X.shape[1] > _MANY_COLUMNS:
-        mean = np.average(X, axis=0, weights=sample_weight)
-        # The root mean square distance of a row from the centre; 1 where all rows are equal.
-        shared = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=sample_weight).sum()) or 1.0
-        shapes += [_shape(nu, float(shared)) for nu in (np.inf, 1.5)]
+        shared = _distance_from_centre(X, sample_weight)
+        shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
     return [ConstantKernel(_LATENT_VARIANCE, _LATENT_BOUNDS) * shape for shape in shapes]
+
+
+def isotropic_classification_kernels(
+    X: np.ndarray, sample_weight: np.ndarray | None = None
+) -> list[Kernel]:
+    """Return the kernels, without noise, of inputs whose columns share a unit.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    sample_weight : ndarray of shape (n,), optional
+
+    Returns
+    -------
+    list of Kernel
+        ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2, with one length scale.
+    """
+    shared = _distance_from_centre(X, sample_weight)
+    shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
+    return [ConstantKernel(_LATENT_VARIANCE, _LATENT_BOUNDS) * shape for shape in shapes]
+
+
+def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
+    """Root mean square distance of the rows from their mean; 1 where all are equal."""
+    mean = np.average(X, axis=0, weights=sample_weight)
+    squares = np.average((X - mean) ** 2, axis=0, weights=sample_weight)
+    return float(np.sqrt(squares.sum())) or 1.0
 
 
 def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:

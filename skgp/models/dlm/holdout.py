@@ -60,11 +60,12 @@ def held_out_losses(state: SparseState, objective: Objective, data: SparseData) 
         return losses if data.weight is None else losses * data.weight * len(data) / data.total
 
 
-def clearly_worse(losses: Tensor, best: Tensor) -> bool:
+def clearly_worse(losses: Tensor, best: Tensor, n_errors: float = 1.0) -> bool:
     """Whether losses (n,) of some rows exceed others of the same rows beyond chance.
 
-    That is, the mean of the differences exceeds its standard error. Choosing the most regularised
-    of those that are not clearly worse than the best guards against a best by luck [1]_.
+    That is, the mean of the differences exceeds `n_errors` of its standard errors. Choosing the
+    most regularised of those that are not clearly worse than the best guards against a best by luck
+    [1]_.
 
     References
     ----------
@@ -73,7 +74,7 @@ def clearly_worse(losses: Tensor, best: Tensor) -> bool:
     """
     difference = losses - best
     error = float(difference.std()) / len(best) ** 0.5 if len(best) > 1 else 0.0
-    return float(difference.mean()) > error
+    return float(difference.mean()) > n_errors * error
 
 
 class BestState:

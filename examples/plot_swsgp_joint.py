@@ -1,0 +1,91 @@
+r"""
+Predicting several rows together
+================================
+
+Predictions of a sparse-within-sparse GP are made a row at a time, each from its own neighbours; of
+two rows together they say nothing. ``predict(X, return_cov=True)`` and ``sample_y`` need more. By
+default two rows covary as the errors of their predictions do under the prior, plus what they share
+of the posterior: a covariance that is positive semi-definite and agrees with the row-by-row
+variances, and for two rows is the same whatever rows come with them.
+``joint_prediction="union"`` is that of the paper, section 4.5: all rows condition on the union of
+all neighbours. Both are compared with the exact Gaussian process of the same kernel.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+from skgp import SWSGPRegressor
+from skgp.datasets import make_smooth
+
+X, y = make_smooth(600, n_features=2, length_scale=0.4, noise=0.3, random_state=0)
+x = np.linspace(-1.2, 1.2, 80)
+line = np.column_stack([x, 0.3 * x])
+kernel = 1.0 * Matern(0.5, nu=2.5) + WhiteKernel(0.09)
+
+exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+exact_mean, exact_cov = exact.predict(line, return_cov=True)
+
+
+def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRegressor:
+    """The kernel is in the units of y as it is; one inducing point a row unless asked for less."""
+    return SWSGPRegressor(
+        kernel,
+        optimizer=None,
+        normalize_y=False,
+        n_neighbors=n_neighbors,
+        joint_prediction=joint_prediction,
+        random_state=0,
+        **options,
+    ).fit(X, y)
+
+
+# %%
+# Errors of mean and covariance, as root mean squares over the 80 rows and all pairs of them, and
+# what the mean variance of f is of that of the exact process. ``predict`` is about y: the noise,
+# 0.09, is in the diagonals of both. Kriging from the H nearest rows tends to the exact process as H
+# grows. The variational posterior has a diagonal S, whose entries say how well a value of u is
+# known *given the others*; a row at a time its means are better, and its variances and covariances
+# of f too small. A full S, of M squared numbers, has not that fault: see
+# ``examples/plot_swsgp_regression.py``.
+variance = np.trace(exact_cov) / len(x) - 0.09
+kinds = {"kriging": {"method": "kriging"}, "diagonal S": {}}
+for name, options in kinds.items():
+    for H in (8, 16, 32, 64):
+        for joint in ("local", "union"):
+            mean, cov = fit(H, joint, **options).predict(line, return_cov=True)
+            off_mean = np.sqrt(np.mean((mean - exact_mean) ** 2))
+            off_cov = np.sqrt(np.mean((cov - exact_cov) ** 2))
+            ratio = (np.trace(cov) / len(x) - 0.09) / variance
+            print(
+                f"{name:<10} H = {H:2d}, {joint:<6} mean {off_mean:.4f}  "
+                f"covariance {off_cov:.5f}  variance of f x {ratio:.2f}"
+            )
+
+# %%
+# A row's prediction does not change with the company under "local"; under "union" it does.
+for joint in ("local", "union"):
+    model = fit(16, joint, method="kriging")
+    alone = model.predict(line[:1], return_cov=True)
+    together = model.predict(line, return_cov=True)
+    change = abs(alone[0][0] - together[0][0]), abs(alone[1][0, 0] - together[1][0, 0])
+    print(f"{joint:<6} mean moves by {change[0]:.1e}, variance by {change[1]:.1e}")
+
+# %%
+# The covariances of f, and functions drawn from the joint distribution.
+panels = {"exact": exact_cov - 0.09 * np.eye(len(line))}
+for joint in ("local", "union"):
+    cov = fit(16, joint, method="kriging").predict(line, return_cov=True)[1]
+    panels[f"kriging, H = 16, {joint}"] = cov - 0.09 * np.eye(len(line))
+figure, axes = plt.subplots(2, 3, figsize=(11, 6.6), layout="constrained")
+rng = np.random.default_rng(0)
+for (upper, lower), (name, cov) in zip(axes.T, panels.items(), strict=True):
+    image = upper.imshow(cov, vmin=-0.05, vmax=0.3, extent=(x[0], x[-1], x[-1], x[0]))
+    upper.set_title(name)
+    values, vectors = np.linalg.eigh(cov)
+    root = vectors * np.sqrt(values.clip(0))
+    lower.plot(x, exact_mean[:, None] + root @ rng.normal(size=(len(x), 4)), lw=1)
+    lower.set(xlabel="x", ylim=(-3, 3))
+figure.colorbar(image, ax=axes[0], label="covariance of f")
+plt.show()

@@ -1,0 +1,507 @@
+"""Sparse-within-sparse GP regression: the face of :mod:`skgp.models.swsgp` for quantities."""
+
+from numbers import Real
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._counts import offset_of_mean, refuse_noise
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._swsgp_common import LARGE, SWSGPMixin
+from skgp.estimators._threads import threads
+from skgp.kernels.gram import split_noise
+from skgp.likelihoods import Poisson
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
+from skgp.models.swsgp.hyperparameters import search_hyperparameters
+from skgp.models.swsgp.kriging import KrigingModel
+
+_DF_BOUNDS = (2.1, 200.0)
+_DF_START = 4.0
+# What one observation is worth against a mean count of 0.
+_LEAST_COUNT = 0.5
+_SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
+
+
+class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
+    r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
+
+    All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
+    A row x uses the H points I nearest to it, near under the kernel, and no others [1]_:
+
+    .. math:: f(x) \sim N(a^T m_I,\; k_{xx} - k^T a + a^T S_I a), \qquad a = K_I^{-1} k_I
+              \qquad \text{(eq. 13)},
+
+    so that a row costs :math:`O(H^3)` whatever M. q maximises
+
+    .. math:: \sum_n w_n \Big( E_q[\log p(y_n \mid f_n)]
+              - \frac{\kappa}{\sum w} \mathrm{KL}(q(u_{I_n}) \,\|\, p(u_{I_n})) \Big)
+              \qquad \text{(eq. 11)}
+
+    with the KL weight :math:`\kappa = M / H`, where the paper has 1; H = M is the usual sparse GP.
+
+    For functions that need more inducing points than an M x M matrix affords, and for outliers and
+    counts on many rows. With an inducing point a row and Gaussian noise it predicts about as
+    kriging from the nearest rows does, which is ``method="kriging"``; what it has beyond are
+    inducing points fewer than the rows, other likelihoods, and predictions without the rows. With
+    a diagonal S, the default, variances of f alone are too small where inducing points are close
+    together; those of y are less so, for noise is part of them. Below some 3000 rows an exact GP,
+    such as that of `QSGPRegressor`, is usually better.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of Gaussian
+        noise, or the squared scale of Student-t noise (one of level 0.01 is added where there is
+        none; counts have none). None takes an RBF kernel or a Matern kernel of nu 3/2, whichever
+        predicts better (of 200 rows or fewer, of nu 5/2), with one length scale a column.
+    method : {"variational", "kriging"}, default="variational"
+        The model above, or exact GP regression on the H nearest rows of each prediction, which
+        needs Gaussian noise and has nothing to learn but the hyper-parameters.
+    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    link : {"exp", "softplus"}, default="exp"
+        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    n_inducing : int or None, default=None
+        Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
+        number of distinct rows, with a warning. Of "kriging", the number of rows to krige
+        from, drawn at random; None for all.
+    n_neighbors : int, default=32
+        Inducing points H that a row uses; not more than ``n_inducing``.
+    kl_weight : float or "auto", default="auto"
+        :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of 3, but
+        not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
+        overfits where M is large.
+    covariance : {"diagonal", "full"}, default="diagonal"
+        Of q(u). The second has :math:`M^2` numbers, and unless H = M is learned by steps of Adam.
+    inducing : {"fixed", "learned"}, default="fixed"
+        Whether the inducing points move, by steps of Adam.
+    init : {"random", "k-means", "greedy"}, default="random"
+        Where they begin: rows at random, centres of clusters, or rows chosen one by one where the
+        variance that the others leave is greatest.
+    neighbors : {"auto", "exact", "faiss"}, default="auto"
+        How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
+        points or more, where a search in principal components may miss some; "faiss" needs that
+        library.
+    solver : {"auto", "natural", "adam"}, default="auto"
+        A closed form, or natural-gradient steps where the noise is not Gaussian ("auto",
+        "natural"), followed by Adam for what that cannot do (full S with H < M, learned points); or
+        Algorithm 1 of the paper, by which minibatches move everything together, hyper-parameters
+        too.
+    polish : bool or "auto", default="auto"
+        Run Algorithm 1 at the end, and keep what it did only if rows held out gain. "auto" does
+        where there are no more than a quarter as many inducing points as rows, for which
+        hyper-parameters learned from all rows are too fine.
+    joint_prediction : {"local", "union"}, default="local"
+        Covariances between rows, for ``return_cov`` and ``sample_y``: each row from its own
+        neighbours, in accord with its variance; or all from the union of their neighbours, as in
+        section 4.5 of the paper, which depends on the rows that come together.
+    projection : int, "auto" or None, default="auto"
+        Principal components of X that the kernel sees in place of its columns. "auto" is 50 with
+        ``kernel=None`` and more than 50 columns, else None.
+    degrees_of_freedom : float or "auto", default="auto"
+        Of "student_t"; "auto" learns them.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
+        left as they are.
+    max_iter : int or None, default=None
+        Natural-gradient steps (14 by default) or steps of Adam (400).
+    tol : float, default=1e-4
+        Relative change of the bound at which the former stop.
+    learning_rate : float or None, default=None
+        Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
+        follow.
+    batch_size : int, default=256
+        Rows of a step of Adam.
+    warm_start : bool, default=False
+        Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
+        from its posterior. A fit of another kind or of other shapes starts anew.
+    validation_fraction : float, default=0.1
+        Of the rows to hold out where something is chosen by them (amplitude and KL weight without
+        Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the rows. q
+        learns from all rows afterwards. Below 100 rows none are held out.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+    dtype : {"float64", "float32"}, default="float64"
+        Of the fit. Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
+        processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned, noise included.
+    inducing_points_ : ndarray of shape (M, d)
+        In the coordinates of the projection, if there is one. Of "kriging", the rows that
+        predictions are kriged from.
+    n_inducing_ : int
+    kl_weight_ : float
+        :math:`\kappa`. This and the next two are of "variational" only.
+    elbo_ : float
+        The bound with that weight, in nats of the standardised targets, summed over the rows.
+    polished_ : bool
+        Whether a polish was kept.
+    noise_variance_ : float
+        In squared units of y; none for counts.
+    likelihood_scale_ : float
+        Of Student-t noise, in units of y.
+    degrees_of_freedom_ : float
+        Of Student-t noise.
+    n_iter_ : int
+        Steps that were taken; 1 for a closed form.
+    history_ : dict of lists
+        "hyperparameters": log-density of a row, in nats; "prior": negative log-density of a row
+        held out, for each prior tried; "solve" and "polish": minus the bound, an observation.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    SWSGPClassifier : The same for classes.
+    DLMGPRegressor : Some hundred inducing points, all used by each row, trained by the log-loss.
+    QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
+
+    References
+    ----------
+    .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
+       using neighbor information.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import SWSGPRegressor
+    >>> X = np.linspace(0, 10, 300)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.cos(37 * np.arange(300.0))
+    >>> model = SWSGPRegressor(n_inducing=100, n_neighbors=16, random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.1)
+    True
+    >>> model.kl_weight_, model.inducing_points_.shape
+    (6.25, (100, 1))
+
+    Rows that come later:
+
+    >>> model.partial_fit([[10.5]], [np.sin(10.5)]).n_inducing_
+    100
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        **SWSGPMixin._swsgp_constraints,
+        "joint_prediction": [StrOptions({"local", "union"})],
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "link": [StrOptions({"exp", "softplus"})],
+        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        method="variational",
+        likelihood="gaussian",
+        link="exp",
+        n_inducing=None,
+        n_neighbors=32,
+        kl_weight="auto",
+        covariance="diagonal",
+        inducing="fixed",
+        init="random",
+        neighbors="auto",
+        solver="auto",
+        polish="auto",
+        joint_prediction="local",
+        projection="auto",
+        degrees_of_freedom="auto",
+        optimizer="auto",
+        normalize_y=True,
+        max_iter=None,
+        tol=1e-4,
+        learning_rate=None,
+        batch_size=256,
+        warm_start=False,
+        validation_fraction=0.1,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.method = method
+        self.likelihood = likelihood
+        self.link = link
+        self.n_inducing = n_inducing
+        self.n_neighbors = n_neighbors
+        self.kl_weight = kl_weight
+        self.covariance = covariance
+        self.inducing = inducing
+        self.init = init
+        self.neighbors = neighbors
+        self.solver = solver
+        self.polish = polish
+        self.joint_prediction = joint_prediction
+        self.projection = projection
+        self.degrees_of_freedom = degrees_of_freedom
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.max_iter = max_iter
+        self.tol = tol
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.warm_start = warm_start
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn hyper-parameters, then the posterior of f at the inducing points.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Counts, for ``likelihood="poisson"``.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        SWSGPRegressor
+            Itself.
+        """
+        self._check_combination()
+        counts = self.likelihood == "poisson"
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            X = self._project(X, sample_weight)
+            backend = self._resolve_backend()
+            data = self._data(X, z, sample_weight, backend)
+            self.history_ = {"hyperparameters": []}
+            kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)
+            with session.stage("solve", max_iter=self.max_iter) as callback:
+                self._solve(kernel, white, data, backend, callback)
+            self._describe(white)
+            if self.kernel is not None and self.optimizer is not None:
+                warn_at_bounds(self.kernel_)
+        return self
+
+    def _check_combination(self) -> None:
+        """Refuse parameters that do not go together."""
+        if self.method == "kriging" and self.likelihood != "gaussian":
+            raise ValueError(
+                f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
+                "method='variational'."
+            )
+        if self.likelihood != "poisson" and self.link != "exp":
+            raise ValueError(
+                f"link={self.link!r} is that of likelihood='poisson'; got "
+                f"likelihood={self.likelihood!r}, which has none. Leave link out."
+            )
+        if self.likelihood != "student_t" and self.degrees_of_freedom != "auto":
+            raise ValueError(
+                f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
+                f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
+            )
+        self._check_neighbors()
+
+    def _data(self, X, z, sample_weight, backend: Backend) -> Replicates:
+        """Rows as tensors, merged where the likelihood allows."""
+        merge = merge_replicates if self.likelihood == "gaussian" else distinct_observations
+        return merge(X, z, sample_weight, backend.device)
+
+    def _learn_kernel(
+        self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend
+    ) -> tuple[Kernel, WhiteKernel]:
+        """Return the kernel of f and the noise that goes with it, learned if they are to be."""
+        if self._goes_on(SparseData(data.X, data.y[:, None])):
+            return self._posterior.state.kernel, split_noise(self.kernel_)[1] or WhiteKernel()
+        if self.kernel is None:
+            kernels = default_kernels(X, sample_weight)
+            kernels = [kernels[i] for i in _SMOOTHNESS] if len(kernels) > 1 else kernels
+        else:
+            kernel = self._resolve_kernel(X, lambda: None)
+            if self.likelihood == "poisson":
+                refuse_noise(kernel, self)
+            kernels = [with_noise(kernel)]
+        if self.optimizer is None:
+            return split_noise(kernels[0])
+        with (
+            session.stage("hyperparameters") as callback,
+            threads(self.n_jobs, single=len(data.y) < LARGE),
+        ):
+            found = search_hyperparameters(
+                kernels,
+                data,
+                self.likelihood,
+                link=self.link,
+                generator=backend.generator(),
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        return split_noise(found.kernel)
+
+    def _family(self, white: WhiteKernel) -> Family:
+        """The likelihood and its free parameters."""
+        if self.likelihood == "poisson":
+            return FixedFamily(Poisson(self.link))
+        level = float(white.noise_level)
+        if self.optimizer is None or white.hyperparameter_noise_level.fixed:
+            bounds = level, level
+        else:
+            low, high = map(float, np.ravel(white.noise_level_bounds))
+            bounds = min(low, level), max(high, level)
+        if self.likelihood == "gaussian":
+            return GaussianFamily(level, bounds)
+        if self.degrees_of_freedom == "auto":
+            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
+        df = float(self.degrees_of_freedom)
+        return StudentTFamily(level, bounds, df, (df, df))
+
+    def _solve(self, kernel: Kernel, white: WhiteKernel, data: Replicates, backend, callback):
+        """Fit the posterior of f for the kernel found."""
+        if self.method == "kriging":
+            self._fit_kriging(kernel, float(white.noise_level), data, backend)
+            return
+        rows = self._rows(data, backend)
+        family = self._family(white)
+        self._fit_variational(kernel, family, rows, self._offset(rows), backend, callback)
+
+    def _offset(self, data: SparseData) -> np.ndarray:
+        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
+        if self.likelihood != "poisson":
+            return np.zeros(1)
+        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
+        return np.array([offset_of_mean(mean, self.link)])
+
+    def _fit_kriging(
+        self, kernel: Kernel, noise: float, data: Replicates, backend: Backend
+    ) -> None:
+        """Keep the rows that predictions are kriged from."""
+        rows = SparseData(data.X, data.y[:, None], data.weight)
+        rows = self._kriging_rows(rows, backend)
+        model = KrigingModel(
+            kernel,
+            noise,
+            rows.X,
+            rows.y,
+            rows.weight,
+            rows.y.new_zeros(1),
+            self.n_neighbors,
+            neighbors=self.neighbors,
+        )
+        self._set_kriging(model)
+
+    def _describe(self, white: WhiteKernel) -> None:
+        """Set the attributes that tell of the kernel and the likelihood."""
+        self._likelihood = None
+        for name in ("likelihood_scale_", "degrees_of_freedom_"):
+            self.__dict__.pop(name, None)
+        if self.method == "kriging":
+            self._noise_variance = float(white.noise_level)
+            self.kernel_ = self._posterior.kernel + white
+            return
+        state = self._posterior.state
+        likelihood = self._family(white).make(state.likelihood)
+        self.kernel_ = state.kernel
+        if self.likelihood == "poisson":
+            self._likelihood = likelihood
+            return
+        level = float(state.likelihood[0].exp())
+        self.kernel_ = self.kernel_ + WhiteKernel(level, white.noise_level_bounds)
+        if self.likelihood == "gaussian":
+            self._noise_variance = level
+            return
+        self._likelihood = likelihood
+        self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
+        self.degrees_of_freedom_ = float(state.likelihood[1].exp())
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Add rows to the posterior; hyper-parameters and standardisation are kept.
+
+        The first call is a `fit`. Later rows become inducing points while there are fewer than
+        ``n_inducing``, and change q(u); those before them are summed up by one precision an
+        inducing point, so that late rows count for somewhat more than early ones. With
+        ``method="kriging"`` they join the rows that are kriged from, which is exact.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        SWSGPRegressor
+            Itself.
+        """
+        if not hasattr(self, "_posterior"):
+            return self.fit(X, y, sample_weight)
+        counts = self.likelihood == "poisson"
+        X, y, sample_weight = self._validate_training(
+            X, y, sample_weight, reset=False, counts=counts
+        )
+        backend = self._resolve_backend()
+        data = self._data(self._inputs(X), self._to_z(y), sample_weight, backend)
+        if self.method == "kriging":
+            rows = data.X.cpu(), data.y[:, None].cpu(), _on_cpu(data.weight)
+            self._set_kriging(self._posterior.appended(*rows))
+            return self
+        self._update_variational(self._rows(data, backend), self._fitted_family(), backend)
+        return self
+
+    def _rows(self, data: Replicates, backend: Backend) -> SparseData:
+        """Rows in the dtype of the fit."""
+        y = data.y[:, None].to(backend.dtype)
+        weight = None if data.weight is None else data.weight.to(backend.dtype)
+        return SparseData(data.X.to(backend.dtype), y, weight)
+
+    def _fitted_family(self) -> Family:
+        """The likelihood that was learned."""
+        white = split_noise(self.kernel_)[1]
+        return self._family(white)
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _latent_mean(self, X):
+        return self._means(X)[:, 0]
+
+    def _latent_mean_and_variance(self, X):
+        mean, var = self._moments(X)
+        return mean[:, 0], var[:, 0]
+
+    def _latent_mean_and_covariance(self, X):
+        with threads(self.n_jobs):
+            X = to_tensor(self._inputs(X))
+            union = self.joint_prediction == "union"
+            mean, covariance = self._posterior.mean_and_covariance(X, union=union)
+        return mean[:, 0].numpy(), covariance[0].numpy()
+
+
+def _on_cpu(weight: torch.Tensor | None) -> torch.Tensor | None:
+    return None if weight is None else weight.cpu()

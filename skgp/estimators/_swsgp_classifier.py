@@ -1,0 +1,448 @@
+"""Sparse-within-sparse GP classification: the face of :mod:`skgp.models.swsgp` for labels."""
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._default_kernel import (
+    default_classification_kernels,
+    isotropic_classification_kernels,
+)
+from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._swsgp_common import LARGE, SWSGPMixin
+from skgp.estimators._threads import threads
+from skgp.likelihoods import Bernoulli
+from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.models.coupling import FEW_ROWS_COUPLING
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import FixedFamily
+from skgp.models.replicates import distinct_observations
+from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_targets
+
+
+class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
+    r"""Sparse-within-sparse Gaussian process classification: many inducing points, few a row.
+
+    The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and
+    :math:`P(y = j) = g(f_j)`. All that is learned of it is :math:`q(u) = N(m, S)`, the law of its
+    values at M inducing points. A row x uses the H points I nearest to it, near under the kernel,
+    and no others [1]_:
+
+    .. math:: f(x) \sim N(o + a^T m_I,\; k_{xx} - k^T a + a^T S_I a), \qquad a = K_I^{-1} k_I
+              \qquad \text{(eq. 13)},
+
+    so that a row costs :math:`O(H^3)` whatever M. q maximises
+
+    .. math:: \sum_n w_n \Big( E_q[\log p(y_n \mid f_n)]
+              - \frac{\kappa}{\sum w} \mathrm{KL}(q(u_{I_n}) \,\|\, p(u_{I_n})) \Big)
+              \qquad \text{(eq. 11)}
+
+    with a KL weight :math:`\kappa` of M / H or less, where the paper has 1. Beyond two classes each
+    is set against the rest, over shared points, neighbours and factorisations, and claims a row
+    with probability :math:`p_j = E_q[g(f_j)]`; predicted are
+    :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
+
+    For many rows and boundaries that need many inducing points. Where predictions may hold all rows
+    (M = N), ``method="kriging"`` is simpler, and as a rule about as good: it kriges the labels, as
+    if they were numbers, from the H nearest rows, and turns the result into probabilities by a link
+    whose few parameters are fitted to labels left out one at a time. Compare both.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
+        length scale a column.
+    method : {"variational", "kriging"}, default="variational"
+        The model above, or label kriging.
+    likelihood : {"probit", "logit"}, default="probit"
+        The link g. Averages of the first over f have a closed form. Label kriging has a link of
+        its own: probit for two classes, softmax for more.
+    n_inducing : int or None, default=None
+        Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
+        number of distinct rows, with a warning. Of "kriging", the number of rows to krige
+        from, drawn at random; None for all.
+    n_neighbors : int, default=32
+        Inducing points H that a row uses; not more than ``n_inducing``.
+    kl_weight : float or "auto", default="auto"
+        :math:`\kappa`. "auto" is M / H, or less by factors of 3, but not less than 1, while rows
+        held out gain. 1.0 is the paper's, which lets q overfit where M is large.
+    covariance : {"diagonal", "full"}, default="diagonal"
+        Of q(u). The second has :math:`M^2` numbers a class, and unless H = M is learned by steps of
+        Adam.
+    inducing : {"fixed", "learned"}, default="fixed"
+        Whether the inducing points move, by steps of Adam.
+    init : {"random", "k-means", "greedy"}, default="random"
+        Where they begin: rows at random, centres of clusters, or rows chosen one by one where the
+        variance that the others leave is greatest.
+    neighbors : {"auto", "exact", "faiss"}, default="auto"
+        How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
+        points or more, where a search in principal components may miss some; "faiss" needs that
+        library.
+    solver : {"auto", "natural", "adam"}, default="auto"
+        Natural-gradient steps ("auto", "natural"), followed by Adam for what these cannot do (full
+        S with H < M, learned points); or Algorithm 1 of the paper, by which minibatches move
+        everything together, hyper-parameters too.
+    polish : bool or "auto", default=False
+        Run Algorithm 1 at the end, and keep what it did only if rows held out gain. "auto" does
+        where there are no more than a quarter as many inducing points as rows.
+    projection : int, "auto" or None, default="auto"
+        Principal components of X that the kernel sees in place of its columns. "auto" is 50 with
+        ``kernel=None`` and more than 50 columns, else None.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of classes, which multiply those of rows.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    max_iter : int or None, default=None
+        Natural-gradient steps (14 by default) or steps of Adam (400).
+    tol : float, default=1e-4
+        Relative change of the bound at which the former stop.
+    learning_rate : float or None, default=None
+        Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
+        follow.
+    batch_size : int, default=256
+        Rows of a step of Adam.
+    warm_start : bool, default=False
+        Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
+        from its posterior. A fit of another kind or of other shapes starts anew.
+    validation_fraction : float, default=0.1
+        Of the rows to hold out to choose the amplitude of the kernel, the KL weight and
+        ``coupling_``, and to judge a polish: at most 4000, and no fewer than 500 or a third of the
+        rows. q learns from all rows afterwards. Below 100 rows none are held out.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+    dtype : {"float64", "float32"}, default="float64"
+        Of the fit. Predictions are in float64.
+    n_jobs : int or None, default=None
+        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
+        processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    kernel_ : Kernel
+        With the hyper-parameters learned.
+    inducing_points_ : ndarray of shape (M, d)
+        In the coordinates of the projection, if there is one. Of "kriging", the rows that
+        predictions are kriged from.
+    n_inducing_ : int
+    offset_ : ndarray of shape (1,) or (n_classes,)
+        Prior means of the latent functions.
+    kl_weight_ : float
+        :math:`\kappa`. This and the next two are of "variational" only.
+    elbo_ : float
+        The bound with that weight, in nats, summed over the rows, and over the classes beyond two.
+    polished_ : bool
+        Whether a polish was kept.
+    coupling_ : float
+        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
+        rows held out best; 1/2 where none are. Of "variational" only, as the last three.
+    moderation_ : float
+        1: probabilities average over f with all of its posterior variance.
+    n_iter_ : int
+        Steps that were taken.
+    history_ : dict of lists
+        "hyperparameters": the objective of their search; "prior": negative log-probability of the
+        label of a row held out, for each prior tried; "solve" and "polish": minus the bound, an
+        observation.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    See Also
+    --------
+    SWSGPRegressor : The same for quantities and counts.
+    DLMGPClassifier : Some hundred inducing points, all used by each row, trained by the log-loss.
+    QSGPClassifier : Many basis functions, used by each row, and Laplace's approximation.
+
+    References
+    ----------
+    .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
+       using neighbor information.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from skgp import SWSGPClassifier
+    >>> X, y = make_moons(200, noise=0.1, random_state=0)
+    >>> model = SWSGPClassifier(n_inducing=50, n_neighbors=10, random_state=0).fit(X, y)
+    >>> model.predict([[0.0, 1.0], [1.0, -0.5]])
+    array([0, 1])
+    >>> model.inducing_points_.shape
+    (50, 2)
+
+    The same data with all rows and nothing but a kernel and a link learned:
+
+    >>> kriging = SWSGPClassifier(method="kriging", random_state=0).fit(X, y)
+    >>> kriging.predict_proba([[0.0, 1.0]]).round(1)
+    array([[1., 0.]])
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPClassifier._parameter_constraints,
+        **SWSGPMixin._swsgp_constraints,
+        "likelihood": [StrOptions({"probit", "logit"})],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        method="variational",
+        likelihood="probit",
+        n_inducing=None,
+        n_neighbors=32,
+        kl_weight="auto",
+        covariance="diagonal",
+        inducing="fixed",
+        init="random",
+        neighbors="auto",
+        solver="auto",
+        polish=False,
+        projection="auto",
+        class_weight=None,
+        optimizer="auto",
+        max_iter=None,
+        tol=1e-4,
+        learning_rate=None,
+        batch_size=256,
+        warm_start=False,
+        validation_fraction=0.1,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.method = method
+        self.likelihood = likelihood
+        self.n_inducing = n_inducing
+        self.n_neighbors = n_neighbors
+        self.kl_weight = kl_weight
+        self.covariance = covariance
+        self.inducing = inducing
+        self.init = init
+        self.neighbors = neighbors
+        self.solver = solver
+        self.polish = polish
+        self.projection = projection
+        self.class_weight = class_weight
+        self.optimizer = optimizer
+        self.max_iter = max_iter
+        self.tol = tol
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.warm_start = warm_start
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn hyper-parameters, then the posterior of the latent functions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Labels of two classes or more.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        SWSGPClassifier
+            Itself.
+        """
+        self._check_neighbors()
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
+            self._learn(session, X, codes, sample_weight)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ):
+        """Add rows to the posterior; hyper-parameters and base rates are kept.
+
+        The first call is a `fit`. Later rows become inducing points while there are fewer than
+        ``n_inducing``, and change q(u); those before them are summed up by one precision an
+        inducing point and class, so that late rows count for somewhat more than early ones. With
+        ``method="kriging"`` they join the rows that are kriged from, which is exact; the link is
+        learned anew.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        classes : array-like of shape (n_classes,), optional
+            All labels there will be; by default those of the first call.
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        SWSGPClassifier
+            Itself.
+        """
+        self._check_neighbors()
+        first = not hasattr(self, "_posterior")
+        asked = X, y, sample_weight
+        X, codes, sample_weight = self._validate_batch(
+            X, y, sample_weight, classes=classes, first=first
+        )
+        if first:
+            with fit_session(self, *asked[:2], sample_weight=asked[2], n_stages=2) as session:
+                self._learn(session, X, codes, sample_weight)
+            return self
+        backend = self._resolve_backend()
+        data = self._data(self._inputs(X), codes, sample_weight, backend)
+        if self.method == "variational":
+            self._update_variational(data, self._family(), backend)
+            return self
+        X, codes, weight = self._labels(data)
+        targets = label_targets(codes, len(self.classes_), torch.float64)
+        model = self._posterior.appended(X, targets, weight)
+        self._set_kriging(fit_link(model, generator=backend.generator()))
+        return self
+
+    def _learn(self, session, X: np.ndarray, codes: np.ndarray, sample_weight) -> None:
+        """Fit and set the attributes that tell of it."""
+        backend = self._resolve_backend()
+        X = self._project(X, sample_weight)
+        data = self._data(X, codes, sample_weight, backend)
+        offset = self._offset(codes, sample_weight)
+        self.history_ = {"hyperparameters": []}
+        kernel = self._learn_kernel(session, X, sample_weight, data, offset, backend)
+        with session.stage("solve", max_iter=self.max_iter) as callback:
+            if self.method == "kriging":
+                self._fit_kriging(kernel, data, backend)
+            else:
+                self._fit_variational(kernel, self._family(), data, offset, backend, callback)
+        state = self._posterior if self.method == "kriging" else self._posterior.state
+        self.kernel_ = state.kernel
+        self._likelihood = Bernoulli(self.likelihood)
+        self.offset_ = offset
+        self.moderation_ = 1.0
+        if self.method == "variational":
+            learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
+            self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
+        if self.kernel is not None and self.optimizer is not None:
+            warn_at_bounds(self.kernel_)
+
+    @property
+    def _coupling(self) -> float:
+        return self.coupling_
+
+    def _family(self) -> FixedFamily:
+        return FixedFamily(Bernoulli(self.likelihood))
+
+    def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
+        Y = one_vs_rest(codes, len(self.classes_))
+        if len(np.unique(codes)) < len(self.classes_):
+            Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+            if sample_weight is not None:
+                sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
+        return base_rate_offset(Y, sample_weight, link=self.likelihood)
+
+    def _data(
+        self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
+    ) -> SparseData:
+        """Rows as tensors, those of equal inputs and labels merged."""
+        rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
+        Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
+        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
+        return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+
+    def _learn_kernel(
+        self, session, X, sample_weight, data: SparseData, offset: np.ndarray, backend: Backend
+    ) -> Kernel:
+        """Return the kernel of the latent functions, learned if it is to be."""
+        if self._goes_on(data):
+            return self._posterior.state.kernel
+        if self.kernel is None:
+            # Principal components share a unit.
+            projected = self._projection is not None
+            make = isotropic_classification_kernels if projected else default_classification_kernels
+            kernels = make(X, sample_weight)
+        else:
+            kernels = [self._resolve_kernel(X, lambda: None)]
+        if self.optimizer is None:
+            return kernels[0]
+        single = len(data) < LARGE
+        with (
+            session.stage("hyperparameters") as callback,
+            threads(self.n_jobs, single=single),
+        ):
+            found = fit_classification_hyperparameters(
+                kernels,
+                data.X.double(),
+                data.y.double(),
+                offset=torch.as_tensor(offset, device=backend.device),
+                likelihood=Bernoulli(self.likelihood),
+                generator=backend.generator(),
+                row_weight=None if data.weight is None else data.weight.double(),
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        return found.kernel
+
+    def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
+        """Keep the rows that labels are kriged from, with noise and link."""
+        X, codes, weight = self._labels(self._kriging_rows(data, backend))
+        with threads(self.n_jobs, single=len(data) < LARGE):
+            model = krige_labels(
+                kernel,
+                None,
+                X,
+                codes,
+                n_classes=len(self.classes_),
+                n_neighbors=self.n_neighbors,
+                generator=backend.generator(),
+                weight=weight,
+                neighbors=self.neighbors,
+            )
+        self._set_kriging(model)
+
+    def _labels(self, data: SparseData):
+        """Inputs, codes and weights; in double precision, on the CPU."""
+        codes = (data.y[:, 0] > 0).long() if data.y.shape[1] == 1 else data.y.argmax(1)
+        weight = None if data.weight is None else data.weight.double().cpu()
+        return data.X.double().cpu(), codes.cpu(), weight
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def _log_proba(self, X):
+        if self.method == "variational":
+            return super()._log_proba(X)
+        return self._by_chunks(self._kriged_log_proba, X)
+
+    def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
+        with threads(self.n_jobs):
+            return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
+
+    def _latent_mean(self, X):
+        return self._means(X)
+
+    def _latent_mean_and_variance(self, X):
+        return self._moments(X)

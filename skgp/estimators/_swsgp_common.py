@@ -1,0 +1,293 @@
+"""What `SWSGPRegressor` and `SWSGPClassifier` share: parameters, inducing points, predictions."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._compat import Interval, StrOptions
+from skgp.estimators._inducing import (
+    INITIALISERS,
+    distinct_rows,
+    inducing_points,
+    warn_of_few_rows,
+)
+from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
+from skgp.estimators._threads import threads
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import Family
+from skgp.models.swsgp.fit import Settings, fit_swsgp
+from skgp.models.swsgp.kriging import KrigingModel
+from skgp.models.swsgp.posterior import SWSGPPosterior
+from skgp.models.swsgp.state import SWSGPState
+from skgp.models.swsgp.streaming import update
+
+# Inducing points by default: one a row, up to so many.
+_MAX_INDUCING = 100_000
+# Inducing points, of the rows, up to which "auto" polishes.
+_SPARSE = 0.25
+#: Rows from which on more than one thread pays.
+LARGE = 20_000
+
+
+class SWSGPMixin:
+    """Parameters, inducing points and predictions; a face adds the likelihood.
+
+    A face has the parameters of ``_swsgp_constraints``, and the hooks and attributes of a base
+    class of :mod:`skgp.estimators`.
+    """
+
+    _swsgp_constraints: dict[str, list[Any]] = {
+        "method": [StrOptions({"variational", "kriging"})],
+        "n_inducing": [Interval(Integral, 1, None, closed="left"), None],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+        "kl_weight": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "covariance": [StrOptions({"diagonal", "full"})],
+        "inducing": [StrOptions({"fixed", "learned"})],
+        "init": [StrOptions(set(INITIALISERS))],
+        "neighbors": [StrOptions({"auto", "exact", "faiss"})],
+        "solver": [StrOptions({"auto", "natural", "adam"})],
+        "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
+        "polish": ["boolean", StrOptions({"auto"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "warm_start": ["boolean"],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+    }
+
+    # ---- training ------------------------------------------------------------------------
+
+    def _project(self, X: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Learn the projection that the parameters ask for and return the inputs of the kernel.
+
+        Raises
+        ------
+        ValueError
+            If ``projection`` is more than the number of columns.
+        """
+        d = X.shape[1]
+        asked = self.projection
+        if asked == "auto":
+            asked = MANY_COLUMNS if self.kernel is None and d > MANY_COLUMNS else None
+        if asked is not None and asked > d:
+            raise ValueError(
+                f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."
+            )
+        self._projection: Projection | None = None
+        if asked is not None:
+            self._projection = principal_components(X, min(asked, len(X), d), sample_weight)
+        return self._inputs(X)
+
+    def _inputs(self, X: np.ndarray) -> np.ndarray:
+        """Rows of X as the kernel sees them."""
+        return X if self._projection is None else self._projection(X)
+
+    def _settings(self) -> Settings:
+        """How to fit, as the parameters say."""
+        return Settings(
+            n_neighbors=self.n_neighbors,
+            kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
+            covariance=self.covariance,
+            learn_inducing=self.inducing == "learned" and self.optimizer is not None,
+            learn_hyperparameters=self.optimizer is not None,
+            neighbors=self.neighbors,
+            solver=self.solver,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            validation_fraction=self.validation_fraction,
+        )
+
+    def _inducing(
+        self, data: SparseData, kernel: Kernel, backend: Backend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inducing points (M, d), and which of them each row is (n,), -1 for none."""
+        X = data.X.cpu().double().numpy()
+        asked = _MAX_INDUCING if self.n_inducing is None else self.n_inducing
+        distinct = distinct_rows(X)
+        if self.n_inducing is not None:
+            warn_of_few_rows(asked, len(distinct))
+        if asked >= len(distinct):
+            points = X[distinct]
+        else:
+            weight = None if data.weight is None else data.weight.cpu().double().numpy()
+            rng = np.random.RandomState(backend.seed)
+            points = inducing_points(
+                X, asked, kernel, init=self.init, sample_weight=weight, random_state=rng
+            )
+        return backend.tensor(points), torch.from_numpy(row_positions(X, points))
+
+    def _check_neighbors(self) -> None:
+        """Refuse more neighbours than there are points."""
+        if self.n_inducing is not None and self.n_neighbors > self.n_inducing:
+            raise ValueError(
+                f"n_neighbors={self.n_neighbors} is more than n_inducing={self.n_inducing}: each "
+                "row conditions on its nearest inducing points. Lower n_neighbors, or raise "
+                "n_inducing."
+            )
+
+    def _polishes(self, n_points: int, n_rows: int) -> bool:
+        """Whether to polish: "auto" does where hyper-parameters of all rows cannot suit."""
+        asked = self.polish if self.polish != "auto" else n_points <= _SPARSE * n_rows
+        return asked and self.optimizer is not None
+
+    def _fit_variational(
+        self,
+        kernel: Kernel,
+        family: Family,
+        data: SparseData,
+        offset: np.ndarray,
+        backend: Backend,
+        callback: Callable[[int, dict], bool],
+    ) -> None:
+        """Fit q(u) and keep what every face keeps of it."""
+        Z, position = self._inducing(data, kernel, backend)
+        start, settings = self._warm_state(data, backend), self._settings()
+        if start is not None and self.kl_weight == "auto":
+            share = len(Z) / min(self.n_neighbors, len(Z))
+            settings = replace(settings, kl_weight=self._kl_factor * share)
+        settings = replace(settings, polish=self._polishes(len(Z), len(data)))
+        with threads(self.n_jobs, single=len(data) < LARGE):
+            fit = fit_swsgp(
+                kernel,
+                family,
+                data,
+                Z,
+                position.to(backend.device),
+                offset=backend.tensor(offset),
+                settings=settings,
+                generator=backend.generator(),
+                start=start,
+                callback=callback,
+            )
+        self._set_posterior(fit.state)
+        self._summary = pickle.loads(pickle.dumps(fit.summary))
+        self._kind = self._kind_of_fit()
+        self._keep_kl_weight(fit.kl_weight)
+        self.elbo_ = fit.elbo
+        if start is None:
+            self._fitted_coupling = fit.coupling
+        self.polished_ = fit.polished
+        self.n_iter_ = fit.n_iter
+        self.history_ = {**self.history_, **fit.history}
+
+    def _keep_kl_weight(self, kl_weight: float) -> None:
+        """Set ``kl_weight_``, and what it is relative to M / H."""
+        self.kl_weight_ = kl_weight
+        self._kl_factor = kl_weight * min(self.n_neighbors, self.n_inducing_) / self.n_inducing_
+
+    def _set_posterior(self, state: SWSGPState) -> None:
+        """Predict from this state from now on."""
+        state = pickle.loads(pickle.dumps(state)).to(torch.float64)  # from any device
+        self._posterior = SWSGPPosterior(state, self.n_neighbors, self.neighbors)
+        self.inducing_points_ = state.Z.numpy()
+        self.n_inducing_ = state.n_inducing
+
+    def _set_kriging(self, model: KrigingModel) -> None:
+        """Predict by kriging from now on."""
+        for name in ("kl_weight_", "elbo_", "polished_", "coupling_"):  # of an earlier method
+            self.__dict__.pop(name, None)
+        self._posterior = pickle.loads(pickle.dumps(model))
+        self.inducing_points_ = self._posterior.X.numpy()
+        self.n_inducing_ = len(self.inducing_points_)
+        self.n_iter_ = 1
+
+    def _kriging_rows(self, data: SparseData, backend: Backend) -> SparseData:
+        """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
+        n = len(data)
+        if self.n_inducing is not None:
+            warn_of_few_rows(self.n_inducing, len(distinct_rows(data.X.cpu().numpy())))
+        if self.n_inducing is None or self.n_inducing >= n:
+            return data
+        chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
+        return data.rows(chosen.sort().values)
+
+    def _update_variational(self, data: SparseData, family: Family, backend: Backend) -> None:
+        """Change the posterior by rows beyond those of the last call.
+
+        Raises
+        ------
+        ValueError
+            If what was learned cannot be summed up.
+        """
+        if self._summary is None:
+            raise ValueError(
+                "partial_fit goes on from a diagonal covariance and fixed inducing points; got "
+                f"covariance={self.covariance!r}, inducing={self.inducing!r}, "
+                f"solver={self.solver!r}. Use covariance='diagonal', inducing='fixed' and "
+                "solver='natural'."
+            )
+        state = self._posterior.state.to(backend.device).to(backend.dtype)
+        likelihood = family.make(state.likelihood)
+        with threads(self.n_jobs, single=len(data) < LARGE):
+            state, self._summary = update(
+                state,
+                self._summary,
+                data.X,
+                data.y,
+                likelihood,
+                n_neighbors=self.n_neighbors,
+                kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
+                kl_factor=self._kl_factor,
+                weight=data.weight,
+                max_inducing=self.n_inducing or _MAX_INDUCING,
+                neighbors=self.neighbors,
+                tol=self.tol,
+            )
+        self._set_posterior(state)
+        if self.kl_weight == "auto":
+            share = state.n_inducing / min(self.n_neighbors, state.n_inducing)
+            self._keep_kl_weight(self._kl_factor * share)
+
+    def _warm_state(self, data: SparseData, backend: Backend):
+        """Where the last fit ended, if this one goes on from there."""
+        if not self._goes_on(data):
+            return None
+        return self._posterior.state.to(backend.device).to(backend.dtype)
+
+    def _goes_on(self, data: SparseData) -> bool:
+        """Whether a warm start is wanted, and the last fit was of this kind and these shapes."""
+        posterior = getattr(self, "_posterior", None)
+        if not (self.warm_start and isinstance(posterior, SWSGPPosterior)):
+            return False
+        state = posterior.state
+        shapes = state.Z.shape[1], state.n_latent
+        return shapes == (data.X.shape[1], data.y.shape[1]) and self._kind == self._kind_of_fit()
+
+    def _kind_of_fit(self) -> tuple:
+        """What a warm start cannot change."""
+        names = ("method", "likelihood", "link", "degrees_of_freedom", "kernel", "optimizer")
+        return tuple(str(getattr(self, name, None)) for name in names)
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _bytes_per_row(self) -> int:
+        H = min(self.n_neighbors, self.n_inducing_)
+        return 8 * H * (4 * H + len(self.inducing_points_[0])) + 64 * H
+
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances, shapes (n, c)."""
+        with threads(self.n_jobs):
+            mean, var = self._posterior.mean_and_variance(to_tensor(self._inputs(X)))
+        return mean.numpy(), var.reshape(len(mean), -1).expand_as(mean).numpy()
+
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Latent means, shape (n, c)."""
+        with threads(self.n_jobs):
+            return self._posterior.mean(to_tensor(self._inputs(X))).numpy()
+
+
+def row_positions(X: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the index of the point that equals each row of X, shape (n,); -1 where none does."""
+    index = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(points + 0.0))}
+    rows = np.ascontiguousarray(X + 0.0)
+    return np.array([index.get(row.tobytes(), -1) for row in rows], dtype=np.int64)

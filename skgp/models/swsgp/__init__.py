@@ -1,0 +1,1 @@
+"""Sparse-within-sparse GPs: very many inducing points, of which a row sees the nearest."""

@@ -1,0 +1,91 @@
+r"""Hyper-parameters of a sparse-within-sparse GP, found before q(u).
+
+Those of Gaussian noise maximise the leave-one-out likelihood given nearest neighbours
+(:mod:`skgp.models.hyperparameters`), on all rows and not on M of them. Observations of other kinds
+are first put on a scale where Gaussian noise is about right:
+
+=================  ========================================================================
+Student-t noise    the targets that are no gross outliers
+                   (:mod:`skgp.models.qsgp.robust.robust_hyperparameters`)
+counts             :math:`g^{-1}(y + \tfrac12)` less its mean, with the inverse of the link g
+                   of the rate; the noise found stands for the Poisson variance
+=================  ========================================================================
+
+q(u) is cheap given these, so that the amplitude, and what else the likelihood leaves free, can be
+learned with it (:mod:`skgp.models.swsgp.fit`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.models.hyperparameters import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.models.qsgp.robust.robust_hyperparameters import robust_hyperparameters
+from skgp.models.replicates import Replicates
+
+__all__ = ["gaussian_counts", "search_hyperparameters"]
+
+Callback = Callable[[int, dict], bool | None]
+
+_SETTINGS = SearchSettings(subset_size=700, n_neighbors=32, n_score_rows=1024)
+
+
+def search_hyperparameters(
+    kernels: list,
+    data: Replicates,
+    likelihood: str,
+    *,
+    link: str = "exp",
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> HyperparameterFit:
+    """Learn the hyper-parameters of one kernel, or choose among several.
+
+    Parameters
+    ----------
+    kernels : list of sklearn kernel expressions
+        Each with a top-level ``WhiteKernel``.
+    data : Replicates
+        Float64.
+    likelihood : {"gaussian", "student_t", "poisson"}
+    link : {"exp", "softplus"}
+        Of counts.
+    generator : torch.Generator
+    callback : callable, optional
+        See :func:`~skgp.models.hyperparameters.fit_hyperparameters`.
+
+    Returns
+    -------
+    HyperparameterFit
+    """
+    if likelihood == "student_t":
+        return robust_hyperparameters(
+            kernels, data, generator=generator, settings=_SETTINGS, callback=callback
+        )[0]
+    if likelihood == "poisson":
+        data = replace(data, y=gaussian_counts(data.y, data.weight, link))
+    return fit_hyperparameters(
+        kernels, data, generator=generator, settings=_SETTINGS, callback=callback
+    )
+
+
+def gaussian_counts(y: Tensor, weight: Tensor | None, link: str) -> Tensor:
+    """Counts (n,) on the scale of the latent function, centred.
+
+    Parameters
+    ----------
+    y : Tensor of shape (n,)
+    weight : Tensor of shape (n,) or None
+    link : {"exp", "softplus"}
+
+    Returns
+    -------
+    Tensor of shape (n,)
+    """
+    f = (y + 0.5).log() if link == "exp" else (y + 0.5).expm1().log()
+    # For large counts softplus is the identity, and expm1 infinite.
+    f = torch.where(f.isfinite(), f, y + 0.5)
+    weight = torch.ones_like(f) if weight is None else weight
+    return f - (weight @ f) / weight.sum()

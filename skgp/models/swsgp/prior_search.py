@@ -1,0 +1,190 @@
+r"""The prior of a sparse-within-sparse GP whose noise is not Gaussian, by rows held out.
+
+`find_prior` holds rows out, lets :mod:`skgp.models.swsgp.prior_scale` choose amplitude and KL
+weight, and hands on what the fit of all rows can use.
+
+Rows held out must not be inducing points: a point without data of its own, but right at the row
+that is predicted, is what no prediction later has. Where enough rows are none, the inducing points
+stay as they are, and the system of all rows comes with that of the rows learned from. Where every
+row is one, points are left out, and all is computed again for all rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.likelihoods import Gaussian
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import Family
+from skgp.models.neighbors import NeighborSearch
+from skgp.models.swsgp.conditionals import Tiles
+from skgp.models.swsgp.prior_scale import PriorScale, choose_prior, rescaled
+from skgp.models.swsgp.settings import Settings
+from skgp.models.swsgp.system import LocalSystem, Posterior, nested_systems, row_weights
+
+__all__ = ["FEW_ROWS", "Prior", "active_sets", "find_prior", "split_rows"]
+
+Callback = Callable[[int, dict], bool | None]
+
+#: Below so many rows none is held out.
+FEW_ROWS = 100
+_MIN_HELD_OUT, _MAX_HELD_OUT = 500, 4000
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior found, and what a fit of all rows may begin with.
+
+    Attributes
+    ----------
+    kernel : sklearn kernel expression without noise
+    kl_weight : float or None
+        None is M / H.
+    data : SparseData
+        All rows, perhaps in another order.
+    coupling : float or None
+        Of several classes; None without rows held out.
+    system : LocalSystem or None
+        Of `data` under this prior.
+    start : Posterior or None
+        Of the inducing points.
+    history : list of float
+        Scores of the rows held out, in nats.
+    """
+
+    kernel: Any
+    kl_weight: float | None
+    data: SparseData
+    coupling: float | None = None
+    system: LocalSystem | None = None
+    start: Posterior | None = None
+    history: list[float] = field(default_factory=list)
+
+
+def active_sets(kernel, X: Tensor, Z: Tensor, settings: Settings) -> Tensor:
+    """Indices (n, H) of the inducing points Z (M, d) nearest to rows X (n, d)."""
+    search = NeighborSearch(kernel, Z, settings.neighbors)
+    return search.query(X, min(settings.n_neighbors, len(Z)))
+
+
+def split_rows(
+    n: int, settings: Settings, generator: torch.Generator, preferred: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Indices of rows to learn from and of rows held out, each increasing.
+
+    Parameters
+    ----------
+    n : int
+    settings : Settings
+    generator : torch.Generator
+    preferred : Tensor of bool, shape (n,), optional
+        Rows to hold out rather than others.
+    """
+    least = min(n // 3, _MIN_HELD_OUT)
+    n_out = min(max(round(settings.validation_fraction * n), least), _MAX_HELD_OUT, n - 1)
+    order = torch.randperm(n, generator=generator)
+    if preferred is not None:
+        order = order[(~preferred.cpu()[order]).to(torch.int8).argsort(stable=True)]
+    return order[n_out:].sort().values, order[:n_out].sort().values
+
+
+def find_prior(
+    kernel,
+    family: Family,
+    data: SparseData,
+    Z: Tensor,
+    position: Tensor,
+    offset: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> Prior:
+    """Choose amplitude, KL weight and coupling.
+
+    Parameters
+    ----------
+    kernel, family, data, Z, position, offset, settings, generator
+        As in :func:`~skgp.models.swsgp.fit.fit_swsgp`.
+    callback : callable, optional
+        Called after each trial; True ends the search.
+
+    Returns
+    -------
+    Prior
+        That given, where there is nothing to choose or rows are few.
+    """
+    likelihood = family.make(family.initial(Z))
+    learn = settings.learn_hyperparameters
+    low, high = amplitude_range(kernel) if learn else (1.0, 1.0)
+    learn_kl = learn and settings.kl_weight is None and settings.n_neighbors < len(Z)
+    free = learn_kl or high > low or data.y.shape[1] > 1
+    given = Prior(kernel, settings.kl_weight, data)
+    if isinstance(likelihood, Gaussian) or not free or len(data) < FEW_ROWS:
+        return given
+    outside = position < 0
+    kept, held_out = split_rows(len(data), settings, generator, outside.cpu())
+    n_kept, data = len(kept), data.rows(torch.cat([kept, held_out]))
+    position = position[torch.cat([kept, held_out]).to(position.device)]
+    own = position[n_kept:]
+    reuse = bool((own < 0).all())
+    points = Z if reuse else Z[_others(Z, own[own >= 0])]
+    active = active_sets(kernel, data.X, points, settings)
+    M, H = len(points), active.shape[1]
+    kl_weight = M / H if settings.kl_weight is None else settings.kl_weight
+    parts = [
+        Tiles(kernel, data.X[rows], points, active[rows], budget=0)
+        for rows in (slice(0, n_kept), slice(n_kept, len(data)))
+    ]
+    rows, out = data.rows(torch.arange(n_kept)), data.rows(torch.arange(n_kept, len(data)))
+    if reuse:
+        system, everything = nested_systems(parts, kl_weight=kl_weight, weight=data.weight)
+    else:
+        system = nested_systems(parts[:1], kl_weight=kl_weight, weight=rows.weight)[0]
+        everything = None
+    found = choose_prior(
+        system,
+        rows.y,
+        row_weights(parts[1]),
+        out.y,
+        likelihood,
+        offset,
+        weight=out.weight,
+        amplitudes=(low, high),
+        kl_weight=kl_weight if learn_kl else 1.0,
+        callback=callback,
+    )
+    asked = len(Z) / min(settings.n_neighbors, len(Z))
+    if everything is not None:
+        everything = rescaled(everything, found.amplitude, found.kl_factor)
+    return replace(
+        given,
+        kernel=scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
+        kl_weight=found.kl_factor * asked if settings.kl_weight is None else kl_weight,
+        data=data,
+        coupling=found.coupling,
+        system=everything,
+        start=found.q if reuse else _completed(found, Z, own),
+        history=found.history,
+    )
+
+
+def _others(Z: Tensor, index: Tensor) -> Tensor:
+    """Mask (M,) of the rows of Z other than `index`."""
+    mask = torch.ones(len(Z), dtype=torch.bool, device=Z.device)
+    mask[index] = False
+    return mask
+
+
+def _completed(found: PriorScale, Z: Tensor, own: Tensor) -> Posterior:
+    """q(u) of all of Z: as learned, and as predicted at the points `own` (p,) left out."""
+    out, predicted = own >= 0, found.predicted
+    others = _others(Z, own[out])
+    mean = Z.new_empty(len(Z), found.q.mean.shape[1])
+    var = torch.empty_like(mean)
+    mean[others], var[others] = found.q.mean, found.q.var
+    mean[own[out]], var[own[out]] = predicted.mean[out], predicted.var[out]
+    return Posterior(mean, var)

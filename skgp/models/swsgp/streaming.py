@@ -1,0 +1,166 @@
+r"""Rows that come in batches, for fixed hyper-parameters: what was learned becomes the prior.
+
+Rows that are gone leave, beside their posterior mean :math:`m_0`, one precision D_j for each
+inducing point and latent function, the diagonal of their data term
+:math:`\sum_n \lambda_n a_n a_n^T`.
+The next batch B sees q through
+
+.. math:: \Big[ D + Q_Z + \sum_{n \in B} \lambda_n a_n a_n^T \Big] (m - m_0)
+          = \sum_{n \in B} (\eta_n - \lambda_n a_n^T m_0)\, a_n,
+
+and S likewise: the system of :mod:`skgp.models.swsgp.system` for the deviation from :math:`m_0`,
+with sites of precision D at the inducing points. A batch that says nothing new changes nothing.
+
+Two things are approximate. The divergence of the rows that are gone is that of as many rows at the
+inducing points (Q_Z), which is near where these are themselves rows or spread like them. And D
+leaves out that a row informs several inducing points at once: old rows bind smooth changes less
+than they should, so that a late row counts for somewhat more than an early one.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from skgp.likelihoods.base import Likelihood
+from skgp.models.neighbors import NeighborSearch, distinct
+from skgp.models.swsgp.conditionals import Tiles, prior_variance
+from skgp.models.swsgp.natural import fit_sites
+from skgp.models.swsgp.state import SWSGPState
+from skgp.models.swsgp.system import LocalSystem, Sites, local_prior, row_weights
+from skgp.models.tensor_state import TensorState
+
+__all__ = ["Summary", "summarize", "update"]
+
+_NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
+
+
+@dataclass(frozen=True)
+class Summary(TensorState):
+    """What is kept of rows that are gone, beside the posterior.
+
+    Attributes
+    ----------
+    precision : Tensor of shape (M, c)
+        D.
+    rows_seen : int
+    """
+
+    precision: Tensor
+    rows_seen: int
+
+
+def summarize(system: LocalSystem, sites: Sites, rows_seen: int = 0) -> Summary:
+    """Put rows away.
+
+    Parameters
+    ----------
+    system : LocalSystem
+        Of the rows.
+    sites : Sites
+        Theirs, at the end of the fit.
+    rows_seen : int
+        Before these rows.
+
+    Returns
+    -------
+    Summary
+        The anchors of the system included.
+    """
+    precision = system.rows.collect_squares(sites.precision)
+    if system.anchor is not None:
+        precision = precision + system.anchor
+    return Summary(precision, rows_seen + len(system.rows))
+
+
+def update(
+    state: SWSGPState,
+    summary: Summary,
+    X: Tensor,
+    Y: Tensor,
+    likelihood: Likelihood,
+    *,
+    n_neighbors: int,
+    kl_weight: float | None = None,
+    kl_factor: float = 1.0,
+    weight: Tensor | None = None,
+    max_inducing: int = 0,
+    neighbors: str = "auto",
+    **steps,
+) -> tuple[SWSGPState, Summary]:
+    """The posterior after a batch.
+
+    Parameters
+    ----------
+    state : SWSGPState
+        Before it, of diagonal covariance.
+    summary : Summary
+        Of all rows before it.
+    X : Tensor of shape (n, d)
+    Y : Tensor of shape (n, c)
+    likelihood : Likelihood
+    n_neighbors : int
+        H, lowered to the number of inducing points there are.
+    kl_weight : float, optional
+        kappa; M / H by default.
+    kl_factor : float
+        Of that default.
+    weight : Tensor of shape (n,), optional
+    max_inducing : int
+        Rows that the inducing points explain least of join them, up to this number in all.
+    neighbors : str
+        See :class:`~skgp.models.neighbors.NeighborSearch`.
+    **steps
+        Options of :func:`~skgp.models.swsgp.natural.fit_sites`.
+
+    Returns
+    -------
+    state : SWSGPState
+    summary : Summary
+        ``O((n + M) H^2 (H + d))``: the divergences of the inducing points are computed anew.
+
+    Raises
+    ------
+    ValueError
+        If the covariance is full, or as `fit_sites`.
+    """
+    if state.var is None:
+        raise ValueError(
+            "A full covariance cannot be updated; use covariance='diagonal' or fit all rows."
+        )
+    state = _with_new_inducing(state, X, n_neighbors, max_inducing, neighbors)
+    anchor = summary.precision.new_zeros(state.mean.shape)
+    anchor[: len(summary.precision)] = summary.precision
+
+    search = NeighborSearch(state.kernel, state.Z, neighbors)
+    H = min(n_neighbors, state.n_inducing)
+    active = search.query(X, H)
+    rows = row_weights(Tiles(state.kernel, X, state.Z, active, budget=0))
+    peers = Tiles(state.kernel, state.Z, state.Z, search.query(state.Z, H), budget=0)
+    kappa = kl_factor * state.n_inducing / H if kl_weight is None else kl_weight
+    prior = local_prior(peers, state.Z.new_full((state.n_inducing,), kappa / state.n_inducing))
+
+    system = LocalSystem(rows, prior, weight, anchor)
+    offset = state.offset + rows.project(state.mean)
+    fit = fit_sites(system, Y, likelihood, offset=offset, **steps)
+    after = state.with_posterior(state.mean + fit.mean, var=fit.var)
+    return after, summarize(system, fit.sites, summary.rows_seen)
+
+
+def _with_new_inducing(
+    state: SWSGPState, X: Tensor, n_neighbors: int, max_inducing: int, neighbors: str
+) -> SWSGPState:
+    """The state with new inducing points at their predicted means."""
+    room = max_inducing - state.n_inducing
+    if room <= 0:
+        return state
+    H = min(n_neighbors, state.n_inducing)
+    active = NeighborSearch(state.kernel, state.Z, neighbors).query(X, H)
+    rows = row_weights(Tiles(state.kernel, X, state.Z, active, budget=0))
+    unexplained = rows.variance / prior_variance(state.kernel, X)
+    chosen = distinct(X)[0]
+    chosen = chosen[unexplained[chosen] > _NOVEL]
+    chosen = chosen[unexplained[chosen].argsort(descending=True, stable=True)[:room]]
+    mean = torch.cat([state.mean, rows.project(state.mean)[chosen]])
+    var = torch.cat([state.variance(), rows.project_squares(state.variance())[chosen]])
+    return replace(state, Z=torch.cat([state.Z, X[chosen]]), mean=mean, var=var)

@@ -1,0 +1,465 @@
+"""SWSGPRegressor: the contracts, the parameters of its own, streams, awkward data."""
+
+import pickle
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_friedman1
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import SWSGPRegressor
+from skgp.datasets import make_counts
+from skgp.models.swsgp import posterior
+from tests.contracts.estimators import (
+    CountRegressorContract,
+    RegressorContract,
+    RoundTargets,
+    rbf_kernel,
+    sklearn_checks,
+)
+
+
+class RoundedRegressor(RoundTargets, SWSGPRegressor):
+    """Takes the fractions of scikit-learn's checks."""
+
+
+QUICK = dict(n_inducing=12, n_neighbors=6, random_state=0)
+LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
+
+test_sklearn = pytest.mark.filterwarnings(LOWERED)(
+    sklearn_checks(
+        SWSGPRegressor(random_state=0),
+        SWSGPRegressor(method="kriging", random_state=0),
+        SWSGPRegressor(likelihood="student_t", max_iter=3, **QUICK),
+        RoundedRegressor(likelihood="poisson", max_iter=3, **QUICK),
+    )
+)
+
+
+class TestContract(RegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPRegressor(**{"random_state": 0, **params})
+
+
+class TestKrigingContract(RegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPRegressor(**{"method": "kriging", "random_state": 0, **params})
+
+
+class TestStudentTContract(RegressorContract):
+    gaussian = False
+    heavy_tailed = True
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPRegressor(**{"likelihood": "student_t", "random_state": 0, **params})
+
+
+class TestCountContract(CountRegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPRegressor(**{"likelihood": "poisson", "random_state": 0, **params})
+
+
+def kept(**params):
+    """An estimator with hyper-parameters that suit `data` and are kept."""
+    return SWSGPRegressor(
+        **{"kernel": rbf_kernel(), "optimizer": None, "random_state": 0, **params}
+    )
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (150, 2))
+    return X, 30 + 4 * (np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(150))
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return make_counts(150, 2, mean=20.0, dispersion=50.0, length_scale=1.0, random_state=7)
+
+
+@pytest.fixture(scope="module")
+def X_new():
+    return np.random.default_rng(1).uniform(-3, 3, (9, 2))
+
+
+def density(fit, X, y):
+    return fit.log_predictive_density(X, y).mean()
+
+
+# ---- predictions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [{"covariance": "full"}, {"method": "kriging"}], ids=str)
+def test_all_rows_as_neighbours_give_the_exact_gp(params, data, X_new):
+    X, y = data
+    z = (y - y.mean()) / y.std()
+    exact = GaussianProcessRegressor(rbf_kernel(), optimizer=None).fit(X, z)
+    mean, std = exact.predict(X_new, return_std=True)
+    fit = kept(n_neighbors=150, **params).fit(X, y)
+    found = fit.predict(X_new, return_std=True)
+    # The jitter of the inducing variables is part of the model.
+    atol = 1e-9 if "method" in params else 5e-3
+    np.testing.assert_allclose((found[0] - y.mean()) / y.std(), mean, atol=atol)
+    np.testing.assert_allclose(found[1] / y.std(), std, atol=atol)
+
+
+@pytest.mark.parametrize("params", [{}, {"method": "kriging"}, {"covariance": "full"}], ids=str)
+@pytest.mark.parametrize("joint", ["local", "union"])
+def test_joint_covariance_and_draws(joint, params, data, X_new):
+    fit = kept(joint_prediction=joint, n_inducing=40, n_neighbors=10, **params).fit(*data)
+    X = np.vstack([X_new, X_new[:2], fit.inducing_points_[:2]])
+    mean, covariance = fit.predict(X, return_cov=True)
+    std = fit.predict(X, return_std=True)[1]
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    close = np.isclose(np.sqrt(np.diag(covariance)), std, rtol=1e-8)
+    alone = np.isclose(mean, fit.predict(X), rtol=1e-8)
+    # The paper's joint prediction of some rows is not what it predicts of each.
+    assert (close.all() and alone.all()) == (joint == "local")
+    draws = fit.sample_y(X, 4000)
+    z = (draws.mean(1) - mean) / np.sqrt(np.diag(covariance) / 4000)
+    assert np.abs(z).max() < 4
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"method": "kriging"}, {"covariance": "full"}, {"dtype": "float32"}],
+    ids=str,
+)
+def test_predictions_in_tiles_are_those_of_each_row(params, data, monkeypatch):
+    fit = kept(n_inducing=40, n_neighbors=10, **params).fit(*data)
+    X = np.random.default_rng(2).uniform(-3, 3, (300, 2))
+    whole = np.column_stack(fit.predict(X, return_std=True))
+    rows = np.concatenate([np.column_stack(fit.predict(x[None], return_std=True)) for x in X[:40]])
+    np.testing.assert_allclose(rows, whole[:40], rtol=1e-7)
+    monkeypatch.setattr(posterior, "_TILE_ENTRIES", 1000)
+    monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 100_000)
+    np.testing.assert_allclose(np.column_stack(fit.predict(X, return_std=True)), whole, rtol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["variational", "kriging"])
+def test_many_rows_are_predicted_in_bounded_memory(method, data):
+    """Beside what is returned; conditioned at once, 1e5 rows would take gigabytes."""
+    fit = kept(method=method, n_neighbors=16).fit(*data)
+    X = np.random.default_rng(2).uniform(-3, 3, (2000, 2))
+    seen, original = [], fit._posterior.mean_and_variance
+    object.__setattr__(
+        fit._posterior, "mean_and_variance", lambda X: (seen.append(len(X)), original(X))[1]
+    )
+    n_rows = 2**28 // fit._bytes_per_row()
+    assert fit._bytes_per_row() >= 8 * 16 * 16 and 1000 < n_rows < 100_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 256 * fit._bytes_per_row())
+        tracemalloc.start()
+        fit.predict(X, return_std=True)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert max(seen) == 256 and sum(seen) == 2000 and peak < 2**20
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+def test_grid_search_over_points_and_neighbours_in_a_pipeline(data):
+    kernel = 1.0 * RBF(0.7) + WhiteKernel(0.05)
+    pipeline = make_pipeline(StandardScaler(), kept(kernel=kernel))
+    grid = {"swsgpregressor__n_inducing": [16, 90], "swsgpregressor__n_neighbors": [1, 16]}
+    search = GridSearchCV(pipeline, grid, cv=3, n_jobs=2).fit(*data)
+    assert search.best_params_ == {
+        "swsgpregressor__n_inducing": 90,
+        "swsgpregressor__n_neighbors": 16,
+    }
+    assert search.best_score_ > 0.85
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"covariance": "full"},
+        {"covariance": "full", "n_inducing": 20, "n_neighbors": 20},
+        {"inducing": "learned"},
+        {"solver": "adam"},
+        {"polish": True},
+        {"kl_weight": 1.0},
+        {"init": "k-means"},
+        {"init": "greedy"},
+        {"likelihood": "student_t"},
+        {"likelihood": "student_t", "degrees_of_freedom": 5.0},
+        {"kernel": 1.0 * RBF([1.0, 1.0]) + DotProduct() + WhiteKernel(0.1)},
+        {"dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_every_option_predicts(params, data):
+    X, y = data
+    options = {"n_inducing": 30, "n_neighbors": 8, "random_state": 0, "max_iter": 60, **params}
+    fit = SWSGPRegressor(**options).fit(X[:110], y[:110])
+    assert fit.score(X[110:], y[110:]) > 0.85
+    assert density(fit, X[110:], y[110:]) > -2.3  # as N(mean, variance of y) it would be -2.6
+    assert fit.n_inducing_ <= 30 and fit.n_iter_ >= 1 and np.isfinite(fit.elbo_)
+    assert isinstance(fit.polished_, bool) and fit.noise_variance_ > 0
+
+
+def test_fit_tells_of_itself(data):
+    fit = SWSGPRegressor(n_inducing=40, n_neighbors=8, random_state=0).fit(*data)
+    assert fit.kl_weight_ == 5.0 and fit.inducing_points_.shape == (40, 2)
+    assert set(fit.history_) == {"hyperparameters", "prior", "solve", "polish"}
+    noise = fit.kernel_.k2.noise_level * fit.y_scale_**2
+    assert fit.noise_variance_ == pytest.approx(noise, rel=1e-12)
+    assert fit.noise_variance_ == pytest.approx(0.64, rel=0.3)
+    again = fit.set_params(likelihood="student_t").fit(*data)
+    assert again.degrees_of_freedom_ > 2 and again.likelihood_scale_ > 0
+    again.set_params(likelihood="gaussian").fit(*data)
+    assert not hasattr(again, "degrees_of_freedom_") and not hasattr(again, "likelihood_scale_")
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n_inducing": 20}, "n_neighbors=32 is more than n_inducing=20.*Lower n_neighbors"),
+        ({"kernel": ConstantKernel(2.0)}, "same correlation.*add a part"),
+        ({"projection": 3}, "projection=3 is more than the 2 columns of X; give 2 or less"),
+        ({"method": "kriging", "likelihood": "poisson"}, "method='kriging' needs.*'poisson'"),
+        ({"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),
+        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0 are those of.*'gaussian'"),
+        ({"neighbors": "tree"}, "neighbors.*tree"),
+        ({"kl_weight": 0.0}, "kl_weight.*0.0"),
+        ({"n_inducing": 0}, "n_inducing.*0"),
+        ({"covariance": "chevron"}, "covariance.*chevron"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(params, message, data):
+    with pytest.raises(ValueError, match=message):
+        SWSGPRegressor(**params).fit(*data)
+
+
+@pytest.mark.parametrize("method", ["variational", "kriging"])
+def test_more_points_than_rows_are_lowered_with_a_warning(method, data):
+    X, y = np.repeat(data[0][:12], 2, axis=0), np.repeat(data[1][:12], 2)
+    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
+        fit = kept(n_inducing=50, method=method).fit(X, y)
+    assert fit.n_inducing_ == 12 == len(np.unique(fit.inducing_points_, axis=0))
+
+
+@pytest.mark.parametrize("method", ["variational", "kriging"])
+@pytest.mark.parametrize("init", ["random", "k-means", "greedy"])
+def test_inducing_points_are_distinct_and_as_many_as_asked(method, init, data):
+    X, y = np.repeat(data[0], 2, axis=0), np.repeat(data[1], 2)
+    fit = kept(n_inducing=40, init=init, method=method).fit(X, y)
+    assert fit.n_inducing_ == 40 == len(np.unique(fit.inducing_points_, axis=0))
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["variational", "kriging"])
+def test_state_does_not_grow_with_the_rows(method):
+    X, y = make_friedman1(1500, random_state=0)
+    kernel = 1.0 * RBF([1.0] * 10) + WhiteKernel(0.1)
+    sizes = []
+    for n in (300, 1500):
+        fit = kept(kernel=kernel, n_inducing=60, n_neighbors=8, method=method).fit(X[:n], y[:n])
+        fit.predict(X[:5])
+        sizes.append(len(pickle.dumps(fit)))
+    assert abs(sizes[1] - sizes[0]) < 300 and sizes[1] < 30_000
+
+
+def test_warm_start_goes_on_where_the_last_fit_ended(data):
+    X, y = data
+    options = dict(n_inducing=30, n_neighbors=8, solver="adam", max_iter=40, random_state=0)
+    fit = SWSGPRegressor(warm_start=True, **options).fit(X, y)
+    first, kernel = fit.elbo_, fit.kernel_
+    fit.set_params(max_iter=10).fit(X, y)
+    cold = SWSGPRegressor(**{**options, "max_iter": 10}).fit(X, y)
+    assert fit.elbo_ > first - 1 and fit.elbo_ > cold.elbo_
+    assert not fit.history_["hyperparameters"] and cold.history_["hyperparameters"]
+    assert not np.allclose(kernel.theta, fit.kernel_.theta, atol=1e-12)
+
+
+def test_warm_start_keeps_hyperparameters_and_noise(data, X_new):
+    X, y = data
+    for likelihood in ("gaussian", "student_t"):
+        fit = SWSGPRegressor(likelihood=likelihood, warm_start=True, random_state=0).fit(X, y)
+        theta, before = fit.kernel_.theta, fit.predict(X_new, return_std=True)
+        fit.fit(X, y)
+        after = fit.predict(X_new, return_std=True)
+        np.testing.assert_allclose(after, before, rtol=1e-10 if likelihood == "gaussian" else 0.02)
+        np.testing.assert_allclose(fit.kernel_.theta[:-1], theta[:-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "kriging"},
+        {"likelihood": "student_t"},
+        {"likelihood": "poisson"},
+        {"kernel": 1.0 * RBF(1.0) + WhiteKernel(0.1)},
+        {"kernel": rbf_kernel(), "optimizer": None},
+        {"kl_weight": 1.0},
+        {},
+    ],
+    ids=str,
+)
+def test_warm_start_begins_anew_where_it_must(change, data):
+    X, y = data[0], np.rint(data[1])
+    fit = SWSGPRegressor(warm_start=True, random_state=0, n_neighbors=16).fit(X, y)
+    again = fit.set_params(**change)
+    if not change:
+        X = np.column_stack([X, X[:, 0]])  # of other shapes
+    again.fit(X, y)
+    cold = SWSGPRegressor(random_state=0, n_neighbors=16, **change).fit(X, y)
+    np.testing.assert_allclose(again.predict(X), cold.predict(X), rtol=1e-8)
+    assert getattr(again, "kl_weight_", None) == getattr(cold, "kl_weight_", None)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
+@pytest.mark.parametrize("n_inducing", [None, 25])
+def test_sample_weight_is_repeated_rows(likelihood, n_inducing, data, counts, X_new):
+    X, y = (part[:60] for part in (counts if likelihood == "poisson" else data))
+    weights = np.random.default_rng(3).integers(0, 4, 60)  # 0 leaves the row out
+    kernel = 0.5 * RBF(1.0) if likelihood == "poisson" else rbf_kernel()
+    options = dict(likelihood=likelihood, kernel=kernel, optimizer=None, tol=1e-10, max_iter=100)
+    fits = [
+        SWSGPRegressor(**options, n_neighbors=8, n_inducing=n_inducing, random_state=0)
+        for _ in range(2)
+    ]
+    fits[0].fit(X, y, weights)
+    fits[1].fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    expected = fits[1].predict(X_new, return_std=True)
+    np.testing.assert_allclose(fits[0].predict(X_new, return_std=True), expected, rtol=1e-6)
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_stream_of_kriging_is_the_fit_of_all_rows(data, X_new):
+    X, y = data
+    stream = kept(method="kriging", normalize_y=False)
+    for rows in np.array_split(np.arange(150), 3):
+        stream.partial_fit(X[rows], y[rows])
+    whole = kept(method="kriging", normalize_y=False).fit(X, y)
+    found, expected = (fit.predict(X_new, return_std=True) for fit in (stream, whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert stream.n_inducing_ == 150
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
+def test_stream_comes_near_the_fit_of_all_rows(likelihood, data, counts):
+    X, y = counts if likelihood == "poisson" else data
+    kernel = 0.5 * RBF(1.0) if likelihood == "poisson" else rbf_kernel()
+    options = dict(likelihood=likelihood, kernel=kernel, n_neighbors=16)
+    stream = kept(**options)
+    for rows in np.array_split(np.arange(150), 3):
+        stream.partial_fit(X[rows], y[rows])
+    whole, first = (kept(**options).fit(X[:n], y[:n]) for n in (150, 50))
+    densities = [density(fit, X, y) for fit in (first, stream, whole)]
+    assert densities[1] > 0.5 * (densities[0] + densities[2])
+    assert first.n_inducing_ < stream.n_inducing_ <= 150
+    assert len(pickle.dumps(stream)) < 60_000
+
+
+@pytest.mark.parametrize(
+    "params", [{"covariance": "full"}, {"inducing": "learned"}, {"solver": "adam"}], ids=str
+)
+def test_stream_says_what_it_cannot_go_on_from(params, data):
+    X, y = data
+    options = dict(n_inducing=10, n_neighbors=5, max_iter=5, random_state=0)
+    fit = SWSGPRegressor(**options, **params).partial_fit(X[:60], y[:60])
+    with pytest.raises(ValueError, match=r"partial_fit goes on from a diagonal.*Use covariance="):
+        fit.partial_fit(X[60:], y[60:])
+
+
+# ---- awkward data --------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(LOWERED)
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"method": "kriging"},
+        {"likelihood": "student_t"},
+        {"likelihood": "poisson"},
+        {"covariance": "full"},
+        {"inducing": "learned", "max_iter": 5},
+        {"solver": "adam", "max_iter": 5, "covariance": "full", "n_neighbors": 2},
+        {"polish": True},
+    ],
+    ids=str,
+)
+def test_a_few_rows(n, params):
+    X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
+    fit = SWSGPRegressor(random_state=0, **params).fit(X, y)
+    mean, std = fit.predict(np.vstack([X, [[1e4]]]), return_std=True)
+    assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
+def test_constant_y_is_predicted(likelihood, data, X_new):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fit = SWSGPRegressor(likelihood=likelihood, random_state=0).fit(data[0], np.full(150, 7.0))
+    np.testing.assert_allclose(fit.predict(X_new), 7.0, rtol=0.15)
+
+
+def test_units_and_constant_columns_together(data):
+    X, y = data
+    plain = SWSGPRegressor(random_state=0).fit(X[:110], y[:110])
+
+    def awkward(X):
+        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
+
+    fit = SWSGPRegressor(random_state=0).fit(awkward(X[:110]), y[:110])
+    assert density(fit, awkward(X[110:]), y[110:]) > density(plain, X[110:], y[110:]) - 0.2
+    # Rows given twice have no noise between them.
+    fit.fit(awkward(np.repeat(X[:110], 2, axis=0)), np.repeat(y[:110], 2))
+    assert fit.n_inducing_ == 110 and fit.score(awkward(X[110:]), y[110:]) > 0.75
+
+
+def test_many_columns_are_reduced_to_principal_components():
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal((200, 3))
+    X = f @ rng.standard_normal((3, 80)) + 0.05 * rng.standard_normal((200, 80)) + 5
+    y = np.sin(f[:, 0]) + f[:, 1]
+    fit = SWSGPRegressor(random_state=0).fit(X[:150], y[:150])
+    assert fit.inducing_points_.shape[1] == 50 and fit.score(X[150:], y[150:]) > 0.8
+    raw = SWSGPRegressor(projection=None, random_state=0).fit(X[:150], y[:150])
+    assert raw.inducing_points_.shape[1] == 80
+    few = SWSGPRegressor(projection=3, random_state=0).fit(X[:150], y[:150])
+    assert few.inducing_points_.shape[1] == 3 and few.score(X[150:], y[150:]) > 0.9
+    # A kernel that is given is one of the columns themselves.
+    given = kept(kernel=RBF(10.0) + WhiteKernel(0.1)).fit(X[:150], y[:150])
+    assert given.inducing_points_.shape[1] == 80
+    # Fewer rows than components.
+    assert np.isfinite(SWSGPRegressor(random_state=0).fit(X[:20], y[:20]).predict(X)).all()
+
+
+def test_single_precision_is_near_double(data, X_new):
+    double, single = (kept(n_neighbors=16, dtype=d).fit(*data) for d in ("float64", "float32"))
+    found, expected = single.predict(X_new), double.predict(X_new)
+    assert found.dtype == np.float64 and not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
+
+
+def test_stopped_fit_is_usable(data, X_new):
+    """By Ctrl-C or a callback: see the contract; here with every stage cut at its first step."""
+    from tests.contracts.common import Recorder
+
+    for params in ({"polish": True}, {"solver": "adam"}, {"likelihood": "student_t"}):
+        options = dict(n_inducing=20, n_neighbors=8, random_state=0, **params)
+        fit = SWSGPRegressor(**options).set_callbacks(Recorder(stop_after=1)).fit(*data)
+        assert np.isfinite(fit.predict(X_new, return_std=True)).all()

@@ -1,0 +1,355 @@
+"""SWSGPClassifier: the contracts, several classes, options, streams, awkward data."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.datasets import load_digits, make_classification, make_moons
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import shuffle
+
+from skgp import SWSGPClassifier
+from skgp.models.coupling import COUPLINGS
+from skgp.models.swsgp import kriging, posterior
+from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+
+KERNEL = 4.0 * RBF(1.0)
+LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
+methods = pytest.mark.parametrize("method", ["variational", "kriging"])
+
+test_sklearn = sklearn_checks(
+    SWSGPClassifier(random_state=0), SWSGPClassifier(method="kriging", random_state=0)
+)
+
+
+class TestContract(ClassifierContract):
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPClassifier(**{"random_state": 0, **params})
+
+
+class TestKrigingContract(ClassifierContract):
+    offers_state = False
+
+    def make(self, **params):
+        return SWSGPClassifier(**{"method": "kriging", "random_state": 0, **params})
+
+    def test_moderation_says_how_much_of_the_variance_counts(self, data):
+        """The link has learned that, and there is nothing to set."""
+        assert self.make().fit(*data).moderation_ == 1.0
+
+
+def kept(**params):
+    """An estimator with hyper-parameters that suit `moons` and are kept."""
+    options = {"kernel": KERNEL, "optimizer": None, "n_neighbors": 16, "random_state": 0}
+    return SWSGPClassifier(**{**options, **params})
+
+
+def log_loss_of(model, X, y):
+    return -model.log_predictive_density(X, y).mean()
+
+
+@pytest.fixture(scope="module")
+def moons():
+    X, y = make_moons(600, noise=0.3, random_state=0)
+    return X[:200], y[:200], X[200:], y[200:]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Rows of ten classes, 64 columns, some of them constant; and others."""
+    X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
+    return X[:400], y[:400], X[400:1100], y[400:1100]
+
+
+# ---- several classes -----------------------------------------------------------------------------
+
+
+@methods
+def test_ten_classes_of_64_columns_by_default(method, digits):
+    X, y, fresh, target = digits
+    names = np.array([f"digit {k}" for k in range(10)])
+    model = SWSGPClassifier(method=method, random_state=0).fit(X, names[y])
+    assert model.inducing_points_.shape == (400, 50)  # principal components
+    assert model.score(fresh, names[target]) > 0.93
+    assert log_loss_of(model, fresh, names[target]) < 0.3
+    assert model.predict_proba(fresh).shape == (700, 10)
+    if method == "variational":
+        assert model.coupling_ in COUPLINGS
+
+
+def test_probabilities_are_coupled_claims(digits):
+    X, y, fresh, target = digits
+    model = kept(kernel=400.0 * RBF(30.0), projection=None).fit(X, y)
+    mean, var = model.latent_mean_and_variance(fresh[:20])
+    z = mean / np.sqrt(1 + var)
+    expected = norm.cdf(z) / norm.sf(z) ** model.coupling_
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(model.predict_proba(fresh[:20]), expected, rtol=1e-7)
+    assert model.coupling_ >= 0.5  # digits lie apart
+    plain = pickle.loads(pickle.dumps(model))
+    plain.coupling_ = 0.0
+    assert log_loss_of(model, fresh, target) < log_loss_of(plain, fresh, target)
+
+
+def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
+    X, y = digits[:2]
+    assert kept(kernel=400.0 * RBF(30.0)).fit(X[:90], y[:90]).coupling_ == 0.5
+    model = kept().fit(*moons[:2])
+    assert model.coupling_ == 0.0
+    assert kept().fit(moons[0][:50], moons[1][:50]).coupling_ == 0.0
+    assert not hasattr(model.set_params(method="kriging").fit(*moons[:2]), "coupling_")
+
+
+def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits):
+    X, y = digits[0][:300], digits[1][:300]
+    model = kept(kernel=400.0 * RBF(30.0), warm_start=True).fit(X, y)
+    coupling = model.coupling_
+    assert coupling != 0.5 and model.fit(X, y).coupling_ == coupling
+    assert model.partial_fit(X[:50], y[:50]).coupling_ == coupling
+
+
+# ---- predictions ---------------------------------------------------------------------------------
+
+
+@methods
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_predictions_in_tiles_are_those_of_each_row(method, dtype, moons, monkeypatch):
+    X, y, fresh, _ = moons
+    model = kept(method=method, n_inducing=100, dtype=dtype).fit(X, np.where(X[:, 0] > 1.5, 2, y))
+    whole = model.predict_proba(fresh)
+    rows = np.concatenate([model.predict_proba(x[None]) for x in fresh[:40]])
+    np.testing.assert_allclose(rows, whole[:40], rtol=1e-7)
+    sizes = []
+    hook = "_kriged_log_proba" if method == "kriging" else "_moments"
+    original = getattr(model, hook)
+    monkeypatch.setattr(model, hook, lambda X: (sizes.append(len(X)), original(X))[1])
+    monkeypatch.setattr(posterior, "_TILE_ENTRIES", 2000)
+    monkeypatch.setattr(kriging, "_TILE", 2000)
+    monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 50 * model._bytes_per_row())
+    np.testing.assert_allclose(model.predict_proba(fresh), whole, rtol=1e-7)
+    assert sizes == [50] * 8
+
+
+@pytest.mark.parametrize("far", [1e3, 1e200])
+@methods
+def test_probabilities_far_from_the_rows_are_finite(method, far, moons):
+    model = kept(method=method).fit(*moons[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        proba = model.predict_proba(moons[2][:3] * far)
+        assert np.isfinite(model.decision_function(moons[2][:3] * far)).all()
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(proba, 0.5, atol=0.1)  # the base rate
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+def test_grid_search_over_points_and_neighbours_in_a_pipeline(moons):
+    pipeline = make_pipeline(StandardScaler(), kept())
+    grid = {"swsgpclassifier__n_inducing": [4, 60], "swsgpclassifier__n_neighbors": [1, 4]}
+    search = GridSearchCV(pipeline, grid, scoring="neg_log_loss", cv=2, n_jobs=2).fit(*moons[:2])
+    assert search.best_params_ == {
+        "swsgpclassifier__n_inducing": 60,
+        "swsgpclassifier__n_neighbors": 4,
+    }
+    assert -search.best_score_ < 0.5 * np.log(2) + 0.1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"method": "kriging"},
+        {"likelihood": "logit"},
+        {"n_inducing": 60},
+        {"n_inducing": 60, "inducing": "learned"},
+        {"n_inducing": 60, "covariance": "full"},
+        {"n_inducing": 30, "n_neighbors": 30, "covariance": "full"},
+        {"n_inducing": 60, "solver": "adam"},
+        {"n_inducing": 60, "polish": True},
+        {"kl_weight": 1.0},
+        {"init": "k-means", "n_inducing": 60},
+        {"kernel": 1.0 * RBF(1.0) + DotProduct()},
+        {"class_weight": "balanced"},
+        {"dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_every_option_predicts(params, moons):
+    options = {"n_neighbors": 16, "max_iter": 60, "random_state": 0, **params}
+    model = SWSGPClassifier(**options).fit(*moons[:2])
+    assert log_loss_of(model, *moons[2:]) < 0.32
+    assert model.score(*moons[2:]) > 0.87
+    assert model.n_iter_ >= 1 and model.n_inducing_ <= 200
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n_inducing": 20}, "n_neighbors=32 is more than n_inducing=20.*Lower n_neighbors"),
+        ({"kernel": ConstantKernel(2.0)}, "same correlation.*add a part"),
+        ({"projection": 3}, "projection=3 is more than the 2 columns of X; give 2 or less"),
+        ({"likelihood": "poisson"}, "likelihood.*poisson"),
+        ({"kl_weight": -1.0}, "kl_weight.*-1.0"),
+        ({"n_neighbors": 0}, "n_neighbors.*0"),
+    ],
+)
+@methods
+def test_parameters_that_cannot_be_are_named(method, params, message, moons):
+    for fit in ("fit", "partial_fit"):
+        model = SWSGPClassifier(method=method, **params)
+        with pytest.raises(ValueError, match=message):
+            getattr(model, fit)(*moons[:2])
+
+
+@methods
+def test_more_points_than_rows_are_lowered_with_a_warning(method, moons):
+    X, y = (np.repeat(part[:12], 3, axis=0) for part in moons[:2])
+    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
+        model = kept(n_inducing=50, method=method).fit(X, y)
+    assert model.n_inducing_ == 12 == len(np.unique(model.inducing_points_, axis=0))
+
+
+# ---- state, weights, streams ---------------------------------------------------------------------
+
+
+@methods
+def test_state_does_not_grow_with_the_rows(method):
+    X, y = make_classification(1500, 10, random_state=0)
+    sizes = []
+    for n in (300, 1500):
+        model = kept(kernel=RBF(3.0), n_inducing=60, n_neighbors=8, method=method).fit(X[:n], y[:n])
+        model.predict(X[:5])
+        sizes.append(len(pickle.dumps(model)))
+    assert abs(sizes[1] - sizes[0]) < 600 and sizes[1] < 30_000
+
+
+@methods
+@pytest.mark.parametrize("n_inducing", [None, 25])
+def test_sample_weight_is_repeated_rows(method, n_inducing, moons):
+    X, y = moons[0][:90], moons[1][:90]
+    weights = np.random.default_rng(3).integers(1, 4, 90)
+    options = dict(method=method, n_inducing=n_inducing, tol=1e-12, max_iter=100)
+    weighted = kept(**options).fit(X, y, weights)
+    repeated = kept(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    found, expected = (model.predict_proba(moons[2]) for model in (weighted, repeated))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@methods
+@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+def test_stream_comes_near_the_fit_of_all_rows(method, likelihood, moons):
+    X, y = moons[:2]
+    options = dict(method=method, likelihood=likelihood)
+    stream = kept(**options)
+    for rows in np.array_split(np.arange(200), 4):
+        stream.partial_fit(X[rows], y[rows])
+    whole, first = (kept(**options).fit(X[:n], y[:n]) for n in (200, 50))
+    losses = [log_loss_of(model, *moons[2:]) for model in (whole, stream, first)]
+    assert losses[1] < losses[0] + 0.05
+    if method == "variational":
+        assert losses[1] < losses[2]
+    assert first.n_inducing_ < stream.n_inducing_ <= 200
+
+
+def test_stream_keeps_the_share_of_the_divergence(moons):
+    X, y = moons[:2]
+    model = SWSGPClassifier(n_neighbors=8, random_state=0).fit(X[:150], y[:150])
+    factor = model.kl_weight_ * 8 / model.n_inducing_
+    model.partial_fit(X[150:], y[150:])
+    assert model.kl_weight_ * 8 / model.n_inducing_ == pytest.approx(factor, rel=1e-12)
+    given = SWSGPClassifier(kl_weight=2.0, n_neighbors=8, random_state=0).fit(X[:150], y[:150])
+    assert given.partial_fit(X[150:], y[150:]).kl_weight_ == 2.0
+
+
+def test_warm_start_goes_on_where_the_last_fit_ended(moons):
+    X, y, fresh, _ = moons
+    model = SWSGPClassifier(warm_start=True, random_state=0).fit(X, y)
+    theta, before, n_iter = model.kernel_.theta, model.predict_proba(fresh), model.n_iter_
+    model.fit(X, y)
+    np.testing.assert_allclose(model.kernel_.theta, theta, rtol=1e-12)
+    np.testing.assert_allclose(model.predict_proba(fresh), before, atol=0.02)
+    assert model.n_iter_ < n_iter and not model.history_["hyperparameters"]
+    # Of other shapes or another likelihood there is nothing to go on from.
+    three = np.where(X[:, 0] > 1.5, 2, y)
+    assert model.fit(X, three).score(X, three) > 0.85
+    assert model.fit(np.column_stack([X, X]), y).score(np.column_stack([X, X]), y) > 0.85
+    model.set_params(likelihood="logit").fit(np.column_stack([X, X]), y)
+    assert model.history_["hyperparameters"]
+
+
+# ---- awkward data --------------------------------------------------------------------------------
+
+
+@methods
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_few_rows(n, n_classes, method):
+    if n <= n_classes and n_classes > 2:
+        pytest.skip("a class a row is refused")
+    X = np.arange(n)[:, None] ** 1.5
+    y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
+    for options in ({}, {"polish": True}, {"covariance": "full"}):
+        model = SWSGPClassifier(method=method, random_state=0, **options).fit(X, y)
+        proba = model.predict_proba(np.vstack([X, [[1e4]]]))
+        assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
+        assert list(model.classes_) == sorted(set(y))
+
+
+@pytest.mark.parametrize(
+    ("params", "calibrated"),
+    [({}, False), ({"kl_weight": 1000 / 32}, True), ({"method": "kriging"}, True)],
+    ids=str,
+)
+def test_rare_class_is_predicted_better_than_by_its_rate(params, calibrated):
+    """Of 2.5%; and is as frequent as predicted, unless eight rows of it chose the KL weight."""
+    X, y = make_classification(
+        4000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
+    )
+    model = SWSGPClassifier(random_state=0, **params).fit(X[:1000], y[:1000])
+    X, y = X[1000:], y[1000:]
+    share = y.mean()
+    assert 0.02 < share < 0.03
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    assert log_loss_of(model, X, y) < 0.8 * entropy
+    p = model.predict_proba(X)[:, 1]
+    for rows in (p < 0.1, p >= 0.1):
+        z = (y[rows] - p[rows]).sum() / np.sqrt((p[rows] * (1 - p[rows])).sum())
+        assert abs(z) < 4 or not calibrated
+
+
+@methods
+def test_units_and_constant_columns_together(method, moons):
+    X, y, fresh, target = moons
+    plain = SWSGPClassifier(method=method, random_state=0).fit(X, y)
+
+    def awkward(X):
+        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
+
+    model = SWSGPClassifier(method=method, random_state=0).fit(awkward(X), y)
+    found = log_loss_of(model, awkward(fresh), target)
+    assert found < log_loss_of(plain, fresh, target) + 0.02
+    # Labels given twice confirm each other: they are believed too much, not followed less well.
+    model.fit(awkward(np.repeat(X, 2, axis=0)), np.repeat(y, 2))
+    assert model.n_inducing_ == 200 and model.score(awkward(fresh), target) > 0.85
+
+
+@methods
+def test_rows_that_are_all_equal_have_the_base_rate(method):
+    y = np.array([0] * 30 + [1] * 10)
+    model = SWSGPClassifier(method=method, random_state=0).fit(np.ones((40, 2)), y)
+    np.testing.assert_allclose(model.predict_proba([[1.0, 1.0]])[0], [0.75, 0.25], atol=0.06)
+
+
+def test_single_precision_is_near_double(moons):
+    double, single = (kept(dtype=dtype).fit(*moons[:2]) for dtype in ("float64", "float32"))
+    difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
+    assert 0 < np.abs(difference).max() < 0.02
