@@ -38,8 +38,9 @@ def scores(model: DLMGPRegressor) -> str:
 
 
 # %%
-# From large to small, every fit of the path begins where the last one ended, so that all of them
-# cost no more than a few single ones. ``beta_path_`` has the loss of the rows held out for each.
+# From 1 down, then from 1 up, every fit of the path begins where the one before it ended, so that
+# all of them cost no more than a few single ones. ``beta_path_`` has the loss of the rows held out
+# for each.
 objectives = {"elbo": "evidence bound", "log_loss": "log-loss", "square_loss": "square loss"}
 paths = {}
 for objective in objectives:
@@ -50,11 +51,10 @@ for objective in objectives:
     print(f"{'':<12} beta {chosen.beta_:<6.3g} {scores(chosen)}  {seconds:5.1f} s, all betas")
 
 # %%
-# Losses that are within one standard error of the best count as equal, and of equal ones the
-# largest beta is taken (circles). A path ends once the loss has risen twice in a row.
+# The least loss decides (circles). Either way ends once the loss has risen twice in a row.
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), sharex=True, layout="constrained")
 for axis, (objective, model) in zip(axes, paths.items(), strict=True):
-    betas, losses = zip(*model.beta_path_.items(), strict=True)
+    betas, losses = zip(*sorted(model.beta_path_.items()), strict=True)
     axis.plot(betas, losses, ".-")
     axis.plot(model.beta_, model.beta_path_[model.beta_], "o", color="C3", ms=10, fillstyle="none")
     axis.set(xscale="log", xlabel="beta", title=objectives[objective])

@@ -45,7 +45,8 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
               - \frac{\kappa}{\sum w} \mathrm{KL}(q(u_{I_n}) \,\|\, p(u_{I_n})) \Big)
               \qquad \text{(eq. 11)}
 
-    with the KL weight :math:`\kappa = M / H`, where the paper has 1; H = M is the usual sparse GP.
+    with the KL weight :math:`\kappa = M / H`, or less without Gaussian noise, where the paper has
+    1; H = M is the usual sparse GP.
 
     For functions that need more inducing points than an M x M matrix affords, and for outliers and
     counts on many rows. With an inducing point a row and Gaussian noise it predicts about as
@@ -76,8 +77,8 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
     n_neighbors : int, default=32
         Inducing points H that a row uses; not more than ``n_inducing``.
     kl_weight : float or "auto", default="auto"
-        :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of 3, but
-        not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
+        :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of ten,
+        but not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
         overfits where M is large.
     covariance : {"diagonal", "full"}, default="diagonal"
         Of q(u). The second has :math:`M^2` numbers, and unless H = M is learned by steps of Adam.

@@ -22,6 +22,7 @@ from skgp.models.coupling import FEW_ROWS_COUPLING
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily
 from skgp.models.replicates import distinct_observations
+from skgp.models.swsgp.hyperparameters import search_label_kernel
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_targets
 
 
@@ -50,13 +51,14 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     For many rows and boundaries that need many inducing points. Where predictions may hold all rows
     (M = N), ``method="kriging"`` is simpler, and as a rule about as good: it kriges the labels, as
     if they were numbers, from the H nearest rows, and turns the result into probabilities by a link
-    whose few parameters are fitted to labels left out one at a time. Compare both.
+    whose few parameters are fitted to labels left out one at a time. Compare both. Copies of rows
+    count as labels of their own, and make either over-confident.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
-        length scale a column.
+        length scale a column, or one for all components of a projection.
     method : {"variational", "kriging"}, default="variational"
         The model above, or label kriging.
     likelihood : {"probit", "logit"}, default="probit"
@@ -69,7 +71,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     n_neighbors : int, default=32
         Inducing points H that a row uses; not more than ``n_inducing``.
     kl_weight : float or "auto", default="auto"
-        :math:`\kappa`. "auto" is M / H, or less by factors of 3, but not less than 1, while rows
+        :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while rows
         held out gain. 1.0 is the paper's, which lets q overfit where M is large.
     covariance : {"diagonal", "full"}, default="diagonal"
         Of q(u). The second has :math:`M^2` numbers a class, and unless H = M is learned by steps of
@@ -283,7 +285,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ):
-        """Add rows to the posterior; hyper-parameters and base rates are kept.
+        """Add rows to the posterior; hyper-parameters, base rates and ``coupling_`` stay.
 
         The first call is a `fit`. Later rows become inducing points while there are fewer than
         ``n_inducing``, and change q(u); those before them are summed up by one precision an
@@ -404,6 +406,14 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
                 row_weight=None if data.weight is None else data.weight.double(),
                 callback=callback,
             )
+            found = search_label_kernel(
+                found,
+                kernels,
+                SparseData(*_on_cpu(data)),
+                n_neighbors=self.n_neighbors,
+                generator=backend.generator(),
+                callback=callback,
+            )
         self.history_["hyperparameters"] = found.history
         return found.kernel
 
@@ -446,3 +456,9 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
 
     def _latent_mean_and_variance(self, X):
         return self._moments(X)
+
+
+def _on_cpu(data: SparseData) -> tuple:
+    """Inputs, labels and weights, in double precision."""
+    weight = None if data.weight is None else data.weight.cpu().double()
+    return data.X.cpu().double(), data.y.cpu().double(), weight

@@ -8,8 +8,8 @@ Each class k is set against the rest by a latent function of its own, and
 With :math:`\lambda = 1` this is the probability that k alone claims the row, given that exactly one
 class does, were the claims independent. With :math:`\lambda = 0` the claims are divided by their
 sum. Which is right depends on the data: independent claims sharpen each other, as they should where
-many classes lie apart, and too much where classes overlap, as there they err together. Rows left
-out, one at a time, tell.
+many classes lie apart, and too much where classes overlap, as there they err together. Rows that
+were not learned from tell: held out, or each left out in turn (`left_out_moments`).
 """
 
 from dataclasses import replace
@@ -85,7 +85,7 @@ def best_coupling(
 
     Parameters
     ----------
-    likelihood : Likelihood
+    likelihood : Bernoulli
     Y : Tensor of shape (n, c)
         +1 in the column of the row's class, else -1; c > 2.
     mean, var : Tensor of shape (n, c)

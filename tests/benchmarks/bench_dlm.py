@@ -150,7 +150,8 @@ def test_bench_minibatches_against_svgp():
     """Below SVGP-512 in NLL and RMSE after equal time."""
     rows = rows_of("kin40k")
     print(f"\nkin40k, {len(rows[0])} rows, minibatches, {os.environ['OMP_NUM_THREADS']} thread(s)")
-    ours = dlm(rows, "DLM, M = 500", n_inducing=500, batch_size=1024)
+    # In float32, as the peers.
+    ours = dlm(rows, "DLM, M = 500", n_inducing=500, batch_size=1024, dtype="float32")
     budget = {"n_inducing": 512, "max_seconds": ours["seconds"]}
     svgp = peer(rows, "SVGP", "SVGP, M = 512", **budget, **SVGP)
     peer(rows, "SVGP", "the same on the log-loss", objective="predictive", **budget, **SVGP)

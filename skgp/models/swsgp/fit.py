@@ -3,8 +3,10 @@ r"""Sparse within sparse Gaussian processes, from a kernel and rows to a posteri
 Each row conditions on the H of M inducing points that are nearest to it [1]_. ``fit_swsgp`` takes
 these steps:
 
-1. *Active sets.* The neighbours of every row, searched once (:mod:`skgp.models.neighbors`).
-2. *Prior.* Without Gaussian noise, amplitude and KL weight by rows held out (:mod:`.prior_scale`).
+1. *Active sets.* The inducing points nearest to every row, the row itself among them if it is one
+   (:mod:`skgp.models.neighbors`).
+2. *Prior.* Without Gaussian noise, KL weight, amplitude and how classes are coupled by rows held
+   out (:mod:`.prior_search`, :mod:`.prior_scale`).
 3. *q(u).* Diagonal S and fixed points: a closed form for Gaussian noise, some natural-gradient
    steps otherwise (:mod:`.natural`). Else Algorithm 1 from there (:mod:`.minibatch`).
 4. *Polish.* If asked for, everything together by Algorithm 1, kept if rows held out gain
