@@ -10,7 +10,7 @@ row is one, points are left out, and all is computed again for all rows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -125,51 +125,101 @@ def find_prior(
     given = Prior(kernel, settings.kl_weight, data)
     if isinstance(likelihood, Gaussian) or not free or len(data) < FEW_ROWS:
         return given
-    outside = position < 0
-    kept, held_out = split_rows(len(data), settings, generator, outside.cpu())
-    n_kept, data = len(kept), data.rows(torch.cat([kept, held_out]))
-    position = position[torch.cat([kept, held_out]).to(position.device)]
-    own = position[n_kept:]
-    reuse = bool((own < 0).all())
-    points = Z if reuse else Z[_others(Z, own[own >= 0])]
-    active = active_sets(kernel, data.X, points, settings)
-    M, H = len(points), active.shape[1]
-    kl_weight = M / H if settings.kl_weight is None else settings.kl_weight
-    parts = [
-        Tiles(kernel, data.X[rows], points, active[rows], budget=0)
-        for rows in (slice(0, n_kept), slice(n_kept, len(data)))
-    ]
-    rows, out = data.rows(torch.arange(n_kept)), data.rows(torch.arange(n_kept, len(data)))
-    if reuse:
-        system, everything = nested_systems(parts, kl_weight=kl_weight, weight=data.weight)
-    else:
-        system = nested_systems(parts[:1], kl_weight=kl_weight, weight=rows.weight)[0]
-        everything = None
+    halves = _halves(kernel, data, Z, position, settings, generator)
+    kl_weight = halves.kl_weight if settings.kl_weight is None else settings.kl_weight
+    system, everything = halves.systems(kl_weight)
     found = choose_prior(
         system,
-        rows.y,
-        row_weights(parts[1]),
-        out.y,
+        halves.kept.y,
+        row_weights(halves.tiles[1]),
+        halves.held_out.y,
         likelihood,
         offset,
-        weight=out.weight,
+        weight=halves.held_out.weight,
         amplitudes=(low, high),
         kl_weight=kl_weight if learn_kl else 1.0,
         callback=callback,
     )
-    asked = len(Z) / min(settings.n_neighbors, len(Z))
     if everything is not None:
         everything = rescaled(everything, found.amplitude, found.kl_factor)
-    return replace(
-        given,
-        kernel=scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
-        kl_weight=found.kl_factor * asked if settings.kl_weight is None else kl_weight,
-        data=data,
+    asked = found.kl_factor * len(Z) / min(settings.n_neighbors, len(Z))
+    return Prior(
+        scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
+        asked if settings.kl_weight is None else kl_weight,
+        halves.data,
         coupling=found.coupling,
         system=everything,
-        start=found.q if reuse else _completed(found, Z, own),
+        start=found.q if halves.keeps_points else _completed(found, Z, halves.own),
         history=found.history,
     )
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """Rows to learn from, then rows held out, and their conditionals.
+
+    Attributes
+    ----------
+    data : SparseData
+        Both, in this order.
+    n_kept : int
+        Of the former.
+    own : Tensor of int64, shape (p,)
+        Which inducing point each of the latter is, -1 for none.
+    tiles : tuple of Tiles
+        Of either.
+    """
+
+    data: SparseData
+    n_kept: int
+    own: Tensor
+    tiles: tuple[Tiles, Tiles]
+
+    @property
+    def kept(self) -> SparseData:
+        return self.data.rows(torch.arange(self.n_kept))
+
+    @property
+    def held_out(self) -> SparseData:
+        return self.data.rows(torch.arange(self.n_kept, len(self.data)))
+
+    @property
+    def keeps_points(self) -> bool:
+        """Whether no inducing point had to be left out."""
+        return bool((self.own < 0).all())
+
+    @property
+    def kl_weight(self) -> float:
+        """M / H, of the points left."""
+        return len(self.tiles[0].Z) / self.tiles[0].active.shape[1]
+
+    def systems(self, kl_weight: float) -> tuple[LocalSystem, LocalSystem | None]:
+        """That of the rows to learn from; and of all rows, where the points are the same."""
+        if not self.keeps_points:
+            weight = self.kept.weight
+            return nested_systems([self.tiles[0]], kl_weight=kl_weight, weight=weight)[0], None
+        both = nested_systems(list(self.tiles), kl_weight=kl_weight, weight=self.data.weight)
+        return both[0], both[1]
+
+
+def _halves(
+    kernel,
+    data: SparseData,
+    Z: Tensor,
+    position: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+) -> _Halves:
+    """Hold rows out, rather such as are no inducing points."""
+    kept, held_out = split_rows(len(data), settings, generator, (position < 0).cpu())
+    data, own = data.rows(torch.cat([kept, held_out])), position[held_out.to(position.device)]
+    points = Z[_others(Z, own[own >= 0])]
+    active = active_sets(kernel, data.X, points, settings)
+    tiles = [
+        Tiles(kernel, data.X[rows], points, active[rows], budget=0)
+        for rows in (slice(0, len(kept)), slice(len(kept), len(data)))
+    ]
+    return _Halves(data, len(kept), own, (tiles[0], tiles[1]))
 
 
 def _others(Z: Tensor, index: Tensor) -> Tensor:
