@@ -14,7 +14,6 @@ from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.estimators._inducing import (
     INITIALISERS,
-    distinct_rows,
     inducing_points,
     warn_of_few_rows,
 )
@@ -22,6 +21,7 @@ from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_comp
 from skgp.estimators._threads import threads
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import Family
+from skgp.models.neighbors import distinct
 from skgp.models.swsgp.fit import Settings, fit_swsgp
 from skgp.models.swsgp.kriging import KrigingModel
 from skgp.models.swsgp.posterior import SWSGPPosterior
@@ -111,20 +111,23 @@ class SWSGPMixin:
         self, data: SparseData, kernel: Kernel, backend: Backend
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inducing points (M, d), and which of them each row is (n,), -1 for none."""
-        X = data.X.cpu().double().numpy()
-        asked = _MAX_INDUCING if self.n_inducing is None else self.n_inducing
-        distinct = distinct_rows(X)
-        if self.n_inducing is not None:
-            warn_of_few_rows(asked, len(distinct))
-        if asked >= len(distinct):
-            points = X[distinct]
-        else:
-            weight = None if data.weight is None else data.weight.cpu().double().numpy()
-            rng = np.random.RandomState(backend.seed)
-            points = inducing_points(
-                X, asked, kernel, init=self.init, sample_weight=weight, random_state=rng
-            )
-        return backend.tensor(points), torch.from_numpy(row_positions(X, points))
+        X = data.X.cpu().double()
+        weight = None if data.weight is None else data.weight.cpu().double().numpy()
+        points = inducing_points(
+            X.numpy(),
+            _MAX_INDUCING if self.n_inducing is None else self.n_inducing,
+            kernel,
+            init=self.init,
+            sample_weight=weight,
+            random_state=np.random.RandomState(backend.seed),
+        )
+        self._warn_of_few_rows(len(points), X)
+        return backend.tensor(points), positions(X, torch.from_numpy(points))
+
+    def _warn_of_few_rows(self, n_points: int, X: torch.Tensor) -> None:
+        """Warn if there are fewer distinct rows than points asked for."""
+        if self.n_inducing is not None and n_points < self.n_inducing:
+            warn_of_few_rows(self.n_inducing, len(distinct(X)[0]))
 
     def _check_neighbors(self) -> None:
         """Refuse more neighbours than there are points."""
@@ -204,8 +207,7 @@ class SWSGPMixin:
     def _kriging_rows(self, data: SparseData, backend: Backend) -> SparseData:
         """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
         n = len(data)
-        if self.n_inducing is not None:
-            warn_of_few_rows(self.n_inducing, len(distinct_rows(data.X.cpu().numpy())))
+        self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
         if self.n_inducing is None or self.n_inducing >= n:
             return data
         chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
@@ -286,8 +288,14 @@ class SWSGPMixin:
             return self._posterior.mean(to_tensor(self._inputs(X))).numpy()
 
 
-def row_positions(X: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Return the index of the point that equals each row of X, shape (n,); -1 where none does."""
-    index = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(points + 0.0))}
-    rows = np.ascontiguousarray(X + 0.0)
-    return np.array([index.get(row.tobytes(), -1) for row in rows], dtype=np.int64)
+def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Return the index of the point that equals each row of X, shape (n,); -1 where none does.
+
+    Parameters
+    ----------
+    X : Tensor of shape (n, d)
+    points : Tensor of shape (M, d)
+        Distinct.
+    """
+    group = distinct(torch.cat([points, X]))[1][len(points) :]
+    return torch.where(group < len(points), group, -1)

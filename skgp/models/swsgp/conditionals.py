@@ -46,8 +46,8 @@ class LocalConditionals:
         Indices of inducing points.
     weights : Tensor of shape (n, H)
         a, the mean of f being ``(weights * u[active]).sum(1)``.
-    precision : Tensor of shape (n, H, H)
-        :math:`K_I^{-1}`.
+    inverse_factor : Tensor of shape (n, H, H)
+        :math:`L^{-1}`, lower triangular, of :math:`K_I = L L^T`.
     variance : Tensor of shape (n,)
         Of f given u; not negative.
     log_det : Tensor of shape (n,)
@@ -56,12 +56,17 @@ class LocalConditionals:
 
     active: Tensor
     weights: Tensor
-    precision: Tensor
+    inverse_factor: Tensor
     variance: Tensor
     log_det: Tensor
 
     def __len__(self) -> int:
         return len(self.active)
+
+    @property
+    def precision(self) -> Tensor:
+        r""":math:`K_I^{-1}`, shape (n, H, H); ``O(n H^3)``, which predictions do not need."""
+        return self.inverse_factor.mT @ self.inverse_factor
 
 
 def local_conditionals(
@@ -110,9 +115,7 @@ def local_conditionals(
     half = inverse @ cross
     weights = (inverse.mT @ half)[..., 0]
     variance = gram_diag(kernel, X, theta) - half[..., 0].square().sum(-1)
-    return LocalConditionals(
-        active, weights, inverse.mT @ inverse, variance.clamp_min(0.0), log_det(L)
-    )
+    return LocalConditionals(active, weights, inverse, variance.clamp_min(0.0), log_det(L))
 
 
 def prior_variance(kernel, Z: Tensor, *, jitter: float = JITTER) -> Tensor:

@@ -60,7 +60,7 @@ class SWSGPPosterior:
 
     def mean(self, X: Tensor) -> Tensor:
         """E[f], shape (n, c), of rows X (n, d); ``O(n (H^3 + H^2 d))`` and the search."""
-        return torch.cat([self._tile(rows)[0] for rows in self._tiles(X)])
+        return torch.cat([self._mean(self._conditionals(rows)) for rows in self._tiles(X)])
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """E[f] and V[f] (eq. 13), shapes (n, c), of rows X (n, d)."""
@@ -104,10 +104,13 @@ class SWSGPPosterior:
         active = self.search.query(X, self._n_active)
         return local_conditionals(self.state.kernel, X, self.state.Z, active)
 
+    def _mean(self, local: LocalConditionals) -> Tensor:
+        """b + a' m_I, shape (n, c)."""
+        return self.state.offset + _mean(local.active, local.weights, self.state.mean)
+
     def _tile(self, X: Tensor) -> tuple[Tensor, Tensor]:
         local = self._conditionals(X)
-        mean = self.state.offset + _mean(local.active, local.weights, self.state.mean)
-        return mean, local.variance[:, None] + self._spread(local)
+        return self._mean(local), local.variance[:, None] + self._spread(local)
 
     def _spread(self, local: LocalConditionals) -> Tensor:
         """a' S_I a, shape (n, c)."""

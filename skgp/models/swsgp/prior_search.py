@@ -177,11 +177,11 @@ class _Halves:
 
     @property
     def kept(self) -> SparseData:
-        return self.data.rows(torch.arange(self.n_kept))
+        return _part(self.data, slice(0, self.n_kept))
 
     @property
     def held_out(self) -> SparseData:
-        return self.data.rows(torch.arange(self.n_kept, len(self.data)))
+        return _part(self.data, slice(self.n_kept, len(self.data)))
 
     @property
     def keeps_points(self) -> bool:
@@ -215,11 +215,18 @@ def _halves(
     data, own = data.rows(torch.cat([kept, held_out])), position[held_out.to(position.device)]
     points = Z[_others(Z, own[own >= 0])]
     active = active_sets(kernel, data.X, points, settings)
-    tiles = [
-        Tiles(kernel, data.X[rows], points, active[rows], budget=0)
-        for rows in (slice(0, len(kept)), slice(len(kept), len(data)))
-    ]
-    return _Halves(data, len(kept), own, (tiles[0], tiles[1]))
+    first, last = slice(0, len(kept)), slice(len(kept), len(data))
+    tiles = (
+        Tiles(kernel, data.X[first], points, active[first], budget=0),
+        Tiles(kernel, data.X[last], points, active[last]),  # passed through twice: kept
+    )
+    return _Halves(data, len(kept), own, tiles)
+
+
+def _part(data: SparseData, rows: slice) -> SparseData:
+    """Consecutive rows, as views."""
+    weight = None if data.weight is None else data.weight[rows]
+    return SparseData(data.X[rows], data.y[rows], weight)
 
 
 def _others(Z: Tensor, index: Tensor) -> Tensor:
