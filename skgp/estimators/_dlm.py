@@ -1,7 +1,6 @@
 """Sparse GPs trained on the loss that they are judged by: the face of :mod:`skgp.models.dlm`."""
 
 from numbers import Real
-from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,25 +10,17 @@ from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
-from skgp.estimators._counts import offset_of_mean, refuse_noise
+from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
+from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
-from skgp.likelihoods import NumericLikelihood, Poisson
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.replicates import distinct_observations
 
-# Of the variance of the targets: joint log-loss would drive the noise to nothing.
-_NOISE_FLOOR = 1e-4
-_DF_BOUNDS = (2.1, 200.0)
-_DF_START = 4.0
-# What one observation is worth against a mean count of 0.
-_LEAST_COUNT = 0.5
 
-
-class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
+class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     r"""Sparse Gaussian process regression trained on the loss that it is judged by.
 
     The posterior q over the values at M inducing points, the points and the hyper-parameters
@@ -164,6 +155,9 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
     True
     """
 
+    # Joint log-loss would drive the noise to nothing.
+    _noise_floor = 1e-4
+
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
@@ -262,7 +256,8 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
             objective = self._objective(self.objective, family, len(data))
             with session.stage("solve") as callback:
                 self._fit_sparse(kernels, data, objective, self._offset(data), backend, callback)
-            self._describe(family, white)
+            parameters = to_tensor(self._likelihood_parameters)
+            self._describe(self._posterior.kernel, parameters, white)
             if self.kernel is not None and self.optimizer is not None:
                 warn_at_bounds(self.kernel_)
         return self
@@ -307,16 +302,7 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
                 f"objective={self.objective!r} needs likelihood='gaussian'; got "
                 f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."
             )
-        if self.likelihood != "poisson" and self.link != "exp":
-            raise ValueError(
-                f"link={self.link!r} is that of likelihood='poisson'; got "
-                f"likelihood={self.likelihood!r}, which has none. Leave link out."
-            )
-        if self.likelihood != "student_t" and self.degrees_of_freedom != "auto":
-            raise ValueError(
-                f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
-                f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
-            )
+        self._check_likelihood()
 
     def _kernels(
         self, X: np.ndarray, sample_weight: np.ndarray | None
@@ -333,56 +319,12 @@ class DLMGPRegressor(SparseGPMixin, BaseGPRegressor):
         signals, noises = zip(*map(split_noise, kernels), strict=True)
         return list(signals), None if counts else noises[0]
 
-    def _family(self, white: WhiteKernel | None) -> Family:
-        """The likelihood and its free parameters."""
-        if white is None:
-            return FixedFamily(Poisson(self.link))
-        level = float(white.noise_level)
-        if self.optimizer is None or white.hyperparameter_noise_level.fixed:
-            bounds = level, level
-        else:
-            low, high = map(float, np.ravel(white.noise_level_bounds))
-            bounds = min(max(low, _NOISE_FLOOR), high), high
-        if self.likelihood == "gaussian":
-            return GaussianFamily(level, bounds)
-        if self.degrees_of_freedom == "auto":
-            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
-        df = float(self.degrees_of_freedom)
-        return StudentTFamily(level, bounds, df, (df, df))
-
     def _data(self, X, z, sample_weight, backend: Backend) -> SparseData:
         """Rows as tensors, equal ones merged."""
         rows = distinct_observations(X, z, sample_weight, backend.device)
         y = rows.y[:, None].to(backend.dtype)
         weight = None if rows.weight is None else rows.weight.to(backend.dtype)
         return SparseData(rows.X.to(backend.dtype), y, weight)
-
-    def _offset(self, data: SparseData) -> np.ndarray:
-        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
-        if self.likelihood != "poisson":
-            return np.zeros(1)
-        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
-        return np.array([offset_of_mean(mean, self.link)])
-
-    def _describe(self, family: Family, white: WhiteKernel | None) -> None:
-        """Set the attributes that tell of the kernel and the likelihood."""
-        parameters = to_tensor(self._likelihood_parameters)
-        likelihood = cast(NumericLikelihood, family.make(parameters))
-        self.kernel_ = self._posterior.kernel
-        self._likelihood = None
-        for name in ("likelihood_scale_", "degrees_of_freedom_"):
-            self.__dict__.pop(name, None)
-        if white is None:
-            self._likelihood = likelihood
-            return
-        level = float(parameters[0].exp())
-        self.kernel_ = self.kernel_ + WhiteKernel(level, white.noise_level_bounds)
-        if self.likelihood == "gaussian":
-            self._noise_variance = level
-            return
-        self._likelihood = likelihood
-        self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
-        self.degrees_of_freedom_ = float(parameters[1].exp())
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -11,26 +11,21 @@ from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
-from skgp.estimators._counts import offset_of_mean, refuse_noise
+from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import LARGE, SWSGPMixin
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
-from skgp.likelihoods import Poisson
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
 from skgp.models.swsgp.hyperparameters import search_hyperparameters
 from skgp.models.swsgp.kriging import KrigingModel
 
-_DF_BOUNDS = (2.1, 200.0)
-_DF_START = 4.0
-# What one observation is worth against a mean count of 0.
-_LEAST_COUNT = 0.5
 _SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
 
 
-class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
+class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
     r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
@@ -306,7 +301,7 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
             kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)
             with session.stage("solve", max_iter=self.max_iter) as callback:
                 self._solve(kernel, white, data, backend, callback)
-            self._describe(white)
+            self._tell(white)
             if self.kernel is not None and self.optimizer is not None:
                 warn_at_bounds(self.kernel_)
         return self
@@ -318,16 +313,7 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
                 f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
                 "method='variational'."
             )
-        if self.likelihood != "poisson" and self.link != "exp":
-            raise ValueError(
-                f"link={self.link!r} is that of likelihood='poisson'; got "
-                f"likelihood={self.likelihood!r}, which has none. Leave link out."
-            )
-        if self.likelihood != "student_t" and self.degrees_of_freedom != "auto":
-            raise ValueError(
-                f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
-                f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
-            )
+        self._check_likelihood()
         self._check_neighbors()
 
     def _data(self, X, z, sample_weight, backend: Backend) -> Replicates:
@@ -366,23 +352,6 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
         self.history_["hyperparameters"] = found.history
         return split_noise(found.kernel)
 
-    def _family(self, white: WhiteKernel) -> Family:
-        """The likelihood and its free parameters."""
-        if self.likelihood == "poisson":
-            return FixedFamily(Poisson(self.link))
-        level = float(white.noise_level)
-        if self.optimizer is None or white.hyperparameter_noise_level.fixed:
-            bounds = level, level
-        else:
-            low, high = map(float, np.ravel(white.noise_level_bounds))
-            bounds = min(low, level), max(high, level)
-        if self.likelihood == "gaussian":
-            return GaussianFamily(level, bounds)
-        if self.degrees_of_freedom == "auto":
-            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
-        df = float(self.degrees_of_freedom)
-        return StudentTFamily(level, bounds, df, (df, df))
-
     def _solve(self, kernel: Kernel, white: WhiteKernel, data: Replicates, backend, callback):
         """Fit the posterior of f for the kernel found."""
         if self.method == "kriging":
@@ -391,13 +360,6 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
         rows = self._rows(data, backend)
         family = self._family(white)
         self._fit_variational(kernel, family, rows, self._offset(rows), backend, callback)
-
-    def _offset(self, data: SparseData) -> np.ndarray:
-        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
-        if self.likelihood != "poisson":
-            return np.zeros(1)
-        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
-        return np.array([offset_of_mean(mean, self.link)])
 
     def _fit_kriging(
         self, kernel: Kernel, noise: float, data: Replicates, backend: Backend
@@ -417,29 +379,14 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
         )
         self._set_kriging(model)
 
-    def _describe(self, white: WhiteKernel) -> None:
+    def _tell(self, white: WhiteKernel) -> None:
         """Set the attributes that tell of the kernel and the likelihood."""
-        self._likelihood = None
-        for name in ("likelihood_scale_", "degrees_of_freedom_"):
-            self.__dict__.pop(name, None)
         if self.method == "kriging":
-            self._noise_variance = float(white.noise_level)
-            self.kernel_ = self._posterior.kernel + white
-            return
-        state = self._posterior.state
-        likelihood = self._family(white).make(state.likelihood)
-        self.kernel_ = state.kernel
-        if self.likelihood == "poisson":
-            self._likelihood = likelihood
-            return
-        level = float(state.likelihood[0].exp())
-        self.kernel_ = self.kernel_ + WhiteKernel(level, white.noise_level_bounds)
-        if self.likelihood == "gaussian":
-            self._noise_variance = level
-            return
-        self._likelihood = likelihood
-        self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
-        self.degrees_of_freedom_ = float(state.likelihood[1].exp())
+            log_noise = torch.tensor([float(white.noise_level)], dtype=torch.float64).log()
+            self._describe(self._posterior.kernel, log_noise, white)
+        else:
+            state = self._posterior.state
+            self._describe(state.kernel, state.likelihood, white)
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
@@ -473,7 +420,9 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
             rows = data.X.cpu(), data.y[:, None].cpu(), _on_cpu(data.weight)
             self._set_kriging(self._posterior.appended(*rows))
             return self
-        self._update_variational(self._rows(data, backend), self._fitted_family(), backend)
+        self._update_variational(
+            self._rows(data, backend), self._family(split_noise(self.kernel_)[1]), backend
+        )
         return self
 
     def _rows(self, data: Replicates, backend: Backend) -> SparseData:
@@ -481,11 +430,6 @@ class SWSGPRegressor(SWSGPMixin, BaseGPRegressor):
         y = data.y[:, None].to(backend.dtype)
         weight = None if data.weight is None else data.weight.to(backend.dtype)
         return SparseData(data.X.to(backend.dtype), y, weight)
-
-    def _fitted_family(self) -> Family:
-        """The likelihood that was learned."""
-        white = split_noise(self.kernel_)[1]
-        return self._family(white)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -1,0 +1,102 @@
+"""The likelihoods of the sparse regressors: their parameters, their families, what a fit tells."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+
+from skgp.estimators._counts import offset_of_mean
+from skgp.likelihoods import NumericLikelihood, Poisson
+from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily, StudentTFamily
+
+_DF_BOUNDS = (2.1, 200.0)
+_DF_START = 4.0
+# What one observation is worth against a mean count of 0.
+_LEAST_COUNT = 0.5
+
+
+class RegressionLikelihood:
+    """Gaussian and Student-t noise, and counts, of a regressor.
+
+    The regressor has the parameters ``likelihood``, ``link``, ``degrees_of_freedom`` and
+    ``optimizer``, and the attribute ``y_scale_``.
+    """
+
+    _likelihood: NumericLikelihood | None
+    _noise_variance: float
+    y_scale_: float
+    #: Least variance of noise that is learned, of that of the targets.
+    _noise_floor: float = 0.0
+
+    likelihood: Any
+    link: Any
+    degrees_of_freedom: Any
+    optimizer: Any
+
+    def _check_likelihood(self) -> None:
+        """Refuse parameters of another likelihood."""
+        if self.likelihood != "poisson" and self.link != "exp":
+            raise ValueError(
+                f"link={self.link!r} is that of likelihood='poisson'; got "
+                f"likelihood={self.likelihood!r}, which has none. Leave link out."
+            )
+        if self.likelihood != "student_t" and self.degrees_of_freedom != "auto":
+            raise ValueError(
+                f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
+                f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
+            )
+
+    def _family(self, white: WhiteKernel | None) -> Family:
+        """The likelihood and its free parameters; `white` is the noise to begin with."""
+        if self.likelihood == "poisson" or white is None:
+            return FixedFamily(Poisson(self.link))
+        level = float(white.noise_level)
+        bounds = level, level
+        if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
+            low, high = map(float, np.ravel(white.noise_level_bounds))
+            bounds = min(max(low, self._noise_floor), high), high
+        if self.likelihood == "gaussian":
+            return GaussianFamily(level, bounds)
+        if self.degrees_of_freedom == "auto":
+            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
+        df = float(self.degrees_of_freedom)
+        return StudentTFamily(level, bounds, df, (df, df))
+
+    def _offset(self, data: SparseData) -> np.ndarray:
+        """Prior mean of f (1,): 0 of a standardised target, else that of the mean count."""
+        if self.likelihood != "poisson":
+            return np.zeros(1)
+        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
+        return np.array([offset_of_mean(mean, self.link)])
+
+    def _describe(
+        self, kernel: Kernel, parameters: torch.Tensor, white: WhiteKernel | None
+    ) -> None:
+        """Set the attributes that tell of the kernel (without noise) and the likelihood.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        parameters : Tensor of shape (p,)
+            Of the likelihood, as learned.
+        white : WhiteKernel or None
+            As of `_family`.
+        """
+        self.kernel_ = kernel
+        self._likelihood = None
+        for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
+        likelihood = self._family(white).make(parameters)
+        if self.likelihood == "poisson" or white is None:
+            self._likelihood = likelihood
+            return
+        level = float(parameters[0].exp())
+        self.kernel_ = kernel + WhiteKernel(level, white.noise_level_bounds)
+        if self.likelihood == "gaussian":
+            self._noise_variance = level
+            return
+        self._likelihood = likelihood
+        self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
+        self.degrees_of_freedom_ = float(parameters[1].exp())
