@@ -30,7 +30,7 @@ demo: $(VENV)/.plot
 	$(BIN)/python examples/quickstart.py $(if $(DATA),--data "$(DATA)") $(if $(TARGET),--target "$(TARGET)")
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ EXTRAS = {
         "pandas>=2.2",
         "pre-commit>=3.7",
         "pytest>=8.1",
+        "pytest-xdist>=3.6",
         "ruff>=0.8",
         "scipy-stubs>=1.14",
         "skops>=0.11",
