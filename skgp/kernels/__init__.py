@@ -8,6 +8,7 @@ from .expression import (
     stationary,
 )
 from .gram import gram, gram_diag, gram_tile
+from .sde import StateSpace, has_state_space, state_space
 from .specs import ActiveDims, Cosine
 from .spectral import FourierFeatures, has_spectral_density
 
@@ -15,13 +16,16 @@ __all__ = [
     "ActiveDims",
     "Cosine",
     "FourierFeatures",
+    "StateSpace",
     "check_kernel",
     "gram",
     "gram_diag",
     "gram_tile",
     "has_spectral_density",
+    "has_state_space",
     "register_kernel",
     "split_noise",
     "split_theta",
+    "state_space",
     "stationary",
 ]

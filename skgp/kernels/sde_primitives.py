@@ -1,0 +1,231 @@
+r"""Stationary processes that are a linear stochastic differential equation, in dimensionless time.
+
+.. math:: ds = A s\,dr + \sqrt{q} L\,d\beta, \qquad f = H s, \qquad r = \lambda t, \qquad
+          F(r) = e^{A r}, \qquad Q(r) = \int_0^r F(u) q L L^\top F(u)^\top du = P_0 - F P_0 F^\top.
+
+The state of a Matern process holds :math:`f^{(j)} / \lambda^j`, so that A, q and the stationary
+covariance :math:`P_0` are fixed numbers and :math:`k(t) = H F(\lambda t) P_0 H^\top`. A transition
+is computed for many r at once: matrices are (d, d, m) with the batch last and contiguous.
+
+The difference :math:`P_0 - F P_0 F^\top` loses all digits at small r. The Matern processes have
+closed forms in the regularised incomplete gamma function
+
+.. math:: P(k, x) = 1 - e^{-x} \sum_{j < k} \frac{x^j}{j!}
+                  = e^{-x} \sum_{j \ge k} \frac{x^j}{j!}, \qquad x = 2 r,
+
+(see `lower_gamma`) whose other terms do not cancel. Entry (i, j) of Q is accurate relative to
+:math:`\sqrt{Q_{ii} Q_{jj}}` at every r.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+__all__ = ["MATERN12", "MATERN32", "MATERN52", "ROTATION", "Primitive", "lower_gamma"]
+
+# exp(-r) is 0 in float64 from r = 746; a transition is evaluated at this r for all greater ones.
+_VANISHED = 800.0
+
+
+class Primitive(ABC):
+    """A process of unit variance in dimensionless time; each is a constant of its module.
+
+    Attributes
+    ----------
+    name : str
+        Of that constant, in lower case.
+    feedback : Tensor of shape (d, d)
+        A.
+    noise : Tensor of shape (d,)
+        sqrt(q) L: nothing but the last entry, as noise enters the highest derivative.
+    is_noisy : bool
+        Whether there is any; a rotation has none, and Q = 0.
+    stationary : Tensor of shape (d, d)
+        P0.
+    observation : Tensor of shape (d,)
+        H.
+    horizon : float
+        Where F has vanished; inf for a process that never forgets.
+    """
+
+    horizon = _VANISHED
+
+    def __init__(self, name: str, feedback: list, noise: list, stationary: list) -> None:
+        self.name = name
+        self.feedback = torch.tensor(feedback, dtype=torch.float64)
+        self.noise = torch.tensor(noise, dtype=torch.float64)
+        self.is_noisy = bool(self.noise.any())
+        self.stationary = torch.tensor(stationary, dtype=torch.float64)
+        self.observation = torch.zeros_like(self.noise)
+        self.observation[0] = 1.0
+
+    @property
+    def n_states(self) -> int:
+        """Dimension d of the state."""
+        return len(self.noise)
+
+    @abstractmethod
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        """Write F(r) and Q(r), (d, d, m), for r (m,) in [0, horizon], finite."""
+
+    def __reduce__(self) -> str:
+        return self.name.upper()  # a constant of its module: pickled and copied by that name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class _Matern12(Primitive):
+    """The Ornstein-Uhlenbeck process, k = exp(-r)."""
+
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        torch.exp(-r, out=F[0, 0])
+        torch.expm1(-2 * r, out=Q[0, 0])
+        Q.neg_()
+
+
+class _Matern32(Primitive):
+    """k = (1 + r) exp(-r): Q11 = P(3, 2r), Q12 = 2 r^2 e^{-2r}, Q22 = P(3, 2r) + 4 r e^{-2r}."""
+
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        e = torch.exp(-r)
+        re = r * e
+        torch.add(e, re, out=F[0, 0])
+        F[0, 1] = re
+        torch.neg(re, out=F[1, 0])
+        torch.sub(e, re, out=F[1, 1])
+        p3 = lower_gamma(3, 2 * r, e * e, out=Q[0, 0])
+        torch.mul(re, re, out=Q[0, 1]).mul_(2)
+        Q[1, 0] = Q[0, 1]
+        torch.addcmul(p3, re, e, value=4, out=Q[1, 1])
+
+
+class _Matern52(Primitive):
+    r"""k = (1 + r + r^2/3) exp(-r).
+
+    With :math:`w = F L = e^{-r} (r^2/2, r - r^2/2, 1 - 2r + r^2/2)`, where each is the derivative
+    of the one before, :math:`Q_{12} = q w_1^2/2`, :math:`Q_{23} = q w_2^2/2` and
+    :math:`Q_{13} = q w_1 w_2 - Q_{22}`; the squares integrate to incomplete gammas.
+    """
+
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        e = torch.exp(-r)
+        re = r * e
+        half = r * re / 2  # r^2 e / 2
+        w2 = re - half
+        torch.add(e + re, half, out=F[0, 0])
+        torch.add(re, half, alpha=2, out=F[0, 1])
+        F[0, 2] = half
+        torch.neg(half, out=F[1, 0])
+        torch.sub(e + re, half, alpha=2, out=F[1, 1])
+        F[1, 2] = w2
+        torch.neg(w2, out=F[2, 0])
+        torch.sub(2 * half, re, alpha=3, out=F[2, 1])
+        torch.sub(e + half, re, alpha=2, out=F[2, 2])
+        self._fill_noise(r, re, half, w2, e * e, Q)
+
+    def _fill_noise(
+        self, r: Tensor, re: Tensor, half: Tensor, w2: Tensor, e2: Tensor, Q: Tensor
+    ) -> None:
+        p5 = lower_gamma(5, 2 * r, e2, out=Q[0, 0])
+        torch.mul(half, half, out=Q[0, 1]).mul_(8 / 3)
+        torch.mul(w2, w2, out=Q[1, 2]).mul_(8 / 3)
+        cube = re * half  # r^3 e^2 / 2
+        rest = 1 - r  # shared by the polynomials below
+        # Q22 = P5 / 3 + e^2 (16 r^3 - 4 r^4) / 9, Q13 = -P5 / 3 + 8 e^2 (r^3 - r^4) / 9
+        torch.mul(cube, 4 - r, out=Q[1, 1]).mul_(8 / 9).add_(p5, alpha=1 / 3)
+        torch.mul(cube, rest, out=Q[0, 2]).mul_(16 / 9).sub_(p5, alpha=1 / 3)
+        # Q33 = P5 + 16 e^2 (r - r^2 + r^3) / 3, whose polynomial is r (1 - r) + r^3 > 0
+        torch.mul(e2 * r, rest, out=Q[2, 2]).add_(cube, alpha=2).mul_(16 / 3).add_(p5)
+        Q[1, 0], Q[2, 1], Q[2, 0] = Q[0, 1], Q[1, 2], Q[0, 2]
+
+
+class _Rotation(Primitive):
+    """A pure oscillation, k = cos(r): it takes no noise and never forgets."""
+
+    horizon = math.inf
+
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        torch.cos(r, out=F[0, 0])
+        torch.sin(r, out=F[0, 1])
+        torch.neg(F[0, 1], out=F[1, 0])
+        F[1, 1] = F[0, 0]
+        Q.zero_()
+
+
+def lower_gamma(k: int, x: Tensor, decay: Tensor, *, out: Tensor | None = None) -> Tensor:
+    r"""Regularised lower incomplete gamma function P(k, x) of a whole k, to full relative accuracy.
+
+    .. math:: P(k, x) = 1 - e^{-x} \sum_{j < k} \frac{x^j}{j!}
+                      = e^{-x} \frac{x^k}{k!} \sum_{j \ge 0} \frac{k!\,x^j}{(k + j)!}.
+
+    The second form serves x < k/2, where the first would cancel.
+
+    Parameters
+    ----------
+    k : int
+    x : Tensor of shape (m,)
+        Not negative, finite.
+    decay : Tensor of shape (m,)
+        exp(-x).
+    out : Tensor of shape (m,), optional
+
+    Returns
+    -------
+    Tensor of shape (m,)
+
+    Notes
+    -----
+    Cost O(k m) where all x are large, and up to 22 passes over x where they are not.
+    """
+    out = torch.empty_like(x) if out is None else out
+    if not len(x):
+        return out
+    low, high = (float(v) for v in torch.aminmax(x))
+    switch = k / 2
+    if low >= switch:
+        return _gamma_large(k, x, decay, out)
+    if high < switch:
+        return _gamma_series(k, x, decay, high, out)
+    large = _gamma_large(k, x, decay, torch.empty_like(x))
+    small = _gamma_series(k, x.clamp(max=switch), decay, switch, torch.empty_like(x))
+    return torch.where(x < switch, small, large, out=out)
+
+
+def _gamma_large(k: int, x: Tensor, decay: Tensor, out: Tensor) -> Tensor:
+    total = _horner(x, [1 / math.factorial(j) for j in range(k)], out)
+    return total.mul_(decay).neg_().add_(1)
+
+
+def _gamma_series(k: int, x: Tensor, decay: Tensor, high: float, out: Tensor) -> Tensor:
+    coefficients = [1 / math.factorial(k)]
+    term = 1.0
+    while term > 1e-17:  # of the largest x, relative to the first term
+        coefficients.append(coefficients[-1] / (k + len(coefficients)))
+        term *= high / (k + len(coefficients) - 1)
+    total = _horner(x, coefficients, out).mul_(decay)
+    for _ in range(k):
+        total.mul_(x)
+    return total
+
+
+def _horner(x: Tensor, coefficients: list[float], out: Tensor) -> Tensor:
+    out.fill_(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        out.mul_(x).add_(c)
+    return out
+
+
+MATERN12 = _Matern12("matern12", [[-1.0]], [math.sqrt(2)], [[1.0]])
+MATERN32 = _Matern32("matern32", [[0.0, 1], [-1, -2]], [0.0, 2], [[1.0, 0], [0, 1]])
+MATERN52 = _Matern52(
+    "matern52",
+    [[0.0, 1, 0], [0, 0, 1], [-1, -3, -3]],
+    [0.0, 0, math.sqrt(16 / 3)],
+    [[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]],
+)
+ROTATION = _Rotation("rotation", [[0.0, 1], [-1, 0]], [0.0, 0], [[1.0, 0], [0, 1]])

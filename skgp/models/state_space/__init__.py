@@ -1,0 +1,1 @@
+"""State-space Gaussian processes: Markov in time, so that n points cost O(n)."""

@@ -1,0 +1,175 @@
+"""A sorted series as chunks that are worked on side by side, and the transitions within them.
+
+A series of n points becomes C chunks of L consecutive points. Arrays over it are (L, C): row j
+holds the j-th point of every chunk, contiguous, so that one step of a recursion serves all chunks.
+The last chunk is padded with points that weigh nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Chunks", "Dynamics", "Transitions"]
+
+MAX_CHUNKS = 5120  # few enough for the working set of a step to stay in cache
+MIN_LENGTH = 16  # of a chunk, where the tree over the chunks costs about as much as they do
+TILE_BYTES = 2**29  # what the arrays over a tile of chunks may take
+MAX_TABLE = 512  # distinct gaps up to which transitions are looked up
+
+
+class Dynamics(Protocol):
+    r"""A stationary linear stochastic differential equation; :mod:`skgp.kernels.sde` makes them.
+
+    The kernel is a sum of components, each a variance times a product of dimensionless processes
+    that run at rates of their own. Its *parameters* (q,) are the log variances of the components,
+    then the log rates, and over a time t
+
+    .. math:: \frac{\partial F}{\partial \log \lambda_i} = t B_i F, \qquad
+              \frac{\partial Q}{\partial \log \lambda_i} = t F W_i F^\top
+
+    with constant matrices that commute with F.
+
+    Attributes
+    ----------
+    n_states : int
+        d.
+    blocks : list of (slice, object)
+        States of each component; F, Q and P0 are block-diagonal in them.
+    observation : Tensor of shape (d,)
+        H, with f = H s.
+    stationary : Tensor of shape (d, d)
+        Covariance P0 of the state far from all data.
+    """
+
+    n_states: int
+    blocks: list[tuple[slice, Any]]
+    observation: Tensor
+    stationary: Tensor
+
+    def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        """F and Q over gaps (n,), each (d, d, n)."""
+
+    def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        """Sum over n of <F_bar, dF/dp> + <Q_bar, dQ/dp> for each parameter, (q,)."""
+
+
+class Chunks:
+    """How n points are laid out as L rows of C chunks.
+
+    Parameters
+    ----------
+    n : int
+        At least 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        target = min(MAX_CHUNKS, max(1, n // MIN_LENGTH))
+        self.n = n
+        self.length = -(-n // target)
+        self.count = -(-n // self.length)
+
+    def spread(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Lay out values (n,) as (L, C); `fill` pads."""
+        out = values.new_full((self.length, self.count), fill)
+        full = self.n // self.length  # chunks without padding
+        head, tail = values.split([full * self.length, self.n - full * self.length])
+        out[:, :full] = head.view(full, self.length).t()
+        out[: len(tail), full:] = tail[:, None]
+        return out
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Take values (L, C) back to (n,)."""
+        return values.t().reshape(-1)[: self.n]
+
+    def tiles(self, n_states: int, width: int = 0) -> Iterator[slice]:
+        """Slices of chunks whose matrices, and `width` numbers a point, fit in memory together."""
+        numbers = 6 * n_states**2 + 4 * n_states + 8 + width
+        size = max(1, TILE_BYTES // (8 * numbers * self.length))
+        for start in range(0, self.count, size):
+            yield slice(start, min(start + size, self.count))
+
+
+class Transitions:
+    """F and Q of every step, computed once for equal gaps.
+
+    On a regular grid one transition serves all points; few distinct gaps are looked up in a table.
+    Gaps that differ by no more than the rounding of the times count as equal.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    gaps : Tensor of shape (n,)
+        Time since the point before; infinite where nothing is remembered. That of the first point
+        is not read: a stationary prior may stand at any distance before it.
+    chunks : Chunks
+    """
+
+    def __init__(self, dynamics: Dynamics, gaps: Tensor, chunks: Chunks) -> None:
+        self._dynamics = dynamics
+        gaps = gaps.clone()
+        gaps[0] = gaps[1] if len(gaps) > 1 else 0.0
+        distinct, which = _distinct(gaps)
+        # Padding repeats the last gap, which keeps a regular grid regular.
+        self.gaps = chunks.spread(gaps, float(gaps[-1]))  # (L, C)
+        self._table = None if distinct is None else dynamics.transition(distinct)
+        self._which = None if which is None else chunks.spread(which, int(which[-1]))
+        self._tile: tuple[slice, Tensor, Tensor] | None = None
+
+    def over(self, tile: slice) -> "Steps":
+        """The transitions of a tile of chunks; the latest tile is kept."""
+        if self._table is not None:
+            which = None if self._which is None else self._which[:, tile]
+            return Steps(*self._table, which)
+        if self._tile is None or self._tile[0] != tile:
+            self._tile = None  # frees the memory of the tile before
+            gaps = self.gaps[:, tile]
+            F, Q = self._dynamics.transition(gaps.reshape(-1))
+            shape = (*F.shape[:2], *gaps.shape)
+            self._tile = (tile, F.view(shape), Q.view(shape))
+        return Steps(*self._tile[1:], None)
+
+
+class Steps:
+    """Transitions by step: F and Q, each (d, d, C), or (d, d, 1) where all chunks share one."""
+
+    def __init__(self, F: Tensor, Q: Tensor, which: Tensor | None) -> None:
+        self._F, self._Q, self._which = F, Q, which
+
+    def __getitem__(self, j: int) -> tuple[Tensor, Tensor]:
+        if self._F.ndim == 4:
+            return self._F[:, :, j], self._Q[:, :, j]
+        if self._which is None:
+            return self._F, self._Q
+        return _look_up(self._F, self._which[j]), _look_up(self._Q, self._which[j])
+
+
+def _look_up(table: Tensor, which: Tensor) -> Tensor:
+    return table.flatten(0, 1).index_select(1, which).unflatten(0, table.shape[:2])
+
+
+def _distinct(gaps: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Distinct gaps (k,) and which one each gap is (n,); None where there are too many."""
+    sample = gaps[:: max(1, len(gaps) // (4 * MAX_TABLE))]
+    if len(_keys(sample, len(gaps) / len(sample)).unique()) > MAX_TABLE:
+        return None, None
+    keys = _keys(gaps)
+    low, high = (float(v) for v in torch.aminmax(keys))
+    if high - low <= 1 and high < torch.inf:
+        return gaps.mean()[None], None
+    values, which = keys.unique(return_inverse=True)
+    if len(values) > min(MAX_TABLE, len(gaps) // 2):
+        return None, None
+    # Gaps that are equal, or infinite, keep their value to the last digit: remainders are averaged.
+    first = gaps.new_empty(len(values)).scatter_(0, which, gaps)
+    rest = torch.where(gaps.isfinite(), gaps - first[which], torch.zeros_like(gaps))
+    count = torch.zeros_like(first).index_add_(0, which, torch.ones_like(gaps))
+    return first + torch.zeros_like(first).index_add_(0, which, rest) / count, which
+
+
+def _keys(gaps: Tensor, share: float = 1.0) -> Tensor:
+    """Gaps in units of the rounding of the times, whose span is `share` times the sum of gaps."""
+    span = float(gaps[gaps.isfinite()].sum()) * share
+    info = torch.finfo(gaps.dtype)
+    return (gaps / max(8 * info.eps * span, info.tiny)).round_()

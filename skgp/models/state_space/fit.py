@@ -1,0 +1,161 @@
+"""The fit of one or several series: kernel, hyper-parameters, inducing states, sites."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from skgp.kernels.sde import state_space
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.state_space.hyperparameters import Search, choose_kernel, maximise
+from skgp.models.state_space.inducing import InducingFit
+from skgp.models.state_space.inducing_state import InducingState
+from skgp.models.state_space.knots import place_knots, shortest_scale
+from skgp.models.state_space.objectives import (
+    GaussianEvidence,
+    Objective,
+    SharedEvidence,
+    VariationalEvidence,
+    find_sites,
+)
+from skgp.models.state_space.series import Series
+from skgp.models.state_space.state import SeriesState
+
+__all__ = ["SeriesFit", "fit_series"]
+
+Callback = Callable[[int, dict], bool | None]
+
+
+@dataclass(frozen=True)
+class SeriesFit:
+    """What a fit found.
+
+    Attributes
+    ----------
+    states : list of SeriesState or of InducingState
+        One a latent process.
+    parameters : Tensor of shape (p,)
+        Of the likelihood's family.
+    value : float
+        Log marginal likelihood, or its bound; nats.
+    n_iter : int
+        Of the search of hyper-parameters.
+    history : list of float
+        Evidence an observation after each.
+    """
+
+    states: Sequence[SeriesState | InducingState]
+    parameters: Tensor
+    value: float
+    n_iter: int
+    history: list[float]
+
+
+def fit_series(
+    kernels: Sequence[Any],
+    processes: Sequence[Series],
+    family: Family,
+    *,
+    offsets: Sequence[float],
+    n_inducing: int | str | None = None,
+    learn_inducing: bool = False,
+    learn: bool = True,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    start: Tensor | None = None,
+    callback: Callback | None = None,
+) -> SeriesFit:
+    """Fit state-space GPs that share kernel and likelihood.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        Without noise; the evidence chooses where there are several.
+    processes : sequence of Series
+        Of the same rows, one a latent process.
+    family : Family
+        Of the likelihood.
+    offsets : sequence of float
+        Prior mean of each; 0 for Gaussian noise.
+    n_inducing : int, "auto" or None, default=None
+        Number of inducing states; "auto" for as many as the kernel's length scale asks for, None
+        for a site at every time.
+    learn_inducing : bool, default=False
+        Whether their places are learned.
+    learn : bool, default=True
+        Whether hyper-parameters move within their bounds.
+    max_iter, tol, callback
+        Of the search: see `maximise`.
+    start : Tensor of shape (p,), optional
+        Parameters of the likelihood to start from.
+
+    Returns
+    -------
+    SeriesFit
+    """
+
+    def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> Objective:
+        closed = isinstance(family, GaussianFamily) and not sparse
+        objectives: list[Objective] = [
+            GaussianEvidence(series) if closed else VariationalEvidence(series, family, offset)
+            for series, offset in zip(processes, offsets, strict=True)
+        ]
+        return SharedEvidence(objectives)
+
+    kernel = kernels[0]
+    if len(kernels) > 1:
+        chosen = choose_kernel(kernels, make_objective, processes, family, callback)
+        kernel, start = chosen.kernel, chosen.parameters
+    knots = _knots(kernel, processes[0].times, n_inducing)
+    found = maximise(
+        kernel,
+        make_objective(processes, sparse=knots is not None),
+        family,
+        parameters=start,
+        knots=knots,
+        learn_knots=learn and learn_inducing,
+        max_iter=max_iter if learn else 0,
+        tol=tol,
+        callback=callback,
+    )
+    states = [
+        _state(found, series, family, offset)
+        for series, offset in zip(processes, offsets, strict=True)
+    ]
+    return SeriesFit(states, found.parameters, found.value, found.n_iter, found.history)
+
+
+def _state(
+    found: Search, series: Series, family: Family, offset: float
+) -> SeriesState | InducingState:
+    """The posterior of a series under the hyper-parameters found."""
+    if found.knots is None and isinstance(family, GaussianFamily):
+        sites = series.gaussian_sites(float(found.parameters[0].exp()))
+        return SeriesState(found.kernel, series.times, *sites, offset)
+    last = find_sites(
+        dynamics_of(found.kernel),
+        series,
+        family.make(found.parameters),
+        offset=offset,
+        knots=found.knots,
+    )
+    if isinstance(last, InducingFit):
+        return InducingState(found.kernel, cast(Tensor, found.knots), last.sites, offset)
+    return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
+
+
+def dynamics_of(kernel: Any) -> Dynamics:
+    """The matrices of a kernel at its own hyper-parameters."""
+    form = state_space(kernel)
+    return form.at(form.parameters().detach())
+
+
+def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor | None:
+    """Places of the inducing states."""
+    if n_inducing is None:
+        return None
+    if n_inducing == "auto":
+        return place_knots(times, scale=shortest_scale(dynamics_of(kernel)))
+    return place_knots(times, int(n_inducing))

@@ -1,0 +1,261 @@
+"""Hyper-parameters of a series by its evidence: L-BFGS-B over ``theta`` and the likelihood's own.
+
+Where there are several kernels, the first finds the length scale: of many rows on some 2000, once
+spread evenly (which shows slow motion) and once in stretches of consecutive ones (which shows quick
+motion), and all rows say which is right. From there the kernels compete on some 20000 rows of that
+kind.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.kernels.sde import state_space
+from skgp.models.dlm.families import Family
+from skgp.models.state_space.objectives import Objective
+from skgp.models.state_space.series import Series
+from skgp.training.lbfgs import minimize_lbfgs
+
+__all__ = ["Search", "choose_kernel", "maximise"]
+
+Callback = Callable[[int, dict], bool | None]
+
+_SCALE_ROWS, _CHOICE_ROWS = 2000, 20_000
+_N_STRETCHES = 10
+_CHOICE_ITER, _CHOICE_TOL = 25, 1e-5
+#: Multiples of the length scale that a start tries.
+_SCALES = 10.0 ** np.array([0.75, 0.0, -0.75, -1.5, -2.25, -3.0])
+
+
+@dataclass
+class Search:
+    """Where a search ended.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        With the hyper-parameters found.
+    parameters : Tensor of shape (p,)
+        Of the likelihood's family.
+    value : float
+        The evidence, in nats.
+    n_iter : int
+    history : list of float
+        Evidence an observation after each iteration.
+    knots : Tensor of shape (M,) or None
+        Of inducing states, where they end.
+    """
+
+    kernel: Any
+    parameters: Tensor
+    value: float
+    n_iter: int = 0
+    history: list[float] = field(default_factory=list)
+    knots: Tensor | None = None
+
+
+def maximise(
+    kernel: Any,
+    objective: Objective,
+    family: Family,
+    *,
+    parameters: Tensor | None = None,
+    knots: Tensor | None = None,
+    learn_knots: bool = False,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    callback: Callback | None = None,
+) -> Search:
+    """Climb the evidence from a kernel's own hyper-parameters, within their bounds.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without noise.
+    objective : Objective
+    family : Family
+        Of the likelihood: bounds, and start unless `parameters` are given.
+    parameters : Tensor of shape (p,), optional
+        Of the likelihood, to start from.
+    knots : Tensor of shape (M,), optional
+        Of inducing states; by default there is a state at every time.
+    learn_knots : bool, default=False
+        Whether they move, their order kept.
+    max_iter : int, default=100
+        0 evaluates only.
+    tol : float, default=1e-7
+        Least gain of an iteration, in nats an observation.
+    callback : callable, optional
+
+    Returns
+    -------
+    Search
+    """
+    form = state_space(kernel)
+    theta = torch.tensor(kernel.theta, dtype=torch.float64)
+    start: dict[str, Tensor] = {
+        "theta": theta,
+        "likelihood": family.initial(theta) if parameters is None else parameters,
+    }
+    if knots is not None and learn_knots:
+        start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
+    if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
+        dynamics = form.at(form.parameters(theta).detach())
+        value = objective(dynamics, start["likelihood"], knots).value
+        return Search(kernel, start["likelihood"], value, knots=knots)
+
+    def places(leaves: dict[str, Tensor]) -> Tensor | None:
+        if "first" not in leaves:
+            return knots
+        return torch.cat([leaves["first"], leaves["first"] + leaves["log_gaps"].exp().cumsum(0)])
+
+    def loss(leaves: dict[str, Tensor]) -> Tensor:
+        dynamics, likelihood, where = (
+            form.parameters(leaves["theta"]),
+            leaves["likelihood"],
+            places(leaves),
+        )
+        found = objective(
+            form.at(dynamics.detach()),
+            likelihood.detach(),
+            None if where is None else where.detach(),
+        )
+        # A plane through the value with the known slopes carries them into torch's graph.
+        plane = (dynamics - dynamics.detach()) @ found.dynamics_gradient
+        plane = plane + (likelihood - likelihood.detach()) @ found.likelihood_gradient
+        if where is not None and found.knot_gradient is not None:
+            plane = plane + (where - where.detach()) @ found.knot_gradient
+        return -(found.value + plane) / objective.total
+
+    bounds = torch.tensor(kernel.bounds, dtype=torch.float64).reshape(-1, 2)
+    found = minimize_lbfgs(
+        loss,
+        start,
+        max_iter=max_iter,
+        tol=tol,
+        bounds={"theta": (bounds[:, 0], bounds[:, 1]), "likelihood": family.box(theta)},
+        callback=callback,
+    )
+    return Search(
+        kernel.clone_with_theta(found.parameters["theta"].numpy()),
+        found.parameters["likelihood"],
+        -found.loss * objective.total,
+        found.n_iter,
+        [-value for value in found.history],
+        places(found.parameters),
+    )
+
+
+def choose_kernel(
+    kernels: Sequence[Any],
+    make_objective: Callable[[Sequence[Series]], Objective],
+    processes: Sequence[Series],
+    family: Family,
+    callback: Callback | None = None,
+) -> Search:
+    """Choose among kernels by the evidence; the first one also finds the length scale.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        Without noise. Only such as forget: stretches of rows stand apart.
+    make_objective : callable
+        Makes the objective of the series of all latent processes.
+    processes : sequence of Series
+        Of the same rows, one a latent process.
+    family : Family
+        Of the likelihood.
+    callback : callable, optional
+        Called after every kernel; True ends the choice.
+
+    Returns
+    -------
+    Search
+        To be continued on all rows.
+    """
+
+    def part(kind: str, n_rows: int) -> Objective:
+        return make_objective([_PARTS[kind](series, n_rows) for series in processes])
+
+    n_rows = len(processes[0].y)
+    kind = "all"
+    if n_rows <= 2 * _SCALE_ROWS:
+        best = _search_scale(kernels[0], make_objective(processes), family)
+    else:
+        whole = make_objective(processes)
+        best, kind = max(
+            ((_search_scale(kernels[0], part(kind, _SCALE_ROWS), family), kind) for kind in _PARTS),
+            key=lambda pair: _value(pair[0], whole, family),
+        )
+    few = n_rows <= 2 * _CHOICE_ROWS
+    objective = make_objective(processes) if few else part(kind, _CHOICE_ROWS)
+    scale, searches = best, []
+    for number, kernel in enumerate(kernels):
+        start: Any = scale.kernel
+        parameters: Tensor | None = scale.parameters
+        if number:
+            # Noise that a rough kernel explains away is not there for a smooth one to begin with.
+            start, parameters = _with_length_scale_of(kernel, start), None
+        searches.append(_climb(start, objective, family, parameters))
+        if callback is not None and callback(number, {"loss": -searches[-1].value}):
+            break
+    # Akaike's criterion: a nat for every hyper-parameter.
+    return max(searches, key=lambda search: search.value - len(search.kernel.theta))
+
+
+#: Ways to take some rows of many.
+_PARTS: dict[str, Callable[[Series, int], Series]] = {
+    "spread": lambda series, n_rows: series.thinned(n_rows),
+    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // _N_STRETCHES),
+}
+
+
+def _value(search: Search, objective: Objective, family: Family) -> float:
+    """Evidence of other data at the hyper-parameters that a search found."""
+    return maximise(
+        search.kernel, objective, family, parameters=search.parameters, max_iter=0
+    ).value
+
+
+def _climb(kernel: Any, objective: Objective, family: Family, parameters: Tensor | None) -> Search:
+    """A search that is short, for comparison."""
+    return maximise(
+        kernel,
+        objective,
+        family,
+        parameters=parameters,
+        max_iter=_CHOICE_ITER,
+        tol=_CHOICE_TOL,
+    )
+
+
+def _search_scale(kernel: Any, objective: Objective, family: Family) -> Search:
+    """Climb from the best of several multiples of a kernel's length scales."""
+    starts = [_scaled(kernel, scale) for scale in _SCALES]
+    tried = [maximise(start, objective, family, max_iter=0) for start in starts]
+    best = max(tried, key=lambda search: search.value)
+    return _climb(best.kernel, objective, family, best.parameters)
+
+
+def _is_length_scale(kernel: Any) -> np.ndarray:
+    """Which of the free hyper-parameters, (p,), are length scales."""
+    names = [(h.name, h.n_elements) for h in kernel.hyperparameters if not h.fixed]
+    return np.array([name.endswith("length_scale") for name, n in names for _ in range(n)], bool)
+
+
+def _scaled(kernel: Any, factor: float) -> Any:
+    """The kernel with its length scales multiplied by a factor, within their bounds."""
+    theta = kernel.theta + np.where(_is_length_scale(kernel), np.log(factor), 0.0)
+    return kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
+
+
+def _with_length_scale_of(kernel: Any, other: Any) -> Any:
+    """The kernel with length scales of the geometric mean that those of another have."""
+    mine, theirs = _is_length_scale(kernel), _is_length_scale(other)
+    if not (mine.any() and theirs.any()):
+        return kernel
+    return _scaled(kernel, np.exp(other.theta[theirs].mean() - kernel.theta[mine].mean()))

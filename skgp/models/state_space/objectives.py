@@ -1,0 +1,203 @@
+r"""What the hyper-parameters of a series are judged by, each evaluation and its gradient in O(n).
+
+With :math:`Z(\beta, \omega)` the normaliser of the sites (:mod:`.smoother`), the log marginal
+likelihood of Gaussian noise is
+
+.. math:: \log p(y) = \log Z - \tfrac12 \sum_i w_i [\log 2 \pi \sigma^2 + y_i^2 / \sigma^2],
+          \qquad \frac{\partial \log Z}{\partial \beta_t} = m_t, \quad
+          \frac{\partial \log Z}{\partial \omega_t} = -\tfrac12 (m_t^2 + v_t),
+
+and its variational bound for other likelihoods (:mod:`.sites`) and for inducing states
+(:mod:`.inducing`) has, where the sites have converged, the gradient of log Z with the sites held.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.likelihoods import Gaussian, Likelihood
+from skgp.models.dlm.families import Family
+from skgp.models.state_space.inducing import InducingFit, fit_inducing
+from skgp.models.state_space.series import Series
+from skgp.models.state_space.sites import Sites, fit_sites
+from skgp.models.state_space.smoother import evidence
+
+__all__ = [
+    "Evaluation",
+    "GaussianEvidence",
+    "Objective",
+    "SharedEvidence",
+    "VariationalEvidence",
+    "find_sites",
+]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evidence in nats, and its gradients.
+
+    Attributes
+    ----------
+    value : float
+    dynamics_gradient : Tensor of shape (q,)
+        In the log variances and rates of the dynamics.
+    likelihood_gradient : Tensor of shape (p,)
+        In the parameters of the family.
+    knot_gradient : Tensor of shape (M,) or None
+        In the places of the inducing states, where there are any.
+    """
+
+    value: float
+    dynamics_gradient: Tensor
+    likelihood_gradient: Tensor
+    knot_gradient: Tensor | None = None
+
+
+class Objective(Protocol):
+    """The evidence of data as a function of their dynamics and their likelihood.
+
+    Attributes
+    ----------
+    total : float
+        Number of observations, or the sum of their weights.
+    """
+
+    total: float
+
+    def __call__(self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None) -> Evaluation:
+        """Evaluate at dynamics, parameters (p,) of the likelihood's family and knots (M,)."""
+
+
+class GaussianEvidence:
+    """Exact log marginal likelihood under Gaussian noise.
+
+    Parameters
+    ----------
+    series : Series
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+        self.total = series.total
+
+    def __call__(
+        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+    ) -> Evaluation:
+        series, noise = self.series, float(parameters[0].exp())
+        beta, omega = series.gaussian_sites(noise)
+        found = evidence(dynamics, series.gaps, beta, omega)
+        second = found.mean**2 + found.var
+        slope = 0.5 * (float(omega @ second) - series.total + series.squares / noise)
+        return Evaluation(
+            found.log_normalizer + series.gaussian_constant(noise),
+            found.parameter_gradient,
+            parameters.new_tensor([slope - float(beta @ found.mean)]),
+        )
+
+
+class VariationalEvidence:
+    """Evidence bound of the Gaussian process nearest to the posterior, at its best.
+
+    With knots the process is one that the states there decide. The sites of an evaluation are where
+    the next one starts.
+
+    Parameters
+    ----------
+    series : Series
+    family : Family
+    offset : float
+        Prior mean of f.
+    """
+
+    def __init__(self, series: Series, family: Family, offset: float = 0.0) -> None:
+        self.series, self.family, self.offset = series, family, offset
+        self.total = series.total
+        self._sites: tuple[Tensor, Tensor] | None = None
+
+    def __call__(
+        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+    ) -> Evaluation:
+        found = find_sites(
+            dynamics,
+            self.series,
+            self.family.make(parameters),
+            offset=self.offset,
+            knots=knots,
+            start=self._sites,
+        )
+        self._sites = found.beta, found.weight
+        return Evaluation(
+            found.elbo,
+            found.parameter_gradient,
+            self._slope(found, parameters),
+            found.knot_gradient if isinstance(found, InducingFit) else None,
+        )
+
+    def _slope(self, found: Sites | InducingFit, parameters: Tensor) -> Tensor:
+        """Gradient of the expected log-density in the likelihood's parameters."""
+        if not parameters.numel():
+            return parameters
+        series, leaf = self.series, parameters.detach().requires_grad_()
+        mean, var = series.at_rows(found.mean) + self.offset, series.at_rows(found.var)
+        expected = self.family.make(leaf).expected_log_prob(series.y, mean, var)
+        return torch.autograd.grad(series.sums(expected).sum(), leaf)[0]
+
+
+def find_sites(
+    dynamics: Dynamics,
+    series: Series,
+    likelihood: Likelihood,
+    *,
+    offset: float,
+    knots: Tensor | None,
+    start: tuple[Tensor, Tensor] | None = None,
+) -> Sites | InducingFit:
+    """The best sites of a series, for states at all times or, if given, at knots only.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    series : Series
+    likelihood : Likelihood
+    offset : float
+        Prior mean of f.
+    knots : Tensor of shape (M,) or None
+    start : (Tensor, Tensor) of shapes (m,), optional
+        Sites of hyper-parameters nearby.
+    """
+    if knots is None:
+        return fit_sites(dynamics, series, likelihood, offset=offset, start=start)
+    if isinstance(likelihood, Gaussian):  # of which the first sites are the best
+        return fit_inducing(dynamics, knots, series, likelihood, offset=offset, max_iter=1)
+    return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start)
+
+
+class SharedEvidence:
+    """Sum of the evidences of several latent processes that share dynamics and likelihood.
+
+    Parameters
+    ----------
+    objectives : sequence of Objective
+        Of the same rows.
+    """
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self.objectives = objectives
+        self.total = objectives[0].total
+
+    def __call__(
+        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+    ) -> Evaluation:
+        found = [objective(dynamics, parameters, knots) for objective in self.objectives]
+        return Evaluation(
+            sum(each.value for each in found),
+            torch.stack([each.dynamics_gradient for each in found]).sum(0),
+            torch.stack([each.likelihood_gradient for each in found]).sum(0),
+            None
+            if knots is None
+            else torch.stack([cast(Tensor, each.knot_gradient) for each in found]).sum(0),
+        )

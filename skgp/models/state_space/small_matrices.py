@@ -1,0 +1,123 @@
+"""Algebra of many small matrices at once: matrices ``(d, e, *batch)``, vectors ``(d, *batch)``.
+
+The batch comes last and contiguous. Products of small matrices are unrolled into a few
+multiply-adds over the whole batch, which keeps vector units (or a GPU) busy where a batched matrix
+product would spend its time in the loop over the batch; larger ones go to ``torch.matmul``. That
+result lies batch-first in memory under a batch-last view, and further products take it as it is.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "inner",
+    "inverse_and_log_det",
+    "matmul",
+    "matvec",
+    "outer",
+    "square_root",
+    "symmetrize",
+]
+
+UNROLLED = 6  # inner dimensions up to here are unrolled
+
+
+def matmul(A: Tensor, B: Tensor) -> Tensor:
+    """Product ``A B``, of shape ``(d, f, *batch)``; the batch shapes broadcast.
+
+    Parameters
+    ----------
+    A : Tensor of shape (d, e, *batch)
+    B : Tensor of shape (e, f, *batch)
+    """
+    if A.shape[1] > UNROLLED:
+        return _batch_last(_batch_first(A) @ _batch_first(B))
+    out = A[:, 0, None] * B[0]
+    for k in range(1, A.shape[1]):
+        out.addcmul_(A[:, k, None], B[k])
+    return out
+
+
+def matvec(A: Tensor, v: Tensor) -> Tensor:
+    """Product ``A v``, of shape ``(d, *batch)``; the batch shapes broadcast."""
+    if A.shape[1] > UNROLLED:
+        return matmul(A, v[:, None])[:, 0]
+    out = A[:, 0] * v[0]
+    for k in range(1, A.shape[1]):
+        out.addcmul_(A[:, k], v[k])
+    return out
+
+
+def inner(u: Tensor, v: Tensor) -> Tensor:
+    """Inner products ``u' v``, of shape ``batch``."""
+    return matvec(u[None], v)[0]
+
+
+def outer(u: Tensor, v: Tensor) -> Tensor:
+    """Outer products ``u v'``, of shape ``(d, e, *batch)``."""
+    return u[:, None] * v[None]
+
+
+def symmetrize(A: Tensor) -> Tensor:
+    """The symmetric part ``(A + A') / 2``, which removes what rounding has left of the other."""
+    return (A + A.transpose(0, 1)).mul_(0.5)
+
+
+def inverse_and_log_det(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse and log-determinant of matrices with positive determinants.
+
+    Cofactors up to d = 3, LU with pivoting beyond. A determinant that is not positive gives a
+    log-determinant of NaN or -inf and no error: the callers look at their result once.
+
+    Returns
+    -------
+    inverse : Tensor of shape (d, d, *batch)
+    log_det : Tensor of shape batch
+    """
+    if len(A) > 3:
+        first = _batch_first(A)
+        sign, log_det = torch.linalg.slogdet(first)
+        log_det = torch.where(sign > 0, log_det, torch.full_like(log_det, torch.nan))
+        inverse, _ = torch.linalg.inv_ex(first)
+        return _batch_last(inverse), log_det
+    if len(A) == 1:
+        return A.reciprocal(), A[0, 0].log()
+    adjugate = _adjugate_2(A) if len(A) == 2 else _adjugate_3(A)
+    det = inner(A[0], adjugate[:, 0])
+    return adjugate.div_(det), det.log()
+
+
+def square_root(A: Tensor) -> Tensor:
+    """Lower triangular R with ``R R' = A``, for positive semi-definite A (d, d, *batch).
+
+    Pivots that vanish to rounding, as where a state is known exactly, leave a column of zeros.
+    """
+    R, rest = torch.zeros_like(A), A.clone()
+    for i in range(len(A)):
+        pivot = rest[i, i]
+        regular = pivot > 1e-14 * A[i, i]
+        scale = torch.where(regular, pivot, torch.ones_like(pivot)).rsqrt() * regular
+        column = rest[i:, i] * scale
+        R[i:, i] = column
+        rest[i + 1 :, i + 1 :] -= outer(column[1:], column[1:])
+    return R
+
+
+def _adjugate_2(A: Tensor) -> Tensor:
+    adjugate = A.flip(0, 1).transpose(0, 1).neg()
+    adjugate[0, 0], adjugate[1, 1] = A[1, 1], A[0, 0]
+    return adjugate
+
+
+def _adjugate_3(A: Tensor) -> Tensor:
+    """Column i of the adjugate is the cross product of the other two rows."""
+    rows = [torch.linalg.cross(A[(i + 1) % 3], A[(i + 2) % 3], dim=0) for i in range(3)]
+    return torch.stack(rows, 1)
+
+
+def _batch_first(A: Tensor) -> Tensor:
+    return A.movedim((0, 1), (-2, -1))
+
+
+def _batch_last(A: Tensor) -> Tensor:
+    return A.movedim((-2, -1), (0, 1))

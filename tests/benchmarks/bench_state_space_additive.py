@@ -1,0 +1,129 @@
+"""Additive state-space GP on flight delays next to ridge, boosted trees, an exact additive GP.
+
+Run with ``OMP_NUM_THREADS=1 pytest tests/benchmarks/bench_state_space_additive.py -m benchmark``
+and ``-s``. Seconds are the processor's. Data are read from the folder ``SKGP_DATA_DIR``, by default
+``../shared/data`` beside the repository (``NAME.npz``: X, y, test_mask); where the file is absent
+the tests are skipped. MSE and NLPD (nats a row) are of y standardised by its training part; the
+NLPD of peers without a predictive variance is that of N(mean, training MSE).
+"""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process.kernels import Matern
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp.kernels import gram
+from skgp.models.dlm.families import GaussianFamily
+from skgp.models.state_space.additive import fit_additive
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
+
+pytestmark = pytest.mark.benchmark
+
+
+@pytest.fixture(scope="module")
+def flights():
+    """X_train, X_test, y_train, y_test of split 0, y standardised."""
+    path = DATA / "flights_nyc13.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
+    with np.load(path) as arrays:
+        test = arrays["test_mask"][:, 0]
+        X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+    y = (y - y[~test].mean()) / y[~test].std()
+    return tuple(map(torch.from_numpy, (X[~test], X[test], y[~test], y[test])))
+
+
+def fit(X, y, **options):
+    """A Matern-3/2 for every column, of length scales from its spread; the state and seconds."""
+    kernels = [0.1 * Matern(s, (1e-3 * s, 1e3 * s), nu=1.5) for s in X.std(0).tolist()]
+    family = GaussianFamily(0.9, (1e-6, 10.0))
+    start = time.process_time()
+    state = fit_additive(kernels, X, y, None, family, **options)
+    return state, time.process_time() - start
+
+
+def report(name, y, mean, var, seconds):
+    """Print and return the mean squared error and the negative log predictive density."""
+    squared = (y - mean) ** 2
+    mse = float(squared.mean())
+    nlpd = float(0.5 * ((2 * math.pi * var).log() + squared / var).mean())
+    print(f"{name:34s} MSE {mse:.4f}   NLPD {nlpd:.4f}   {seconds:6.1f} s")
+    return mse, nlpd
+
+
+def peer(name, model, rows):
+    """Fit and score a scikit-learn regressor."""
+    X_train, X_test, y_train, y_test = rows
+    start = time.process_time()
+    model.fit(X_train.numpy(), y_train.numpy())
+    seconds = time.process_time() - start
+    var = torch.tensor(np.mean((model.predict(X_train.numpy()) - y_train.numpy()) ** 2))
+    return report(name, y_test, torch.from_numpy(model.predict(X_test.numpy())), var, seconds)
+
+
+def exact_additive_gp(state, X, y, X_new):
+    """Mean and variance of y at new rows, from a dense GP on the rows as they are."""
+
+    def covariance(A, B):
+        columns = enumerate(state.kernels)
+        return sum(gram(kernel, A[:, [j]], B[:, [j]]) for j, kernel in columns)
+
+    C = covariance(X, X)
+    C.diagonal().add_(state.noise)
+    L = torch.linalg.cholesky(C)
+    half = torch.linalg.solve_triangular(L, covariance(X, X_new), upper=False)
+    centred = torch.linalg.solve_triangular(L, (y - y.mean())[:, None], upper=False)
+    prior = sum(gram(k, X_new[:1, [j]])[0, 0] for j, k in enumerate(state.kernels))
+    return y.mean() + (half.T @ centred)[:, 0], prior - half.square().sum(0) + state.noise
+
+
+def test_flights_next_to_peers(flights):
+    X_train, X_test, y_train, y_test = flights
+    print(f"\nn = {len(X_train)}, c = {X_train.shape[1]}")
+    scores = {}
+    for posterior in ("mean_field", "joint"):
+        state, seconds = fit(X_train, y_train, posterior=posterior)
+        start = time.process_time()
+        mean, var = state.moments(X_test)
+        name = f"additive GP, {posterior}"
+        scores[posterior] = report(name, y_test, mean, var + state.noise, seconds)
+        print(
+            f"    evidence {state.elbo:.1f}, {state.n_iter} iterations, "
+            f"{len(state.shares)} bins, prediction {time.process_time() - start:.1f} s"
+        )
+        parts, _ = state.components(X_test)
+        assert (parts.sum(1) + state.offset - mean).abs().max() < 1e-10
+        assert seconds <= 90
+    ridge = peer("ridge", make_pipeline(StandardScaler(), Ridge(1e-3)), flights)
+    peer("HistGradientBoostingRegressor", HistGradientBoostingRegressor(random_state=0), flights)
+    assert scores["mean_field"][0] < ridge[0] and scores["mean_field"][1] < ridge[1]
+
+
+def test_ten_thousand_flights_next_to_exact_additive_gp(flights):
+    X_train, X_test, y_train, y_test = flights
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(X_train))[:10_000].copy())
+    X, y, X_new, y_new = X_train[rows], y_train[rows], X_test[:5000], y_test[:5000]
+    print()
+    for posterior in ("mean_field", "joint"):
+        state, seconds = fit(X, y, posterior=posterior)
+        mean, var = state.moments(X_new)
+        mine = report(
+            f"additive GP, {posterior}, n = 10000", y_new, mean, var + state.noise, seconds
+        )
+    start = time.process_time()
+    mean, var = exact_additive_gp(state, X, y, X_new)
+    seconds = time.process_time() - start
+    exact = report("exact additive GP, same kernels", y_new, mean, var, seconds)
+    assert mine[0] == pytest.approx(exact[0], rel=0.01)
+    assert mine[1] == pytest.approx(exact[1], abs=0.01)

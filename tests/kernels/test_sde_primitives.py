@@ -1,0 +1,111 @@
+"""Transitions of the primitive processes against arithmetic of many digits."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from skgp.kernels.sde_primitives import MATERN12, MATERN32, MATERN52, ROTATION, lower_gamma
+from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIAN6
+
+PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, GAUSSIAN6]
+each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda p: p.name)
+# On both sides of every switch between formulas, in one batch.
+R = [1e-12, 1e-6, 1e-3, 0.1, 0.5, 0.74, 0.76, 1.2, 1.3, 2.6, 9.0]
+
+
+def transition(primitive, r):
+    r = torch.tensor(r, dtype=torch.float64)
+    shape = (primitive.n_states, primitive.n_states, len(r))
+    F, Q = torch.full(shape, torch.nan).double(), torch.full(shape, torch.nan).double()
+    primitive.fill(r, F, Q)
+    return F.numpy(), Q.numpy()
+
+
+def exact_transition(primitive, r):
+    """F and Q of the feedback and noise as they are stored, by Van Loan's block exponential."""
+    d = primitive.n_states
+    A = mpmath.matrix(primitive.feedback.tolist())
+    L = mpmath.matrix(primitive.noise.tolist())
+    block = mpmath.zeros(2 * d)
+    block[:d, :d], block[:d, d:], block[d:, d:] = -A, L * L.T, A.T
+    exponential = mpmath.expm(block * mpmath.mpf(r), method="taylor")
+    F = exponential[d:, d:].T
+    return F, F * exponential[:d, d:]
+
+
+@each_primitive
+def test_transition_is_accurate_in_every_entry(primitive):
+    F, Q = transition(primitive, R)
+    d = primitive.n_states
+    for n, r in enumerate(R):
+        # The least entry of Q is of the order r^(2d - 1).
+        with mpmath.workdps(40 + math.ceil(-2 * d * min(math.log10(r), 0))):
+            exact_F, exact_Q = exact_transition(primitive, r)
+            for i in range(d):
+                for j in range(d):
+                    assert abs(F[i, j, n] - exact_F[i, j]) < 3e-14
+                    scale = mpmath.sqrt(exact_Q[i, i] * exact_Q[j, j])
+                    assert abs(Q[i, j, n] - exact_Q[i, j]) <= 1e-13 * scale, (r, i, j)
+
+
+@each_primitive
+def test_a_batch_on_both_sides_of_a_switch_equals_its_members(primitive):
+    r = [0.3, 1.0, 3.0]
+    together, alone = transition(primitive, r), [transition(primitive, [one]) for one in r]
+    for which in range(2):
+        expected = np.concatenate([pair[which] for pair in alone], -1)
+        np.testing.assert_allclose(together[which], expected, rtol=1e-12, atol=0)
+
+
+@each_primitive
+def test_transition_at_huge_gaps(primitive):
+    far = [1e2, 300.0, min(primitive.horizon, 1e4)]
+    F, Q = transition(primitive, far)
+    if primitive is ROTATION:
+        assert (Q == 0).all()
+        return np.testing.assert_allclose(F[0, 0], np.cos(far), rtol=0, atol=1e-15)
+    assert (F[..., -1] == 0).all() and np.abs(F).max() < 1e-30
+    np.testing.assert_allclose(
+        Q, np.repeat(primitive.stationary.numpy()[..., None], 3, 2), atol=1e-30
+    )
+
+
+@each_primitive
+def test_lyapunov_equation_and_variance(primitive):
+    A, P, L, H = (
+        t.numpy()
+        for t in (
+            primitive.feedback,
+            primitive.stationary,
+            primitive.noise,
+            primitive.observation,
+        )
+    )
+    np.testing.assert_allclose(A @ P + P @ A.T + np.outer(L, L), 0 * A, atol=1e-13)
+    assert abs(H @ P @ H - 1) < 1e-14
+
+
+@pytest.mark.parametrize("primitive", [GAUSSIAN4, GAUSSIAN6], ids=lambda p: p.name)
+def test_rational_processes_keep_their_stated_error(primitive):
+    r = np.linspace(0, 40, 20_001)
+    error = np.abs(primitive.covariance(r) - np.exp(-(r**2) / 2)).max()
+    assert 0.97 * primitive.error < error <= primitive.error
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("span", [(1e-8, 1e-2), (1e-3, 40.0), (10.0, 300.0)])
+def test_lower_gamma_keeps_all_digits(k, span):
+    x = torch.logspace(*np.log10(span), 200, dtype=torch.float64)
+    np.testing.assert_allclose(
+        lower_gamma(k, x, torch.exp(-x)), special.gammainc(k, x.numpy()), rtol=3e-14
+    )
+
+
+def test_nothing_to_do_for_no_gaps():
+    for primitive in PRIMITIVES:
+        F, Q = transition(primitive, [])
+        assert F.shape == Q.shape == (primitive.n_states, primitive.n_states, 0)
