@@ -1,0 +1,1 @@
+"""Gaussian process regression with a posterior over the hyper-parameters."""

@@ -1,0 +1,310 @@
+r"""Priors of positive hyper-parameters, as densities of their logarithms.
+
+Sampling takes place in :math:`u = \log\theta`, the coordinates of scikit-learn's ``theta``; there a
+density of :math:`\theta` gains the Jacobian :math:`d\theta / du = e^u`.
+
+=============  ==============================================================
+LogNormal      :math:`\theta = m e^{s z}`, z standard normal: u is Gaussian
+Gamma          :math:`p(\theta) = b^a \theta^{a-1} e^{-b\theta} / \Gamma(a)`
+HalfNormal     :math:`p(\theta) = \sqrt{2/\pi}\, e^{-\theta^2 / 2 s^2} / s`
+=============  ==============================================================
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from scipy.special import gammaincinv
+
+from skgp.kernels import ActiveDims
+
+__all__ = ["Gamma", "HalfNormal", "LogNormal", "Prior", "default_priors", "resolve_priors"]
+
+_DEFAULT_SD = 1.5  # of the logarithm: a factor of 20 either way covers 95%
+_DEFAULT_NOISE = 0.1  # of the variance of the targets
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Density of u = log(theta) for one positive hyper-parameter theta.
+
+    Attributes
+    ----------
+    median : float
+        Of theta.
+    """
+
+    @property
+    def median(self) -> float: ...
+
+    def log_density(self, u: np.ndarray) -> np.ndarray:
+        """Log-density of u, in nats, elementwise; the Jacobian is included."""
+        ...
+
+    def gradient(self, u: np.ndarray) -> np.ndarray:
+        """Its derivative with respect to u, elementwise."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Log-normal prior.
+
+    Parameters
+    ----------
+    median : float
+    sd : float, default=1.5
+        Standard deviation of the logarithm.
+
+    Raises
+    ------
+    ValueError
+        If either is not positive and finite.
+    """
+
+    median: float
+    sd: float = _DEFAULT_SD
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "median", "sd")
+
+    def log_density(self, u):
+        z = (u - math.log(self.median)) / self.sd
+        return -0.5 * z**2 - math.log(self.sd) - 0.5 * math.log(2 * math.pi)
+
+    def gradient(self, u):
+        return (math.log(self.median) - u) / self.sd**2
+
+
+@dataclass(frozen=True)
+class Gamma:
+    r"""Gamma prior, of mean `shape` / `rate`.
+
+    .. math:: \log p(u) = a u - b e^u + a \log b - \log \Gamma(a).
+
+    Parameters
+    ----------
+    shape, rate : float
+
+    Raises
+    ------
+    ValueError
+        If either is not positive and finite.
+    """
+
+    shape: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "shape", "rate")
+
+    @property
+    def median(self) -> float:
+        return float(gammaincinv(self.shape, 0.5) / self.rate)
+
+    def log_density(self, u):
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        return self.shape * u - self.rate * _exp(u) + constant
+
+    def gradient(self, u):
+        return self.shape - self.rate * _exp(u)
+
+
+@dataclass(frozen=True)
+class HalfNormal:
+    r"""Absolute value of a normal variable of mean 0.
+
+    .. math:: \log p(u) = u - e^{2u} / 2 s^2 - \log s + \tfrac12 \log(2 / \pi).
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation of that variable.
+
+    Raises
+    ------
+    ValueError
+        If it is not positive and finite.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "scale")
+
+    @property
+    def median(self) -> float:
+        return 0.6744897501960817 * self.scale
+
+    def log_density(self, u):
+        constant = 0.5 * math.log(2 / math.pi) - math.log(self.scale)
+        return u - 0.5 * _exp(u) ** 2 / self.scale**2 + constant
+
+    def gradient(self, u):
+        return 1 - _exp(u) ** 2 / self.scale**2
+
+
+def _exp(u):
+    """Exponential, bounded: beyond 1e130 the densities above are zero in any case."""
+    return np.exp(np.minimum(u, 300.0))
+
+
+def _check_positive(prior: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(prior, name)
+        if not (np.ndim(value) == 0 and 0 < value < math.inf):
+            raise ValueError(
+                f"{type(prior).__name__}: {name} must be a positive number, got {value!r}."
+            )
+
+
+# ----------------------------------------------------------------------- priors of a kernel
+
+
+def default_priors(kernel: Any, X: np.ndarray, y: np.ndarray) -> tuple[Prior, ...]:
+    r"""Wide log-normal priors whose medians are the scales of the data.
+
+    ==========================  ===========================================================
+    variances of the signal     the variance of y
+    length scales, ``sigma_0``  :math:`\sqrt d` times the spread of the column; of all d
+                                columns, for a single one, the root of their mean square
+    noise                       a tenth of the variance of y
+    any other                   the value in `kernel`, as for periods, which only the user knows
+    ==========================  ===========================================================
+
+    Each has standard deviation 1.5 in the logarithm.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,)
+
+    Returns
+    -------
+    tuple of Prior
+        One for each element of ``kernel.theta``.
+    """
+    spread = np.std(np.asarray(X, dtype=float), axis=0)
+    spread[spread == 0] = 1.0
+    variance = float(np.var(y)) or 1.0
+    medians: list[float] = []
+    for hyperparameter in kernel.hyperparameters:
+        if not hyperparameter.fixed:
+            medians.extend(_medians(kernel, hyperparameter, spread, variance))
+    return tuple(LogNormal(float(median)) for median in medians)
+
+
+def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
+    """Medians (n_elements,) of the default priors of one hyper-parameter."""
+    owner, name = kernel, hyperparameter.name
+    *path, last = name.split("__")
+    for step in path:
+        if isinstance(owner, ActiveDims):
+            spread = spread[owner.columns()]
+        owner = getattr(owner, step)
+    n_elements = hyperparameter.n_elements
+    if last == "constant_value":
+        return np.full(n_elements, variance)
+    if last == "noise_level":
+        return np.full(n_elements, _DEFAULT_NOISE * variance)
+    # The length scale of a periodic kernel is an angle and not a distance.
+    if last in ("length_scale", "sigma_0") and not hasattr(owner, "periodicity"):
+        scale = spread if n_elements == len(spread) else np.sqrt(np.mean(spread**2))
+        return np.broadcast_to(math.sqrt(len(spread)) * scale, (n_elements,))
+    return np.broadcast_to(np.asarray(getattr(owner, last), dtype=float), (n_elements,))
+
+
+def resolve_priors(kernel: Any, prior: Any, X: np.ndarray, y: np.ndarray) -> tuple[Prior, ...]:
+    """One prior for each element of ``kernel.theta``, from what the user gave.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+    prior : None, Prior, sequence of Prior or dict
+        None: `default_priors`. One prior: the same for all. A sequence: one for each element of
+        ``kernel.theta``, or one for each free hyper-parameter. A dict: priors by the name of the
+        hyper-parameter, in full (``"k1__k2__length_scale"``) or its last part
+        (``"length_scale"``, wherever it occurs; full names come first), one prior or one for each
+        element; others keep the default.
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,)
+
+    Returns
+    -------
+    tuple of Prior
+
+    Raises
+    ------
+    TypeError
+        If something else than a prior is given.
+    ValueError
+        If a name or the number of priors does not fit.
+    """
+    free = [h for h in kernel.hyperparameters if not h.fixed]
+    if prior is None:
+        return default_priors(kernel, X, y)
+    if isinstance(prior, Mapping):
+        return _from_mapping(prior, free, default_priors(kernel, X, y))
+    if isinstance(prior, Prior):
+        return (prior,) * sum(h.n_elements for h in free)
+    if not isinstance(prior, Sequence) or isinstance(prior, str):
+        raise TypeError(
+            "prior must be None, LogNormal, Gamma, HalfNormal, a list of these or a dict of these "
+            f"by hyper-parameter, got {prior!r}."
+        )
+    sizes = [1] * len(prior)
+    if len(prior) == len(free):
+        sizes = [h.n_elements for h in free]
+    elif len(prior) != sum(h.n_elements for h in free):
+        raise ValueError(
+            f"prior has {len(prior)} entries; the kernel has {len(free)} free hyper-parameters "
+            f"({', '.join(h.name for h in free)}) of {sum(h.n_elements for h in free)} elements. "
+            "Give one prior for each, or a dict by name."
+        )
+    for i, each in enumerate(prior):
+        _check_prior(each, f"prior[{i}]")
+    return tuple(p for p, size in zip(prior, sizes, strict=True) for _ in range(size))
+
+
+def _from_mapping(prior: Mapping, free: list, default: tuple[Prior, ...]) -> tuple[Prior, ...]:
+    names = [h.name for h in free]
+    known = set(names) | {name.split("__")[-1] for name in names}
+    unknown = [key for key in prior if key not in known]
+    if unknown:
+        raise ValueError(
+            f"prior has the key {unknown[0]!r}, which is no free hyper-parameter of the kernel; "
+            f"there are: {', '.join(names)}."
+        )
+    found: list[Prior] = []
+    for h in free:
+        given = prior.get(h.name, prior.get(h.name.split("__")[-1]))
+        start = len(found)
+        found.extend(
+            default[start : start + h.n_elements] if given is None else _elements(given, h)
+        )
+    return tuple(found)
+
+
+def _elements(given: Any, hyperparameter) -> list[Prior]:
+    """Priors of the elements of one hyper-parameter."""
+    name, n_elements = f"prior[{hyperparameter.name!r}]", hyperparameter.n_elements
+    if isinstance(given, Prior):
+        return [given] * n_elements
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        _check_prior(given, name)
+    if len(given) != n_elements:
+        raise ValueError(
+            f"{name} has {len(given)} entries and the hyper-parameter has {n_elements} elements; "
+            "give one prior for all or one for each."
+        )
+    for each in given:
+        _check_prior(each, name)
+    return list(given)
+
+
+def _check_prior(prior: Any, name: str) -> None:
+    if not isinstance(prior, Prior):
+        raise TypeError(f"{name} must be LogNormal, Gamma or HalfNormal, got {prior!r}.")

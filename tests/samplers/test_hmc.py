@@ -1,0 +1,151 @@
+"""Hamiltonian Monte Carlo on targets whose moments are known."""
+
+import math
+
+import numpy as np
+import pytest
+from joblib import parallel_config
+
+from skgp.samplers import ess_bulk, hamiltonian_monte_carlo
+from skgp.samplers.hmc import ChainState, _factor, _iterate, _Settings
+
+
+class Gaussian:
+    """Log-density and gradient of a Gaussian; counts its calls."""
+
+    def __init__(self, mean, covariance):
+        self.mean, self.covariance = np.asarray(mean), np.asarray(covariance)
+        self.precision, self.n_calls = np.linalg.inv(covariance), 0
+
+    def __call__(self, x):
+        self.n_calls += 1
+        slope = -self.precision @ (x - self.mean)
+        return float(0.5 * slope @ (x - self.mean)), slope
+
+
+def log_gamma(x):
+    """Logarithms of Gamma variables of shape 3: mean digamma(3), variance trigamma(3)."""
+    return float(np.sum(3 * x - np.exp(x))), 3 - np.exp(x)
+
+
+def assert_moments(points, mean, var):
+    """Means and variances within four standard errors, by the ESS of each."""
+    for j in range(points.shape[2]):
+        column = points[:, :, j]
+        z = (column.mean() - mean[j]) / math.sqrt(var[j] / ess_bulk(column))
+        assert abs(z) < 4
+        squares = (column - mean[j]) ** 2
+        error = squares.std() / math.sqrt(ess_bulk(squares))
+        assert abs(squares.mean() - var[j]) / error < 4
+
+
+def test_hmc_of_a_gaussian_finds_its_moments(rng):
+    root = rng.standard_normal((5, 5))
+    target = Gaussian(rng.standard_normal(5), root @ root.T + np.eye(5))
+    # The approximation is off in mean and scale, as the Laplace approximation may be.
+    found = hamiltonian_monte_carlo(
+        target, target.mean + 0.5, 0.5 * target.covariance, rng=rng, n_draws=300
+    )
+    assert found.points.shape == (4, 300, 5)
+    assert_moments(found.points, target.mean, np.diag(target.covariance))
+    assert np.all(found.r_hat < 1.02) and np.all(found.ess > 400)
+    assert np.all((found.acceptance > 0.5) & (found.acceptance < 0.98))
+    assert found.n_gradients == target.n_calls and not found.n_divergent.any()
+    values = [[target(x)[0] for x in chain] for chain in found.points[:, :5]]
+    np.testing.assert_allclose(found.log_density[:, :5], values, rtol=1e-9)
+
+
+def test_hmc_of_a_skew_target_finds_its_moments(rng):
+    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2) / 3, rng=rng, n_draws=400)
+    assert_moments(found.points, [0.9227843350984671] * 2, [0.3949340668482264] * 2)
+
+
+def test_hmc_corrects_paths_integrated_coarsely(rng):
+    """Steps of 1.8 standard deviations: accepted blindly, their variance would be 5 times 1."""
+    found = hamiltonian_monte_carlo(
+        Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), 2.25 * np.eye(1), rng=rng, n_warmup=0
+    )
+    assert np.all(found.acceptance < 0.9)
+    assert_moments(found.points, [0.0], [1.0])
+
+
+def test_hmc_stops_at_the_size_asked_for(rng):
+    target = Gaussian(np.zeros(2), np.eye(2))
+    found = hamiltonian_monte_carlo(
+        target, np.zeros(2), np.eye(2), rng=rng, target_ess=200, max_r_hat=1.05, n_draws=5000
+    )
+    assert found.converged and found.points.shape[1] < 500
+    assert np.all(found.ess >= 200) and np.all(found.r_hat <= 1.05)
+
+
+def test_leapfrog_is_reversible_and_nearly_conserves_energy(rng):
+    """With a tiny step nothing is rejected, and the energy error is of second order."""
+    settings = _Settings(log_gamma, np.ones(2), _factor(np.eye(2) / 3), 0, 0.8)
+    lost = []
+    for step in (0.2, 0.1):
+        draws = []
+        for seed in range(40):
+            chain_rng = np.random.default_rng(seed)
+            value, gradient = settings(np.full(2, 0.3))
+            chain = ChainState(np.full(2, 0.3), value, gradient, chain_rng, step)
+            draws.append(1 - _iterate(settings, chain)[0])
+        lost.append(np.mean(draws))
+    assert lost[1] < 0.4 * lost[0] < 0.1
+
+
+@pytest.mark.parametrize("n_jobs", [2, 4])
+def test_hmc_does_not_depend_on_the_workers(n_jobs):
+    def run(n_jobs):
+        return hamiltonian_monte_carlo(
+            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(5), n_jobs=n_jobs,
+            n_warmup=10, n_draws=30,
+        )  # fmt: skip
+
+    alone = run(None)
+    with parallel_config("threading"):
+        together = run(n_jobs)
+    np.testing.assert_array_equal(alone.points, together.points)
+    assert not np.array_equal(alone.points[0], alone.points[1])
+
+
+def test_hmc_counts_divergent_paths_and_stays_in_the_support(rng):
+    """A density that falls off a cliff: paths beyond it end and are refused."""
+
+    def cliff(x):
+        return (-0.5 * float(x @ x), -x) if x[0] < 1.0 else (math.nan, x)
+
+    found = hamiltonian_monte_carlo(cliff, np.zeros(1), np.eye(1), rng=rng, n_draws=200)
+    assert found.points.max() < 1.0 and found.n_divergent.sum() > 10
+    # The mean of a standard normal below 1.
+    z = (found.points.mean() + 0.2876) / math.sqrt(0.6297 / found.ess[0])
+    assert abs(z) < 4
+
+
+def test_hmc_stops_by_callback_and_keeps_its_draws(rng):
+    seen = []
+
+    def callback(iteration, info):
+        seen.append(iteration)
+        return iteration >= 75
+
+    found = hamiltonian_monte_carlo(
+        log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, n_draws=500, callback=callback
+    )
+    assert seen == [25, 50, 75] and found.points.shape == (4, 25, 2)
+
+
+def test_hmc_refuses_bad_input(rng):
+    with pytest.raises(ValueError, match="positive definite"):
+        hamiltonian_monte_carlo(log_gamma, np.ones(2), -np.eye(2), rng=rng)
+    with pytest.raises(ValueError, match="n_chains=0"):
+        hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, n_chains=0)
+    with pytest.raises(ValueError, match="near the mean"):
+        hamiltonian_monte_carlo(lambda x: (math.nan, x), np.ones(2), np.eye(2), rng=rng)
+
+
+def test_hmc_result_of_some_chains(rng):
+    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, n_draws=50)
+    pair = found.select(np.array([1, 3]))
+    np.testing.assert_array_equal(pair.points, found.points[[1, 3]])
+    assert pair.ess[1] == ess_bulk(found.points[[1, 3], :, 1])
+    assert pair.acceptance.shape == pair.step_size.shape == pair.n_divergent.shape == (2,)

@@ -1,0 +1,201 @@
+"""Adaptive importance sampling of targets whose moments are known."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import gammaln
+from scipy.stats import kstest, multivariate_t, norm, t
+
+from skgp.samplers.importance import StudentT, adaptive_importance_sampling
+
+
+class Gaussian:
+    """Unnormalised Gaussian of given mean and covariance; picklable."""
+
+    def __init__(self, mean, covariance, log_scale=0.0):
+        self.mean, self.precision = np.asarray(mean), np.linalg.inv(covariance)
+        self.covariance, self.log_scale = np.asarray(covariance), log_scale
+
+    def __call__(self, x):
+        centred = x - self.mean
+        return float(self.log_scale - 0.5 * centred @ self.precision @ centred)
+
+    @property
+    def log_normalizer(self):
+        return self.log_scale + 0.5 * np.linalg.slogdet(2 * np.pi * self.covariance)[1]
+
+
+class LogGamma:
+    """Independent logarithms of Gamma variables of shape 3: skew, of known moments."""
+
+    shape = 3.0
+    mean = 0.9227843350984671  # digamma(3)
+    var = 0.3949340668482264  # trigamma(3)
+
+    def __call__(self, x):
+        return float(np.sum(self.shape * x - np.exp(x)))
+
+
+def rough(p, shift=1.0, scale=2.0):
+    """A proposal away from the standard normal and wider."""
+    return np.full(p, shift), scale**2 * np.eye(p)
+
+
+def banana(x):
+    """A bent Gaussian: moments 0 and 1, and 0.2 and 0.33; the integral is pi."""
+    return -0.5 * (x[0] ** 2 + 4 * (x[1] - 0.2 * x[0] ** 2) ** 2)
+
+
+def correlated(p, rng):
+    root = rng.standard_normal((p, p))
+    return root @ root.T + np.eye(p)
+
+
+def test_student_t_log_density_equals_scipy(rng):
+    covariance = correlated(3, rng)
+    law = StudentT(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 7.0)
+    x = rng.standard_normal((20, 3)) * 3
+    expected = multivariate_t(law.location, covariance, df=7).logpdf(x)
+    np.testing.assert_allclose(law.log_density(x), expected, rtol=1e-12)
+
+
+def test_student_t_draws_have_the_distribution_and_are_mirrored(rng):
+    covariance = correlated(3, rng)
+    law = StudentT(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 10.0)
+    x = law.draw(2048, rng)
+    np.testing.assert_allclose(x[:1024] + x[1024:], np.broadcast_to(2 * law.location, (1024, 3)))
+    direction = np.array([0.3, -1.0, 2.0])
+    scale = math.sqrt(direction @ covariance @ direction)
+    z = (x - law.location) @ direction / scale
+    assert kstest(z, t(10).cdf).pvalue > 0.01
+    np.testing.assert_allclose(np.cov(x.T), covariance * 10 / 8, rtol=0.1, atol=0.15)
+
+
+@pytest.mark.parametrize("p", [1, 3, 8])
+def test_importance_sampling_of_a_gaussian_finds_its_moments(p, rng):
+    target = Gaussian(rng.standard_normal(p), correlated(p, rng), log_scale=-500.0)
+    sd = np.sqrt(np.diag(target.covariance))
+    start = target.mean + sd, 2 * target.covariance
+    runs = [
+        adaptive_importance_sampling(target, *start, rng=child, n_points=128)
+        for child in rng.spawn(8)
+    ]
+    assert all(run.converged and run.ess >= 400 and run.pareto_k < 0.7 for run in runs)
+    errors = np.array([(run.mean - target.mean) / sd for run in runs])
+    assert_zero_mean(errors)
+    assert_zero_mean(np.array([np.diag(run.covariance) / sd**2 - 1 for run in runs]))
+    integrals = np.array([run.log_normalizer - target.log_normalizer for run in runs])
+    bias = p * (p + 3) / (4 * len(runs[0].points))
+    assert abs(integrals.mean() + bias) < bias + 4 * integrals.std(ddof=1) / math.sqrt(len(runs))
+    # Mirrored Sobol' points err less than as many independent draws as the ESS counts would.
+    assert errors.std() < 1 / math.sqrt(400)
+
+
+def assert_zero_mean(errors):
+    z = errors.mean(axis=0) / (errors.std(axis=0, ddof=1) / math.sqrt(len(errors)))
+    assert np.all(np.abs(z) < 4), z
+
+
+def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
+    target = LogGamma()
+    runs = [
+        adaptive_importance_sampling(target, *rough(3), rng=child, n_points=128)
+        for child in rng.spawn(12)
+    ]
+    assert all(run.converged for run in runs)
+    assert_zero_mean(np.array([run.mean - target.mean for run in runs]))
+    assert_zero_mean(np.array([np.diag(run.covariance) - target.var for run in runs]))
+    integral = np.mean([run.log_normalizer for run in runs])
+    assert integral == pytest.approx(3 * gammaln(target.shape), abs=0.02)
+
+
+def test_importance_sampling_recovers_from_a_poor_start(rng):
+    """Twelve standard deviations away in six dimensions: weights are tempered for the refits."""
+    target = Gaussian(np.full(6, 12.0), np.eye(6))
+    found = adaptive_importance_sampling(target, np.zeros(6), 4 * np.eye(6), rng=rng)
+    assert found.converged
+    np.testing.assert_allclose(found.mean, 12.0, atol=0.2)
+    np.testing.assert_allclose(found.covariance, np.eye(6), atol=0.35)
+
+
+def test_importance_sampling_says_when_weights_cannot_be_trusted(rng):
+    """A target of tails much heavier than any proposal's."""
+
+    def cauchy(x):
+        return float(-np.log1p(x**2).sum())
+
+    found = adaptive_importance_sampling(
+        cauchy, np.zeros(4), np.eye(4), rng=rng, n_points=64, max_rounds=1
+    )
+    assert not found.converged and found.pareto_k > 0.7
+
+
+def test_importance_weights_are_those_of_the_mixture(rng):
+    found = adaptive_importance_sampling(banana, *rough(2), rng=rng, n_points=64, target_ess=1e9,
+                                         max_rounds=1)  # fmt: skip
+    law = multivariate_t(np.ones(2), 1.1**2 * 4 * np.eye(2), df=10)
+    expected = [banana(x) for x in found.points] - law.logpdf(found.points)
+    expected -= np.log(np.sum(np.exp(expected)))
+    np.testing.assert_allclose(found.log_weights, expected, rtol=1e-10)
+    assert found.weights.sum() == pytest.approx(1.0)
+
+
+def test_importance_sampling_integrates_a_banana(rng):
+    found = adaptive_importance_sampling(banana, *rough(2), rng=rng, target_ess=1500)
+    assert found.converged
+    assert found.mean[0] == pytest.approx(0.0, abs=4 / math.sqrt(1500))
+    assert found.mean[1] == pytest.approx(0.2, abs=4 * math.sqrt(0.33 / 1500))
+    np.testing.assert_allclose(np.diag(found.covariance), [1.0, 0.33], rtol=0.15)
+    assert found.log_normalizer == pytest.approx(math.log(math.pi), abs=0.1)
+
+
+def test_importance_sampling_leaves_out_points_outside_the_support(rng):
+    def half(x):
+        if x[0] < 0:
+            return math.nan if x[0] < -1 else -math.inf
+        return float(norm.logpdf(x[0]))
+
+    found = adaptive_importance_sampling(half, np.zeros(1), np.eye(1), rng=rng, target_ess=1000)
+    assert np.all(found.weights[found.points[:, 0] < 0] == 0)
+    assert found.mean[0] == pytest.approx(math.sqrt(2 / math.pi), abs=0.08)
+
+
+@pytest.mark.parametrize("n_jobs", [2, -1])
+def test_importance_sampling_does_not_depend_on_the_workers(n_jobs):
+    from joblib import parallel_config
+
+    def run(n_jobs):
+        generator = np.random.default_rng(3)
+        return adaptive_importance_sampling(LogGamma(), *rough(2), rng=generator, n_jobs=n_jobs)
+
+    alone = run(None)
+    with parallel_config("threading"):
+        together = run(n_jobs)
+    np.testing.assert_array_equal(alone.points, together.points)
+    np.testing.assert_array_equal(alone.log_weights, together.log_weights)
+
+
+def test_importance_sampling_stops_by_callback_and_keeps_its_points(rng):
+    seen = []
+
+    def callback(iteration, info):
+        seen.append((iteration, set(info)))
+        return iteration == 2
+
+    found = adaptive_importance_sampling(
+        LogGamma(), *rough(2), rng=rng, n_points=32, target_ess=1e9, callback=callback
+    )
+    assert seen == [(1, {"loss", "ess", "pareto_k"}), (2, {"loss", "ess", "pareto_k"})]
+    assert len(found.points) == 64 and not found.converged
+    assert found.round.tolist() == [0] * 32 + [1] * 32
+
+
+def test_importance_sampling_refuses_bad_input(rng):
+    start = np.zeros(2), np.eye(2)
+    with pytest.raises(ValueError, match="n_points must be even"):
+        adaptive_importance_sampling(banana, *start, rng=rng, n_points=7)
+    with pytest.raises(ValueError, match="positive definite"):
+        adaptive_importance_sampling(banana, np.zeros(2), -np.eye(2), rng=rng)
+    with pytest.raises(ValueError, match="zero .* at all 32 points"):
+        adaptive_importance_sampling(lambda x: -math.inf, *start, rng=rng, n_points=32)
