@@ -78,9 +78,10 @@ class PredictiveBandDisplay:
         ----------
         estimator : fitted regressor with ``predict`` and ``predict_interval``
         X : array-like or pandas DataFrame of shape (n, d)
-            Gives the range of the feature and the medians of the others.
+            Gives the range of the feature and the medians of the others. Rows of gaps and of the
+            future, where there is no y yet, widen the range.
         y : array-like of shape (n,) or None, default=None
-            Drawn as points when given.
+            Drawn as points when given, but for those that are missing (NaN).
         feature : int or str, default=0
             Column of X; a name needs a DataFrame.
         coverage : float, default=0.95
@@ -105,7 +106,7 @@ class PredictiveBandDisplay:
         require_matplotlib(cls.__name__)
         names = [str(name) for name in getattr(X, "columns", [])]
         values = np.asarray(X, dtype=np.float64)
-        column = _column(feature, names, values.shape[1])
+        column = column_of(feature, names, values.shape[1])
         grid = np.repeat(np.median(values, axis=0)[None], grid_resolution, axis=0)
         x = np.linspace(values[:, column].min(), values[:, column].max(), grid_resolution)
         grid[:, column] = x
@@ -115,7 +116,7 @@ class PredictiveBandDisplay:
             estimator.predict(rows),
             *estimator.predict_interval(rows, coverage=coverage),
             coverage=coverage,
-            observed=None if y is None else (values[:, column], np.asarray(y)),
+            observed=None if y is None else _observed(values[:, column], y),
             feature_name=names[column] if names else f"x{column}",
             target_name=getattr(y, "name", None) or "y",
         )
@@ -284,7 +285,14 @@ def _axes(ax: "Axes | None", caller: str) -> "Axes":
     return plt.subplots()[1]
 
 
-def _column(feature: int | str, names: list[str], n_columns: int) -> int:
+def _observed(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return the feature and the target of the rows whose target is not NaN."""
+    target = np.asarray(y, dtype=np.float64)
+    kept = ~np.isnan(target)
+    return x[kept], target[kept]
+
+
+def column_of(feature: int | str, names: list[str], n_columns: int) -> int:
     """Return the index of a column given by index or name."""
     if isinstance(feature, str) and feature in names:
         return names.index(feature)

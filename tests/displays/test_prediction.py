@@ -122,3 +122,12 @@ def test_displays_without_matplotlib_say_how_to_install_it(data, display, monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=rf"{display.__name__} needs.*skgp\[plot\]"):
         display.from_estimator(Normal(), *data)
+
+
+def test_band_spans_gaps_and_leaves_out_missing_targets():
+    X = np.column_stack([np.arange(50.0), np.zeros(50)])
+    y = np.sin(X[:, 0])
+    y[20:] = np.nan  # rows that are not observed yet still say how far to draw
+    display = PredictiveBandDisplay.from_estimator(Normal(), X, y)
+    assert display.x[-1] == 49
+    np.testing.assert_array_equal(display.points_.get_offsets(), np.c_[X[:20, 0], y[:20]])

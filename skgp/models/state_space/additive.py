@@ -9,7 +9,8 @@ paper                here                                        file
 :math:`z^{(i)}`      bins: the distinct values where few         :mod:`.binning`
 minibatches          sufficient statistics, exact                :mod:`.additive_tables`
 natural gradients    closed form, all components at once         :mod:`.additive_inference`
-Adam                 L-BFGS on the bound with q at its best      this one
+Adam                 L-BFGS on the bound with q at its best      :mod:`.additive_search`
+(none)               few rows: in their own space, no bins       :mod:`.additive_rows`
 ===================  ==========================================  ================================
 
 Deviations
@@ -28,35 +29,29 @@ References
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from skgp.kernels.sde import StateSpace, state_space
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm.families import Family, GaussianFamily
-from skgp.models.state_space.additive_inference import AdditivePosterior
-from skgp.models.state_space.additive_objectives import (
-    GaussianRows,
-    Objective,
-    Rows,
-    VariationalRows,
-)
+from skgp.models.state_space.additive_binned import BinnedGaussian, BinnedRows
+from skgp.models.state_space.additive_objectives import VariationalRows
+from skgp.models.state_space.additive_rows import DenseGaussian, make_rows
+from skgp.models.state_space.additive_search import AdditiveSearch
 from skgp.models.state_space.additive_state import AdditiveState
 from skgp.models.state_space.additive_tables import AdditiveStatistics
 from skgp.models.state_space.binning import Bins, make_bins
-from skgp.models.state_space.state import SeriesState
-from skgp.training.lbfgs import minimize_lbfgs
 
 __all__ = ["fit_additive", "fit_additive_statistics"]
 
 Callback = Callable[[int, dict], bool | None]
 
 _FAR = 10.0  # beyond which log-odds and log-rates of standardised data do not lie
-_POSTERIORS = ("mean_field", "joint")
+_POSTERIORS = ("auto", "mean_field", "joint")
+_FEW_ROWS = 3000  # up to which exact inference in the space of the rows is thought of
 
 
 def fit_additive(
@@ -90,8 +85,9 @@ def fit_additive(
         A weight of 2 counts as two rows.
     family : Family
         Of the likelihood.
-    posterior : {"mean_field", "joint"}, default="mean_field"
-        A product over the components, or exact.
+    posterior : {"auto", "mean_field", "joint"}, default="mean_field"
+        A product over the components, or exact. "auto" is exact where the noise is Gaussian or
+        there are at most 3000 rows; the state tells which it was.
     offset : float, optional
         Prior mean of the sum: by default that with which a constant fits y best.
     parameters : Tensor of shape (p,), optional
@@ -99,9 +95,9 @@ def fit_additive(
     optimise : bool, default=True
         Whether hyper-parameters move within their bounds.
     bins : Bins, optional
-        Instead of those of X.
+        Instead of those of X; then rows are put in bins, however few.
     n_bins, most_bins : int
-        Of a column and of all: see `make_bins`. A fit costs O(most_bins^3) an iteration.
+        Of a column and of all: see `make_bins`. A fit in bins costs O(most_bins^3) an iteration.
     max_iter : int, default=100
         Iterations of the search.
     tol : float, default=1e-6
@@ -122,23 +118,28 @@ def fit_additive(
 
     Notes
     -----
-    O(n c^2) once for Gaussian noise, O(n c) (joint: O(n c^2)) for every step of the sites of
-    another likelihood.
+    In bins: O(n c^2) once for Gaussian noise, O(n c) (joint: O(n c^2)) for every step of the sites
+    of another likelihood. Up to 3000 rows of which no more are distinct than there are bins, the
+    exact posterior is found in the space of the rows, in O(n^2 (n + c)) an iteration.
     """
     _check(kernels, X.shape[1], posterior)
+    search = AdditiveSearch(kernels, family, parameters, optimise, max_iter, tol, callback)
+    gaussian, few = isinstance(family, GaussianFamily), len(X) <= _FEW_ROWS
+    joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
+    if offset is None:
+        offset = _prior_mean(family, parameters, y, weight)
+    given = bins
     bins = make_bins(X, weight, n_bins=n_bins, most_bins=most_bins) if bins is None else bins
-    search = _Search(kernels, family, parameters, optimise, max_iter, tol, callback)
-    joint = posterior == "joint"
-    if isinstance(family, GaussianFamily):
+    if joint and few and given is None:
+        rows = make_rows(X, y, weight, offset)
+        if rows.x.shape[1] <= len(bins.values):
+            return search(DenseGaussian(rows) if gaussian else VariationalRows(rows, family), y)
+    if gaussian:
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
         statistics.add(X, y, weight)
-        offset = statistics.mean if offset is None else offset
-        return search(GaussianRows(statistics, offset, joint), offset)
-    if offset is None:
-        likelihood = family.make(family.initial(y) if parameters is None else parameters)
-        offset = _best_constant(likelihood, y, weight)
-    rows = Rows(bins, bins.index(X), y, weight, offset)
-    return search(VariationalRows(rows, family, joint), offset)
+        return search(BinnedGaussian(statistics, offset, joint), y)
+    binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint)
+    return search(VariationalRows(binned, family), y)
 
 
 def fit_additive_statistics(
@@ -171,93 +172,19 @@ def fit_additive_statistics(
     """
     _check(kernels, len(statistics.bins.sizes), posterior)
     offset = statistics.mean if offset is None else offset
-    search = _Search(kernels, family, parameters, optimise, max_iter, tol, callback)
-    return search(GaussianRows(statistics, offset, posterior == "joint"), offset)
+    search = AdditiveSearch(kernels, family, parameters, optimise, max_iter, tol, callback)
+    joint = posterior in ("auto", "joint")
+    return search(BinnedGaussian(statistics, offset, joint), statistics.sums)
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The hyper-parameters of all components and of the likelihood, by L-BFGS."""
-
-    kernels: Sequence[Any]
-    family: Family
-    parameters: Tensor | None
-    optimise: bool
-    max_iter: int
-    tol: float
-    callback: Callback | None
-
-    def __call__(self, objective: Objective, offset: float) -> AdditiveState:
-        kernels, forms = list(self.kernels), [state_space(kernel) for kernel in self.kernels]
-        start = {str(j): torch.from_numpy(kernel.theta.copy()) for j, kernel in enumerate(kernels)}
-        like = objective.counts
-        start["likelihood"] = (
-            self.family.initial(like) if self.parameters is None else self.parameters
-        )
-        n_iter, history = 0, []
-        if self.optimise and self.max_iter and sum(map(len, start.values())):
-            found = minimize_lbfgs(
-                lambda leaves: _loss(leaves, forms, objective),
-                start,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                bounds=self._bounds(like),
-                callback=self.callback,
-            )
-            start, n_iter = found.parameters, found.n_iter
-            history = [-loss for loss in found.history]
-            kernels = [
-                kernel.clone_with_theta(start[str(j)].numpy()) for j, kernel in enumerate(kernels)
-            ]
-        dynamics = [form.at(form.parameters(start[str(j)])) for j, form in enumerate(forms)]
-        last = objective(dynamics, start["likelihood"])
-        series, shares, centre = _series(kernels, last.posterior, objective)
-        return AdditiveState(
-            series,
-            offset + centre,
-            shares,
-            last.posterior.coupling if last.posterior.joint else None,
-            start["likelihood"],
-            self.family.noise_variance(start["likelihood"]),
-            objective.bins.spread,
-            last.value,
-            n_iter,
-            history,
-        )
-
-    def _bounds(self, like: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        boxes = {"likelihood": self.family.box(like)}
-        for j, kernel in enumerate(self.kernels):
-            low, high = torch.tensor(kernel.bounds, dtype=torch.float64).reshape(-1, 2).unbind(1)
-            boxes[str(j)] = low, high
-        return boxes
-
-
-def _loss(leaves: dict[str, Tensor], forms: Sequence[StateSpace], objective: Objective) -> Tensor:
-    """Negative evidence a row, with its gradient as a plane in torch's graph."""
-    inputs = [form.parameters(leaves[str(j)]) for j, form in enumerate(forms)]
-    likelihood = leaves["likelihood"]
-    with torch.no_grad():
-        dynamics = [form.at(p.detach()) for form, p in zip(forms, inputs, strict=True)]
-        found = objective(dynamics, likelihood.detach())
-        slopes = found.posterior.gradients()
-    plane = (likelihood - likelihood.detach()) @ found.likelihood_gradient
-    for p, slope in zip(inputs, slopes, strict=True):
-        plane = plane + (p - p.detach()) @ slope
-    return -(found.value + plane) / objective.total
-
-
-def _series(
-    kernels: Sequence[Any], q: AdditivePosterior, objective: Objective
-) -> tuple[tuple[SeriesState, ...], Tensor, float]:
-    """The components about their means over the rows, the bins' shares, and those means' sum."""
-    shares, series, total = objective.counts / objective.total, [], 0.0
-    for kernel, part in zip(kernels, objective.bins.slices, strict=True):
-        centre = float(shares[part] @ q.mean[part])
-        times, beta, weight = objective.bins.values[part], q.beta[part], q.weight[part]
-        series.append(SeriesState(kernel, times, beta, weight, -centre))
-        total += centre
-    return tuple(series), shares, total
+def _prior_mean(
+    family: Family, parameters: Tensor | None, y: Tensor, weight: Tensor | None
+) -> float:
+    """The value of the sum with which a constant fits best."""
+    if isinstance(family, GaussianFamily):
+        return float(y.mean() if weight is None else weight @ y / weight.sum())
+    likelihood = family.make(family.initial(y) if parameters is None else parameters)
+    return _best_constant(likelihood, y, weight)
 
 
 def _best_constant(likelihood: Likelihood, y: Tensor, weight: Tensor | None) -> float:

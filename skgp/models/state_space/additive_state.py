@@ -15,6 +15,7 @@ posterior's covariance of components j and k is :math:`\delta_{jk} S_j(x, x') - 
 C_{jk} S_k(\cdot, x')` (:mod:`.additive_inference`), whether x is a bin or not.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate, combinations_with_replacement, pairwise
 from typing import Any
@@ -27,26 +28,48 @@ from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.state_space.state import SeriesState
 from skgp.models.tensor_state import TensorState
 
-__all__ = ["AdditiveState"]
+__all__ = ["AdditiveState", "BinnedState", "Outcome"]
 
 _ROWS = 2**14  # of a batch of predictions
 _VALUES = 1024  # whose joint covariance with the bins is held at a time
 
 
 @dataclass(frozen=True)
-class AdditiveState(TensorState):
-    r"""Posterior of a sum of functions of one column each.
+class Outcome:
+    """How a search ended.
 
     Attributes
     ----------
-    series : tuple of SeriesState
-        Of each component at its m_j bins, under the mean field; centred by their offsets.
+    parameters : Tensor of shape (p,)
+        Of the likelihood's family.
+    noise : float
+        Variance of the noise; NaN where it depends on the sum.
+    elbo : float
+        Evidence in nats.
+    n_iter : int
+    history : list of float
+        Evidence a row after each iteration.
+    """
+
+    parameters: Tensor
+    noise: float
+    elbo: float
+    n_iter: int
+    history: list[float]
+
+
+class AdditiveState(TensorState, ABC):
+    """Posterior of a sum of functions of one column each, c in all.
+
+    Attributes
+    ----------
+    kernels : list of Kernel
+        Of each component.
+    posterior : {"mean_field", "joint"}
+        A product over the components, or exact (for other likelihoods than Gaussian the best
+        Gaussian).
     offset : float
         What the components leave: their sum is about 0 over the training rows.
-    shares : Tensor of shape (M,)
-        Share of the training rows' weight in each bin.
-    coupling : Tensor of shape (M, M) or None
-        C of the exact posterior; None for the mean field.
     parameters : Tensor of shape (p,)
         Of the likelihood's family.
     noise : float
@@ -59,16 +82,9 @@ class AdditiveState(TensorState):
     n_iter : int
     history : list of float
         Evidence a row after each iteration.
-
-    Notes
-    -----
-    Pickles as 4 M numbers, and M^2 with an exact posterior.
     """
 
-    series: tuple[SeriesState, ...]
     offset: float
-    shares: Tensor
-    coupling: Tensor | None
     parameters: Tensor
     noise: float
     spread: Tensor
@@ -77,35 +93,35 @@ class AdditiveState(TensorState):
     history: list[float]
 
     @property
+    @abstractmethod
     def kernels(self) -> list[Any]:
         """Of each component."""
-        return [each.kernel for each in self.series]
+
+    @property
+    @abstractmethod
+    def posterior(self) -> str:
+        """Which it is."""
 
     @property
     def thetas(self) -> list[np.ndarray]:
         """Logarithms of the free hyper-parameters of each component's kernel."""
         return [kernel.theta for kernel in self.kernels]
 
+    @abstractmethod
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the sum.
 
         Parameters
         ----------
         X : Tensor of shape (n, c)
-            Any inputs: between bins and beyond them too.
+            Any inputs: between those seen and beyond them too.
 
         Returns
         -------
         mean, var : Tensor of shape (n,)
-            O(n c), or O(n M c) where the posterior is exact.
         """
-        means, variances = self._marginals(X)
-        mean, var = means.sum(1) + self.offset, variances.sum(1)
-        if self.coupling is not None:
-            batches = [self._shared_var(rows, self.coupling) for rows in X.split(_ROWS)]
-            var = var - torch.cat(batches)
-        return mean, var.clamp_(min=0)
 
+    @abstractmethod
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the components, each about its mean over the training rows.
 
@@ -118,6 +134,70 @@ class AdditiveState(TensorState):
         mean, var : Tensor of shape (n, c)
             The means and the offset sum to those of `moments`.
         """
+
+    @abstractmethod
+    def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and joint covariance (n, n) of the sum."""
+
+    def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of the sum, (n, n_samples). O(n^3)."""
+        mean, covariance = self.covariance(X)
+        noise = torch.randn(len(X), n_samples, generator=generator, dtype=X.dtype)
+        return mean[:, None] + jittered_cholesky(covariance).factor @ noise
+
+
+@dataclass(frozen=True)
+class BinnedState(AdditiveState):
+    r"""The posterior in bins.
+
+    Attributes
+    ----------
+    series : tuple of SeriesState
+        Of each component at its m_j bins, under the mean field; centred by their offsets.
+    offset : float
+    shares : Tensor of shape (M,)
+        Share of the training rows' weight in each bin.
+    coupling : Tensor of shape (M, M) or None
+        C of the exact posterior; None for the mean field.
+    spread, parameters, noise, elbo, n_iter, history
+        See `AdditiveState`.
+
+    Notes
+    -----
+    Pickles as 4 M numbers, and M^2 with an exact posterior. Moments are O(n c), or O(n M c) where
+    the posterior is exact.
+    """
+
+    series: tuple[SeriesState, ...]
+    offset: float
+    shares: Tensor
+    coupling: Tensor | None
+    spread: Tensor
+    parameters: Tensor
+    noise: float
+    elbo: float
+    n_iter: int
+    history: list[float]
+
+    @property
+    def kernels(self) -> list[Any]:
+        """Of each component."""
+        return [each.kernel for each in self.series]
+
+    @property
+    def posterior(self) -> str:
+        """Exact where there is a coupling."""
+        return "mean_field" if self.coupling is None else "joint"
+
+    def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        means, variances = self._marginals(X)
+        mean, var = means.sum(1) + self.offset, variances.sum(1)
+        if self.coupling is not None:
+            batches = [self._shared_var(rows, self.coupling) for rows in X.split(_ROWS)]
+            var = var - torch.cat(batches)
+        return mean, var.clamp_(min=0)
+
+    def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
         means, variances = self._marginals(X)
         for j, (level, part) in enumerate(zip(self._levels, self._parts, strict=True)):
             x = X[:, j].contiguous()
@@ -147,15 +227,13 @@ class AdditiveState(TensorState):
             total -= A @ self.coupling @ A.T
         return self.moments(X)[0], total
 
-    def sample(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+    def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws of the sum, (n, n_samples).
 
         O(n n_samples c), or O(n^3) where the posterior is exact.
         """
         if self.coupling is not None:
-            mean, covariance = self.covariance(X)
-            noise = torch.randn(len(X), n_samples, generator=generator, dtype=X.dtype)
-            return mean[:, None] + jittered_cholesky(covariance).factor @ noise
+            return super().samples(X, n_samples, generator)
         total = X.new_full((len(X), n_samples), self.offset)
         for each, (values, place) in zip(self.series, _distinct_of_columns(X), strict=True):
             total += each.samples(values, n_samples, generator)[place]

@@ -52,6 +52,11 @@ class Bins(TensorState):
         """Where each column lies among the M values."""
         return [slice(*ends) for ends in pairwise(accumulate(self.sizes, initial=0))]
 
+    @property
+    def columns(self) -> list[Tensor]:
+        """The values of each column."""
+        return list(self.values.split(self.sizes))
+
     def index(self, X: Tensor) -> Tensor:
         """Bin of every input, counted within its column.
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 __all__ = ["Chunks", "Dynamics", "Transitions"]
 
-MAX_CHUNKS = 5120  # few enough for the working set of a step to stay in cache
-MIN_LENGTH = 16  # of a chunk, where the tree over the chunks costs about as much as they do
+MAX_CHUNKS = 3840  # few enough for the working set of a step to stay in cache
+MIN_LENGTH = 6  # of a chunk, where the tree over the chunks costs about as much as they do
 TILE_BYTES = 2**29  # what the arrays over a tile of chunks may take
 MAX_TABLE = 512  # distinct gaps up to which transitions are looked up
 

@@ -82,12 +82,13 @@ class StateSpaceLayer:
     def refresh(self) -> None:
         """Work q out after a change of hyper-parameters or sites; O(M d^3).
 
-        A natural step that has left no valid q is shortened here.
+        A natural step that has left no valid q is shortened here. Where that is of no use, the
+        hyper-parameters having moved away from the sites, negative precisions of sites become 0.
 
         Raises
         ------
         NotPositiveDefiniteError
-            If hardly a step leaves a valid q.
+            If even so there is no valid q, the sites being infinite or NaN.
         """
         self._parameters = self.form.parameters(self.theta)
         self._dynamics = self.form.at(self._parameters.detach())
@@ -99,6 +100,9 @@ class StateSpaceLayer:
             self.sites = self._before.towards(self.sites, 0.5)
             self._pairs = infer_pairs(self._chain, self.sites)
         else:
+            self.sites = _nonnegative(self.sites)
+            self._pairs = infer_pairs(self._chain, self.sites)
+        if not self._pairs.is_proper:
             raise NotPositiveDefiniteError(
                 "The sites of a layer leave no valid posterior. Lower the rate of the natural "
                 "steps, or draw more samples."
@@ -210,6 +214,15 @@ def fit_layers(
     for layer in layers:
         layer.refresh()
     return history
+
+
+def _nonnegative(sites: PairSites) -> PairSites:
+    """The nearest sites of nonnegative precision, with which any prior leaves a valid q."""
+    if not bool(sites.precision.isfinite().all()):
+        return sites
+    values, vectors = torch.linalg.eigh(sites.precision.movedim(-1, 0))
+    precision = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
+    return PairSites(sites.linear, precision.movedim(0, -1).contiguous())
 
 
 class _Condition(torch.autograd.Function):

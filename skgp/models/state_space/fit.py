@@ -72,7 +72,8 @@ def fit_series(
     Parameters
     ----------
     kernels : sequence of Kernel
-        Without noise; the evidence chooses where there are several.
+        Without noise; the evidence chooses where there are several. If nothing is learned, the
+        first.
     processes : sequence of Series
         Of the same rows, one a latent process.
     family : Family
@@ -86,10 +87,13 @@ def fit_series(
         Whether their places are learned.
     learn : bool, default=True
         Whether hyper-parameters move within their bounds.
-    max_iter, tol, callback
+    max_iter, tol
         Of the search: see `maximise`.
     start : Tensor of shape (p,), optional
         Parameters of the likelihood to start from.
+    callback : callable, optional
+        Called after every kernel that is tried and every iteration of the search as
+        ``callback(number, {"loss": ...})``; True ends both.
 
     Returns
     -------
@@ -104,9 +108,16 @@ def fit_series(
         ]
         return SharedEvidence(objectives)
 
+    stopped = False
+
+    def report(number: int, info: dict) -> bool:
+        nonlocal stopped
+        stopped = stopped or (callback is not None and bool(callback(number, info)))
+        return stopped
+
     kernel = kernels[0]
-    if len(kernels) > 1:
-        chosen = choose_kernel(kernels, make_objective, processes, family, callback)
+    if learn and len(kernels) > 1:
+        chosen = choose_kernel(kernels, make_objective, processes, family, report)
         kernel, start = chosen.kernel, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)
     found = maximise(
@@ -116,9 +127,9 @@ def fit_series(
         parameters=start,
         knots=knots,
         learn_knots=learn and learn_inducing,
-        max_iter=max_iter if learn else 0,
+        max_iter=max_iter if learn and not stopped else 0,
         tol=tol,
-        callback=callback,
+        callback=report,
     )
     states = [
         _state(found, series, family, offset)

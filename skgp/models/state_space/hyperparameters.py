@@ -3,7 +3,8 @@
 Where there are several kernels, the first finds the length scale: of many rows on some 2000, once
 spread evenly (which shows slow motion) and once in stretches of consecutive ones (which shows quick
 motion), and all rows say which is right. From there the kernels compete on some 20000 rows of that
-kind.
+kind. Few rows tell less: scales far below the gaps between them are not tried, nor are kernels of
+many hyper-parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,11 @@ Callback = Callable[[int, dict], bool | None]
 
 _SCALE_ROWS, _CHOICE_ROWS = 2000, 20_000
 _N_STRETCHES = 10
-_CHOICE_ITER, _CHOICE_TOL = 25, 1e-5
+# The choice ends with gains of _CHOICE_NATS in all, or of few rows with _CHOICE_TOL an observation.
+_CHOICE_ITER, _CHOICE_TOL, _CHOICE_NATS, _START_TOL = 25, 1e-5, 0.01, 1e-3
+_ROWS_A_PARAMETER = 25  # that a kernel besides the first needs
+_LEAST_SCALE = 0.1  # of a short gap: below, the rows look like white noise whatever the scale
+_INNER = 0.1  # of a search's tolerance: that of a bound
 #: Multiples of the length scale that a start tries.
 _SCALES = 10.0 ** np.array([0.75, 0.0, -0.75, -1.5, -2.25, -3.0])
 
@@ -105,7 +110,7 @@ def maximise(
         start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
     if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
         dynamics = form.at(form.parameters(theta).detach())
-        value = objective(dynamics, start["likelihood"], knots).value
+        value = objective(dynamics, start["likelihood"], knots, tol=_INNER * tol).value
         return Search(kernel, start["likelihood"], value, knots=knots)
 
     def places(leaves: dict[str, Tensor]) -> Tensor | None:
@@ -123,6 +128,7 @@ def maximise(
             form.at(dynamics.detach()),
             likelihood.detach(),
             None if where is None else where.detach(),
+            tol=_INNER * tol,
         )
         # A plane through the value with the known slopes carries them into torch's graph.
         plane = (dynamics - dynamics.detach()) @ found.dynamics_gradient
@@ -178,29 +184,35 @@ def choose_kernel(
         To be continued on all rows.
     """
 
-    def part(kind: str, n_rows: int) -> Objective:
-        return make_objective([_PARTS[kind](series, n_rows) for series in processes])
-
     n_rows = len(processes[0].y)
-    kind = "all"
+
+    def part(kind: str, most: int) -> list[Series]:
+        few = n_rows <= 2 * most
+        return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
+
+    whole = make_objective(processes)
     if n_rows <= 2 * _SCALE_ROWS:
-        best = _search_scale(kernels[0], make_objective(processes), family)
+        kind, best = "all", _search_scale(kernels[0], whole, family, processes[0])
     else:
-        whole = make_objective(processes)
-        best, kind = max(
-            ((_search_scale(kernels[0], part(kind, _SCALE_ROWS), family), kind) for kind in _PARTS),
-            key=lambda pair: _value(pair[0], whole, family),
+        parts = [(kind, part(kind, _SCALE_ROWS)) for kind in _PARTS]
+        kind, best = max(
+            (
+                (kind, _search_scale(kernels[0], make_objective(rows), family, rows[0]))
+                for kind, rows in parts
+            ),
+            key=lambda pair: _value(pair[1], whole, family),
         )
-    few = n_rows <= 2 * _CHOICE_ROWS
-    objective = make_objective(processes) if few else part(kind, _CHOICE_ROWS)
-    scale, searches = best, []
-    for number, kernel in enumerate(kernels):
-        start: Any = scale.kernel
-        parameters: Tensor | None = scale.parameters
+    objective = whole if n_rows <= 2 * _CHOICE_ROWS else make_objective(part(kind, _CHOICE_ROWS))
+    searches = []
+    for number, kernel in enumerate(_affordable(kernels, n_rows)):
         if number:
             # Noise that a rough kernel explains away is not there for a smooth one to begin with.
-            start, parameters = _with_length_scale_of(kernel, start), None
-        searches.append(_climb(start, objective, family, parameters))
+            start = _with_length_scale_of(kernel, best.kernel)
+            searches.append(_climb(start, objective, family, None))
+        elif kind == "all":  # it has climbed there
+            searches.append(best)
+        else:
+            searches.append(_climb(best.kernel, objective, family, best.parameters))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
     # Akaike's criterion: a nat for every hyper-parameter.
@@ -229,16 +241,33 @@ def _climb(kernel: Any, objective: Objective, family: Family, parameters: Tensor
         family,
         parameters=parameters,
         max_iter=_CHOICE_ITER,
-        tol=_CHOICE_TOL,
+        tol=max(_CHOICE_TOL, _CHOICE_NATS / objective.total),
     )
 
 
-def _search_scale(kernel: Any, objective: Objective, family: Family) -> Search:
+def _search_scale(kernel: Any, objective: Objective, family: Family, series: Series) -> Search:
     """Climb from the best of several multiples of a kernel's length scales."""
-    starts = [_scaled(kernel, scale) for scale in _SCALES]
-    tried = [maximise(start, objective, family, max_iter=0) for start in starts]
+    starts = [_scaled(kernel, scale) for scale in _telling_scales(kernel, series)]
+    tried = [maximise(start, objective, family, max_iter=0, tol=_START_TOL) for start in starts]
     best = max(tried, key=lambda search: search.value)
     return _climb(best.kernel, objective, family, best.parameters)
+
+
+def _telling_scales(kernel: Any, series: Series) -> np.ndarray:
+    """Multiples of the length scales that are not all noise between the rows."""
+    gaps, own = series.gaps[1:], kernel.theta[_is_length_scale(kernel)]
+    gaps = gaps[gaps.isfinite()]
+    if not (len(gaps) and len(own)):
+        return _SCALES[1:2]
+    short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
+    telling = np.exp(own.mean()) * _SCALES >= _LEAST_SCALE * short
+    return _SCALES[: max(2, int(telling.sum()))]
+
+
+def _affordable(kernels: Sequence[Any], n_rows: int) -> list[Any]:
+    """The first kernel, and those whose hyper-parameters so many rows can tell."""
+    first, *others = kernels
+    return [first, *(k for k in others if _ROWS_A_PARAMETER * len(k.theta) <= n_rows)]
 
 
 def _is_length_scale(kernel: Any) -> np.ndarray:

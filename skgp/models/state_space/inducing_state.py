@@ -10,11 +10,10 @@ from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.state_space.conditionals import Conditionals, condition
-from skgp.models.state_space.knots import place_knots, shortest_scale
 from skgp.models.state_space.pair_sites import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.models.tensor_state import TensorState
 
-__all__ = ["InducingState", "place_knots", "shortest_scale"]
+__all__ = ["InducingState"]
 
 _JITTER = 1e-6  # relative to the mean variance, of joint covariances that are drawn from
 

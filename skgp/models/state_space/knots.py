@@ -1,24 +1,16 @@
-"""Where knots are put: at quantiles of the times, closer where f moves, or uphill on the bound."""
+"""Where knots are put: at quantiles of the times, closer where f moves."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.likelihoods import Likelihood
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.series import Series
-from skgp.training.lbfgs import minimize_lbfgs
 
-__all__ = ["MAX_KNOTS", "learn_knots", "place_knots", "shortest_scale"]
-
-Callback = Callable[[int, dict], bool | None]
+__all__ = ["MAX_KNOTS", "place_knots", "shortest_scale"]
 
 MAX_KNOTS = 1000
 _PER_SCALE = 10  # knots a length scale that leave nearly nothing to be gained by more
-_LEAST_GAP = 1e-6  # relative to the range of the times, of knots that move
 
 
 def shortest_scale(dynamics: Dynamics) -> float:
@@ -77,75 +69,3 @@ def _refined(times: Tensor, index: Tensor, spacing: float) -> Tensor:
     first[1:] = (owner.diff() != 0) | (cell.diff() != 0)
     wide = (times[index].diff() > spacing)[owner]
     return torch.cat([index, (first & wide).nonzero()[:, 0]]).unique()
-
-
-def learn_knots(
-    dynamics: Dynamics,
-    knots: Tensor,
-    series: Series,
-    likelihood: Likelihood,
-    *,
-    offset: float = 0.0,
-    max_iter: int = 30,
-    tol: float = 1e-5,
-    callback: Callback | None = None,
-) -> Tensor:
-    """Move knots uphill on the bound, by L-BFGS in the first of them and the log gaps.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-        Of f.
-    knots : Tensor of shape (M,)
-        Rising; to start from.
-    series : Series
-    likelihood : Likelihood
-    offset : float, default=0.0
-        Prior mean of f.
-    max_iter : int, default=30
-    tol : float, default=1e-5
-        Least gain of an iteration, in nats an observation.
-    callback : callable, optional
-        Called as ``callback(iteration, {"loss": ...})``; True stops.
-
-    Returns
-    -------
-    Tensor of shape (M,)
-        Rising. O(n d^3) a natural-gradient step, a few of them an iteration.
-
-    Notes
-    -----
-    Worth its price only for few knots: one more knot costs next to nothing.
-    """
-    span = float(series.times[-1] - series.times[0]) or 1.0
-    start: tuple[Tensor, Tensor] | None = None
-
-    def loss(leaves: dict[str, Tensor]) -> Tensor:
-        nonlocal start
-        z = leaves["first"] + torch.cat(
-            [leaves["first"].new_zeros(1), leaves["log_gaps"].exp()]
-        ).cumsum(0)
-        fit = fit_inducing(dynamics, z.detach(), series, likelihood, offset=offset, start=start)
-        start = fit.beta, fit.weight
-        # A plane through the value with the known slope carries it into torch's graph.
-        return -(fit.elbo + (z - z.detach()) @ fit.knot_gradient) / series.total
-
-    log_gaps = knots.diff().log()
-    low, high = (torch.full_like(log_gaps, math.log(part * span)) for part in (_LEAST_GAP, 2.0))
-    found = minimize_lbfgs(
-        loss,
-        {"first": knots[:1].clone(), "log_gaps": log_gaps},
-        max_iter=max_iter,
-        tol=tol,
-        bounds={
-            "first": (knots[:1] - span, knots[:1] + span),
-            "log_gaps": (low.minimum(log_gaps), high.maximum(log_gaps)),
-        },
-        callback=callback,
-    )
-    return _rising(**found.parameters)
-
-
-def _rising(first: Tensor, log_gaps: Tensor) -> Tensor:
-    """Knots (M,) from the first (1,) and the gaps (M - 1,)."""
-    return torch.cat([first, first + log_gaps.exp().cumsum(0)])

@@ -11,6 +11,7 @@ and its variational bound for other likelihoods (:mod:`.sites`) and for inducing
 (:mod:`.inducing`) has, where the sites have converged, the gradient of log Z with the sites held.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -34,6 +35,8 @@ __all__ = [
     "VariationalEvidence",
     "find_sites",
 ]
+
+_TOL = 1e-8  # nats an observation to which a bound is found
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,13 @@ class Objective(Protocol):
 
     total: float
 
-    def __call__(self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None) -> Evaluation:
-        """Evaluate at dynamics, parameters (p,) of the likelihood's family and knots (M,)."""
+    def __call__(
+        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None, *, tol: float
+    ) -> Evaluation:
+        """Evaluate at dynamics, parameters (p,) of the likelihood's family and knots (M,).
+
+        A bound is good to about `tol` nats an observation.
+        """
 
 
 class GaussianEvidence:
@@ -83,19 +91,29 @@ class GaussianEvidence:
     def __init__(self, series: Series) -> None:
         self.series = series
         self.total = series.total
+        self._centre = series.totals / series.counts
+        # Within equal times; with the sites centred, little noise makes no large terms that cancel.
+        deviation = series.y - series.at_rows(self._centre)
+        self._scatter = float(series.sums(deviation**2).sum())
 
     def __call__(
-        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+        self,
+        dynamics: Dynamics,
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = _TOL,
     ) -> Evaluation:
         series, noise = self.series, float(parameters[0].exp())
         beta, omega = series.gaussian_sites(noise)
-        found = evidence(dynamics, series.gaps, beta, omega)
-        second = found.mean**2 + found.var
-        slope = 0.5 * (float(omega @ second) - series.total + series.squares / noise)
+        found = evidence(dynamics, series.gaps, beta, omega, centre=self._centre)
+        constant = series.total * math.log(2 * math.pi * noise) + self._scatter / noise
+        misfit = (found.mean - self._centre) ** 2 + found.var
+        slope = 0.5 * (float(omega @ misfit) - series.total + self._scatter / noise)
         return Evaluation(
-            found.log_normalizer + series.gaussian_constant(noise),
+            found.log_normalizer - 0.5 * constant,
             found.parameter_gradient,
-            parameters.new_tensor([slope - float(beta @ found.mean)]),
+            parameters.new_tensor([slope]),
         )
 
 
@@ -119,7 +137,12 @@ class VariationalEvidence:
         self._sites: tuple[Tensor, Tensor] | None = None
 
     def __call__(
-        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+        self,
+        dynamics: Dynamics,
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = _TOL,
     ) -> Evaluation:
         found = find_sites(
             dynamics,
@@ -128,6 +151,7 @@ class VariationalEvidence:
             offset=self.offset,
             knots=knots,
             start=self._sites,
+            tol=tol,
         )
         self._sites = found.beta, found.weight
         return Evaluation(
@@ -155,6 +179,7 @@ def find_sites(
     offset: float,
     knots: Tensor | None,
     start: tuple[Tensor, Tensor] | None = None,
+    tol: float = _TOL,
 ) -> Sites | InducingFit:
     """The best sites of a series, for states at all times or, if given, at knots only.
 
@@ -168,12 +193,14 @@ def find_sites(
     knots : Tensor of shape (M,) or None
     start : (Tensor, Tensor) of shapes (m,), optional
         Sites of hyper-parameters nearby.
+    tol : float, default=1e-8
+        The search ends with a step that gains less, in nats an observation.
     """
     if knots is None:
-        return fit_sites(dynamics, series, likelihood, offset=offset, start=start)
+        return fit_sites(dynamics, series, likelihood, offset=offset, start=start, tol=tol)
     if isinstance(likelihood, Gaussian):  # of which the first sites are the best
         return fit_inducing(dynamics, knots, series, likelihood, offset=offset, max_iter=1)
-    return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start)
+    return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start, tol=tol)
 
 
 class SharedEvidence:
@@ -190,9 +217,14 @@ class SharedEvidence:
         self.total = objectives[0].total
 
     def __call__(
-        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None = None
+        self,
+        dynamics: Dynamics,
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = _TOL,
     ) -> Evaluation:
-        found = [objective(dynamics, parameters, knots) for objective in self.objectives]
+        found = [objective(dynamics, parameters, knots, tol=tol) for objective in self.objectives]
         return Evaluation(
             sum(each.value for each in found),
             torch.stack([each.dynamics_gradient for each in found]).sum(0),

@@ -25,7 +25,14 @@ from skgp.models.state_space.chunks import Dynamics, Steps
 from skgp.models.state_space.elements import Element
 from skgp.models.state_space.small_matrices import inner, matmul, matvec
 
-__all__ = ["Filtered", "Model", "chunk_elements", "filter_chunks", "smooth_chunks"]
+__all__ = [
+    "Filtered",
+    "Model",
+    "chunk_elements",
+    "filter_chunks",
+    "filtered_log_normalizer",
+    "smooth_chunks",
+]
 
 Gaussian = tuple[Tensor, Tensor]  # mean (d, C) and covariance (d, d, C)
 Sites = tuple[Tensor, Tensor]  # beta and omega, each (L, C)
@@ -44,6 +51,7 @@ class Model:
         self.blocks = [states for states, _ in dynamics.blocks]
         values = dynamics.observation.tolist()
         self.row = [(i, h) for i, h in enumerate(values) if h != 0]
+        self.picks_first = self.row == [(0, 1.0)]  # as any single component does
 
     def observe(self, X: Tensor) -> Tensor:
         """``H X``: (d, ...) to (...); a view of X where H picks one state."""
@@ -64,6 +72,17 @@ class Model:
             N[i].add_(u, alpha=h)
             N[:, i].add_(u, alpha=h)
 
+    def condition(self, P: Tensor, k: Tensor, g: Tensor, D: Tensor) -> Tensor:
+        """``P - k k' g``, of which ``H P = k / D`` does not cancel where H picks one state."""
+        if not self.picks_first:
+            return P.addcmul(k[:, None], k * g, value=-1)
+        out, rest = torch.empty_like(P), k[1:]
+        torch.div(k, D, out=out[0])
+        if len(rest):
+            out[1:, 0] = out[0, 1:]
+            torch.addcmul(P[1:, 1:], rest[:, None], rest * g, value=-1, out=out[1:, 1:])
+        return out
+
     def times(self, F: Tensor, X: Tensor) -> Tensor:
         """``F X`` for block-diagonal F (d, d, ...) and X (d, e, ...) or (d, ...)."""
         product = matmul if X.ndim == F.ndim else matvec
@@ -80,7 +99,7 @@ class Model:
         return self.times(F, self.times(F, P).transpose(0, 1))
 
 
-def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
+def chunk_elements(model: Model, steps: Steps, sites: Sites, *, constants: bool = True) -> Element:
     """Take the data of every chunk into one element.
 
     Parameters
@@ -88,11 +107,14 @@ def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
     model : Model
     steps : Steps
     sites : pair of Tensor of shape (L, C)
+    constants : bool, default=True
+        Whether their constants `ll` are wanted; they are 0 otherwise.
 
     Returns
     -------
     Element
-        C of them, each from before the first point of its chunk to its last.
+        C of them, each from before the first point of its chunk to its last. A constant is NaN
+        where a D is negative, which weights below 0 may make it; nothing else suffers.
     """
     beta, omega = sites
     d, n_chunks = model.n_states, beta.shape[1]
@@ -109,15 +131,17 @@ def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
         k, a = model.observe(P), model.observe(A)
         site, f = (beta[j], omega[j]), (model.observe(b), model.observe(k))
         u = _meet(site, f, e, g, D[j])
-        # beta m - omega m^2 / 2 + u^2 p / (2 D), doubled
-        ll.addcmul_(site[0] + u, f[0]).addcmul_(u.mul_(f[1]), e)
+        if constants:  # beta m - omega m^2 / 2 + u^2 p / (2 D), doubled
+            ll.addcmul_(site[0] + u, f[0]).addcmul_(u.mul_(f[1]), e)
         scaled = a * g
         eta.addcmul_(a, e)
         J.addcmul_(a[:, None], scaled)
         b = b.addcmul(k, e)
         A = A.addcmul(k[:, None], scaled, value=-1)
-        P = P.addcmul(k[:, None], k * g, value=-1)
-    return Element(A, b, P, eta, J, 0.5 * (ll - D.log_().sum(0)))
+        P = model.condition(P, k, g, D[j])
+    if constants:
+        ll = 0.5 * (ll - D.log_().sum(0))
+    return Element(A, b, P, eta, J, ll)
 
 
 @dataclass(frozen=True)
@@ -172,13 +196,43 @@ def filter_chunks(model: Model, steps: Steps, sites: Sites, start: Gaussian) -> 
         site, f = (beta[j], omega[j]), (model.observe(mean[j]), model.observe(k))
         _meet(site, f, e[j], g[j], D[j])
         m = mean[j].addcmul(k, e[j])
-        P = cov[j].addcmul(k[:, None], k * g[j], value=-1)
+        P = model.condition(cov[j], k, g[j], D[j])
     return Filtered(mean, cov, e, g, D, (m, P))
+
+
+def filtered_log_normalizer(
+    model: Model, sites: Sites, filtered: Filtered, centre: Tensor | None
+) -> float:
+    r"""Sum over a tile of the log integrals of the sites over what was predicted of f, in nats.
+
+    With the site divided by its value at c, a factor :math:`\exp(\beta' (f - c) - \omega
+    (f - c)^2 / 2)` with :math:`\beta' = \beta - \omega c`, they are
+
+    .. math:: \frac{\beta' (m - c) - \omega (m - c)^2 / 2 + \beta'^2 p / 2}{D}
+              - \tfrac12 \log |D|,
+
+    where no large terms cancel if c is near :math:`\beta / \omega`.
+
+    Parameters
+    ----------
+    model : Model
+    sites : pair of Tensor of shape (L, C)
+    filtered : Filtered
+    centre : Tensor of shape (L, C) or None
+        c; None for 0.
+    """
+    (beta, omega), m = sites, model.observe(filtered.mean.movedim(1, 0))
+    if centre is not None:
+        beta, m = torch.addcmul(beta, omega, centre, value=-1), m - centre
+    p = model.observe(model.observe(filtered.cov.movedim((1, 2), (0, 1))))
+    total = torch.addcmul(beta, omega, m, value=-0.5).mul_(m)
+    total.addcmul_(beta * beta, p, value=0.5).div_(filtered.D)
+    return float(total.sum() - 0.5 * filtered.D.abs().log_().sum())
 
 
 def smooth_chunks(
     model: Model, steps: Steps, filtered: Filtered, end: Gaussian, visit: "Visitor"
-) -> Gaussian:
+) -> tuple[Tensor, Tensor, Gaussian]:
     r"""Come back through every chunk of a tile.
 
     Parameters
@@ -196,6 +250,8 @@ def smooth_chunks(
     mean, var : Tensor of shape (L, C)
         Of f given all data, :math:`H m + p e + s / D` and :math:`p / D - t / D^2` with
         :math:`s = k^\top r`, :math:`t = k^\top N k` before the point's own data are taken in.
+    start : pair of Tensor, (d, C) and (d, d, C)
+        (r, N) before the first points of the chunks: what all data from there on say.
     """
     r, N = (x.clone() for x in end)
     mean, var = torch.empty_like(filtered.e), torch.empty_like(filtered.e)
@@ -215,7 +271,7 @@ def smooth_chunks(
         visit.updated(j, F, Q, r, N)
         r, N = model.transposed_times(F, r), model.sandwich(F.transpose(0, 1), N)
         visit.moved(j, r, N)
-    return mean, var
+    return mean, var, (r, N)
 
 
 class Visitor:

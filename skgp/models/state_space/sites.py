@@ -122,7 +122,7 @@ def fit_sites(
     max_iter : int, default=50
         Largest number of sweeps, at least 1.
     tol : float, default=1e-6
-        The search ends with a step that gains less, in nats an observation.
+        The search ends where steps are expected to gain less, in nats an observation.
     callback : callable, optional
         Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every sweep that raised the
         bound, the loss being its negative; returning True ends the search.
@@ -153,7 +153,7 @@ def fit_sites(
     def is_to_stop() -> bool:
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
-    converged, stopped = False, is_to_stop()
+    converged, stopped, gain = False, is_to_stop(), math.inf
     while n_iter < max_iter and step >= _SHORTEST and not (stopped or converged):
         cautious = cautious and point.has_valley
         beta, weight = bound.targets(point, cautious)
@@ -166,8 +166,10 @@ def fit_sites(
             # Cautious targets are no ascent direction for sure: shorter steps need not help.
             step, cautious = (1.0 if cautious else 0.5 * step), False
             continue
-        gain, point = (trial.elbo - point.elbo) / step, trial
-        stopped, converged = is_to_stop(), gain <= enough and not cautious
+        last, gain, point = gain, (trial.elbo - point.elbo) / step, trial
+        # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
+        to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
+        stopped, converged = is_to_stop(), to_come <= enough and not cautious
         cautious = cautious and gain > max(enough, _SETTLED * series.total)
         step = min(1.0, 2 * step)
     return point.sites(n_iter, converged)
@@ -221,8 +223,9 @@ class _Bound:
 
     def __call__(self, beta: Tensor, weight: Tensor) -> _Point | None:
         """Evaluate the bound; None where the sites leave no valid posterior."""
+        centre = self._centre(beta, weight)
         try:
-            found = evidence(self.dynamics, self.series.gaps, beta, weight)
+            found = evidence(self.dynamics, self.series.gaps, beta, weight, centre)
         except NotPositiveDefiniteError:
             return None
         mean, var = found.mean, found.var
@@ -235,12 +238,22 @@ class _Bound:
             self.series.at_rows(var),
         )
         fit = float(self.series.sums(expected).sum())
-        of_sites = float(beta @ mean - 0.5 * (weight @ (mean**2 + var)))
+        away = mean - centre
+        of_sites = float((beta - weight * centre) @ away - 0.5 * (weight @ (away**2 + var)))
         elbo = found.log_normalizer + fit - of_sites
         if not math.isfinite(elbo):
             return None
         rounding = _ROUNDING * (abs(found.log_normalizer) + abs(fit) + abs(of_sites))
         return _Point(beta, weight, found, elbo, rounding, slope, curvature)
+
+    def _centre(self, beta: Tensor, weight: Tensor) -> Tensor:
+        """Tops of the sites that weigh more than the prior, else 0: log Z is taken from there.
+
+        Little noise would else make terms in log Z and in what the sites expect that cancel.
+        """
+        H = self.dynamics.observation
+        heavy = weight * float(H @ self.dynamics.stationary @ H) > 1
+        return torch.where(heavy, beta / weight, 0.0)
 
     def targets(self, point: _Point, cautious: bool) -> tuple[Tensor, Tensor]:
         """Sites (m,), (m,) that the next step goes to."""

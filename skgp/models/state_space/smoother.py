@@ -3,7 +3,15 @@ r"""Inference of a series from Gaussian sites: normaliser, its gradient, and mar
 The sites :math:`\exp(\beta_n f_n - \omega_n f_n^2 / 2)` are Gaussian noise, with
 :math:`\beta = y / \sigma^2`, :math:`\omega = 1 / \sigma^2`, or what a variational or Laplace
 method puts in place of another likelihood; a missing value has :math:`\beta = \omega = 0`. A
-weight may be negative as long as the posterior is proper.
+weight may be negative as long as the posterior is proper: with K the prior covariance of f and
+:math:`\Omega = \mathrm{diag}(\omega)`, :math:`K^{-1} + \Omega` must have no negative eigenvalue. By
+Sylvester's law of inertia, for the factors :math:`D_n = 1 + \omega_n p_n` of the filter,
+
+.. math:: \#\{n : D_n < 0, \omega_n < 0\} - \#\{n : D_n < 0, \omega_n > 0\}
+
+is the number of these: :math:`D_n / \omega_n` are the pivots of :math:`K + \Omega^{-1}`. A later
+datum may thus make good for an earlier one, and the covariances of the filter be indefinite in
+between.
 
 The gradient is that of the filter by hand, so that no graph is kept. With (r, N) of the smoother
 the derivatives of :math:`\log Z` in the state predicted at a point are r (mean) and
@@ -18,6 +26,7 @@ that of two d x d matrices, :math:`\sum t (r m_p^\top + G F P F^\top)` and
 :math:`\sum t F^\top G F`.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +35,10 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.models.state_space import dense
 from skgp.models.state_space.chunks import Chunks, Dynamics, Steps, Transitions
 from skgp.models.state_space.elements import Element, ElementTree, push
+from skgp.models.state_space.parameter_gradient import parameter_gradient
 from skgp.models.state_space.passes import (
     Filtered,
     Gaussian,
@@ -36,11 +47,15 @@ from skgp.models.state_space.passes import (
     Visitor,
     chunk_elements,
     filter_chunks,
+    filtered_log_normalizer,
     smooth_chunks,
 )
 from skgp.models.state_space.small_matrices import inverse_and_log_det, matmul, matvec, symmetrize
 
 __all__ = ["Evidence", "Smoother", "evidence", "log_normalizer"]
+
+_LEAST_PIVOT = 3e-5  # of |1 + weight * var|, by whose square a variance loses digits
+_MISFIT = 1e-5  # of what is known between two chunks, relative to its largest entry
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,8 @@ class Evidence:
     Attributes
     ----------
     log_normalizer : float
-        :math:`\log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f)`, nats.
+        :math:`\log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f)`, nats;
+        less :math:`\sum_n (\beta_n c_n - \omega_n c_n^2 / 2)` if centred.
     parameter_gradient : Tensor of shape (q,)
         Its derivative in the log variances and log rates of the dynamics.
     mean, var : Tensor of shape (n,)
@@ -91,34 +107,51 @@ def log_normalizer(dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tenso
     NotPositiveDefiniteError
         If negative weights leave no proper posterior.
     """
-    smoother = Smoother(dynamics, gaps, beta, weight)
-    if smoother.has_negative_weights:
-        for _ in smoother.filtered():  # which raises where the posterior is improper
-            pass
-    return smoother.log_normalizer
+    smoother = Smoother(dynamics, gaps, beta, weight, constants=True)
+    if not smoother.has_negative_weights:
+        return smoother.log_normalizer
+    return sum(smoother.tile_log_normalizer(tile, run) for tile, _, run in smoother.filtered())
 
 
-def evidence(dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor) -> Evidence:
-    """Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
+def evidence(
+    dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor, centre: Tensor | None = None
+) -> Evidence:
+    r"""Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
 
-    Parameters and errors are those of :func:`log_normalizer`. O(n d^3) time; memory 5 n d^2
-    numbers, in tiles beyond half a gigabyte.
+    Errors are those of :func:`log_normalizer`. O(n d^3) time; memory 5 n d^2 numbers, in tiles
+    beyond half a gigabyte.
+
+    Parameters
+    ----------
+    dynamics, gaps, beta, weight
+        See :func:`log_normalizer`.
+    centre : Tensor of shape (n,), optional
+        Values c of f near which the sites are: each is divided by its value there. Where weights
+        are large, log Z is a small difference of terms like :math:`\omega c^2 / 2`, which
+        :math:`c = \beta / \omega` leaves out from the start.
 
     Returns
     -------
     Evidence
     """
     _check_shapes(gaps, beta, weight)
+    if dense.suits(dynamics, gaps, weight):
+        found = dense.infer_densely(dynamics, gaps, beta, weight, centre)
+        zero = torch.zeros_like(found.scale)
+        slopes = parameter_gradient(dynamics, gaps, found.transition, zero, found.scale)
+        return Evidence(found.log_normalizer, slopes, found.mean, found.var)
     chunks = Chunks(len(gaps))
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))
     with torch.inference_mode():
         smoother = Smoother(dynamics, gaps, beta, weight)
         moments = Moments(dynamics, smoother.transitions.gaps)
+        value, c = 0.0, None if centre is None else chunks.spread(centre)
         for tile, steps, run in smoother.filtered():
+            value += smoother.tile_log_normalizer(tile, run, c)
             moments.begin(tile, run)
             mean[:, tile], var[:, tile] = smoother.smooth(tile, steps, run, moments)
-        gradient, value = moments.gradient(), smoother.log_normalizer
+        gradient = moments.gradient()
     return Evidence(value, gradient.clone(), chunks.gather(mean), chunks.gather(var))
 
 
@@ -129,6 +162,8 @@ class Smoother:
     ----------
     dynamics : Dynamics
     gaps, beta, weight : Tensor of shape (n,)
+    constants : bool, default=False
+        Whether `log_normalizer` is wanted.
 
     Attributes
     ----------
@@ -137,9 +172,17 @@ class Smoother:
     transitions : Transitions
     """
 
-    def __init__(self, dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor) -> None:
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        gaps: Tensor,
+        beta: Tensor,
+        weight: Tensor,
+        *,
+        constants: bool = False,
+    ) -> None:
         _check_shapes(gaps, beta, weight)
-        self.dynamics, self.model = dynamics, Model(dynamics)
+        self.dynamics, self.model, self._constants = dynamics, Model(dynamics), constants
         self.chunks = Chunks(len(gaps))
         self.sites = self.chunks.spread(beta), self.chunks.spread(weight)
         self.transitions = Transitions(dynamics, gaps, self.chunks)
@@ -151,14 +194,19 @@ class Smoother:
     def tree(self) -> ElementTree:
         """The chunks with their data, joined."""
         parts = [
-            chunk_elements(self.model, self.transitions.over(tile), self.sites_of(tile))
+            chunk_elements(
+                self.model,
+                self.transitions.over(tile),
+                self.sites_of(tile),
+                constants=self._constants,
+            )
             for tile in self.tiles()
         ]
         return ElementTree(parts[0] if len(parts) == 1 else Element.join(*parts))
 
     @cached_property
     def log_normalizer(self) -> float:
-        """Log Z in nats, by the elements alone: wrong where the posterior is improper."""
+        """Log Z in nats, by the elements alone: for weights that are not negative."""
         mean, cov = self.prior
         *_, value = push(self.tree.total, mean[:, None], cov[..., None])
         return float(value[0])
@@ -174,19 +222,40 @@ class Smoother:
         Raises
         ------
         NotPositiveDefiniteError
-            If negative weights leave no proper posterior.
+            If negative weights leave no proper posterior, which may be known only after the last
+            tile.
         """
         (mean, cov), _ = self.boundaries
+        negative = 0
         for tile in self.tiles():
             steps = self.transitions.over(tile)
             start = mean[..., tile].contiguous(), cov[..., tile].contiguous()
             run = filter_chunks(self.model, steps, self.sites_of(tile), start)
-            _check_proper(run)
+            _check_pivots(run)
+            if self.has_negative_weights:
+                _check_joints(run.end[1], start[1])
+                negative += _negative_eigenvalues(run.D, self.sites_of(tile)[1])
             yield tile, steps, run
+        if negative:
+            raise NotPositiveDefiniteError(
+                f"The precision of f has {negative} negative eigenvalues: the negative weights "
+                "are too large. Halve the step that made them, or bound them from below."
+            )
+
+    def tile_log_normalizer(
+        self, tile: slice, run: Filtered, centre: Tensor | None = None
+    ) -> float:
+        """Part of log Z that a tile adds; its sites are divided by their values at a centre."""
+        c = None if centre is None else centre[:, tile]
+        return filtered_log_normalizer(self.model, self.sites_of(tile), run, c)
 
     def smooth(self, tile: slice, steps: Steps, run: Filtered, visit: Visitor) -> Gaussian:
         """Come back through a tile; mean and variance of f, each (L, C)."""
-        return smooth_chunks(self.model, steps, run, self._end(tile, run), visit)
+        end = self._end(tile, run)
+        mean, var, start = smooth_chunks(self.model, steps, run, end, visit)
+        if self.has_negative_weights:
+            _check_joints(end[1], start[1])
+        return mean, var
 
     def _end(self, tile: slice, run: Filtered) -> Gaussian:
         """(r, N) at the ends of chunks, ``(I + J P)^-1`` times ``eta - J m`` and ``J``."""
@@ -251,31 +320,10 @@ class Moments(Visitor):
                 self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
 
     def gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the dynamics' parameters, (q,).
-
-        The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
-        to them, over which F is easily inverted.
-        """
-        dynamics = self._dynamics
-        gap, F = _short_gap(dynamics, self._gaps)
-        inverse = torch.linalg.inv(F)
-        F_bar = self._transition @ inverse.T / gap
-        Q_bar = inverse.T @ self._noise @ inverse / (2 * gap)
-        gradient = dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
-        for i, (states, _) in enumerate(dynamics.blocks):
-            gradient[i] = 0.5 * self._scale[states, states].sum()
-        return gradient
-
-
-def _short_gap(dynamics: Dynamics, like: Tensor) -> tuple[Tensor, Tensor]:
-    """A gap (1,) over which the state hardly moves, and its F (d, d)."""
-    gap = like.new_ones(1)
-    while True:
-        F = dynamics.transition(gap)[0][..., 0]
-        move = float((F - torch.eye(len(F), dtype=F.dtype, device=F.device)).abs().max())
-        if move < 0.1:
-            return gap, F
-        gap = gap / 16
+        """Derivative of the log normaliser in the dynamics' parameters, (q,)."""
+        return parameter_gradient(
+            self._dynamics, self._gaps, self._transition, self._noise, self._scale
+        )
 
 
 def _minus_slope(r: Tensor, N: Tensor) -> Tensor:
@@ -283,12 +331,36 @@ def _minus_slope(r: Tensor, N: Tensor) -> Tensor:
     return N.addcmul(r[:, None], r, value=-1)
 
 
-def _check_proper(run: Filtered) -> None:
-    low = float(run.D.min())
-    if not low > 0:
+def _negative_eigenvalues(D: Tensor, omega: Tensor) -> int:
+    """What a tile adds to the number of negative eigenvalues of the precision of f."""
+    negative = D < 0
+    return int((negative & (omega < 0)).sum()) - int((negative & (omega > 0)).sum())
+
+
+def _check_pivots(run: Filtered) -> None:
+    """Refuse a D that is not finite, or so near 0 that variances lose half their digits."""
+    low = float(run.D.abs().min())
+    if not (low > _LEAST_PIVOT and math.isfinite(low)):
         raise NotPositiveDefiniteError(
-            f"1 + weight * var must be positive at every site, got {low:.3g}: the negative weights "
-            "are too large. Halve the step that made them, or bound them from below."
+            f"1 + weight * var must not vanish at any site, got {low:.3g} in size: the posterior "
+            "is not proper, or not to be told from one that is not. Halve the step that made the "
+            "weights, or bound them from below."
+        )
+
+
+def _check_joints(ends: Tensor, starts: Tensor) -> None:
+    """Refuse what rounding has spoilt: matrices (d, d, C) at the ends of chunks and the starts.
+
+    The tree and the passes come to what is known between two chunks in different ways, and with
+    negative weights either may lose digits.
+    """
+    ends, starts = ends[..., :-1], starts[..., 1:]
+    scale = 1.0 + ends.abs().amax((0, 1)) if ends.shape[-1] else ends.sum((0, 1))
+    if not bool(((ends - starts).abs() <= _MISFIT * scale).all()):
+        raise NotPositiveDefiniteError(
+            "Rounding has spoilt what the smoother knows between two chunks: the negative weights "
+            "leave a posterior that is nearly improper. Halve the step that made them, or bound "
+            "them from below."
         )
 
 

@@ -11,11 +11,12 @@ from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
+from skgp.models.state_space.additive_binned import BinnedRows
 from skgp.models.state_space.additive_inference import AdditivePosterior, Tables
-from skgp.models.state_space.additive_objectives import Rows, VariationalRows
+from skgp.models.state_space.additive_objectives import VariationalRows
 from skgp.models.state_space.additive_tables import AdditiveStatistics
 from skgp.models.state_space.binning import make_bins
-from tests.reference.kernels import naive_gram
+from tests.reference.additive import AdditiveGP, component_grams, natural_step
 from tests.reference.vgp import expected_log_prob
 
 KERNELS = [1.3 * Matern(0.7, nu=1.5), 0.5 * Matern(1.0, nu=2.5) + 0.2 * Matern(2.0, nu=0.5)]
@@ -52,48 +53,12 @@ def fixed_fit(X, y, weight=None, family=None, **options):
 
 def grams(X, Z=None):
     """Covariances of the components, in NumPy."""
-    Z = X if Z is None else Z
-    return [
-        naive_gram(kernel, X[:, [j]].numpy(), Z[:, [j]].numpy()) for j, kernel in enumerate(KERNELS)
-    ]
+    return component_grams(KERNELS, X, Z)
 
 
-class DenseGP:
+def dense_gp(X, y):
     """An exact additive GP on the rows."""
-
-    def __init__(self, X, y, noise=NOISE):
-        self.X, self.residual = X, y.numpy() - float(y.mean())
-        self.C = sum(grams(X)) + noise * np.eye(len(X))
-        self.alpha = np.linalg.solve(self.C, self.residual)
-
-    @property
-    def log_likelihood(self):
-        log_det = np.linalg.slogdet(2 * np.pi * self.C)[1]
-        return -0.5 * (self.residual @ self.alpha + log_det)
-
-    def component(self, j, Z):
-        """Mean and covariance of component j at Z."""
-        cross, prior = grams(Z, self.X)[j], grams(Z)[j]
-        return cross @ self.alpha, prior - cross @ np.linalg.solve(self.C, cross.T)
-
-    def moments(self, Z):
-        """Mean and covariance of the sum less the mean of y."""
-        cross, prior = sum(grams(Z, self.X)), sum(grams(Z))
-        return cross @ self.alpha, prior - cross @ np.linalg.solve(self.C, cross.T)
-
-
-def natural_step(K, mean, first, second):
-    """Posterior of a component at the rows, given expected slopes of the log-density there.
-
-    Mean and covariance, and the divergence from the prior N(0, K). The best q_j(f_j), the others
-    being held, is the one that it leaves as it is.
-    """
-    omega, beta = -second, first - second * mean
-    shrink = np.eye(len(K)) + omega[:, None] * K
-    V = K @ np.linalg.inv(shrink)
-    mean = V @ beta
-    log_det = np.linalg.slogdet(shrink)[1]
-    return mean, V, 0.5 * (beta @ mean + log_det - omega @ (mean**2 + np.diagonal(V)))
+    return AdditiveGP(KERNELS, X, y, NOISE)
 
 
 def new_inputs():
@@ -150,7 +115,7 @@ def test_bins_take_neighbouring_floats_apart():
 
 def test_joint_posterior_equals_dense_gp():
     X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior="joint"), DenseGP(X, y), new_inputs()
+    state, dense, new = fixed_fit(X, y, posterior="joint"), dense_gp(X, y), new_inputs()
     assert_close(state.elbo, dense.log_likelihood)
     mean, covariance = dense.moments(new)
     found_mean, var = state.moments(new)
@@ -162,7 +127,7 @@ def test_joint_posterior_equals_dense_gp():
 @pytest.mark.parametrize("posterior", ["mean_field", "joint"])
 def test_means_are_those_of_the_dense_gp_and_components_sum_to_them(posterior):
     X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior=posterior), DenseGP(X, y), new_inputs()
+    state, dense, new = fixed_fit(X, y, posterior=posterior), dense_gp(X, y), new_inputs()
     means, _ = state.components(new)
     for j in range(2):
         expected = dense.component(j, new)[0] - dense.component(j, X)[0].mean()
@@ -173,7 +138,7 @@ def test_means_are_those_of_the_dense_gp_and_components_sum_to_them(posterior):
 
 def test_joint_component_variances_equal_those_of_the_dense_gp():
     X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior="joint"), DenseGP(X, y), new_inputs()
+    state, dense, new = fixed_fit(X, y, posterior="joint"), dense_gp(X, y), new_inputs()
     centring = np.hstack([np.eye(len(new)), -np.full((len(new), len(X)), 1 / len(X))])
     for j in range(2):
         V = dense.component(j, torch.cat([new, X]))[1]
@@ -291,8 +256,8 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
     y = targets_of(family, y)
     likelihood = family.make(family.initial(y))
     bins = make_bins(X)
-    rows = Rows(bins, bins.index(X), y, None, 0.3)
-    objective = VariationalRows(rows, family, joint, tol=1e-13, max_iter=200)
+    rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
+    objective = VariationalRows(rows, family, tol=1e-13, max_iter=200)
     forms = [state_space(kernel) for kernel in KERNELS]
     found = objective([f.at(f.parameters()) for f in forms], family.initial(y))
     mean, var = rows.moments(found.posterior)
@@ -328,7 +293,7 @@ def test_samples_have_the_moments_of_the_posterior(posterior):
     X, y = make_rows()
     state, new = fixed_fit(X, y, posterior=posterior), new_inputs()
     n_samples = 4000
-    draws = state.sample(new, n_samples, torch.Generator().manual_seed(0))
+    draws = state.samples(new, n_samples, torch.Generator().manual_seed(0))
     mean, covariance = state.covariance(new)
     z = (draws.mean(1) - mean) / (covariance.diagonal() / n_samples).sqrt()
     assert z.abs().max() < 4

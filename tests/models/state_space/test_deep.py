@@ -10,6 +10,7 @@ from skgp.likelihoods import Gaussian
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
 from skgp.models.state_space.inducing import fit_inducing
+from skgp.models.state_space.pair_sites import PairSites
 from skgp.models.state_space.series import make_series
 
 KERNEL = 1.5 * Matern(0.6, nu=1.5) + 0.3 * Matern(0.4, nu=0.5)
@@ -108,10 +109,20 @@ def test_a_step_that_leaves_no_valid_posterior_is_shortened(data):
     layer.natural_step(1.0)
     layer.refresh()
     assert layer._pairs.is_proper
-    # Sites that were wrong from the beginning have no valid ones to go back to.
-    target = layer_of().sites.towards(layer.sites, 1e4)
+
+
+def test_sites_without_valid_ones_to_go_back_to_lose_their_negative_precisions(fitted):
+    sites = fitted.sites
+    negative = sites.precision.clone()
+    negative[0, 0, 1] -= 1e4
+    layer = layer_of(PairSites(sites.linear, negative))
+    assert layer._pairs.is_proper
+    eigenvalues = torch.linalg.eigvalsh(layer.sites.precision.movedim(-1, 0))
+    assert float(eigenvalues.min()) > -1e-9 * float(eigenvalues.max())
+    kept = [0, 2, 3]
+    torch.testing.assert_close(layer.sites.precision[..., kept], sites.precision[..., kept])
     with pytest.raises(NotPositiveDefiniteError, match="Lower the rate"):
-        layer_of(target)
+        layer_of(PairSites(sites.linear, negative * float("nan")))
 
 
 def test_a_composition_learns_a_warp(rng, generator):

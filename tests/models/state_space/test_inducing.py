@@ -12,11 +12,14 @@ from skgp.kernels.sde import state_space
 from skgp.kernels.specs import Cosine
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
+from skgp.models.dlm.families import FixedFamily
 from skgp.models.state_space.conditionals import condition
+from skgp.models.state_space.hyperparameters import maximise
 from skgp.models.state_space.inducing import InducingEvidence, expectations, fit_inducing
 from skgp.models.state_space.inducing_minibatch import fit_minibatch
 from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.knots import learn_knots, place_knots, shortest_scale
+from skgp.models.state_space.knots import place_knots, shortest_scale
+from skgp.models.state_space.objectives import VariationalEvidence
 from skgp.models.state_space.pair_sites import Chain, PairSites, infer_pairs
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.sites import fit_sites
@@ -391,12 +394,17 @@ def test_knots_are_quantiles_and_follow_the_scale(rng):
 
 def test_learned_knots_raise_the_bound(rng):
     x = torch.tensor(rng.uniform(0, 3, 60))
-    dynamics, series = dynamics_of(KERNELS["matern32"]), make_series(x, counts(x, rng))
+    kernel = ConstantKernel(2.0, "fixed") * Matern(0.7, "fixed", nu=1.5)
+    dynamics, series = dynamics_of(kernel), make_series(x, counts(x, rng))
     start = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
-    knots = learn_knots(dynamics, start, series, Poisson(), tol=1e-7)
+    family = FixedFamily(Poisson())
+    objective = VariationalEvidence(series, family)
+    found = maximise(kernel, objective, family, knots=start, learn_knots=True, tol=1e-7)
+    knots = found.knots
     before, after = (fit_inducing(dynamics, z, series, Poisson()) for z in (start, knots))
     assert bool((knots.diff() > 0).all())
     quantiles = fit_inducing(dynamics, place_knots(series.times, 4), series, Poisson())
+    assert after.elbo == pytest.approx(found.value, abs=1e-4)
     assert after.elbo > max(before.elbo, quantiles.elbo)
     assert float(after.knot_gradient.norm()) < 1e-2 * float(before.knot_gradient.norm())
 

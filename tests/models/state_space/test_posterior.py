@@ -144,3 +144,23 @@ def test_times_that_fall_are_refused():
     form = state_space(KERNELS["matern"])
     with pytest.raises(ValueError, match="rising order"):
         posterior(form.at(form.parameters().detach()), x, x, x)
+
+
+def test_predictions_and_samples_where_the_filter_has_no_covariance(generator):
+    # Every fifth weight is so negative that only later data leave a posterior.
+    problem, S = Problem(KERNELS["matern"], n=80, jump=0.02), 3000
+    problem.x = np.arange(80) / 50
+    problem.beta, problem.weight = np.sin(9 * problem.x), np.full(80, 4.0)
+    problem.weight[::5] = -3.0
+    problem.new = np.array([-0.1, 0.0, 0.003, 0.5, 0.51, 1.1, 1.58, 1.7])
+    mean, cov = problem.dense()
+    found, new = problem.posterior(), torch.tensor(problem.new)
+    m, v = found.marginals(new)
+    np.testing.assert_allclose(m, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(v, np.diag(cov), rtol=1e-8)
+    np.testing.assert_allclose(found.covariance(new)[1], cov, rtol=0, atol=1e-10)
+    centred = found.sample(new, S, generator).numpy() - mean[:, None]
+    std = np.sqrt(np.diag(cov))
+    spread = np.sqrt((np.outer(std, std) ** 2 + cov**2) / S)
+    assert np.abs(centred.mean(1) / (std / S**0.5)).max() < 4
+    assert np.abs((centred @ centred.T / S - cov) / spread).max() < 4

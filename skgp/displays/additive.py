@@ -1,0 +1,286 @@
+"""Display of an additive model: what each of its components adds to f."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from skgp.displays.prediction import column_of, require_matplotlib
+from skgp.kernels import ActiveDims
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Up to so many distinct values a feature is drawn at these and not along a grid.
+N_DISCRETE = 20
+TENTHS = np.arange(1, 10) / 10
+
+
+class AdditiveEffectsDisplay:
+    """The components of a state-space GP, one panel each, in bands that should hold them.
+
+    With several columns of X there is a component a feature; with one, a component for each summand
+    of the kernel. A panel's band is about its component alone; bands of several do not add up.
+
+    Make it with `from_estimator`; the constructor takes arrays ready to draw.
+
+    Parameters
+    ----------
+    x : sequence of p ndarrays of shape (g_j,)
+        Values of the feature of each panel, increasing.
+    mean, std : sequence of p ndarrays of shape (g_j,) or (g_j, n_classes)
+        Posterior mean and standard deviation of each component, in the units of y (of counts and
+        classes, on the scale of the link).
+    coverage : float
+        Nominal probability of the bands.
+    panel_names : sequence of p str
+        Labels of the horizontal axes.
+    target_name : str, default="effect"
+        Label of the vertical axes.
+    deciles : sequence of p ndarrays of shape (9,) or None, default=None
+        Of the features' values, drawn as ticks.
+    class_names : sequence of str or None, default=None
+        Where there is a function a class.
+
+    Attributes
+    ----------
+    axes_ : ndarray of p matplotlib Axes
+    figure_ : matplotlib Figure
+    lines_, bands_ : lists of p lists of matplotlib artists
+        One a panel and class.
+    """
+
+    def __init__(
+        self,
+        x: Sequence[np.ndarray],
+        mean: Sequence[np.ndarray],
+        std: Sequence[np.ndarray],
+        *,
+        coverage: float,
+        panel_names: Sequence[str],
+        target_name: str = "effect",
+        deciles: Sequence[np.ndarray] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        self.x = x
+        self.mean = mean
+        self.std = std
+        self.coverage = coverage
+        self.panel_names = panel_names
+        self.target_name = target_name
+        self.deciles = deciles
+        self.class_names = class_names
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator,
+        X,
+        *,
+        features: Sequence[int | str] | None = None,
+        coverage: float = 0.95,
+        grid_resolution: int = 200,
+        target_name: str = "effect",
+        ax: "Axes | Sequence[Axes] | None" = None,
+        **kwargs: Any,
+    ) -> "AdditiveEffectsDisplay":
+        """Predict the components along their features and draw.
+
+        Parameters
+        ----------
+        estimator : fitted estimator with ``predict_components`` and ``component_kernels_``
+        X : array-like or pandas DataFrame of shape (n, d)
+            Gives the ranges of the features.
+        features : sequence of int or str, or None, default=None
+            Columns of X whose components to draw, in this order; names need a DataFrame. None draws
+            all.
+        coverage : float, default=0.95
+            Of the bands.
+        grid_resolution : int, default=200
+            Number of points along a feature. One of at most 20 distinct values is drawn at these.
+        target_name : str, default="effect"
+        ax : matplotlib Axes, sequence of them or None, default=None
+            As many as panels; None makes a new figure.
+        **kwargs
+            Passed to `plot`.
+
+        Returns
+        -------
+        AdditiveEffectsDisplay
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        TypeError
+            If the estimator has no components.
+        ValueError
+            If an entry of ``features`` is no column of X, or one without a component.
+        """
+        require_matplotlib(cls.__name__)
+        if not hasattr(estimator, "predict_components"):
+            raise TypeError(
+                f"{type(estimator).__name__} has no predict_components and so no components to "
+                "draw; StateSpaceGPRegressor and StateSpaceGPClassifier have. In a Pipeline, give "
+                "its last step and X as that step sees it."
+            )
+        names = [str(name) for name in getattr(X, "columns", [])]
+        values = np.asarray(X, dtype=np.float64)
+        series = values.shape[1] == 1
+        columns = _component_columns(estimator)
+        shown = _shown(features, columns, names, values.shape[1])
+        grids = [_grid(column, grid_resolution) for column in values.T]
+        # A component sees its own column, so that one call serves all columns side by side.
+        rows = np.column_stack([np.pad(x, (0, _longest(grids) - len(x)), "edge") for x in grids])
+        found = estimator.predict_components(
+            type(X)(rows, columns=X.columns) if names else rows, return_std=True
+        )
+        x = [grids[columns[p]] for p in shown]
+        mean, std = ([part[: len(g), p] for g, p in zip(x, shown, strict=True)] for part in found)
+        labels = names or [f"x{column}" for column in range(values.shape[1])]
+        summands = [str(kernel) for kernel in estimator.component_kernels_]
+        display = cls(
+            x,
+            mean,
+            std,
+            coverage=coverage,
+            panel_names=[
+                f"{labels[0]}\n{summands[p]}" if series else labels[columns[p]] for p in shown
+            ],
+            target_name=target_name,
+            deciles=None if series else [np.quantile(values[:, columns[p]], TENTHS) for p in shown],
+            class_names=[str(c) for c in estimator.classes_] if mean[0].ndim == 2 else None,
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(
+        self,
+        ax: "Axes | Sequence[Axes] | None" = None,
+        *,
+        n_cols: int = 3,
+        line_kwargs: dict[str, Any] | None = None,
+        band_kwargs: dict[str, Any] | None = None,
+    ) -> "AdditiveEffectsDisplay":
+        """Draw on given axes or on a new figure.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, sequence of them or None, default=None
+        n_cols : int, default=3
+            Panels beside each other on a new figure, whose vertical axes are shared.
+        line_kwargs, band_kwargs : dict or None, default=None
+            Passed to ``ax.plot`` (mean) and ``ax.fill_between``.
+
+        Returns
+        -------
+        AdditiveEffectsDisplay
+            This object.
+
+        Raises
+        ------
+        ValueError
+            If the axes given are not as many as the panels.
+        """
+        self.axes_ = self._axes(ax, n_cols)
+        self.figure_ = self.axes_[0].figure
+        self.lines_, self.bands_ = [], []
+        for panel, axis in enumerate(self.axes_):
+            self._draw(panel, axis, line_kwargs or {}, band_kwargs or {})
+            axis.set(xlabel=self.panel_names[panel])
+            if axis.get_subplotspec() is None or axis.get_subplotspec().is_first_col():
+                axis.set(ylabel=self.target_name)
+        if self.class_names is not None:
+            self.axes_[0].legend()
+        return self
+
+    def _axes(self, ax: "Axes | Sequence[Axes] | None", n_cols: int) -> np.ndarray:
+        """The axes to draw on, one a panel."""
+        n = len(self.x)
+        if ax is not None:
+            given = np.array(ax, dtype=object).ravel()
+            if len(given) != n:
+                raise ValueError(f"ax holds {len(given)} axes for {n} panels; give as many.")
+            return given
+        require_matplotlib(type(self).__name__)
+        import matplotlib.pyplot as plt
+
+        n_cols = min(n_cols, n)
+        n_rows = -(-n // n_cols)
+        figure, axes = plt.subplots(
+            n_rows,
+            n_cols,
+            figsize=(3.6 * n_cols, 2.8 * n_rows),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for unused in axes.flat[n:]:
+            figure.delaxes(unused)
+        return axes.ravel()[:n]
+
+    def _draw(
+        self, panel: int, axis: "Axes", line_kwargs: dict[str, Any], band_kwargs: dict[str, Any]
+    ) -> None:
+        """Mean and band of each class, and the deciles of the feature."""
+        x = self.x[panel]
+        mean, std = (part[panel].reshape(len(x), -1) for part in (self.mean, self.std))
+        reach = ndtri((1 + self.coverage) / 2)
+        lines, bands = [], []
+        for k, (m, s) in enumerate(zip(mean.T, std.T, strict=True)):
+            label = None if self.class_names is None else self.class_names[k]
+            style = {"marker": "o" if len(x) <= N_DISCRETE else None, "label": label}
+            (line,) = axis.plot(x, m, **{**style, **line_kwargs})
+            lines.append(line)
+            shade = {"alpha": 0.25, "color": line.get_color()}
+            bands.append(
+                axis.fill_between(x, m - reach * s, m + reach * s, **{**shade, **band_kwargs})
+            )
+        if self.deciles is not None:
+            axis.vlines(
+                self.deciles[panel], 0, 0.04, transform=axis.get_xaxis_transform(), color="black"
+            )
+        self.lines_.append(lines)
+        self.bands_.append(bands)
+
+
+def _component_columns(estimator) -> list[int]:
+    """The column of X that each component of a fitted estimator sees."""
+    columns = []
+    for kernel in estimator.component_kernels_:
+        parts = [kernel, *kernel.get_params().values()]
+        seen = [int(part.columns()[0]) for part in parts if isinstance(part, ActiveDims)]
+        columns.append(seen[0] if seen else 0)
+    return columns
+
+
+def _shown(
+    features: Sequence[int | str] | None, columns: list[int], names: list[str], n_columns: int
+) -> list[int]:
+    """The components of the features asked for, in their order."""
+    if features is None:
+        return list(range(len(columns)))
+    shown: list[int] = []
+    for feature in features:
+        wanted = column_of(feature, names, n_columns)
+        found = [p for p, column in enumerate(columns) if column == wanted]
+        if not found:
+            raise ValueError(
+                f"features holds {feature!r}, of which the kernel has no part; columns with one "
+                f"are {sorted(set(columns))}."
+            )
+        shown.extend(found)
+    return shown
+
+
+def _grid(column: np.ndarray, resolution: int) -> np.ndarray:
+    """Distinct values where they are few, else evenly spread ones over the range."""
+    distinct = np.unique(column)
+    if len(distinct) <= N_DISCRETE:
+        return distinct
+    return np.linspace(distinct[0], distinct[-1], resolution)
+
+
+def _longest(grids: list[np.ndarray]) -> int:
+    """Length of the longest of some arrays."""
+    return max(map(len, grids))
