@@ -180,7 +180,7 @@ def lower_gamma(k: int, x: Tensor, decay: Tensor, *, out: Tensor | None = None) 
 
     Notes
     -----
-    Cost O(k m) where all x are large, and up to 12 terms of the series (k = 3; 17 for k = 5) where
+    Cost O(k m) where all x are large, and up to 14 terms of the series (k = 3; 19 for k = 5) where
     they are not.
     """
     out = torch.empty_like(x) if out is None else out

@@ -7,6 +7,7 @@ kind. Few rows tell less: scales far below the gaps between them are not tried, 
 many hyper-parameters.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ Callback = Callable[[int, dict], bool | None]
 _SCALE_ROWS, _CHOICE_ROWS = 2000, 20_000
 _N_STRETCHES = 10
 # The choice ends with gains of _CHOICE_NATS in all, or of few rows with _CHOICE_TOL an observation.
+_LEAST_GAP = 1e-6  # between knots that are learned, of their span
 _CHOICE_ITER, _CHOICE_TOL, _CHOICE_NATS, _START_TOL = 25, 1e-5, 0.01, 1e-3
 _ROWS_A_PARAMETER = 25  # that a kernel besides the first needs
 _LEAST_SCALE = 0.1  # of a short gap: below, the rows look like white noise whatever the scale
@@ -137,13 +139,25 @@ def maximise(
             plane = plane + (where - where.detach()) @ found.knot_gradient
         return -(found.value + plane) / objective.total
 
-    bounds = torch.tensor(kernel.bounds, dtype=torch.float64).reshape(-1, 2)
+    kernel_bounds = torch.tensor(kernel.bounds, dtype=torch.float64).reshape(-1, 2)
+    bounds = {
+        "theta": (kernel_bounds[:, 0], kernel_bounds[:, 1]),
+        "likelihood": family.box(theta),
+    }
+    if "log_gaps" in start:
+        # Knots that meet, or leave, would take the transitions between them to a limit.
+        span, gaps = float(start["log_gaps"].exp().sum()), start["log_gaps"]
+        bounds["first"] = start["first"] - span, start["first"] + span
+        bounds["log_gaps"] = (
+            torch.full_like(gaps, math.log(_LEAST_GAP * span)),
+            torch.full_like(gaps, math.log(2 * span)),
+        )
     found = minimize_lbfgs(
         loss,
         start,
         max_iter=max_iter,
         tol=tol,
-        bounds={"theta": (bounds[:, 0], bounds[:, 1]), "likelihood": family.box(theta)},
+        bounds=bounds,
         callback=callback,
     )
     return Search(
