@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from skgp.estimators._dlm_classifier import DLMGPClassifier
     from skgp.estimators._qsgp import QSGPRegressor
     from skgp.estimators._qsgp_classifier import QSGPClassifier
+    from skgp.estimators._state_space import StateSpaceGPRegressor
+    from skgp.estimators._state_space_classifier import StateSpaceGPClassifier
     from skgp.estimators._swsgp import SWSGPRegressor
     from skgp.estimators._swsgp_classifier import SWSGPClassifier
 
@@ -24,6 +26,8 @@ __all__ = [
     "QSGPRegressor",
     "SWSGPClassifier",
     "SWSGPRegressor",
+    "StateSpaceGPClassifier",
+    "StateSpaceGPRegressor",
 ]
 
 _MODULES = {
@@ -33,6 +37,8 @@ _MODULES = {
     "QSGPRegressor": "skgp.estimators._qsgp",
     "SWSGPClassifier": "skgp.estimators._swsgp_classifier",
     "SWSGPRegressor": "skgp.estimators._swsgp",
+    "StateSpaceGPClassifier": "skgp.estimators._state_space_classifier",
+    "StateSpaceGPRegressor": "skgp.estimators._state_space",
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import _fit_context as fit_context
 from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
@@ -17,6 +18,7 @@ __all__ = [
     "check_sample_weight",
     "fit_context",
     "is_one_of_many_fits",
+    "take_rows",
     "warn_at_bounds",
 ]
 
@@ -51,3 +53,8 @@ def is_one_of_many_fits(estimator: object) -> bool:
             return True
         context = context.parent
     return False
+
+
+def take_rows(X, rows: np.ndarray):
+    """Return some rows of an array, a data frame or a list; None of None."""
+    return None if X is None else _safe_indexing(X, rows)

@@ -1,0 +1,374 @@
+"""Regression in state space: the face of :mod:`skgp.models.state_space`."""
+
+from numbers import Real
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import WhiteKernel
+from sklearn.utils import check_consistent_length
+
+from skgp.estimators._backend import to_tensor
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._callbacks import fit_session
+from skgp.estimators._compat import (
+    Interval,
+    StrOptions,
+    fit_context,
+    take_rows,
+    warn_at_bounds,
+)
+from skgp.estimators._counts import offset_of_mean, refuse_noise
+from skgp.estimators._default_kernel import with_noise
+from skgp.estimators._regression_likelihood import RegressionLikelihood
+from skgp.estimators._state_space_common import LARGE, StateSpaceMixin
+from skgp.estimators._threads import threads
+from skgp.kernels import split_noise
+
+# Of a standardised target: variance of the noise to start with, and its bounds.
+_NOISE, _NOISE_BOUNDS = 0.1, (1e-8, 10.0)
+_LEAST_COUNT = 0.5
+
+
+class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegressor):
+    r"""Gaussian process regression of time series and additive models, in O(n).
+
+    On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
+    differential equation is a Markov chain of states of d numbers (f and some of its derivatives),
+    and exact inference is a walk along the times: :math:`O(n d^3)` for fits, predictions, draws and
+    gradients. On several columns the model is a sum of such processes, one a column.
+
+    Parameters
+    ----------
+    kernel : Kernel or None, default=None
+        A scikit-learn kernel expression in the units of X; a WhiteKernel summand is the noise. It
+        may add and multiply Matern (nu 1/2, 3/2, 5/2), RBF, RationalQuadratic, ExpSineSquared,
+        ConstantKernel and `skgp.kernels.Cosine`; RBF, RationalQuadratic and ExpSineSquared are
+        approximated (see the user guide). None chooses by the evidence among Matern kernels and a
+        sum of two, of a long and a short length scale (of 10000 rows or fewer, also RBF). With
+        several columns: a kernel of which each column gets a copy, or a sum of
+        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each.
+    n_inducing : int, "auto" or None, default=None
+        None is exact. A number M places inducing states at M of the times: a small fitted model,
+        rows that come in parts. "auto" takes as many as the length scale learned asks for. With
+        several columns, the most distinct values of a column, beyond which they are binned (None
+        and "auto": 512).
+    inducing : {"fixed", "learned"}, default="fixed"
+        Whether the places of inducing states are learned.
+    posterior : {"auto", "mean_field", "joint"}, default="auto"
+        Of several columns: a product of one process a column, which is cheaper, or with the
+        dependence between them. "auto" is "joint" with Gaussian noise or few rows.
+    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    link : {"exp", "softplus"}, default="exp"
+        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    degrees_of_freedom : float or "auto", default="auto"
+        Of "student_t"; "auto" learns them.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
+        left as they are.
+    max_iter : int, default=100
+        Iterations of the search of hyper-parameters.
+    tol : float, default=1e-7
+        Gain of evidence in an iteration, in nats an observation, below which to stop. With less
+        than 0.001 nats in all it stops in any case.
+    warm_start : bool, default=False
+        Start from the kernel and the likelihood of the last fit.
+    random_state : int, RandomState instance or None, default=None
+        Not used by the fit, which draws nothing.
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+    dtype : {"float64"}, default="float64"
+        Single precision is refused.
+    n_jobs : int or None, default=None
+        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
+        processors.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned, noise included. Of several columns a sum of ActiveDims.
+    log_marginal_likelihood_value_ : float
+        Of the standardised targets, in nats: exact with Gaussian noise, one column and no inducing
+        states, else a lower bound.
+    inducing_points_ : ndarray of shape (M, 1)
+        Times of the inducing states, where there are any.
+    intercept_ : float
+        What `predict_components` leaves of the mean of f, in the units of y.
+    component_kernels_ : list of Kernel
+        One a column of `predict_components`.
+    noise_variance_ : float
+        In squared units of y; none for counts.
+    likelihood_scale_ : float
+        Of Student-t noise, in units of y.
+    degrees_of_freedom_ : float
+        Of Student-t noise.
+    n_iter_ : int
+    history_ : dict of lists
+        "solve": evidence an observation after each iteration.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    StateSpaceGPClassifier : The same for classes.
+    SWSGPRegressor : Any number of columns that act together.
+
+    References
+    ----------
+    .. [1] Adam, Eleftheriadis, Durrande, Artemev and Hensman (2020), Doubly sparse variational
+       Gaussian processes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import StateSpaceGPRegressor
+    >>> x = np.linspace(0, 20, 500)[:, None]
+    >>> y = np.sin(x[:, 0]) + 0.1 * np.cos(40 * x[:, 0])
+    >>> y[200:220] = np.nan
+    >>> model = StateSpaceGPRegressor().fit(x, y)
+    >>> mean, std = model.predict([[8.4]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(8.4)) < 2 * std[0])
+    True
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        **StateSpaceMixin._state_space_constraints,
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "link": [StrOptions({"exp", "softplus"})],
+        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        n_inducing=None,
+        inducing="fixed",
+        posterior="auto",
+        likelihood="gaussian",
+        link="exp",
+        degrees_of_freedom="auto",
+        optimizer="auto",
+        normalize_y=True,
+        max_iter=100,
+        tol=1e-7,
+        warm_start=False,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.n_inducing = n_inducing
+        self.inducing = inducing
+        self.posterior = posterior
+        self.likelihood = likelihood
+        self.link = link
+        self.degrees_of_freedom = degrees_of_freedom
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn the hyper-parameters and the posterior of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Times, in any order and units and with repetitions; or several columns, for an additive
+            model.
+        y : array-like of shape (n,)
+            Counts, for ``likelihood="poisson"``. NaN where it was not observed.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        StateSpaceGPRegressor
+            Itself.
+        """
+        self._learn_rows(X, y, sample_weight)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Add rows to the posterior; hyper-parameters and standardisation are kept.
+
+        The first call is a `fit`. Later rows may lie anywhere in time. With Gaussian noise the
+        posterior is that of all rows at once; otherwise their sites are found given those before.
+        Sites at all times grow with them. With ``n_inducing`` the state does not, but for times
+        beyond the inducing states, which get such of their own, as densely placed as before.
+
+        Of several columns the posterior is that of all rows at once. With Gaussian noise sums over
+        bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
+        likelihoods keep the rows. A `fit` of more than 1000 rows keeps neither and cannot go on.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        StateSpaceGPRegressor
+            Itself.
+        """
+        if not hasattr(self, "_states"):
+            self._learn_rows(X, y, sample_weight, stream=True)
+            return self
+        self._check_likelihood()
+        self._check_parameters()
+        counts = self.likelihood == "poisson"
+        X, y, sample_weight = observed_rows(X, y, sample_weight)
+        X, y, sample_weight = self._validate_training(
+            X, y, sample_weight, reset=False, counts=counts
+        )
+        family = self._family(None if counts else split_noise(self.kernel_)[1])
+        likelihood = family.make(to_tensor(self._likelihood_parameters))
+        backend = self._resolve_backend()
+        self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend)
+        return self
+
+    def _learn_rows(self, X, y, sample_weight, *, stream: bool = False) -> None:
+        """Fit and set the attributes that tell of it."""
+        self._check_likelihood()
+        self._check_parameters()
+        counts = self.likelihood == "poisson"
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
+            X, y, sample_weight = observed_rows(X, y, sample_weight)
+            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            given, white = self._split_kernel(X)
+            offset = self._prior_mean(z, sample_weight)
+            signals = self._signals(X, 1.0, given)
+            with session.stage("solve") as callback:
+                kernel, parameters = self._learn(
+                    X,
+                    [z],
+                    sample_weight,
+                    self._family(white),
+                    [offset],
+                    signals,
+                    self._resolve_backend(),
+                    callback,
+                    stream=stream,
+                )
+            self._describe(kernel, parameters, white)
+            if self.kernel is not None and self.optimizer is not None:
+                warn_at_bounds(self.kernel_)
+
+    def _split_kernel(self, X: np.ndarray):
+        """The kernel given, without noise (None for the default), and the noise (None: counts)."""
+        counts = self.likelihood == "poisson"
+        default = None if counts else WhiteKernel(_NOISE, _NOISE_BOUNDS)
+        if self.kernel is None:
+            return None, default
+        kernel = self._resolve_kernel(X, lambda: None)
+        if counts:
+            refuse_noise(kernel, self)
+            return kernel, None
+        return split_noise(with_noise(kernel))
+
+    def _prior_mean(self, z: np.ndarray, sample_weight: np.ndarray | None) -> float:
+        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
+        if self.likelihood != "poisson":
+            return 0.0
+        total = len(z) if sample_weight is None else sample_weight.sum()
+        mean = np.average(z, weights=sample_weight)
+        return offset_of_mean(float(max(mean, _LEAST_COUNT / total)), self.link)
+
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """Evidence of the standardised targets, in nats; a bound where it is not exact."""
+        return self._evidence
+
+    @property
+    def intercept_(self) -> float:
+        """What the components leave of the mean of f, in the units of y."""
+        return float(self._to_y(self._states[0].offset))
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def _latent_mean(self, X):
+        return self._moments(X)[0][:, 0]
+
+    def _latent_mean_and_variance(self, X):
+        mean, var = self._moments(X)
+        return mean[:, 0], var[:, 0]
+
+    def _latent_mean_and_covariance(self, X):
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            mean, covariance = self._states[0].covariance(self._inputs(X))
+        return mean.numpy(), covariance.numpy()
+
+    def _latent_samples(self, X, n_samples, rng):
+        return self._draws(X, n_samples, int(rng.randint(2**31 - 1)))
+
+    def predict_components(self, X: ArrayLike, return_std: bool = False):
+        """Predict what each part of the model adds to f.
+
+        Of several columns the parts are the columns (those that the kernel names), each about its
+        mean over the training rows; of one column, the summands of the kernel. They and
+        ``intercept_`` sum to the mean of f, which is `predict`, counts aside.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        return_std : bool, default=False
+            Also return their standard deviations.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, p)
+            In the units of y; of counts on the scale of the link.
+        std : ndarray of shape (n, p)
+            Only when ``return_std`` is True.
+        """
+        mean, var = self._components(self._validate_prediction(X))
+        mean = self.y_scale_ * mean[:, :, 0]
+        return (mean, self.y_scale_ * np.sqrt(var[:, :, 0])) if return_std else mean
+
+
+def observed_rows(X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None):
+    """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
+
+    Raises
+    ------
+    ValueError
+        If there is no target but NaN.
+    """
+    try:
+        values = np.asarray(y)
+        missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
+    except (TypeError, ValueError):  # labels or worse: validation says what is wrong
+        return X, y, sample_weight
+    if missing.ndim != 1 or not missing.any():
+        return X, y, sample_weight
+    if missing.all():
+        raise ValueError(
+            f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
+            "one that was observed."
+        )
+    check_consistent_length(X, y, sample_weight)
+    rows = np.flatnonzero(~missing)
+    return take_rows(X, rows), take_rows(y, rows), take_rows(sample_weight, rows)

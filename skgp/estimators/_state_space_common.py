@@ -1,0 +1,397 @@
+"""What `StateSpaceGPRegressor` and `StateSpaceGPClassifier` share: parameters, fit, predictions."""
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
+from torch import Tensor
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._compat import Interval, StrOptions
+from skgp.estimators._inducing import warn_of_few_rows
+from skgp.estimators._series_kernels import (
+    column_kernels,
+    default_component_kernel,
+    default_series_kernels,
+    summands,
+)
+from skgp.estimators._state_space_rows import Rows
+from skgp.estimators._threads import threads
+from skgp.kernels import ActiveDims, state_space
+from skgp.likelihoods import Likelihood
+from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
+from skgp.models.state_space.additive_state import AdditiveState
+from skgp.models.state_space.additive_tables import AdditiveStatistics
+from skgp.models.state_space.binning import make_bins
+from skgp.models.state_space.fit import fit_series
+from skgp.models.state_space.inducing_state import InducingState
+from skgp.models.state_space.state import SeriesState
+from skgp.models.state_space.streaming import add_rows
+
+#: Rows from which on more than one thread pays.
+LARGE = 50_000
+
+# Bins of a column of an additive model.
+_N_BINS = 512
+# Of the evidence in an iteration, in nats, below which a search of few rows stops.
+_LEAST_GAIN = 1e-3
+# Rows up to which an additive model keeps them, for others to join.
+_FEW_ROWS = 1000
+
+State = SeriesState | InducingState | AdditiveState
+
+
+class StateSpaceMixin:
+    """Parameters, fit and predictions; a face adds the likelihood.
+
+    A face has the parameters of ``_state_space_constraints``, and the hooks and attributes of a
+    base class of :mod:`skgp.estimators`.
+    """
+
+    _state_space_constraints: dict[str, list[Any]] = {
+        "n_inducing": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"}), None],
+        "inducing": [StrOptions({"fixed", "learned"})],
+        "posterior": [StrOptions({"auto", "mean_field", "joint"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    #: One a latent process.
+    _states: list[State]
+    #: Columns of X that the model sees.
+    _columns: list[int]
+    #: Of an additive model: what rows that come later join, if it is there.
+    _stream: Rows | AdditiveStatistics | None
+
+    # ---- training ------------------------------------------------------------------------
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that state-space inference cannot serve."""
+        if self.dtype != "float64":
+            raise ValueError(
+                f"dtype={self.dtype!r} is not for state-space inference, which loses whole nats of "
+                "the evidence and a fifth of the variances in single precision. Use "
+                'dtype="float64".'
+            )
+        if self.inducing == "learned" and self.n_inducing is None:
+            raise ValueError(
+                "inducing='learned' moves inducing states, and n_inducing=None has none. Give "
+                "n_inducing, or leave inducing out."
+            )
+
+    def _signals(self, X: np.ndarray, variance: float, given: Kernel | None) -> list[Kernel | None]:
+        """Kernels of f: of one column those to choose among, else one for each column.
+
+        Raises
+        ------
+        ValueError
+            If `given` has no state-space form, or parts that see several columns.
+        """
+        n_columns = X.shape[1]
+        if given is None:
+            if n_columns == 1:
+                return [*default_series_kernels(X[:, 0], variance)]
+            return [
+                ActiveDims(default_component_kernel(X[:, column], n_columns, variance), [column])
+                for column in range(n_columns)
+            ]
+        kernels = [given] if n_columns == 1 else column_kernels(given, n_columns)
+        for kernel in kernels:
+            if kernel is not None:
+                state_space(kernel)  # says which kernels have a form
+        return kernels
+
+    def _learn(
+        self,
+        X: np.ndarray,
+        targets: Sequence[np.ndarray],
+        weight: np.ndarray | None,
+        family: Family,
+        offsets: Sequence[float],
+        signals: list[Kernel | None],
+        backend: Backend,
+        callback: Callable[[int, dict], bool],
+        *,
+        stream: bool = False,
+    ) -> tuple[Kernel, Tensor]:
+        """Fit latent processes, one a target; a stream keeps what later rows need.
+
+        Returns
+        -------
+        kernel : Kernel
+            Without noise.
+        parameters : Tensor of shape (p,)
+            Of the likelihood.
+        """
+        start = None
+        if self.warm_start and self.optimizer is not None and hasattr(self, "_states"):
+            signals, start = self._warm(signals, X.shape[1])
+        self._columns = [0]
+        if X.shape[1] > 1:
+            self._columns = [column for column, part in enumerate(signals) if part is not None]
+        kernels = [kernel for kernel in signals if kernel is not None]
+        rows = self._tensors(X, targets, weight, backend)
+        tol = max(self.tol, _LEAST_GAIN / (len(X) if weight is None else weight.sum()))
+        search = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
+        self._offsets = list(offsets)
+        self._stream = None
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            if X.shape[1] == 1:
+                parameters = self._fit_series(kernels, rows, family, offsets, start, search)
+            else:
+                data = self._stream_of(rows, family) if stream else rows
+                fits = self._fit_additive(
+                    [kernels] * len(targets),
+                    data,
+                    family,
+                    parameters=start,
+                    optimise=self.optimizer is not None,
+                    **search,
+                )
+                self._keep_additive(fits)
+                self._stream = data if stream or len(X) <= _FEW_ROWS else None
+                parameters = fits[0].parameters
+        # What a warm start needs besides the states.
+        self._likelihood_parameters = parameters.cpu().numpy()
+        self._asked = self._request()
+        kernels = [_kernel_of(state) for state in self._states]
+        alike = len({str(kernel) for kernel in kernels}) == 1
+        return kernels[0] if alike else CompoundKernel(kernels), parameters.cpu()
+
+    def _tensors(
+        self,
+        X: np.ndarray,
+        targets: Sequence[np.ndarray],
+        weight: np.ndarray | None,
+        backend: Backend,
+    ) -> Rows:
+        """Rows on the device of the fit, without the columns that have no component."""
+        return Rows(
+            backend.tensor(X[:, self._columns]),
+            backend.tensor(np.stack(targets, axis=1)),
+            None if weight is None else backend.tensor(weight).clone(),
+        )
+
+    def _fit_series(
+        self,
+        kernels: list[Kernel],
+        rows: Rows,
+        family: Family,
+        offsets: Sequence[float],
+        start: Tensor | None,
+        search: dict[str, Any],
+    ) -> Tensor:
+        processes = rows.series()
+        if isinstance(self.n_inducing, Integral):
+            warn_of_few_rows(int(self.n_inducing), len(processes[0].times))
+        fit = fit_series(
+            kernels,
+            processes,
+            family,
+            offsets=offsets,
+            n_inducing=self.n_inducing,
+            learn_inducing=self.inducing == "learned",
+            learn=self.optimizer is not None,
+            start=start,
+            **search,
+        )
+        self._keep(fit.states, fit.value, fit.n_iter, fit.history)
+        return fit.parameters
+
+    def _fit_additive(
+        self,
+        kernels: Sequence[list[Kernel]],
+        data: Rows | AdditiveStatistics,
+        family: Family,
+        **options: Any,
+    ) -> list[AdditiveState]:
+        """Fit additive models with some kernels, one a column, for every target."""
+        options["posterior"] = self.posterior
+        if isinstance(data, AdditiveStatistics):
+            (offset,) = self._offsets
+            return [fit_additive_statistics(kernels[0], data, family, offset=offset, **options)]
+        return [
+            fit_additive(
+                parts,
+                data.x,
+                y,
+                data.weight,
+                family,
+                offset=offset,
+                n_bins=self._n_bins(),
+                **options,
+            )
+            for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
+        ]
+
+    def _keep_additive(self, fits: list[AdditiveState]) -> None:
+        self._keep(
+            fits,
+            sum(fit.elbo for fit in fits),
+            sum(fit.n_iter for fit in fits),
+            [value for fit in fits for value in fit.history],
+        )
+
+    def _stream_of(self, rows: Rows, family: Family) -> Rows | AdditiveStatistics:
+        """What to keep of rows so that others can join them."""
+        if not isinstance(family, GaussianFamily) or len(rows.x) <= _FEW_ROWS:
+            return rows
+        y = rows.y[:, 0]
+        bins = make_bins(rows.x, rows.weight, n_bins=self._n_bins())
+        statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
+        statistics.add(rows.x, y, rows.weight)
+        return statistics
+
+    def _add(
+        self,
+        X: np.ndarray,
+        targets: Sequence[np.ndarray],
+        weight: np.ndarray | None,
+        likelihood: Likelihood,
+        family: Family,
+        backend: Backend,
+    ) -> None:
+        """Condition on more rows; hyper-parameters stay.
+
+        Raises
+        ------
+        ValueError
+            If the model is additive and the rows before are gone.
+        """
+        rows = self._tensors(X, targets, weight, backend)
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            if X.shape[1] > 1:
+                self._add_to_columns(rows, family)
+                return
+            states = [
+                add_rows(state, series, likelihood)
+                for state, series in zip(self._states, rows.series(), strict=True)
+            ]
+        self._states = pickle.loads(pickle.dumps(states))
+
+    def _add_to_columns(self, rows: Rows, family: Family) -> None:
+        """The additive part of `_add`."""
+        if self._stream is None:
+            raise ValueError(
+                f"partial_fit of {len(self._columns)} columns cannot go on from a fit of more than "
+                f"{_FEW_ROWS} rows, which keeps nothing that others could join. Call fit with all "
+                "rows, or begin the stream with partial_fit on a new estimator."
+            )
+        if isinstance(self._stream, AdditiveStatistics):
+            stream = copy.deepcopy(self._stream)
+            stream.add(rows.x, rows.y[:, 0], rows.weight)
+        else:
+            stream = self._stream_of(self._stream.joined(rows), family)
+        fits = self._fit_additive(
+            [_parts(state) for state in self._states],
+            stream,
+            family,
+            parameters=to_tensor(self._likelihood_parameters),
+            optimise=False,
+        )
+        self._stream, self._states = stream, pickle.loads(pickle.dumps(fits))
+        self._evidence = float(sum(fit.elbo for fit in fits))
+
+    def _request(self) -> tuple:
+        """What a warm start must find asked for again."""
+        return (
+            self.n_features_in_,
+            None if self.kernel is None else clone(self.kernel),
+            self.likelihood,
+            getattr(self, "link", None),
+            getattr(self, "degrees_of_freedom", None),
+        )
+
+    def _n_bins(self) -> int:
+        """Bins of a column of an additive model."""
+        return _N_BINS if self.n_inducing in (None, "auto") else self.n_inducing
+
+    def _keep(self, states, evidence: float, n_iter: int, history: list[float]) -> None:
+        """Copy what was learned to attributes."""
+        self._states = pickle.loads(pickle.dumps(list(states)))  # from any device
+        self._evidence = float(evidence)
+        self.n_iter_ = n_iter
+        self.history_ = {"solve": history}
+
+    def _warm(
+        self, signals: list[Kernel | None], n_columns: int
+    ) -> tuple[list[Kernel | None], Tensor | None]:
+        """Kernels and likelihood of the last fit, where it was asked for the same model."""
+        if self._asked != self._request():
+            return signals, None
+        parts, parameters = _parts(self._states[0]), to_tensor(self._likelihood_parameters)
+        if n_columns == 1:
+            return [*parts], parameters
+        learned = dict(zip(self._columns, parts, strict=True))
+        return [learned.get(column) for column in range(n_columns)], parameters
+
+    @property
+    def inducing_points_(self) -> np.ndarray:
+        """Times of the inducing states, (M, 1)."""
+        state = self._states[0]
+        if not isinstance(state, InducingState):
+            raise AttributeError("There are no inducing states; give n_inducing and one column.")
+        return state.knots.numpy()[:, None]
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def _bytes_per_row(self) -> int:
+        n_states = max(
+            state_space(part).n_states for state in self._states for part in _parts(state)
+        )
+        return 8 * (6 * n_states**2 + 20) * len(self._columns)
+
+    def _inputs(self, X: np.ndarray) -> Tensor:
+        """Rows as the states take them: times (n,), or the columns that have a component."""
+        x = to_tensor(X[:, self._columns])
+        return x[:, 0] if isinstance(self._states[0], SeriesState | InducingState) else x
+
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances, shapes (n, c)."""
+        x = self._inputs(X)
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            found = [state.moments(x) for state in self._states]
+        mean, var = (torch.stack(part, dim=1).numpy() for part in zip(*found, strict=True))
+        return mean, var
+
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of the components, shapes (n, p, c)."""
+        x = self._inputs(X)
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            found = [state.components(x) for state in self._states]
+        mean, var = (torch.stack(part, dim=2).numpy() for part in zip(*found, strict=True))
+        return mean, var
+
+    def _draws(self, X: np.ndarray, n_samples: int, seed: int) -> np.ndarray:
+        """Joint draws of the first latent process, (n, n_samples)."""
+        state, generator = self._states[0], torch.Generator().manual_seed(seed)
+        with threads(self.n_jobs, single=len(X) < LARGE):
+            return state.samples(self._inputs(X), n_samples, generator).numpy()
+
+    @property
+    def component_kernels_(self) -> list[Kernel]:
+        """Kernel of each column of `predict_components`, of the first latent process."""
+        return _parts(self._states[0], split=True)
+
+
+def _parts(state: State, *, split: bool = False) -> list[Kernel]:
+    """Kernels of the components; of a series all at once, or its summands."""
+    if isinstance(state, SeriesState | InducingState):
+        return summands(state.kernel) if split else [state.kernel]
+    return list(state.kernels)
+
+
+def _kernel_of(state: State) -> Kernel:
+    """The kernel of f as one expression."""
+    kernel, *others = _parts(state)
+    for other in others:
+        kernel = Sum(kernel, other)
+    return kernel

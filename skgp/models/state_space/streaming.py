@@ -1,0 +1,149 @@
+r"""Rows that come later: their sites join those of the rows before, hyper-parameters kept.
+
+The posterior so far, prior times sites, is the prior of the new rows. With Gaussian noise their
+sites are known at once, and the result is that of all rows together. Of other likelihoods the sites
+of the new rows are sought with those of old held: the bound is that of :mod:`.inducing` with a
+*base*, and a state at every time makes it exact.
+
+New times beyond the knots of inducing states get knots of their own, as far apart as those before
+are in the middle. Intervals that are new have no sites yet, and the site of what was the last
+interval, which tells of the state at its inner end alone, is one of the interval that follows that
+state now: appending zeros is exact.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from skgp.kernels.sde import state_space
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.likelihoods import Gaussian, Likelihood
+from skgp.models.state_space.inducing import fit_inducing
+from skgp.models.state_space.inducing_state import InducingState
+from skgp.models.state_space.knots import shortest_scale
+from skgp.models.state_space.pair_sites import PairSites
+from skgp.models.state_space.series import Series
+from skgp.models.state_space.state import SeriesState
+
+__all__ = ["add_rows"]
+
+# Of the search of new sites, which are never looked at again: passes, and gain in nats a row.
+_MAX_ITER, _TOL = 50, 1e-9
+_PER_SCALE = 10  # knots a length scale, where those before do not say
+
+
+def add_rows(
+    state: SeriesState | InducingState, series: Series, likelihood: Likelihood
+) -> SeriesState | InducingState:
+    """Condition a posterior on more rows.
+
+    Parameters
+    ----------
+    state : SeriesState or InducingState
+        Of m times, or of M knots.
+    series : Series
+        The new rows, at any times.
+    likelihood : Likelihood
+        One that takes all rows alike.
+
+    Returns
+    -------
+    SeriesState or InducingState
+        As `state`. Knots: O(M d^3) and as much a row and step. Sites at all times: O(m log m) for
+        Gaussian noise, else O(m d^3) a step, with some 10 (2d)^2 numbers a time in memory.
+
+    Raises
+    ------
+    NonFiniteLossError
+        If the bound of the new rows is not finite where the search begins.
+    """
+    form = state_space(state.kernel)
+    dynamics = form.at(form.parameters().detach())
+    if isinstance(state, InducingState):
+        state = _with_knots_for(state, series.times, dynamics)
+        return _add_to_knots(state, series, likelihood, dynamics)
+    return _add_to_times(state, series, likelihood, dynamics)
+
+
+def _add_to_times(
+    state: SeriesState, series: Series, likelihood: Likelihood, dynamics: Dynamics
+) -> SeriesState:
+    """Sites at the union of the times, those of equal times added."""
+    times, place = torch.unique(torch.cat([state.times, series.times]), return_inverse=True)
+    before, new = place[: len(state.times)], place[len(state.times) :]
+    beta, weight = (
+        times.new_zeros(len(times)).index_copy_(0, before, old)
+        for old in (state.beta, state.weight)
+    )
+    if isinstance(likelihood, Gaussian):
+        noise = float(likelihood.noise_variance)
+        linear = (series.totals - state.offset * series.counts) / noise
+        added = linear, series.counts / noise
+    else:
+        base = _on_states(dynamics.observation, beta, weight)
+        found = fit_inducing(
+            dynamics, times, series, likelihood, offset=state.offset, base=base, tol=_TOL
+        )
+        added = found.beta, found.weight
+    beta, weight = (
+        old.index_add(0, new, more) for old, more in zip((beta, weight), added, strict=True)
+    )
+    return SeriesState(state.kernel, times, beta, weight, state.offset)
+
+
+def _on_states(observation: Tensor, beta: Tensor, weight: Tensor) -> PairSites:
+    """Sites of f at knots (m,) as sites of the pairs that begin with them."""
+    d, H = len(observation), observation
+    sites = PairSites.zeros(d, len(beta))
+    sites.linear[:d, 1:] = H[:, None] * beta
+    sites.precision[:d, :d, 1:] = (H[:, None] * H)[..., None] * weight
+    return sites
+
+
+def _add_to_knots(
+    state: InducingState, series: Series, likelihood: Likelihood, dynamics: Dynamics
+) -> InducingState:
+    """Sites of the same knots, with what the rows add."""
+    found = fit_inducing(
+        dynamics,
+        state.knots,
+        series,
+        likelihood,
+        offset=state.offset,
+        base=state.sites,
+        # Of Gaussian noise the first sites are the best.
+        max_iter=1 if isinstance(likelihood, Gaussian) else _MAX_ITER,
+        tol=_TOL,
+    )
+    return InducingState(state.kernel, state.knots, found.sites, state.offset)
+
+
+def _with_knots_for(state: InducingState, times: Tensor, dynamics: Dynamics) -> InducingState:
+    """The same posterior, with knots as far as the times (rising) reach."""
+    knots = state.knots
+    spacing = (
+        float(knots.diff().median()) if len(knots) > 1 else shortest_scale(dynamics) / _PER_SCALE
+    )
+    after = _beyond(times[times > knots[-1]], float(knots[-1]), spacing)
+    before = -_beyond(-times[times < knots[0]].flip(0), -float(knots[0]), spacing).flip(0)
+    pad = len(before), len(after)
+    sites = PairSites(
+        torch.nn.functional.pad(state.sites.linear, pad),
+        torch.nn.functional.pad(state.sites.precision, pad),
+    )
+    return InducingState(state.kernel, torch.cat([before, knots, after]), sites, state.offset)
+
+
+def _beyond(times: Tensor, edge: float, spacing: float) -> Tensor:
+    """The last of the times (rising, beyond the edge) in each cell of a width, but for close ones.
+
+    The first cell begins at the edge. A time less than half a cell away needs no knot.
+    """
+    if not len(times) or not math.isfinite(spacing):
+        return times[:0]
+    cell = ((times - edge) / spacing).floor()
+    last = torch.ones_like(cell, dtype=torch.bool)
+    last[:-1] = cell.diff() != 0
+    found = times[last]
+    return found[found.diff(prepend=found.new_tensor([edge])) > spacing / 2]

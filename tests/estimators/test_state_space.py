@@ -1,0 +1,556 @@
+"""StateSpaceGPRegressor: the contracts, series, additive models, streams, awkward data."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from joblib import parallel_config
+from scipy import stats
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    PairwiseKernel,
+    WhiteKernel,
+)
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import StateSpaceGPRegressor
+from skgp.datasets import make_counts
+from skgp.kernels import ActiveDims
+from tests.contracts.common import Recorder
+from tests.contracts.estimators import (
+    CountRegressorContract,
+    RegressorContract,
+    rbf_kernel,
+    sklearn_checks,
+    z_scores,
+)
+
+test_sklearn = sklearn_checks(StateSpaceGPRegressor())
+
+KERNEL = 1.0 * Matern(2.0, nu=1.5) + WhiteKernel(0.05)
+COUNT_KERNEL = 0.5 * Matern(2.0, nu=1.5)
+LIKELIHOODS = ("gaussian", "student_t", "poisson")
+likelihoods = pytest.mark.parametrize("likelihood", LIKELIHOODS)
+
+
+class AdditiveContract:
+    """What differs: parts name their columns, NaN in y is missing, single precision is refused."""
+
+    offers_state = False
+
+    @pytest.mark.parametrize("value", [np.inf])
+    def test_fit_refuses_targets_that_are_not_finite(self, data, value):
+        super().test_fit_refuses_targets_that_are_not_finite(data, value)
+
+    @pytest.mark.parametrize("dtype", ["float64"])
+    def test_predictions_do_not_depend_on_the_batch(self, data, dtype):
+        super().test_predictions_do_not_depend_on_the_batch(data, dtype)
+
+
+def additive_kernel(n_columns):
+    """A kernel that sees two columns; one with more length scales than there are columns."""
+    if n_columns > 2:
+        return RBF([1.0] * n_columns)
+    first, second = (ActiveDims(1.0 * Matern(1.5, nu=1.5), [j]) for j in range(2))
+    return first + second
+
+
+TWO_COLUMNS = ActiveDims(1.0 * RBF(1.0), [0]) + ActiveDims(1.0 * RBF(1.0), [1])
+
+
+class TestContract(AdditiveContract, RegressorContract):
+    easy_r2 = 0.7  # the data have an interaction
+    scalar_kernel = TWO_COLUMNS + WhiteKernel(0.05)
+    length_scale = "kernel__k1__k1__kernel__k2__length_scale"
+
+    def make(self, **params):
+        if params.get("kernel") == rbf_kernel():
+            params["kernel"] = self.kernel()
+        return StateSpaceGPRegressor(**params)
+
+    def kernel(self, n_columns=2):
+        return additive_kernel(n_columns) + WhiteKernel(0.05)
+
+
+class TestCountContract(AdditiveContract, CountRegressorContract):
+    scalar_kernel = TWO_COLUMNS
+    length_scale = "kernel__k1__kernel__k2__length_scale"
+
+    def make(self, **params):
+        return StateSpaceGPRegressor(**{"likelihood": "poisson", **params})
+
+    def kernel(self, n_columns=2):
+        return additive_kernel(n_columns)
+
+
+def kept(**params):
+    """An estimator with hyper-parameters that suit `data` and are kept."""
+    counts = params.get("likelihood") == "poisson"
+    kernel = COUNT_KERNEL if counts else KERNEL
+    return StateSpaceGPRegressor(**{"kernel": kernel, "optimizer": None, **params})
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Times in no order, some of them twice."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 20, 120)
+    x[:10] = x[10:20]
+    return x[:, None], 30 + 4 * (np.sin(x) + 0.2 * rng.standard_normal(120))
+
+
+@pytest.fixture(scope="module")
+def counts(data):
+    rng = np.random.default_rng(1)
+    return data[0], rng.poisson(np.exp(1 + np.sin(data[0][:, 0])))
+
+
+@pytest.fixture(scope="module")
+def X_new():
+    return np.array([[3.0], [-2.0], [19.5], [24.0], [3.0], [11.0]])
+
+
+@pytest.fixture(scope="module")
+def columns():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (80, 3))
+    return X, 5 + np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.standard_normal(80)
+
+
+def target(likelihood, data, counts):
+    return counts if likelihood == "poisson" else data
+
+
+# ---- predictions of a series -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_inducing", [None, 110])
+def test_series_is_the_dense_gp(n_inducing, data, X_new):
+    X, y = data
+    z = (y - y.mean()) / y.std()
+    dense = GaussianProcessRegressor(KERNEL, optimizer=None, alpha=1e-14).fit(X, z)
+    fit = kept(n_inducing=n_inducing).fit(X, y)
+    mean, covariance = dense.predict(X_new, return_cov=True)
+    found = fit.predict(X_new, return_cov=True)
+    np.testing.assert_allclose((found[0] - y.mean()) / y.std(), mean, atol=1e-8)
+    # scikit-learn has its noise between equal rows too.
+    expected = covariance / 1.0
+    same = (X_new == X_new.T) & ~np.eye(6, dtype=bool)
+    np.testing.assert_allclose((found[1] / y.var())[~same], expected[~same], atol=1e-8)
+    assert fit.log_marginal_likelihood_value_ == pytest.approx(
+        dense.log_marginal_likelihood_value_, abs=1e-6
+    )
+
+
+@likelihoods
+@pytest.mark.parametrize("n_inducing", [None, 30])
+def test_far_away_the_prior_is_predicted(likelihood, n_inducing, data, counts):
+    fit = kept(likelihood=likelihood, n_inducing=n_inducing)
+    fit.fit(*target(likelihood, data, counts))
+    mean, var = fit.latent_mean_and_variance([[-1e5], [1e5], [1e9]])
+    prior = np.log(counts[1].mean()) if likelihood == "poisson" else data[1].mean()
+    np.testing.assert_allclose(mean, prior, rtol=1e-10)
+    scale = COUNT_KERNEL.k1.constant_value if likelihood == "poisson" else fit.y_scale_**2
+    np.testing.assert_allclose(var, scale, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n_inducing", [None, 40])
+def test_draws_are_joint(n_inducing, data, X_new):
+    fit = kept(n_inducing=n_inducing).fit(*data)
+    mean, covariance = fit.predict(X_new, return_cov=True)
+    residual = fit.sample_y(X_new, 3000, random_state=1) - mean[:, None]
+    assert np.abs(z_scores(residual, 0)).max() < 4
+    assert np.abs(z_scores(residual[:, None] * residual, covariance)).max() < 4
+    np.testing.assert_array_equal(fit.sample_y(X_new, 2), fit.sample_y(X_new, 2))
+
+
+def test_components_are_the_summands_and_sum_to_the_mean(data, X_new):
+    kernel = KERNEL + 0.3 * ExpSineSquared(0.7, 2.0) * Matern(3.0, nu=0.5)
+    fit = kept(kernel=kernel).fit(*data)
+    mean, std = fit.predict_components(X_new, return_std=True)
+    assert mean.shape == std.shape == (6, 2) and len(fit.component_kernels_) == 2
+    np.testing.assert_allclose(mean.sum(1) + fit.intercept_, fit.predict(X_new), rtol=1e-10)
+    assert fit.intercept_ == pytest.approx(data[1].mean())
+    alone = GaussianProcessRegressor(kernel, optimizer=None)
+    z = (data[1] - data[1].mean()) / data[1].std()
+    alone.fit(data[0], z)
+    share = fit.component_kernels_[0](X_new, data[0]) @ alone.alpha_
+    np.testing.assert_allclose(mean[:, 0] / fit.y_scale_, share, atol=1e-6)
+    np.testing.assert_array_equal(fit.predict_components(X_new), mean)
+
+
+@likelihoods
+@pytest.mark.parametrize("n_inducing", [None, 30])
+def test_weights_are_repeated_rows(likelihood, n_inducing, data, counts, X_new):
+    X, y = target(likelihood, data, counts)
+    weights = np.random.default_rng(3).integers(0, 4, len(y))  # 0 leaves the row out
+    options = {"likelihood": likelihood, "n_inducing": n_inducing}
+    weighted = kept(**options).fit(X, y, weights)
+    repeated = kept(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    for a, b in zip(
+        weighted.predict(X_new, return_std=True),
+        repeated.predict(X_new, return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@likelihoods
+def test_missing_targets_are_rows_left_out(likelihood, data, counts, X_new):
+    X, y = target(likelihood, data, counts)
+    weights, missing = np.linspace(1, 2, len(y)), np.arange(len(y)) % 5 == 0
+    holes = np.where(missing, np.nan, y)
+    fit = kept(likelihood=likelihood).fit(X, holes, weights)
+    rest = kept(likelihood=likelihood).fit(X[~missing], y[~missing], weights[~missing])
+    np.testing.assert_array_equal(fit.predict(X_new), rest.predict(X_new))
+    assert np.isfinite(fit.predict(X)).all()
+    as_lists = kept(likelihood=likelihood).fit(X.tolist(), holes.tolist(), weights.tolist())
+    np.testing.assert_array_equal(as_lists.predict(X_new), rest.predict(X_new))
+
+
+def test_missing_targets_of_a_data_frame(data, X_new):
+    pandas = pytest.importorskip("pandas")
+    X, y = data
+    frame, holes = pandas.DataFrame(X, columns=["t"]), pandas.Series(y).where(y > 28)
+    fit = kept().fit(frame, holes)
+    assert list(fit.feature_names_in_) == ["t"]
+    expected = kept().fit(X[y > 28], y[y > 28]).predict(X_new)
+    found = fit.predict(pandas.DataFrame(X_new, columns=["t"]))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+# ---- what is learned --------------------------------------------------------------------------
+
+
+def test_default_learns_a_series_and_tells_of_it(data):
+    X, y = data
+    fit = StateSpaceGPRegressor().fit(X, y)
+    assert fit.noise_variance_ == pytest.approx(0.64, rel=0.4)
+    assert fit.log_marginal_likelihood_value_ > kept().fit(X, y).log_marginal_likelihood_value_
+    assert fit.n_iter_ >= 1 and len(fit.history_["solve"]) == fit.n_iter_
+    grid = np.linspace(0, 20, 50)
+    assert np.abs(fit.predict(grid[:, None]) - 30 - 4 * np.sin(grid)).max() < 2
+    assert not hasattr(fit, "inducing_points_")
+
+
+def test_as_many_inducing_states_as_the_length_scale_asks_for(data):
+    exact = StateSpaceGPRegressor().fit(*data)
+    fit = StateSpaceGPRegressor(n_inducing="auto").fit(*data)
+    assert fit.inducing_points_.shape[1] == 1 and len(fit.inducing_points_) <= 110
+    assert fit.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=0.5
+    )
+
+
+def test_student_t_learns_its_degrees_of_freedom(data):
+    X, y = (part[:70] for part in data)
+    y = y + 15 * (np.random.default_rng(5).random(70) < 0.1)
+    kernel = 1.0 * Matern(2.0, nu=1.5) + WhiteKernel(0.1)
+    fit = StateSpaceGPRegressor(kernel, likelihood="student_t", max_iter=15).fit(X, y)
+    assert fit.degrees_of_freedom_ < 10 and fit.likelihood_scale_ == pytest.approx(0.8, rel=0.6)
+    plain = StateSpaceGPRegressor(kernel).fit(X, y)
+    truth = 30 + 4 * np.sin(X[:, 0])
+    assert np.abs(fit.predict(X) - truth).mean() < np.abs(plain.predict(X) - truth).mean()
+    again = fit.set_params(likelihood="gaussian").fit(X, y)
+    assert not hasattr(again, "degrees_of_freedom_") and not hasattr(again, "likelihood_scale_")
+
+
+def test_noise_that_is_fixed_stays(data):
+    kernel = 1.0 * Matern(2.0, nu=1.5) + WhiteKernel(0.3, "fixed")
+    fit = StateSpaceGPRegressor(kernel).fit(*data)
+    assert fit.kernel_.k2.noise_level == pytest.approx(0.3, rel=1e-12)
+    assert fit.noise_variance_ == pytest.approx(0.3 * fit.y_scale_**2, rel=1e-12)
+    assert fit.kernel_.k1.k2.length_scale != 2.0
+
+
+def test_bounds_that_are_reached_are_told(data):
+    kernel = 1.0 * Matern(0.1, (0.05, 0.2), nu=1.5) + WhiteKernel(0.1)
+    with pytest.warns(ConvergenceWarning, match="length_scale.*close to the specified upper"):
+        StateSpaceGPRegressor(kernel).fit(*data)
+
+
+def test_without_optimizer_the_default_kernel_is_kept(data):
+    fit = StateSpaceGPRegressor(optimizer=None).fit(*data)
+    assert fit.n_iter_ == 0 and fit.kernel_.k1.k2.nu == 1.5
+    assert fit.kernel_.k1.k2.length_scale == pytest.approx(0.02 * np.ptp(data[0]))
+
+
+@likelihoods
+def test_warm_start_goes_on_from_the_last_fit(likelihood, data, counts):
+    X, y = (part[:50] for part in target(likelihood, data, counts))
+    options = {"likelihood": likelihood, "max_iter": 3}
+    fit = StateSpaceGPRegressor(warm_start=True, **options).fit(X, y)
+    first = fit.log_marginal_likelihood_value_
+    assert fit.fit(X, y).log_marginal_likelihood_value_ >= first - 1e-6
+    # Another model begins anew.
+    other = "gaussian" if likelihood == "student_t" else "student_t"
+    fresh = {"kernel": KERNEL, "likelihood": other}
+    again = fit.set_params(**fresh).fit(X, y)
+    cold = StateSpaceGPRegressor(max_iter=3, **fresh).fit(X, y)
+    np.testing.assert_allclose(again.kernel_.theta, cold.kernel_.theta)
+
+
+def test_callbacks_and_their_stop_in_every_part_of_a_fit(data, X_new):
+    recorder = Recorder()
+    fit = StateSpaceGPRegressor().set_callbacks(recorder).fit(*data)
+    n_iter = recorder.ended.count("iteration")
+    assert n_iter > fit.n_iter_  # those of the choice of the kernel
+    plain = StateSpaceGPRegressor().fit(*data)
+    np.testing.assert_array_equal(fit.predict(X_new), plain.predict(X_new))
+    for stop_after in (1, 3, n_iter):
+        recorder = Recorder(stop_after=stop_after)
+        fit = StateSpaceGPRegressor().set_callbacks(recorder).fit(*data)
+        assert recorder.ended.count("iteration") == stop_after
+        assert np.isfinite(fit.predict(X_new, return_std=True)).all()
+
+
+def test_grid_search_over_kernels_and_inducing_states(data):
+    kernels = [KERNEL, 1.0 * Matern(0.001, nu=0.5) + WhiteKernel(0.05)]
+    pipeline = make_pipeline(StandardScaler(with_mean=False, with_std=False), kept())
+    grid = {
+        "statespacegpregressor__kernel": kernels,
+        "statespacegpregressor__n_inducing": [None, 4],
+    }
+    with parallel_config("threading"):
+        search = GridSearchCV(pipeline, grid, cv=3, n_jobs=2).fit(*data)
+    assert search.best_params_["statespacegpregressor__kernel"] == KERNEL
+    assert search.best_params_["statespacegpregressor__n_inducing"] is None
+    assert search.best_score_ > 0.8
+
+
+def test_state_of_inducing_states_does_not_grow_with_the_rows():
+    rng = np.random.default_rng(0)
+    sizes = []
+    for n in (300, 3000):
+        x = np.sort(rng.uniform(0, 20, n))[:, None]
+        fit = kept(n_inducing=30).fit(x, np.sin(x[:, 0]))
+        fit.predict(x[:5])
+        sizes.append(len(pickle.dumps(fit)))
+    assert abs(sizes[1] - sizes[0]) < 300 and sizes[0] < 4 * 4 * 30 * 8 + 4000
+    exact = len(pickle.dumps(kept().fit(x, np.sin(x[:, 0]))))
+    assert exact < 3 * 8 * 3000 + 4000
+
+
+# ---- streams ----------------------------------------------------------------------------------
+
+
+def test_stream_is_the_fit_of_all_rows(data, X_new):
+    X, y = data
+    stream = kept(normalize_y=False)
+    for rows in np.array_split(np.arange(120), 4):
+        assert stream.partial_fit(X[rows], y[rows]) is stream
+    whole = kept(normalize_y=False).fit(X, y)
+    for a, b in zip(
+        stream.predict(X_new, return_std=True), whole.predict(X_new, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+    assert stream.y_mean_ == 0.0
+
+
+def test_stream_keeps_hyperparameters_and_standardisation(data):
+    X, y = data
+    fit = StateSpaceGPRegressor().partial_fit(X[:60], y[:60])
+    before = fit.kernel_.theta.copy(), fit.y_mean_, fit.y_scale_
+    fit.partial_fit(X[60:], np.where(np.arange(60) % 7 == 0, np.nan, y[60:]))
+    np.testing.assert_array_equal(fit.kernel_.theta, before[0])
+    assert (fit.y_mean_, fit.y_scale_) == before[1:]
+    with pytest.raises(ValueError, match="2 features"):
+        fit.partial_fit(np.ones((3, 2)), np.ones(3))
+
+
+@likelihoods
+@pytest.mark.parametrize("n_inducing", [None, 20])
+def test_stream_comes_near_the_fit_of_all_rows(likelihood, n_inducing, data, counts):
+    X, y = target(likelihood, data, counts)
+    stream = kept(likelihood=likelihood, n_inducing=n_inducing)
+    order = np.argsort(X[:, 0])
+    for rows in np.array_split(order, 3):
+        stream.partial_fit(X[rows], y[rows])
+    first = kept(likelihood=likelihood).fit(X[order[:40]], y[order[:40]])
+    whole = kept(likelihood=likelihood).fit(X, y)
+    densities = [fit.log_predictive_density(X, y).mean() for fit in (first, stream, whole)]
+    assert densities[1] > 0.2 * densities[0] + 0.8 * densities[2]
+    if n_inducing is not None:
+        assert 40 < len(stream.inducing_points_) < 80
+
+
+@pytest.mark.parametrize("few", [1000, 50])
+def test_stream_of_columns_is_the_fit_of_all_rows(few, columns, monkeypatch):
+    monkeypatch.setattr("skgp.estimators._state_space_common._FEW_ROWS", few)
+    X, y = np.round(columns[0], 1), columns[1]
+    kernel = 1.0 * Matern(1.0, nu=1.5) + WhiteKernel(0.1)
+    stream = kept(kernel=kernel, normalize_y=False, posterior="joint")
+    for rows in np.array_split(np.arange(80), 3):
+        stream.partial_fit(X[rows], y[rows])
+    whole = clone(stream).fit(X, y)
+    for a, b in zip(
+        stream.predict(X, return_std=True), whole.predict(X, return_std=True), strict=True
+    ):
+        # In bins of the first rows, once there are many.
+        np.testing.assert_allclose(a, b, rtol=1e-8 if few == 1000 else 0.1)
+
+
+def test_stream_cannot_go_on_from_rows_that_are_gone(columns, monkeypatch):
+    monkeypatch.setattr("skgp.estimators._state_space_common._FEW_ROWS", 50)
+    fit = kept().fit(*columns)
+    with pytest.raises(ValueError, match="from a fit of more than 50 rows.*begin the stream with"):
+        fit.partial_fit(*columns)
+
+
+# ---- additive models --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("posterior", ["mean_field", "joint"])
+def test_components_of_columns_sum_to_the_mean(posterior, columns):
+    X, y = columns
+    fit = StateSpaceGPRegressor(posterior=posterior, n_inducing=20, max_iter=5).fit(X, y)
+    mean, std = fit.predict_components(X, return_std=True)
+    assert mean.shape == std.shape == (80, 3) and (std > 0).all()
+    np.testing.assert_allclose(mean.sum(1) + fit.intercept_, fit.predict(X), rtol=1e-8)
+    np.testing.assert_allclose(mean.mean(0), 0, atol=0.01)
+    assert fit.sample_y(X[:4], 3).shape == (4, 3)
+    assert fit.predict(X[:4], return_cov=True)[1].shape == (4, 4)
+
+
+def test_columns_that_no_part_sees_are_left_alone(columns):
+    X, y = columns
+    kernel = ActiveDims(1.0 * Matern(1.0, nu=2.5), [1]) + WhiteKernel(0.1)
+    fit = kept(kernel=kernel).fit(X, y)
+    assert fit.predict_components(X).shape == (80, 1)
+    other = X.copy()
+    other[:, [0, 2]] = 7.0
+    np.testing.assert_array_equal(fit.predict(X), fit.predict(other))
+    dense = GaussianProcessRegressor(kernel, optimizer=None).fit(X, (y - y.mean()) / y.std())
+    expected = y.mean() + y.std() * dense.predict(X)
+    np.testing.assert_allclose(fit.predict(X), expected, rtol=0.02)
+
+
+def test_warm_start_of_columns(columns):
+    fit = StateSpaceGPRegressor(warm_start=True, max_iter=3).fit(*columns)
+    first = fit.log_marginal_likelihood_value_
+    assert fit.fit(*columns).log_marginal_likelihood_value_ > first
+
+
+# ---- awkward data -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
+@pytest.mark.parametrize("n", [1, 2, 5])
+@likelihoods
+@pytest.mark.parametrize("n_inducing", [None, 4, "auto"])
+def test_a_few_rows(n, likelihood, n_inducing):
+    X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
+    fit = StateSpaceGPRegressor(likelihood=likelihood, n_inducing=n_inducing, max_iter=5).fit(X, y)
+    mean, std = fit.predict(np.vstack([X, [[-1e4], [1e4]]]), return_std=True)
+    assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
+@pytest.mark.parametrize("n_inducing", [None, 4])
+def test_all_times_equal(n_inducing):
+    y = np.random.default_rng(0).normal(3.0, 1.0, 30)
+    fit = StateSpaceGPRegressor(n_inducing=n_inducing).fit(np.full((30, 1), 7.0), y)
+    mean, std = fit.predict([[7.0], [1e6]], return_std=True)
+    np.testing.assert_allclose(mean, y.mean(), atol=0.3)
+    np.testing.assert_allclose(std, y.std(), rtol=0.3)
+
+
+@likelihoods
+def test_constant_y_is_predicted(likelihood, data, X_new):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fit = StateSpaceGPRegressor(likelihood=likelihood).fit(data[0], np.full(120, 7.0))
+        mean, std = fit.predict(X_new, return_std=True)
+    np.testing.assert_allclose(mean, 7.0, rtol=0.1)
+    assert np.isfinite(std).all()
+
+
+@pytest.mark.parametrize(("scale", "origin"), [(86_400.0, 1.7e9), (1e-9, 0.0), (1.0, 7.4e5)])
+def test_times_of_any_unit_and_origin(scale, origin, data, X_new):
+    X, y = data
+    plain = StateSpaceGPRegressor().fit(X, y)
+    fit = StateSpaceGPRegressor().fit(scale * X + origin, y)
+    found = fit.predict(scale * X_new + origin, return_std=True)
+    for a, b in zip(found, plain.predict(X_new, return_std=True), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
+def test_times_of_any_integer_type(data, X_new):
+    X, y = np.rint(10 * data[0]), data[1]
+    expected = kept().fit(X, y).predict(X_new)
+    for dtype in (np.int64, np.uint16, np.float32):
+        np.testing.assert_array_equal(kept().fit(X.astype(dtype), y).predict(X_new), expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"dtype": "float32"}, "dtype='float32' is not for state-space.*Use dtype=\"float64\""),
+        ({"inducing": "learned"}, "inducing='learned' moves inducing states.*Give n_inducing"),
+        ({"kernel": DotProduct() + WhiteKernel()}, "DotProduct.*Matern.*ExpSineSquared"),
+        ({"kernel": Matern(nu=0.7)}, "nu=0.7.*0.5, 1.5, 2.5"),
+        ({"n_inducing": 1}, "n_inducing.*1"),
+        ({"n_inducing": "many"}, "n_inducing.*many"),
+        ({"posterior": "exact"}, "posterior.*exact"),
+        ({"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),
+        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0 are those of.*'gaussian'"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(params, message, data):
+    with pytest.raises(ValueError, match=message):
+        StateSpaceGPRegressor(**params).fit(*data)
+
+
+def test_kernels_that_cannot_be_read_are_named(data, columns):
+    with pytest.raises(TypeError, match="PairwiseKernel"):
+        StateSpaceGPRegressor(PairwiseKernel()).fit(*data)
+    with pytest.raises(ValueError, match="names no column.*ActiveDims"):
+        StateSpaceGPRegressor(ActiveDims(RBF(), [0]) + RBF()).fit(*columns)
+    with pytest.raises(ValueError, match=r"sees the columns \[0, 1\].*sum of"):
+        StateSpaceGPRegressor(ActiveDims(RBF(), [0, 1])).fit(*columns)
+
+
+def test_noise_of_counts_is_refused(counts):
+    with pytest.raises(ValueError, match="WhiteKernel, which is the noise"):
+        StateSpaceGPRegressor(KERNEL, likelihood="poisson").fit(*counts)
+
+
+def test_data_that_cannot_be_are_named(data):
+    X, y = data
+    with pytest.raises(ValueError, match="all its 120 targets are missing.*at least one"):
+        StateSpaceGPRegressor().fit(X, np.full(120, np.nan))
+    with pytest.raises(ValueError, match="y contains infinity"):
+        StateSpaceGPRegressor().fit(X, np.where(y > 30, np.inf, np.nan))
+    with pytest.raises(ValueError, match="X contains infinity"):
+        StateSpaceGPRegressor().fit(np.where(X > 19, np.inf, X), y)
+    with pytest.raises(ValueError, match="y must hold counts.*-2 in row 3.*Correct or drop"):
+        StateSpaceGPRegressor(likelihood="poisson").fit(X, np.where(np.arange(120) == 3, -2, 1))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        StateSpaceGPRegressor().fit(X[:-1], np.where(y > 30, np.nan, y))
+
+
+def test_more_inducing_states_than_times_are_lowered_with_a_warning(data):
+    with pytest.warns(UserWarning, match="n_inducing=500 is more than the 110 distinct rows"):
+        fit = kept(n_inducing=500).fit(*data)
+    assert len(fit.inducing_points_) == 110
+
+
+def test_quantiles_of_counts_and_outliers(data, counts, X_new):
+    fit = kept(likelihood="student_t", degrees_of_freedom=4.0).fit(*data)
+    lower, upper = fit.predict_interval(X_new, coverage=0.9)
+    assert (lower < fit.predict(X_new)).all() and (fit.predict(X_new) < upper).all()
+    model = kept(likelihood="poisson").fit(*counts)
+    quantile = model.predict_quantiles(X_new, 0.9)
+    rate = np.exp(model.latent_mean_and_variance(X_new)[0])
+    assert (quantile >= stats.poisson(rate).ppf(0.9)).all()
+    drawn = make_counts(30, 1, mean=5.0, dispersion=50.0, length_scale=1.0, random_state=0)
+    assert model.set_params(link="softplus").fit(*drawn).score(*drawn) > 0
