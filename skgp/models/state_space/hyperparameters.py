@@ -18,7 +18,7 @@ from torch import Tensor
 
 from skgp.kernels.sde import state_space
 from skgp.models.dlm.families import Family
-from skgp.models.state_space.objectives import Objective
+from skgp.models.state_space.objectives import Evaluation, Objective
 from skgp.models.state_space.series import Series
 from skgp.training.lbfgs import minimize_lbfgs
 
@@ -102,62 +102,17 @@ def maximise(
     -------
     Search
     """
-    form = state_space(kernel)
-    theta = torch.tensor(kernel.theta, dtype=torch.float64)
-    start: dict[str, Tensor] = {
-        "theta": theta,
-        "likelihood": family.initial(theta) if parameters is None else parameters,
-    }
-    if knots is not None and learn_knots:
-        start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
+    climb = _Climb(kernel, objective, family, knots, _INNER * tol)
+    start = climb.start(parameters, learn_knots)
     if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
-        dynamics = form.at(form.parameters(theta).detach())
-        value = objective(dynamics, start["likelihood"], knots, tol=_INNER * tol).value
+        value = climb.evaluate(start).value
         return Search(kernel, start["likelihood"], value, knots=knots)
-
-    def places(leaves: dict[str, Tensor]) -> Tensor | None:
-        if "first" not in leaves:
-            return knots
-        return torch.cat([leaves["first"], leaves["first"] + leaves["log_gaps"].exp().cumsum(0)])
-
-    def loss(leaves: dict[str, Tensor]) -> Tensor:
-        dynamics, likelihood, where = (
-            form.parameters(leaves["theta"]),
-            leaves["likelihood"],
-            places(leaves),
-        )
-        found = objective(
-            form.at(dynamics.detach()),
-            likelihood.detach(),
-            None if where is None else where.detach(),
-            tol=_INNER * tol,
-        )
-        # A plane through the value with the known slopes carries them into torch's graph.
-        plane = (dynamics - dynamics.detach()) @ found.dynamics_gradient
-        plane = plane + (likelihood - likelihood.detach()) @ found.likelihood_gradient
-        if where is not None and found.knot_gradient is not None:
-            plane = plane + (where - where.detach()) @ found.knot_gradient
-        return -(found.value + plane) / objective.total
-
-    kernel_bounds = torch.tensor(kernel.bounds, dtype=torch.float64).reshape(-1, 2)
-    bounds = {
-        "theta": (kernel_bounds[:, 0], kernel_bounds[:, 1]),
-        "likelihood": family.box(theta),
-    }
-    if "log_gaps" in start:
-        # Knots that meet, or leave, would take the transitions between them to a limit.
-        span, gaps = float(start["log_gaps"].exp().sum()), start["log_gaps"]
-        bounds["first"] = start["first"] - span, start["first"] + span
-        bounds["log_gaps"] = (
-            torch.full_like(gaps, math.log(_LEAST_GAP * span)),
-            torch.full_like(gaps, math.log(2 * span)),
-        )
     found = minimize_lbfgs(
-        loss,
+        climb.loss,
         start,
         max_iter=max_iter,
         tol=tol,
-        bounds=bounds,
+        bounds=climb.bounds(start),
         callback=callback,
     )
     return Search(
@@ -166,8 +121,77 @@ def maximise(
         -found.loss * objective.total,
         found.n_iter,
         [-value for value in found.history],
-        places(found.parameters),
+        climb.places(found.parameters),
     )
+
+
+class _Climb:
+    """The evidence as a loss of tensors: ``theta``, ``likelihood`` and the places of knots.
+
+    Knots move by the first of them and the logarithms of the gaps, which keeps their order.
+    """
+
+    def __init__(
+        self, kernel: Any, objective: Objective, family: Family, knots: Tensor | None, tol: float
+    ) -> None:
+        self.kernel, self.objective, self.family = kernel, objective, family
+        self.knots, self.tol = knots, tol
+        self.form = state_space(kernel)
+
+    def start(self, parameters: Tensor | None, learn_knots: bool) -> dict[str, Tensor]:
+        """Where the search begins."""
+        theta = torch.tensor(self.kernel.theta, dtype=torch.float64)
+        likelihood = self.family.initial(theta) if parameters is None else parameters
+        start = {"theta": theta, "likelihood": likelihood}
+        if self.knots is not None and learn_knots:
+            start["first"], start["log_gaps"] = self.knots[:1], self.knots.diff().log()
+        return start
+
+    def bounds(self, start: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Lower and upper bounds of what moves."""
+        of_theta = torch.tensor(self.kernel.bounds, dtype=torch.float64).reshape(-1, 2)
+        bounds = {
+            "theta": (of_theta[:, 0], of_theta[:, 1]),
+            "likelihood": self.family.box(start["theta"]),
+        }
+        if "log_gaps" in start:
+            # Knots that meet, or leave, would take the transitions between them to a limit.
+            first, gaps = start["first"], start["log_gaps"]
+            span = float(gaps.exp().sum())
+            ends = (math.log(part * span) for part in (_LEAST_GAP, 2.0))
+            low, high = (torch.full_like(gaps, end) for end in ends)
+            bounds |= {"first": (first - span, first + span), "log_gaps": (low, high)}
+        return bounds
+
+    def places(self, leaves: dict[str, Tensor]) -> Tensor | None:
+        """The knots (M,)."""
+        if "first" not in leaves:
+            return self.knots
+        first = leaves["first"]
+        return torch.cat([first, first + leaves["log_gaps"].exp().cumsum(0)])
+
+    def evaluate(self, leaves: dict[str, Tensor]) -> Evaluation:
+        """Evidence and its gradients."""
+        knots = self.places(leaves)
+        return self.objective(
+            self.form.at(self.form.parameters(leaves["theta"]).detach()),
+            leaves["likelihood"].detach(),
+            None if knots is None else knots.detach(),
+            tol=self.tol,
+        )
+
+    def loss(self, leaves: dict[str, Tensor]) -> Tensor:
+        """Negative evidence an observation: a plane through it carries its slopes into autograd."""
+        found = self.evaluate(leaves)
+        dynamics, knots = self.form.parameters(leaves["theta"]), self.places(leaves)
+        parts = [
+            (dynamics, found.dynamics_gradient),
+            (leaves["likelihood"], found.likelihood_gradient),
+        ]
+        if knots is not None and found.knot_gradient is not None:
+            parts.append((knots, found.knot_gradient))
+        plane = sum((value - value.detach()) @ slope for value, slope in parts)
+        return -(found.value + plane) / self.objective.total
 
 
 def choose_kernel(
