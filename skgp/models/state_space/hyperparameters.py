@@ -190,7 +190,7 @@ class _Climb:
         ]
         if knots is not None and found.knot_gradient is not None:
             parts.append((knots, found.knot_gradient))
-        plane = sum((value - value.detach()) @ slope for value, slope in parts)
+        plane = torch.stack([(value - value.detach()) @ slope for value, slope in parts]).sum()
         return -(found.value + plane) / self.objective.total
 
 
