@@ -20,9 +20,12 @@ import math
 import torch
 from torch import Tensor
 
+from skgp.kernels.expression import bind
 from skgp.kernels.gram import gram, gram_diag, gram_tile
+from skgp.kernels.tiles import evaluate_tile
 
 _TILE = 2048  # rows of a panel: large enough for full matrix-multiply speed
+_MIRRORED = 512  # side of a tile that is written twice, the second time transposed
 
 
 class KernelOperator:
@@ -102,6 +105,95 @@ class KernelOperator:
                 self.kernel, rows, self._X[left:right]
             )
         return panel
+
+
+class RowOperator:
+    r"""Products :math:`V K_\theta(X, X)` with few rows V, for a theta that keeps changing.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression without noise
+    X : Tensor of shape (n, d)
+        Its dtype is that of entries and products; centred columns lose the fewest digits.
+    memory_budget : float, default=4e9
+        Bytes. The full matrix is stored when it fits (a product with few rows is bound by memory,
+        and half a matrix would be read twice), else its upper triangle is recomputed tile by tile
+        at every product.
+
+    Attributes
+    ----------
+    stored : bool
+
+    Raises
+    ------
+    RuntimeError
+        On a product before the first :meth:`set_theta`.
+
+    Notes
+    -----
+    :meth:`set_theta` overwrites the stored matrix in place, ``O(n^2 d / 2)``; a product with k
+    rows takes ``2 k n^2`` flops.
+    """
+
+    def __init__(self, kernel, X: Tensor, *, memory_budget: float = 4e9):
+        n = X.shape[0]
+        self._kernel, self._X = kernel, X
+        self._node = bind(kernel, None, dtype=X.dtype, device=X.device)
+        self.stored = X.element_size() * n * n <= memory_budget
+        self._memory: Tensor | None = None  # of the matrix, or of a panel
+
+    def __getstate__(self):
+        """Without the matrix, which :meth:`set_theta` makes anew."""
+        return self.__dict__ | {"_memory": None}
+
+    def set_theta(self, theta: Tensor) -> None:
+        """Make `theta` (n_theta,) the hyper-parameters of the products; call it before these."""
+        n = len(self._X)
+        if self._memory is None:
+            self._memory = self._X.new_empty((n if self.stored else min(_TILE, n)) * n)
+        self._node = bind(self._kernel, theta, dtype=self._X.dtype, device=self._X.device)
+        if not self.stored:
+            return
+        K = self._matrix(n, n)
+        for start in range(0, n, _MIRRORED):
+            stop = min(start + _MIRRORED, n)
+            for left in range(start, n, _MIRRORED):
+                right = min(left + _MIRRORED, n)
+                tile = self._tile(start, stop, left, right)
+                K[start:stop, left:right] = tile
+                if left > start:
+                    K[left:right, start:stop] = tile.T
+
+    def _matrix(self, n_rows: int, n_columns: int) -> Tensor:
+        if self._memory is None:
+            raise RuntimeError("RowOperator has no hyper-parameters yet; call set_theta first.")
+        return self._memory[: n_rows * n_columns].view(n_rows, n_columns)
+
+    def _tile(self, start: int, stop: int, left: int, right: int, out=None) -> Tensor:
+        if out is None:
+            out = self._X.new_empty(stop - start, right - left)
+        return evaluate_tile(self._node, self._X[start:stop], self._X[left:right], out)
+
+    def matmul(self, V: Tensor) -> Tensor:
+        """``V K`` for V of shape (k, n)."""
+        n = len(self._X)
+        if self.stored:
+            return V @ self._matrix(n, n)
+        out = torch.zeros_like(V)
+        for start in range(0, n, _TILE):
+            stop = min(start + _TILE, n)
+            panel = self._matrix(stop - start, n - start)
+            self._tile(start, stop, start, n, panel)
+            out[:, start:] += V[:, start:stop] @ panel
+            out[:, start:stop] += V[:, stop:] @ panel[:, stop - start :].T
+        return out
+
+    def rows(self, index: Tensor) -> Tensor:
+        """``K[index]`` of shape (b, n)."""
+        n = len(self._X)
+        if self.stored:
+            return self._matrix(n, n)[index]
+        return evaluate_tile(self._node, self._X[index], self._X, self._X.new_empty(len(index), n))
 
 
 def kernel_matmul(

@@ -178,3 +178,82 @@ class NystromPreconditioner:
     def __call__(self, V: Tensor) -> Tensor:
         """Return :math:`P^{-1} V` for V of shape (n, k)."""
         return (V - self._Q @ (self._Q.T @ V)) / self.noise
+
+
+class LowRankPreconditioner:
+    r"""Diagonal plus low rank, :math:`P = F^T F + D`, for right-hand sides in rows.
+
+    With :math:`A = F D^{-1/2}` and :math:`C = I + A A^T = L L^T`,
+
+    .. math:: P^{-1} = D^{-1/2} (I - Q^T Q) D^{-1/2}, \quad Q = L^{-1} A, \qquad
+              \log|P| = \log|D| + \log|C|.
+
+    Parameters
+    ----------
+    factor : Tensor of shape (r, n)
+        F; r may be 0. Not modified.
+    noise : Tensor of shape (n,)
+        Diagonal of D, positive.
+
+    Attributes
+    ----------
+    log_det : float
+
+    Notes
+    -----
+    Set-up ``3 n r^2`` flops, an application to k rows ``4 n r k``; memory ``2 n r`` numbers. C is
+    formed and factored in float64, whatever the dtype of F.
+    """
+
+    def __init__(self, factor: Tensor, noise: Tensor):
+        self._F, self._root = factor, noise.sqrt()
+        A = factor / self._root
+        C = torch.eye(len(A), dtype=torch.float64, device=A.device)
+        for piece in A.split(8192, dim=1):
+            C.addmm_(piece.double(), piece.double().T)
+        L = torch.linalg.cholesky(C)
+        self.log_det = float(noise.double().log().sum() + 2 * L.diagonal().log().sum())
+        #: Inverse of L, (r, r) in float64.
+        self.inverse_root = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+        #: Q, (r, n).
+        self.Q = self.inverse_root.to(A) @ A
+
+    def __call__(self, V: Tensor) -> Tensor:
+        """``V P^{-1}`` for V of shape (k, n).
+
+        The difference cancels where F F^T is large: in float32 use :meth:`probes` for what must
+        be exact.
+        """
+        W = V / self._root
+        return torch.addmm(W, W @ self.Q.T, self.Q, alpha=-1) / self._root
+
+    def probes(self, e1: Tensor, e2: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Vectors of covariance P, and what :math:`P^{-1}` makes of them.
+
+        .. math:: z = F^T e_1 + D^{1/2} e_2, \qquad
+                  P^{-1} z = D^{-1/2} \{e_2 + A^T C^{-1} (e_1 - A e_2)\},
+
+        which cancels nothing: :math:`e_1 - A e_2` is of the size of its terms.
+
+        Parameters
+        ----------
+        e1 : Tensor of shape (k, r)
+        e2 : Tensor of shape (k, n)
+            Independent entries of mean 0 and variance 1.
+
+        Returns
+        -------
+        z, v : Tensor of shape (k, n)
+        """
+        z = e1 @ self._F + self._root * e2
+        inner = e1.double() - ((e2 / self._root) @ self._F.T).double()
+        inner = (inner @ self.inverse_root.T).to(e2)
+        return z, (e2 + inner @ self.Q) / self._root
+
+    def solve_factor(self) -> Tensor:
+        r""":math:`F P^{-1} = C^{-1} F D^{-1} = L^{-T} Q D^{-1/2}`, (r, n), nothing cancelled."""
+        return (self.inverse_root.T.to(self.Q) @ self.Q) / self._root
+
+    def inverse_diag(self) -> Tensor:
+        """Diagonal of the inverse of P, (n,), in float64."""
+        return (1 - self.Q.double().square().sum(0)) / self._root.double().square()

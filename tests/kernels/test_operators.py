@@ -1,12 +1,20 @@
 """Products with kernel matrices against the dense matrix."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels import gram, gram_tile, operators
-from skgp.kernels.operators import KernelOperator, kernel_matmul, theta_gradient, tile_rows
+from skgp.kernels.operators import (
+    KernelOperator,
+    RowOperator,
+    kernel_matmul,
+    theta_gradient,
+    tile_rows,
+)
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.reference.kernels import naive_gram
 
@@ -27,6 +35,7 @@ def normal(*shape, seed=0):
 def tile(request, monkeypatch):
     """Panels of 5 rows, of which 37 is no multiple; of all rows; of more than there are."""
     monkeypatch.setattr(operators, "_TILE", request.param)
+    monkeypatch.setattr(operators, "_MIRRORED", request.param)
     return request.param
 
 
@@ -153,3 +162,31 @@ def test_tile_rows_are_one_at_least():
     assert tile_rows(10**9, torch.float64, 8.0) == 1
     assert tile_rows(0, torch.float32, 40.0) == 10
     assert tile_rows(10, torch.float32, 399.0) == 9
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
+@each_kernel()
+def test_row_operator_equals_dense_at_each_theta(make_kernel, stored, tile):
+    kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(COLUMNS, N, seed=1)
+    operator = RowOperator(kernel, X, memory_budget=1e9 if stored else 0)
+    assert operator.stored is stored
+    tol, index = rounding(kernel), torch.tensor([3, 0, 30])
+    for shift in (0.4, 0.0):
+        theta = torch.as_tensor(kernel.theta) + shift
+        operator.set_theta(theta)
+        K = gram(kernel, X, theta=theta)
+        torch.testing.assert_close(operator.matmul(V), V @ K, rtol=tol, atol=tol)
+        torch.testing.assert_close(operator.rows(index), K[index], rtol=tol, atol=tol)
+
+
+def test_row_operator_pickles_without_its_matrix():
+    X, V = normal(300, N_INPUTS), normal(COLUMNS, 300, seed=1)
+    operator = RowOperator(KERNEL, X)
+    with pytest.raises(RuntimeError, match="set_theta"):
+        operator.matmul(V)
+    operator.set_theta(torch.as_tensor(KERNEL.theta))
+    pickled = pickle.dumps(operator)
+    assert len(pickled) < 50_000
+    again = pickle.loads(pickled)
+    again.set_theta(torch.as_tensor(KERNEL.theta))
+    torch.testing.assert_close(again.matmul(V), operator.matmul(V), rtol=0, atol=0)

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from skgp.linalg.preconditioners import NystromPreconditioner, rp_cholesky
+from skgp.linalg.preconditioners import (
+    LowRankPreconditioner,
+    NystromPreconditioner,
+    rp_cholesky,
+)
 
 
 def kernel_matrix(n=200, length_scale=0.3, seed=0):
@@ -63,3 +67,44 @@ def test_nystrom_preconditioner_equals_dense_inverse_and_log_det():
     preconditioner = NystromPreconditioner(F.clone(), 0.1)
     torch.testing.assert_close(preconditioner(V), torch.linalg.solve(P, V), rtol=1e-9, atol=1e-9)
     assert preconditioner.log_det == pytest.approx(float(torch.logdet(P)), abs=1e-9)
+
+
+@pytest.mark.parametrize("rank", [0, 12])
+def test_low_rank_preconditioner_equals_dense(rank, dtype):
+    F = torch.randn(rank, 60, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    noise = torch.linspace(0.1, 0.9, 60, dtype=dtype)
+    V = torch.randn(3, 60, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    dense = (F.T @ F).double() + noise.double().diag()
+    inverse = torch.linalg.inv(dense)
+    P = LowRankPreconditioner(F, noise)
+    tol = 1e-10 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(P(V).double(), V.double() @ inverse, rtol=tol, atol=tol)
+    torch.testing.assert_close(P.inverse_diag(), inverse.diagonal(), rtol=tol, atol=tol)
+    solved = P.solve_factor().double()
+    torch.testing.assert_close(solved, F.double() @ inverse, rtol=tol, atol=tol)
+    assert P.log_det == pytest.approx(float(torch.linalg.slogdet(dense)[1]), rel=tol)
+
+
+def test_low_rank_preconditioner_probes_have_its_covariance():
+    F = torch.randn(5, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.linspace(0.1, 0.9, 20, dtype=torch.float64)
+    dense = F.T @ F + noise.diag()
+    # Orthonormal noise in the place of random noise: its second moment is I exactly.
+    e = torch.eye(25, dtype=torch.float64)
+    z, v = LowRankPreconditioner(F, noise).probes(e[:, :5], e[:, 5:])
+    torch.testing.assert_close(z.T @ z, dense)
+    torch.testing.assert_close(v, z @ torch.linalg.inv(dense))
+
+
+def test_low_rank_preconditioner_probes_do_not_cancel_in_float32():
+    """A signal 1e7 times the noise: plain application of the inverse has no digit left."""
+    generator = torch.Generator().manual_seed(0)
+    F = 300 * torch.randn(5, 200, generator=generator)
+    noise = torch.full((200,), 0.01)
+    e1, e2 = torch.randn(4, 5, generator=generator), torch.randn(4, 200, generator=generator)
+    P = LowRankPreconditioner(F, noise)
+    z, v = P.probes(e1, e2)
+    double = LowRankPreconditioner(F.double(), noise.double())
+    _, expected = double.probes(e1.double(), e2.double())
+    torch.testing.assert_close(v.double(), expected, rtol=1e-4, atol=1e-4)
+    assert float((P(z).double() - expected).abs().max()) > 1e-2
