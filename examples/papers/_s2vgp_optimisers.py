@@ -17,8 +17,8 @@ from torch import Tensor
 
 from skgp import StateSpaceGPClassifier
 from skgp.likelihoods import Gaussian, Likelihood, StudentT
-from skgp.models.state_space.conditionals import condition
-from skgp.models.state_space.inducing import fit_inducing
+from skgp.models.state_space.inducing.conditionals import condition
+from skgp.models.state_space.inducing.fit import fit_inducing
 from skgp.models.state_space.series import Series, make_series
 from skgp.training.lbfgs import minimize_lbfgs
 

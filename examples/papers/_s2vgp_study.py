@@ -15,8 +15,8 @@ from torch import Tensor
 from skgp.kernels.sde import state_space
 from skgp.models.dlm.families import GaussianFamily
 from skgp.models.state_space.hyperparameters import maximise
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.inducing_state import InducingState
+from skgp.models.state_space.inducing.fit import fit_inducing
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.objectives import GaussianEvidence, VariationalEvidence
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.state import SeriesState

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from skgp.likelihoods import Gaussian
 from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.pair_sites import PairSites
+from skgp.models.state_space.inducing.fit import fit_inducing
+from skgp.models.state_space.inducing.pair_sites import PairSites
 from skgp.models.state_space.series import make_series
 
 _REMOVED = (((0.55, 0.6), (0.85, 0.9)), ((0.4, 0.5),))  # of each series

@@ -26,12 +26,12 @@ from skgp.estimators._threads import threads
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm.families import Family, GaussianFamily
-from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
-from skgp.models.state_space.additive_state import AdditiveState
-from skgp.models.state_space.additive_tables import AdditiveStatistics
-from skgp.models.state_space.binning import make_bins
+from skgp.models.state_space.additive.binning import make_bins
+from skgp.models.state_space.additive.fit import fit_additive, fit_additive_statistics
+from skgp.models.state_space.additive.state import AdditiveState
+from skgp.models.state_space.additive.tables import AdditiveStatistics
 from skgp.models.state_space.fit import fit_series
-from skgp.models.state_space.inducing_state import InducingState
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.state import SeriesState
 from skgp.models.state_space.streaming import add_rows
 

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from skgp.kernels.sde import state_space
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.state_space.conditionals import condition
-from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.pair_sites import Chain, PairSites, infer_pairs
+from skgp.models.state_space.inducing.conditionals import condition
+from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.small_matrices import inner, matvec
 
 __all__ = ["StateSpaceLayer", "fit_layers"]

@@ -10,9 +10,9 @@ from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.models.dlm.families import Family, GaussianFamily
 from skgp.models.state_space.hyperparameters import Search, choose_kernel, maximise
-from skgp.models.state_space.inducing import InducingFit
-from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.knots import place_knots, shortest_scale
+from skgp.models.state_space.inducing.fit import InducingFit
+from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.objectives import (
     GaussianEvidence,
     Objective,

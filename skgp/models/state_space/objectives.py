@@ -8,7 +8,8 @@ likelihood of Gaussian noise is
           \frac{\partial \log Z}{\partial \omega_t} = -\tfrac12 (m_t^2 + v_t),
 
 and its variational bound for other likelihoods (:mod:`.sites`) and for inducing states
-(:mod:`.inducing`) has, where the sites have converged, the gradient of log Z with the sites held.
+(:mod:`.inducing.fit`) has, where the sites have converged, the gradient of log Z with the sites
+held.
 """
 
 import math
@@ -22,7 +23,7 @@ from torch import Tensor
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Gaussian, Likelihood
 from skgp.models.dlm.families import Family
-from skgp.models.state_space.inducing import InducingFit, fit_inducing
+from skgp.models.state_space.inducing.fit import InducingFit, fit_inducing
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.sites import Sites, fit_sites
 from skgp.models.state_space.smoother import evidence

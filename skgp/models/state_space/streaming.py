@@ -2,7 +2,7 @@ r"""Rows that come later: their sites join those of the rows before, hyper-param
 
 The posterior so far, prior times sites, is the prior of the new rows. With Gaussian noise their
 sites are known at once, and the result is that of all rows together. Of other likelihoods the sites
-of the new rows are sought with those of old held: the bound is that of :mod:`.inducing` with a
+of the new rows are sought with those of old held: the bound is that of :mod:`.inducing.fit` with a
 *base*, and a state at every time makes it exact.
 
 New times beyond the knots of inducing states get knots of their own, as far apart as those before
@@ -19,10 +19,10 @@ from torch import Tensor
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Gaussian, Likelihood
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.knots import shortest_scale
-from skgp.models.state_space.pair_sites import PairSites
+from skgp.models.state_space.inducing.fit import fit_inducing
+from skgp.models.state_space.inducing.knots import shortest_scale
+from skgp.models.state_space.inducing.pair_sites import PairSites
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.state import SeriesState
 

@@ -10,12 +10,12 @@ from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
-from skgp.models.state_space.additive_binned import BinnedRows
-from skgp.models.state_space.additive_inference import AdditivePosterior, Tables
-from skgp.models.state_space.additive_objectives import VariationalRows
-from skgp.models.state_space.additive_tables import AdditiveStatistics
-from skgp.models.state_space.binning import make_bins
+from skgp.models.state_space.additive.binned import BinnedRows
+from skgp.models.state_space.additive.binning import make_bins
+from skgp.models.state_space.additive.fit import fit_additive, fit_additive_statistics
+from skgp.models.state_space.additive.inference import AdditivePosterior, Tables
+from skgp.models.state_space.additive.objectives import VariationalRows
+from skgp.models.state_space.additive.tables import AdditiveStatistics
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
 from tests.reference.vgp import expected_log_prob
 

@@ -11,14 +11,14 @@ from skgp.kernels import Cosine, sde_primitives, sde_rational, state_space
 from skgp.kernels.sde_primitives import Primitive
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.state_space.additive import fit_additive
-from skgp.models.state_space.additive_covariances import _CORRELATIONS, Covariances
-from skgp.models.state_space.additive_objectives import VariationalRows
-from skgp.models.state_space.additive_rows import make_rows
-from skgp.models.state_space.additive_rows_state import RowsState
-from skgp.models.state_space.additive_search import _Component
-from skgp.models.state_space.additive_state import BinnedState
-from skgp.models.state_space.binning import make_bins
+from skgp.models.state_space.additive.binning import make_bins
+from skgp.models.state_space.additive.covariances import _CORRELATIONS, Covariances
+from skgp.models.state_space.additive.fit import fit_additive
+from skgp.models.state_space.additive.objectives import VariationalRows
+from skgp.models.state_space.additive.rows import make_rows
+from skgp.models.state_space.additive.rows_state import RowsState
+from skgp.models.state_space.additive.search import _Component
+from skgp.models.state_space.additive.state import BinnedState
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
 from tests.reference.vgp import maximise_vgp
 
@@ -68,7 +68,7 @@ def assert_close(found, expected, tol=1e-9):
     ids=["matern", "rbf_constant_cosine", "periodic"],
 )
 def test_covariances_are_those_of_the_kernels(kernels, monkeypatch):
-    monkeypatch.setattr("skgp.models.state_space.additive_covariances._TILE", 100)
+    monkeypatch.setattr("skgp.models.state_space.additive.covariances._TILE", 100)
     X, _ = make_data()
     found, expected = Covariances(dynamics_of(kernels)), component_grams(kernels, NEW, X)
     x, new = X.T.contiguous(), NEW.T.contiguous()

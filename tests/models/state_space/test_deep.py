@@ -9,8 +9,8 @@ from skgp.kernels.sde import state_space
 from skgp.likelihoods import Gaussian
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.pair_sites import PairSites
+from skgp.models.state_space.inducing.fit import fit_inducing
+from skgp.models.state_space.inducing.pair_sites import PairSites
 from skgp.models.state_space.series import make_series
 
 KERNEL = 1.5 * Matern(0.6, nu=1.5) + 0.3 * Matern(0.4, nu=0.5)

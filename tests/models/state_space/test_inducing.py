@@ -13,14 +13,14 @@ from skgp.kernels.specs import Cosine
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
 from skgp.models.dlm.families import FixedFamily
-from skgp.models.state_space.conditionals import condition
 from skgp.models.state_space.hyperparameters import maximise
-from skgp.models.state_space.inducing import InducingEvidence, expectations, fit_inducing
-from skgp.models.state_space.inducing_minibatch import fit_minibatch
-from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.knots import place_knots, shortest_scale
+from skgp.models.state_space.inducing.conditionals import condition
+from skgp.models.state_space.inducing.fit import InducingEvidence, expectations, fit_inducing
+from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
+from skgp.models.state_space.inducing.minibatch import fit_minibatch
+from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.objectives import VariationalEvidence
-from skgp.models.state_space.pair_sites import Chain, PairSites, infer_pairs
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.sites import fit_sites
 from tests.reference.state_space_inducing import inducing_matrices, site_posterior, titsias_bound

@@ -7,9 +7,9 @@ from sklearn.gaussian_process.kernels import Matern
 
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space.fit import dynamics_of
-from skgp.models.state_space.inducing import fit_inducing
-from skgp.models.state_space.inducing_state import InducingState
-from skgp.models.state_space.pair_sites import PairSites
+from skgp.models.state_space.inducing.fit import fit_inducing
+from skgp.models.state_space.inducing.pair_sites import PairSites
+from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.series import Series, make_series
 from skgp.models.state_space.sites import fit_sites
 from skgp.models.state_space.state import SeriesState

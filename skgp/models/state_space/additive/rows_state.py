@@ -2,7 +2,7 @@ r"""Predictions of an additive model that was fitted in the space of its rows.
 
 With the covariances :math:`k_j(x, \cdot)` of component j at x with the sum at the rows, the level
 :math:`\ell_j = \sum_i p_i k_j(x_i, \cdot)` of the rows' shares p, and :math:`\alpha`, R of
-:mod:`.additive_dense`, the component about its mean over the rows is
+:mod:`.dense`, the component about its mean over the rows is
 
 .. math:: E \bar f_j(x) = a^\top \alpha, \qquad
           \operatorname{var} \bar f_j(x) = k_j(0) - 2\, k_j(x, \cdot)\, p + \ell_j^\top p
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.sde import state_space
-from skgp.models.state_space.additive_dense import DensePosterior, DensePrior, condition
-from skgp.models.state_space.additive_state import AdditiveState
+from skgp.models.state_space.additive.dense import DensePosterior, DensePrior, condition
+from skgp.models.state_space.additive.state import AdditiveState
 
 __all__ = ["RowsState"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.models.state_space.conditionals import Conditionals, condition
-from skgp.models.state_space.pair_sites import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.models.state_space.inducing.conditionals import Conditionals, condition
+from skgp.models.state_space.inducing.pair_sites import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.models.tensor_state import TensorState
 
 __all__ = ["InducingState"]

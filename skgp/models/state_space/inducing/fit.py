@@ -9,7 +9,7 @@ btd, natural parameters of q less those     `PairSites` (:mod:`.pair_sites`)
 of the prior (3.4)
 natural gradient (eqs. 17-20, B.2)          `fit_inducing`, `fit_minibatch`
 reverse subset inverse (B.3)                :mod:`skgp.linalg.block_tridiagonal`
-joint draws (A.2)                           :mod:`.inducing_state`, of the joint covariance
+joint draws (A.2)                           :mod:`.state`, of the joint covariance
 ==========================================  ===================================================
 
 f at a time x depends on the states u at the knots through the two around it alone, and
@@ -23,7 +23,7 @@ neighbouring states, and those are sums over the rows,
           \qquad \beta_n = g_n + \omega_n m_n, \quad \omega_n = -2\, \partial \ell_n / \partial v_n
 
 with :math:`\ell_n` the expected log-density of the row and :math:`g_n` its derivative in the mean:
-the sites of exact inference (:mod:`.sites`), projected. A natural-gradient step of rate
+the sites of exact inference (:mod:`..sites`), projected. A natural-gradient step of rate
 :math:`\rho` moves the sites that fraction of the way to these sums. It is what differentiating
 between mean and natural parameters through the reverse subset inverse gives, and needs no such
 operator. Rows enter by sums per interval: O(n d^3 + M d^3), no loop over rows or knots.
@@ -61,8 +61,8 @@ from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
-from skgp.models.state_space.conditionals import Conditionals, condition
-from skgp.models.state_space.pair_sites import PairPosterior, PairSites, infer_pairs
+from skgp.models.state_space.inducing.conditionals import Conditionals, condition
+from skgp.models.state_space.inducing.pair_sites import PairPosterior, PairSites, infer_pairs
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.smoother import Evidence
 from skgp.training.loop import NonFiniteLossError

@@ -12,7 +12,7 @@ and the offset takes the means up, so that offset and components sum to the pred
 
 With the covariance :math:`S_j(x, \cdot)` of the mean field between x and the bins, the exact
 posterior's covariance of components j and k is :math:`\delta_{jk} S_j(x, x') - S_j(x, \cdot)
-C_{jk} S_k(\cdot, x')` (:mod:`.additive_inference`), whether x is a bin or not.
+C_{jk} S_k(\cdot, x')` (:mod:`.inference`), whether x is a bin or not.
 """
 
 from abc import ABC, abstractmethod

@@ -2,7 +2,7 @@ r"""Few rows of an additive model: exact inference in their own space, without b
 
 Columns of numbers have about as many bins as there are rows, c of them together c times as many,
 and inference in bins is cubic in that. The sum of the components has one value in a row. Rows of
-equal inputs share it, and one site (:mod:`.series`).
+equal inputs share it, and one site (:mod:`..series`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.models.state_space.additive_dense import DensePosterior, DensePrior, condition
-from skgp.models.state_space.additive_objectives import Evaluation
-from skgp.models.state_space.additive_rows_state import RowsState
-from skgp.models.state_space.additive_state import Outcome
+from skgp.models.state_space.additive.dense import DensePosterior, DensePrior, condition
+from skgp.models.state_space.additive.objectives import Evaluation
+from skgp.models.state_space.additive.rows_state import RowsState
+from skgp.models.state_space.additive.state import Outcome
 from skgp.models.state_space.series import Series, make_series
 
 __all__ = ["DenseGaussian", "DenseRows", "make_rows"]

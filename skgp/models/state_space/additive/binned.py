@@ -1,6 +1,6 @@
 r"""Rows of an additive model in bins: what their number no longer matters to.
 
-Gaussian noise needs the sufficient statistics only (:mod:`.additive_tables`), and its evidence is a
+Gaussian noise needs the sufficient statistics only (:mod:`.tables`), and its evidence is a
 closed form; the sites of the rows under other likelihoods are tabulated over pairs of bins.
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from skgp.models.state_space.additive_inference import AdditivePosterior, Tables
-from skgp.models.state_space.additive_objectives import Evaluation
-from skgp.models.state_space.additive_state import BinnedState, Outcome
-from skgp.models.state_space.additive_tables import (
+from skgp.models.state_space.additive.binning import Bins
+from skgp.models.state_space.additive.inference import AdditivePosterior, Tables
+from skgp.models.state_space.additive.objectives import Evaluation
+from skgp.models.state_space.additive.state import BinnedState, Outcome
+from skgp.models.state_space.additive.tables import (
     AdditiveStatistics,
     add_cross_tables,
     bin_sums,
     rows_of,
 )
-from skgp.models.state_space.binning import Bins
 from skgp.models.state_space.state import SeriesState
 
 __all__ = ["BinnedGaussian", "BinnedRows"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.models.dlm.families import Family
-from skgp.models.state_space.additive_objectives import Objective
-from skgp.models.state_space.additive_state import AdditiveState, Outcome
+from skgp.models.state_space.additive.objectives import Objective
+from skgp.models.state_space.additive.state import AdditiveState, Outcome
 from skgp.training.lbfgs import LBFGSResult, minimize_lbfgs
 
 __all__ = ["AdditiveSearch"]

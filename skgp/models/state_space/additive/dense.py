@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.models.state_space.additive_covariances import Covariances
+from skgp.models.state_space.additive.covariances import Covariances
 
 __all__ = ["DensePosterior", "DensePrior", "condition"]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.models.state_space.pair_sites import Chain, PairPosterior, PairSites
+from skgp.models.state_space.inducing.pair_sites import Chain, PairPosterior, PairSites
 from skgp.models.state_space.small_matrices import (
     inner,
     inverse_and_log_det,

@@ -1,7 +1,7 @@
 r"""Evidence of an additive model as a function of its components' dynamics and its likelihood.
 
-Gaussian noise has closed forms, in bins (:mod:`.additive_binned`) and in rows
-(:mod:`.additive_rows`). Other likelihoods get a Gaussian site a row: with N(m_i, v_i) the posterior
+Gaussian noise has closed forms, in bins (:mod:`.binned`) and in rows
+(:mod:`.rows`). Other likelihoods get a Gaussian site a row: with N(m_i, v_i) the posterior
 of the sum :math:`\eta_i` of the components in a row, and :math:`g_i`, :math:`h_i` the expected
 first and second derivative of its log-density,
 
@@ -9,7 +9,7 @@ first and second derivative of its log-density,
 
 is the natural gradient's target. All components take the step at once, where one in a component at
 a time would have to be repeated as backfitting must. Steps are halved when the bound falls.
-Outliers are met as in :mod:`.sites`, by the reweighted least squares of EM until the bound has
+Outliers are met as in :mod:`..sites`, by the reweighted least squares of EM until the bound has
 nearly settled.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.dlm.families import Family
-from skgp.models.state_space.additive_state import AdditiveState, Outcome
-from skgp.models.state_space.inducing import expectations
+from skgp.models.state_space.additive.state import AdditiveState, Outcome
+from skgp.models.state_space.inducing.fit import expectations
 from skgp.training.loop import NonFiniteLossError
 
 __all__ = ["Evaluation", "Objective", "Posterior", "Rows", "VariationalRows"]

@@ -5,7 +5,7 @@ The sites of the rows tie the components together,
 .. math:: \exp\big( b^\top f - \tfrac12 f^\top N f \big), \qquad f = (f_1, \dots, f_c), \qquad
           f_j \sim N(0, K_j) \text{ at the } m_j \text{ bins of column } j,
 
-with cross tables :math:`N = Z^\top \Omega Z` (:mod:`.additive_tables`). The best mean field
+with cross tables :math:`N = Z^\top \Omega Z` (:mod:`.tables`). The best mean field
 :math:`q = \prod_j q_j` has
 
 .. math:: S_j = (K_j^{-1} + D_j)^{-1}, \qquad m_j = S_j \beta_j, \qquad

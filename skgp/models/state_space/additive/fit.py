@@ -7,10 +7,10 @@ r"""Additive Gaussian processes: a state-space process for every column (section
 paper                here                                        file
 ===================  ==========================================  ================================
 :math:`z^{(i)}`      bins: the distinct values where few         :mod:`.binning`
-minibatches          sufficient statistics, exact                :mod:`.additive_tables`
-natural gradients    closed form, all components at once         :mod:`.additive_inference`
-Adam                 L-BFGS on the bound with q at its best      :mod:`.additive_search`
-(none)               few rows: in their own space, no bins       :mod:`.additive_rows`
+minibatches          sufficient statistics, exact                :mod:`.tables`
+natural gradients    closed form, all components at once         :mod:`.inference`
+Adam                 L-BFGS on the bound with q at its best      :mod:`.search`
+(none)               few rows: in their own space, no bins       :mod:`.rows`
 ===================  ==========================================  ================================
 
 Deviations
@@ -37,13 +37,13 @@ from torch import Tensor
 
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm.families import Family, GaussianFamily
-from skgp.models.state_space.additive_binned import BinnedGaussian, BinnedRows
-from skgp.models.state_space.additive_objectives import VariationalRows
-from skgp.models.state_space.additive_rows import DenseGaussian, make_rows
-from skgp.models.state_space.additive_search import AdditiveSearch
-from skgp.models.state_space.additive_state import AdditiveState
-from skgp.models.state_space.additive_tables import AdditiveStatistics
-from skgp.models.state_space.binning import Bins, make_bins
+from skgp.models.state_space.additive.binned import BinnedGaussian, BinnedRows
+from skgp.models.state_space.additive.binning import Bins, make_bins
+from skgp.models.state_space.additive.objectives import VariationalRows
+from skgp.models.state_space.additive.rows import DenseGaussian, make_rows
+from skgp.models.state_space.additive.search import AdditiveSearch
+from skgp.models.state_space.additive.state import AdditiveState
+from skgp.models.state_space.additive.tables import AdditiveStatistics
 
 __all__ = ["fit_additive", "fit_additive_statistics"]
 

@@ -1,0 +1,1 @@
+"""S2VGP: states at inducing times decide the whole process."""
