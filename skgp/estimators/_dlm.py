@@ -78,7 +78,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     max_iter : int, default=200
         Iterations over all rows at once, or steps with minibatches, of each part of the fit.
     tol : float, default=1e-6
-        Relative fall of the objective in an iteration below which to stop.
+        Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
+        with few rows: n at most `n_inducing` (twice that for counts), and 500.
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
     batch_size : int or None, default=None
@@ -88,8 +89,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         Start from the hyper-parameters, points and posterior of the last fit.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to say when a joint search stops, which could overfit; q then
-        learns from all rows. "auto" does from 100 rows on; with fewer the hyper-parameters stay
-        those of the evidence bound.
+        learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with
+        fewer the hyper-parameters stay those of the evidence.
     validation_fraction : float, default=0.1
         Of the rows to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None

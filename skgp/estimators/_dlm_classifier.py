@@ -79,7 +79,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     max_iter : int, default=200
         Iterations over all rows at once, or steps with minibatches, of each part of the fit.
     tol : float, default=1e-6
-        Relative fall of the objective in an iteration below which to stop.
+        Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
+        with few rows: n at most 2 `n_inducing`, and 500.
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
     batch_size : int or None, default=None
@@ -90,8 +91,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         as many.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to say when a joint search stops, which could overfit; q then
-        learns from all rows. "auto" does from 100 rows on; with fewer the hyper-parameters stay
-        those of the evidence bound.
+        learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with
+        fewer the hyper-parameters stay those of the evidence.
     validation_fraction : float, default=0.1
         Of the rows to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None
@@ -363,6 +364,12 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
         weight = None if rows.weight is None else rows.weight.to(backend.dtype)
         return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+
+    def _evenness(self, data: SparseData) -> float:
+        """Share of the rarest class, relative to that of equal classes."""
+        shares = (data.y > 0).double().mean(0)
+        shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])
+        return float(len(shares) * shares.min())
 
     def _log_loss_or_bound(self, n_rows: int, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say."""

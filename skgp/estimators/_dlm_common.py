@@ -21,15 +21,26 @@ from skgp.estimators._inducing import (
 from skgp.estimators._threads import threads
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.families import Family
-from skgp.models.dlm.fit import Settings, SparseFit, fit_sparse
+from skgp.models.dlm.evidence import has_evidence
+from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.dlm.fit import SparseFit, fit_sparse
 from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS, Objective
+from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.streaming import update
 
 # Rows times inducing points from which on more than one thread pays.
 _LARGE = 1e5
 # Rows below which too few could be held out to say when to stop a joint search.
 _FEW_ROWS = 100
+# Rows an inducing point up to which the process is nearly exact: a joint search only overfits.
+_FEW_PER_INDUCING = 2
+# Rows up to which a dense process may be searched for hyper-parameters. Falls of the objective that
+# end a search are `tol` for this many observations, of fewer as much greater: what is less than a
+# tenth of a nat of all rows is noise.
+_DENSE_ROWS, _TOL_ROWS = 500, 1e5
+# Of the log ratios of length scales, a priori, in a dense search of the default kernels: less hurts
+# where a column matters most, none overfits with many columns; counts, which tell more, do without.
+_RATIO_STD = 0.7
 
 
 class SparseGPMixin:
@@ -73,22 +84,33 @@ class SparseGPMixin:
             learn_inducing=learn and self.inducing == "learned" and self.n_inducing < n_rows,
         )
 
-    def _settings(self, n_rows: int) -> Settings:
+    def _settings(self, data: SparseData, objective: Objective, kernels: list[Kernel]) -> Settings:
         """How to search, as the parameters say."""
-        enough = n_rows >= _FEW_ROWS
+        n_rows = len(data)
+        few = n_rows <= _FEW_PER_INDUCING * self.n_inducing
+        enough = n_rows >= _FEW_ROWS and not few
+        # Fewer points than rows leave variance that counts as noise; labels have none to learn.
+        exact = n_rows <= self.n_inducing or not isinstance(objective.family, GaussianFamily)
+        dense = few and exact and n_rows <= _DENSE_ROWS and has_evidence(objective, kernels)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         return Settings(
             # A joint search goes on where the start stops.
             start_iter=max(1, 3 * self.max_iter // 10) if joint else max(1, self.max_iter // 2),
             max_iter=self.max_iter,
-            tol=self.tol,
+            tol=self.tol * max(1.0, _TOL_ROWS * self._evenness(data) / n_rows if dense else 1.0),
             early_stopping=enough if self.early_stopping == "auto" else self.early_stopping,
             validation_fraction=self.validation_fraction,
             joint=joint,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
+            dense_start=dense,
+            ratio_std=_RATIO_STD if self.kernel is None and self.likelihood != "poisson" else None,
         )
+
+    def _evenness(self, data: SparseData) -> float:
+        """At most 1; less where few of the rows are those that tell."""
+        return 1.0
 
     def _fit_sparse(
         self,
@@ -121,7 +143,7 @@ class SparseGPMixin:
             "start": self._warm_state(data.X, data.y.shape[1], backend),
             "callback": callback,
         }
-        settings = self._settings(len(data))
+        settings = self._settings(data, objective, kernels)
         with threads(self.n_jobs, single=len(data) * self.n_inducing < _LARGE):
             if self.beta == "auto" and len(data) > 1:
                 fit, self.beta_path_ = fit_beta_path(

@@ -2,30 +2,23 @@
 
 from numbers import Real
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
-from skgp.estimators._counts import refuse_noise
-from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._regression_likelihood import RegressionLikelihood
-from skgp.estimators._swsgp_common import LARGE, SWSGPMixin
+from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._swsgp_numbers import NumbersMixin
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
-from skgp.models.dlm.data import SparseData
-from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
-from skgp.models.swsgp.hyperparameters import search_hyperparameters
-from skgp.models.swsgp.kriging import KrigingModel
-
-_SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
+from skgp.models.replicates import Replicates
 
 
-class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
+class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
     r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
@@ -316,42 +309,6 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
         self._check_likelihood()
         self._check_neighbors()
 
-    def _data(self, X, z, sample_weight, backend: Backend) -> Replicates:
-        """Rows as tensors, merged where the likelihood allows."""
-        merge = merge_replicates if self.likelihood == "gaussian" else distinct_observations
-        return merge(X, z, sample_weight, backend.device)
-
-    def _learn_kernel(
-        self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend
-    ) -> tuple[Kernel, WhiteKernel]:
-        """Return the kernel of f and the noise that goes with it, learned if they are to be."""
-        if self._goes_on(SparseData(data.X, data.y[:, None])):
-            return self._posterior.state.kernel, split_noise(self.kernel_)[1] or WhiteKernel()
-        if self.kernel is None:
-            kernels = default_kernels(X, sample_weight)
-            kernels = [kernels[i] for i in _SMOOTHNESS] if len(kernels) > 1 else kernels
-        else:
-            kernel = self._resolve_kernel(X, lambda: None)
-            if self.likelihood == "poisson":
-                refuse_noise(kernel, self)
-            kernels = [with_noise(kernel)]
-        if self.optimizer is None:
-            return split_noise(kernels[0])
-        with (
-            session.stage("hyperparameters") as callback,
-            threads(self.n_jobs, single=len(data.y) < LARGE),
-        ):
-            found = search_hyperparameters(
-                kernels,
-                data,
-                self.likelihood,
-                link=self.link,
-                generator=backend.generator(),
-                callback=callback,
-            )
-        self.history_["hyperparameters"] = found.history
-        return split_noise(found.kernel)
-
     def _solve(self, kernel: Kernel, white: WhiteKernel, data: Replicates, backend, callback):
         """Fit the posterior of f for the kernel found."""
         if self.method == "kriging":
@@ -360,24 +317,6 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
         rows = self._rows(data, backend)
         family = self._family(white)
         self._fit_variational(kernel, family, rows, self._offset(rows), backend, callback)
-
-    def _fit_kriging(
-        self, kernel: Kernel, noise: float, data: Replicates, backend: Backend
-    ) -> None:
-        """Keep the rows that predictions are kriged from."""
-        rows = SparseData(data.X, data.y[:, None], data.weight)
-        rows = self._kriging_rows(rows, backend)
-        model = KrigingModel(
-            kernel,
-            noise,
-            rows.X,
-            rows.y,
-            rows.weight,
-            rows.y.new_zeros(1),
-            self.n_neighbors,
-            neighbors=self.neighbors,
-        )
-        self._set_kriging(model)
 
     def _tell(self, white: WhiteKernel) -> None:
         """Set the attributes that tell of the kernel and the likelihood."""
@@ -417,19 +356,12 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
         backend = self._resolve_backend()
         data = self._data(self._inputs(X), self._to_z(y), sample_weight, backend)
         if self.method == "kriging":
-            rows = data.X.cpu(), data.y[:, None].cpu(), _on_cpu(data.weight)
-            self._set_kriging(self._posterior.appended(*rows))
+            self._append_kriging(data)
             return self
         self._update_variational(
             self._rows(data, backend), self._family(split_noise(self.kernel_)[1]), backend
         )
         return self
-
-    def _rows(self, data: Replicates, backend: Backend) -> SparseData:
-        """Rows in the dtype of the fit."""
-        y = data.y[:, None].to(backend.dtype)
-        weight = None if data.weight is None else data.weight.to(backend.dtype)
-        return SparseData(data.X.to(backend.dtype), y, weight)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
@@ -446,7 +378,3 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
             union = self.joint_prediction == "union"
             mean, covariance = self._posterior.mean_and_covariance(X, union=union)
         return mean[:, 0].numpy(), covariance[0].numpy()
-
-
-def _on_cpu(weight: torch.Tensor | None) -> torch.Tensor | None:
-    return None if weight is None else weight.cpu()

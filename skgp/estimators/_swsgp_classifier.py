@@ -1,32 +1,19 @@
 """Sparse-within-sparse GP classification: the face of :mod:`skgp.models.swsgp` for labels."""
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
-from skgp.estimators._default_kernel import (
-    default_classification_kernels,
-    isotropic_classification_kernels,
-)
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.estimators._swsgp_common import LARGE, SWSGPMixin
-from skgp.estimators._threads import threads
+from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._swsgp_labels import LabelsMixin
 from skgp.likelihoods import Bernoulli
-from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.models.coupling import FEW_ROWS_COUPLING
-from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily
-from skgp.models.replicates import distinct_observations
-from skgp.models.swsgp.hyperparameters import search_label_kernel
-from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_targets
 
 
-class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
+class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     r"""Sparse-within-sparse Gaussian process classification: many inducing points, few a row.
 
     The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and
@@ -321,10 +308,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         if self.method == "variational":
             self._update_variational(data, self._family(), backend)
             return self
-        X, codes, weight = self._labels(data)
-        targets = label_targets(codes, len(self.classes_), torch.float64)
-        model = self._posterior.appended(X, targets, weight)
-        self._set_kriging(fit_link(model, generator=backend.generator()))
+        self._append_kriging(data, backend)
         return self
 
     def _learn(self, session, X: np.ndarray, codes: np.ndarray, sample_weight) -> None:
@@ -358,107 +342,10 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     def _family(self) -> FixedFamily:
         return FixedFamily(Bernoulli(self.likelihood))
 
-    def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
-        Y = one_vs_rest(codes, len(self.classes_))
-        if len(np.unique(codes)) < len(self.classes_):
-            Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-            if sample_weight is not None:
-                sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-        return base_rate_offset(Y, sample_weight, link=self.likelihood)
-
-    def _data(
-        self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
-    ) -> SparseData:
-        """Rows as tensors, those of equal inputs and labels merged."""
-        rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
-        Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
-        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
-
-    def _learn_kernel(
-        self, session, X, sample_weight, data: SparseData, offset: np.ndarray, backend: Backend
-    ) -> Kernel:
-        """Return the kernel of the latent functions, learned if it is to be."""
-        if self._goes_on(data):
-            return self._posterior.state.kernel
-        if self.kernel is None:
-            # Principal components share a unit.
-            projected = self._projection is not None
-            make = isotropic_classification_kernels if projected else default_classification_kernels
-            kernels = make(X, sample_weight)
-        else:
-            kernels = [self._resolve_kernel(X, lambda: None)]
-        if self.optimizer is None:
-            return kernels[0]
-        single = len(data) < LARGE
-        with (
-            session.stage("hyperparameters") as callback,
-            threads(self.n_jobs, single=single),
-        ):
-            found = fit_classification_hyperparameters(
-                kernels,
-                data.X.double(),
-                data.y.double(),
-                offset=torch.as_tensor(offset, device=backend.device),
-                likelihood=Bernoulli(self.likelihood),
-                generator=backend.generator(),
-                row_weight=None if data.weight is None else data.weight.double(),
-                callback=callback,
-            )
-            found = search_label_kernel(
-                found,
-                kernels,
-                SparseData(*_on_cpu(data)),
-                n_neighbors=self.n_neighbors,
-                generator=backend.generator(),
-                callback=callback,
-            )
-        self.history_["hyperparameters"] = found.history
-        return found.kernel
-
-    def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
-        """Keep the rows that labels are kriged from, with noise and link."""
-        X, codes, weight = self._labels(self._kriging_rows(data, backend))
-        with threads(self.n_jobs, single=len(data) < LARGE):
-            model = krige_labels(
-                kernel,
-                None,
-                X,
-                codes,
-                n_classes=len(self.classes_),
-                n_neighbors=self.n_neighbors,
-                generator=backend.generator(),
-                weight=weight,
-                neighbors=self.neighbors,
-            )
-        self._set_kriging(model)
-
-    def _labels(self, data: SparseData):
-        """Inputs, codes and weights; in double precision, on the CPU."""
-        codes = (data.y[:, 0] > 0).long() if data.y.shape[1] == 1 else data.y.argmax(1)
-        weight = None if data.weight is None else data.weight.double().cpu()
-        return data.X.double().cpu(), codes.cpu(), weight
-
     # ---- prediction ------------------------------------------------------------------------
-
-    def _log_proba(self, X):
-        if self.method == "variational":
-            return super()._log_proba(X)
-        return self._by_chunks(self._kriged_log_proba, X)
-
-    def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
-        with threads(self.n_jobs):
-            return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
 
     def _latent_mean(self, X):
         return self._means(X)
 
     def _latent_mean_and_variance(self, X):
         return self._moments(X)
-
-
-def _on_cpu(data: SparseData) -> tuple:
-    """Inputs, labels and weights, in double precision."""
-    weight = None if data.weight is None else data.weight.cpu().double()
-    return data.X.cpu().double(), data.y.cpu().double(), weight

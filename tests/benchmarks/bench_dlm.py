@@ -22,6 +22,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
 
 from skgp.datasets import make_counts
 
@@ -258,3 +259,34 @@ def test_bench_grid_search_agrees_with_beta_auto():
     print(f"\nGridSearchCV, 24 fits and one: {seconds:.0f} s, {best}; beta_ {model.beta_:.3g}")
     nearest = np.abs(np.log(np.divide(betas, model.beta_))).argmin()
     assert abs(nearest - betas.index(best["dlmgpregressor__beta"])) <= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["DLMGPRegressor", "DLMGPClassifier"])
+def test_bench_fits_of_the_checks(name, monkeypatch):
+    """Median below 0.1 s; the slowest, 300 rows of three classes, are printed."""
+    import skgp
+
+    estimator = getattr(skgp, name)
+    seconds = {}
+    fit = estimator.fit
+
+    def timed(self, X, y, *args, **options):
+        start = time.process_time()
+        fitted = fit(self, X, y, *args, **options)
+        spent = time.process_time() - start
+        shape = *np.asarray(X).shape, len(getattr(fitted, "classes_", ()))
+        seconds.setdefault(shape, []).append(spent)
+        return fitted
+
+    X = np.random.default_rng(0).standard_normal((30, 2))
+    for n_inducing in (10, 30):  # the first fits of a process load libraries
+        estimator(n_inducing=n_inducing).fit(X, np.arange(30) % 3)
+    monkeypatch.setattr(estimator, "fit", timed)
+    check_estimator(estimator(), on_skip=None)
+    every = np.concatenate(list(seconds.values()))
+    print(f"\n{name}: {len(every)} fits of the checks, median {np.median(every):.3f} s, ", end="")
+    print(f"{np.mean(every < 0.1):.0%} below 0.1 s, slowest {every.max():.3f} s")
+    for shape, times in sorted(seconds.items(), key=lambda item: -max(item[1]))[:6]:
+        print(f"  {shape[0]} x {shape[1]}, {shape[2] or 'no'} classes: {max(times):.3f} s")
+    assert np.median(every) < 0.1

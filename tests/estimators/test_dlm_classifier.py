@@ -25,7 +25,7 @@ from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)
 
-test_sklearn = sklearn_checks(DLMGPClassifier(n_inducing=8, max_iter=4, random_state=0))
+test_sklearn = sklearn_checks(DLMGPClassifier())
 
 
 class TestContract(ClassifierContract):

@@ -32,6 +32,27 @@ class TestCountContract(CountRegressorContract):
         return DLMGPRegressor(**{**settings, **params})
 
 
+def test_joint_search_wants_rows_for_its_points():
+    """A process with a point for every other row is nearly exact, and a joint search overfits."""
+    X, y = wave(120)
+    held_out = [
+        DLMGPRegressor(n_inducing=M, max_iter=5, **options).fit(X, y).validation_loss_ is not None
+        for M, options in ((40, {}), (60, {}), (60, {"early_stopping": True}))
+    ]
+    assert held_out == [True, False, True]
+
+
+def test_few_rows_draw_ratios_of_length_scales_of_the_default_kernel_together():
+    """A column of noise beside one that matters; a kernel of the user's is left to the evidence."""
+    X, y = wave(60)
+    X = np.hstack([X, np.random.default_rng(1).standard_normal((60, 1))])
+    default = DLMGPRegressor(n_inducing=60).fit(X, y)
+    kernel = default.kernel_.clone_with_theta(np.log([1.0, *X.std(axis=0), 0.1]))
+    own = DLMGPRegressor(kernel, n_inducing=60).fit(X, y)
+    drawn, free = (np.ptp(model.kernel_.theta[1:3]) for model in (default, own))
+    assert drawn < free - 0.5
+
+
 def test_beta_auto_reports_its_path_and_costs_few_fits():
     X, y = wave()
     single = DLMGPRegressor(**QUICK).fit(X, y)

@@ -21,21 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.fit import (
     Callback,
-    Settings,
     SparseFit,
     finish,
     in_units_of,
     minimise,
     of_few_iterations,
     of_posterior_alone,
-    start_log_loss,
-    start_state,
 )
 from skgp.models.dlm.holdout import BestState, split
 from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.settings import Settings
 from skgp.training.stopping import StopRecorder
 
 __all__ = ["BETAS", "fit_beta_path"]

@@ -42,6 +42,13 @@ class SparseData:
         weight = None if self.weight is None else self.weight[index]
         return SparseData(self.X[index], self.y[index], weight)
 
+    def some_rows(self, size: int, generator: torch.Generator) -> "SparseData":
+        """At most `size` rows at random, in their order."""
+        if len(self) <= size:
+            return self
+        order = torch.randperm(len(self), generator=generator, device=generator.device)
+        return self.rows(order[:size].sort().values)
+
     def weighted_sum(self, values: Tensor) -> Tensor:
         """Sum over the rows of values (n,) or (n, c), a scalar."""
         if self.weight is None:

@@ -5,7 +5,8 @@ are judged by [1]_ (:mod:`skgp.models.dlm.objective`). ``fit_sparse`` takes thes
 
 1. *Kernel.* Of several families, the one whose evidence bound on some rows is best.
 2. *Start.* Hyper-parameters, inducing points and q(u) maximise the evidence bound, which is a sound
-   if timid guide: collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise.
+   if timid guide: collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few
+   rows, hyper-parameters maximise the evidence itself (:mod:`skgp.models.dlm.bound_search`).
 3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
 4. *Rows held out* of step 3 say when to stop the joint search, which can overfit
    (:mod:`skgp.models.dlm.holdout`), and whether it gained anything; q(u) then learns from all rows.
@@ -42,14 +43,15 @@ from torch import Tensor
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram_diag
 from skgp.models.dlm.blending import blended, choose_blend
+from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.holdout import BestState, clearly_worse, split
 from skgp.models.dlm.minibatch import fit_minibatch
 from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.square_loss import calibrated_variance, evidence_ratio, ridge
-from skgp.models.dlm.starts import broadened, natural_gradients
 from skgp.models.dlm.training import (
     LEAST_BETA,
     Training,
@@ -61,7 +63,6 @@ from skgp.models.dlm.training import (
 from skgp.training.stopping import StopRecorder
 
 __all__ = [
-    "Settings",
     "SparseFit",
     "finish",
     "fit_sparse",
@@ -70,55 +71,16 @@ __all__ = [
     "minimise",
     "of_few_iterations",
     "of_posterior_alone",
-    "start_log_loss",
-    "start_state",
 ]
 
 Callback = Callable[[int, dict], bool | None]
 
-# That choose among families of kernels; more points would not rank them otherwise.
-_FAMILY_ROWS, _FAMILY_POINTS, _FAMILY_ITER = 1000, 200, 30
-# Entries of the n x M matrix: of the start; from which on minibatches take over in a joint search,
-# and in one of q(u) alone, whose iterations are cheaper and fewer.
-_START_NUMBERS, _JOINT_NUMBERS, _ALONE_NUMBERS = 8e5, 1e6, 1e7
-_START_PER_INDUCING, _MORE_PER_INDUCING = 8, 20  # rows, at least: of the start, and of its end
+# Entries of the n x M matrix from which on minibatches take over: in a joint search, and in one of
+# q(u) alone, whose iterations are cheaper and fewer.
+_JOINT_NUMBERS, _ALONE_NUMBERS = 1e6, 1e7
 _STEPS_PER_ITERATION = 2  # of minibatches
 _ALONE_SHARE = 0.15  # of the iterations, for q(u) alone before and after a joint search
 _LEAST_NOISE = 1e-8  # of a calibrated process: residuals of one row, or of a constant, are 0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How long and on which rows to search.
-
-    Attributes
-    ----------
-    start_iter : int
-        Iterations of step 2.
-    max_iter : int
-        Iterations of step 3; steps, with minibatches.
-    tol : float
-        Relative fall of the objective an iteration below which a search stops.
-    early_stopping : bool
-        Whether rows are held out (step 4).
-    validation_fraction : float
-    joint : bool
-        Whether step 3 moves hyper-parameters.
-    batch_size : int or None
-        Rows of a minibatch; None takes all rows up to 1e6 / M (1e7 / M for q alone), and chooses
-        beyond.
-    learning_rate : float or None
-        Of minibatches; None for the default.
-    """
-
-    start_iter: int = 100
-    max_iter: int = 200
-    tol: float = 1e-6
-    early_stopping: bool = True
-    validation_fraction: float = 0.1
-    joint: bool = True
-    batch_size: int | None = None
-    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -259,105 +221,7 @@ def _can_overfit(objective: Objective, settings: Settings) -> bool:
     return settings.joint and free and objective.name in ("log_loss", "square_loss")
 
 
-# --------------------------------------------------------------------------- steps 1 and 2: start
-
-
-def start_state(
-    kernels: list,
-    data: SparseData,
-    objective: Objective,
-    settings: Settings,
-    inducing: Callable[[Any], Tensor],
-    offset: Tensor,
-    generator: torch.Generator,
-    recorder: StopRecorder,
-) -> Training:
-    """Steps 1 and 2: the best kernel, and what maximises the evidence bound."""
-
-    def prior(kernel) -> SparseState:
-        return SparseState.prior(kernel, objective.family.initial(data.X), inducing(kernel), offset)
-
-    bound = objective if objective.name == "elbo" else replace(objective, name="elbo", beta=1.0)
-    if len(kernels) == 1:
-        state = prior(kernels[0])
-    else:
-        few = _some_rows(data, _FAMILY_ROWS, generator)
-        tried = [
-            (
-                full,
-                _maximise_bound(_thinned(full), few, bound, _FAMILY_ITER, settings.tol, recorder),
-            )
-            for full in map(prior, kernels)
-            if not recorder.stopped
-        ]
-        full, best = min(tried, key=lambda each: each[1].loss)
-        if recorder.stopped and len(best.state.Z) == len(full.Z):
-            return best
-        # Of more points, hyper-parameters learned with few of them are a poor start.
-        state = best.state if len(best.state.Z) == len(full.Z) else full
-
-    def search(state: SparseState, per_inducing: int, max_iter: int) -> Training:
-        n_rows = max(per_inducing * len(state.Z), int(_START_NUMBERS / state.mean.numel()))
-        few = _some_rows(data, n_rows, generator)
-        return _maximise_bound(state, few, bound, max_iter, settings.tol, recorder)
-
-    begun = search(state, _START_PER_INDUCING, settings.start_iter)
-    if not _wants_more_rows(begun.state, data, objective) or recorder.stopped:
-        return begun
-    more = search(begun.state, _MORE_PER_INDUCING, max(1, settings.start_iter // 2))
-    return replace(more, history=begun.history + more.history)
-
-
-def _thinned(state: SparseState) -> SparseState:
-    """The prior with at most 200 of the inducing points."""
-    every = -(-len(state.Z) // _FAMILY_POINTS)
-    return SparseState.prior(state.kernel, state.likelihood, state.Z[::every], state.offset)
-
-
-def _wants_more_rows(state: SparseState, data: SparseData, objective: Objective) -> bool:
-    """Whether a longer start pays: minibatches improve points and hyper-parameters slowly.
-
-    On kin40k, M = 500, 15 iterations of the collapsed bound on 20 M rows gained more than 200 steps
-    of Adam, in half the time. The other objectives go on by closed forms, or have none here.
-    """
-    M = len(state.Z)
-    many = min(len(data), _MORE_PER_INDUCING * M) > max(_START_PER_INDUCING * M, _START_NUMBERS / M)
-    return many and objective.name == "log_loss" and isinstance(objective.family, GaussianFamily)
-
-
-def _maximise_bound(
-    state: SparseState,
-    data: SparseData,
-    bound: Objective,
-    max_iter: int,
-    tol: float,
-    recorder: StopRecorder,
-) -> Training:
-    if isinstance(bound.family, GaussianFamily):
-        return fit_collapsed(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
-    with torch.no_grad():
-        state = natural_gradients(state, data, bound)
-    return fit_posterior(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
-
-
-def _some_rows(data: SparseData, size: int, generator: torch.Generator) -> SparseData:
-    """At most `size` rows at random, weighing as much as all."""
-    if len(data) <= size:
-        return data
-    order = torch.randperm(len(data), generator=generator, device=generator.device)
-    return data.rows(order[:size].sort().values)
-
-
 # ------------------------------------------------------------------------ steps 3 and 4: objective
-
-
-def start_log_loss(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
-    """Posterior of `data` under the evidence bound, as wide as the log-loss wants it."""
-    with torch.no_grad():
-        if isinstance(objective.family, GaussianFamily):
-            bound = replace(objective, name="elbo", beta=1.0)
-            state = state.with_posterior(*collapsed_posterior(state, data, bound))
-        return broadened(state, data, objective)
 
 
 def minimise(
@@ -382,7 +246,7 @@ def minimise(
         "callback": recorder,
     }
     if has_closed_form(objective):
-        few = _some_rows(data, int(_ALONE_NUMBERS / state.mean.numel()), generator)
+        few = data.some_rows(int(_ALONE_NUMBERS / state.mean.numel()), generator)
         # Fewer rows bear as much less of the regulariser.
         scaled = replace(objective, beta=objective.beta * few.total / data.total)
         found = fit_collapsed(state, few, scaled, watch=watch, **options)

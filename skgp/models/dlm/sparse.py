@@ -145,8 +145,8 @@ class FixedFeatures:
     r"""`latent_moments` at the same rows for many posteriors, kernel and inducing points fixed.
 
     .. math:: \mu = o + \Phi^T a, \qquad
-              v = \operatorname{diag} K_{xx} +
-              \operatorname{rowsum}(\Phi^T (R R^T - I) \circ \Phi^T),
+              v = \operatorname{diag} (K_{xx} - \Phi^T \Phi) +
+              \operatorname{rowsum}(\Phi^T R \circ \Phi^T R),
 
     with :math:`\Phi = L^{-1} K_{ux}` kept: one product with an n x M matrix forward, one backward.
 
@@ -160,15 +160,14 @@ class FixedFeatures:
         with torch.no_grad():
             features = whitened_features(kernel, X, Z, inducing_factor(kernel, Z))
             self.rows = features.mT.contiguous()  # (n, M)
-            self.prior = gram_diag(kernel, X)[:, None]
+            unexplained = gram_diag(kernel, X) - features.square().sum(0)
+        self.unexplained = unexplained.clamp_min(0.0)[:, None]
         self.offset = offset
 
     def moments(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, c) of f, differentiable in mean (M, c) and root (c, M, M)."""
-        B = root @ root.mT
-        B = B.diagonal_scatter(B.diagonal(dim1=1, dim2=2) - 1.0, dim1=1, dim2=2)
-        f_mean, excess = _QuadraticForms.apply(self.rows, mean, B)
-        return self.offset + f_mean, (self.prior + excess).clamp_min(0.0)
+        explained = (self.rows @ root).square().sum(-1)  # (c, n)
+        return self.offset + self.rows @ mean, self.unexplained + explained.mT
 
 
 class _QuadraticForms(torch.autograd.Function):

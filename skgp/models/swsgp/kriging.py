@@ -149,7 +149,22 @@ class KrigingModel(TensorState):
         mean, var = self.mean_and_variance(X)
         return self.link.log_probabilities(mean - self.offset, var)
 
-    def leave_out(self, row: Tensor, unit: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def others(self, row: Tensor) -> Tensor:
+        """The training rows nearest to each of the training rows (p,), itself left out; (p, H).
+
+        Raises
+        ------
+        ValueError
+            If there is but one training row.
+        """
+        if len(self.X) < 2:
+            raise ValueError("X has one distinct row; leaving it out needs 2 or more.")
+        size = min(self.n_neighbors, len(self.X) - 1)
+        return self.search.query(self.X[row], size, exclude=row)
+
+    def leave_out(
+        self, row: Tensor, unit: Tensor, value: Tensor, others: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Predict rows from all others, and from what is left of themselves.
 
         Parameters
@@ -160,6 +175,8 @@ class KrigingModel(TensorState):
             The weight that is taken from each: all of it, unless equal rows were merged.
         value : Tensor of shape (p, c)
             The target of what is taken.
+        others : Tensor of int64, shape (p, H), optional
+            As `others` finds them, if that is known.
 
         Returns
         -------
@@ -171,8 +188,7 @@ class KrigingModel(TensorState):
         ValueError
             If there is but one training row.
         """
-        if len(self.X) < 2:
-            raise ValueError("X has one distinct row; leaving it out needs 2 or more.")
+        others = self.others(row) if others is None else others
         weight = self.X.new_ones(len(row)) if self.weight is None else self.weight[row]
         left = weight - unit
         shared = left > 1e-9 * weight  # something of the row is left
@@ -180,9 +196,7 @@ class KrigingModel(TensorState):
         for part in (shared.nonzero()[:, 0], (~shared).nonzero()[:, 0]):
             if not len(part):
                 continue
-            own = row[part]
-            size = min(self.n_neighbors, len(self.X) - 1)
-            active = self.search.query(self.X[own], size, exclude=own)
+            own, active = row[part], others[part]
             if shared[part[0]]:
                 active = torch.cat([own[:, None], active], 1)[:, : self.n_neighbors]
             noise, targets = self._row_noise(active).clone(), self.targets[active]

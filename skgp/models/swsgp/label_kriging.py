@@ -9,7 +9,7 @@ trust neighbours too much.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ from skgp.models.swsgp.kriging import KrigingModel, merge_rows
 from skgp.models.swsgp.label_link import LabelLink
 from skgp.training.lbfgs import minimize_lbfgs
 
-__all__ = ["fit_link", "krige_labels", "label_loss", "label_targets"]
+__all__ = ["fit_link", "krige_labels", "label_codes", "label_losses", "label_targets"]
 
 _LINK_ROWS = 10_000
 _PRIOR_STD = 3.0  # of t and the logs of a, b and d
 _NOISE_RATIOS = (3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)  # of the kernel's variance
+_NOISE_START = 0.1
 _NOISE_ROWS = 2_000
 
 
@@ -32,6 +33,11 @@ def label_targets(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     if n_classes == 2:
         return 2 * labels[:, None].to(dtype) - 1
     return 2 * torch.nn.functional.one_hot(labels, n_classes).to(dtype) - 1
+
+
+def label_codes(Y: Tensor) -> Tensor:
+    """The way back from columns of -1 and +1 to labels 0 ... C - 1."""
+    return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
 
 
 def krige_labels(
@@ -81,7 +87,8 @@ def krige_labels(
     )
     variance = float(gram_diag(kernel, model.X).mean())
     if noise is None:
-        model = _with_noise(model, variance, generator)[0]
+        few = _draw(model, generator, _NOISE_ROWS)
+        model = _with_noise(model, variance, few)[0]
     return fit_link(model, generator=generator, n_rows=n_link_rows)
 
 
@@ -105,8 +112,8 @@ def _labelled(
     return KrigingModel(kernel, noise, X, targets, weight, offset, n_neighbors, neighbors=neighbors)
 
 
-def label_loss(kernel, X: Tensor, labels: Tensor, **options) -> float:
-    """How well a kernel kriges labels that are left out, in nats a label; less is better.
+def label_losses(kernel, X: Tensor, labels: Tensor, **options) -> Tensor:
+    """How well a kernel kriges labels that are left out; less is better.
 
     Parameters
     ----------
@@ -115,31 +122,86 @@ def label_loss(kernel, X: Tensor, labels: Tensor, **options) -> float:
 
     Returns
     -------
-    float
-        Of some 2000 labels.
+    Tensor of shape (p,)
+        Negative log-probabilities, in nats, of some 2000 labels or fewer, the same for all kernels;
+        each times its weight over their mean.
     """
     generator = options.pop("generator")
     model = _labelled(kernel, None, X, labels, **options)
     variance = float(gram_diag(kernel, model.X).mean())
-    return _with_noise(model, variance, generator)[1]
+    some = _draw(model, generator, _NOISE_ROWS)
+    return _with_noise(model, variance, some)[1]
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """Labels to leave out one by one.
+
+    Attributes
+    ----------
+    row, label : Tensor of int64, shape (p,)
+    weight, unit : Tensor of shape (p,)
+        Of all equal labels at the row, and of one of them.
+    others : Tensor of int64, shape (p, H)
+        The rows nearest to each.
+    frequency : Tensor of shape (C,)
+        Of the classes.
+    lapse : float
+        See `LabelLink`.
+    """
+
+    row: Tensor
+    label: Tensor
+    weight: Tensor
+    unit: Tensor
+    others: Tensor
+    frequency: Tensor
+    lapse: float
+
+
+def _draw(model: KrigingModel, generator: torch.Generator, n_rows: int) -> _LeftOut:
+    """Labels to leave out: all of them, or `n_rows` at random; the same for equal seeds.
+
+    At a time goes what a single label weighs: 1, or what those of its class weigh at least. Where
+    classes have weights none stays that is sure of itself, and of copies of a row all but one do.
+    """
+    row, label, weight = _each_label(model)
+    frequency = weight.new_zeros(max(model.targets.shape[1], 2)).index_add_(0, label, weight)
+    frequency = (frequency + 1) / (frequency + 1).sum()
+    lapse = 1 / (float(weight.sum()) + 2)
+    least = torch.full_like(frequency, math.inf).scatter_reduce(0, label, weight, "amin")
+    unit = torch.minimum(weight, least.clamp_min(1.0)[label])
+    if len(row) > n_rows:
+        generator = torch.Generator().manual_seed(generator.initial_seed())
+        some = torch.randperm(len(row), generator=generator)[:n_rows].to(row.device)
+        row, label, weight, unit = row[some], label[some], weight[some], unit[some]
+    others = model.others(row) if len(model.X) > 1 else row[:0, None]
+    return _LeftOut(row, label, weight, unit, others, frequency, lapse)
 
 
 def _with_noise(
-    model: KrigingModel, variance: float, generator: torch.Generator
-) -> tuple[KrigingModel, float]:
-    """The model with the noise, of a grid, under which labels left out are most likely."""
-    seed = generator.initial_seed()  # the same labels for all
-    linked = [
-        _linked(
-            replace(model, noise=variance * ratio), torch.Generator().manual_seed(seed), _NOISE_ROWS
-        )
-        for ratio in _NOISE_RATIOS
-    ]
-    return min(linked, key=lambda each: each[1])
+    model: KrigingModel, variance: float, labels: _LeftOut
+) -> tuple[KrigingModel, Tensor]:
+    """The model with the noise, of a grid, under which labels left out are most likely.
+
+    From the middle of the grid downhill, first to less noise and then to more.
+    """
+    place = _NOISE_RATIOS.index(_NOISE_START)
+    best = _linked(replace(model, noise=variance * _NOISE_START), labels)
+    for ratios in (_NOISE_RATIOS[:place][::-1], _NOISE_RATIOS[place + 1 :]):
+        for ratio in ratios:
+            found = _linked(replace(model, noise=variance * ratio), labels)
+            if found[1].mean() >= best[1].mean():
+                break
+            best = found
+    return best
 
 
 def fit_link(
-    model: KrigingModel, *, generator: torch.Generator, n_rows: int = _LINK_ROWS
+    model: KrigingModel,
+    *,
+    generator: torch.Generator,
+    n_rows: int = _LINK_ROWS,
 ) -> KrigingModel:
     r"""The model with the link under which labels left out are most likely.
 
@@ -161,36 +223,31 @@ def fit_link(
     KrigingModel
         O(n_rows H^3).
     """
-    return _linked(model, generator, n_rows)[0]
+    return _linked(model, _draw(model, generator, n_rows))[0]
 
 
-def _linked(
-    model: KrigingModel, generator: torch.Generator, n_rows: int
-) -> tuple[KrigingModel, float]:
-    """The model with its link, and the mean negative log-probability of the labels left out."""
-    row, label, weight = _each_label(model)
-    frequency = weight.new_zeros(max(model.targets.shape[1], 2)).index_add_(0, label, weight)
-    frequency = (frequency + 1) / (frequency + 1).sum()
+def _linked(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Tensor]:
+    """The model with its link, and the weighted losses (p,) of the labels left out."""
+    frequency, lapse, weight = labels.frequency, labels.lapse, labels.weight
     start = _start(model, frequency)
-    lapse = 1 / (float(weight.sum()) + 2)
     if len(model.X) < 2:
-        return replace(model, link=LabelLink(**start, frequency=frequency, lapse=lapse)), 0.0
-    if len(row) > n_rows:
-        some = torch.randperm(len(row), generator=generator)[:n_rows].to(row.device)
-        row, label, weight = row[some], label[some], weight[some]
-    value = label_targets(label, len(frequency), model.X.dtype)
-    mean, var = model.leave_out(row, weight.clamp_max(1.0), value)
+        return replace(model, link=LabelLink(**start, frequency=frequency, lapse=lapse)), weight[:0]
+    value = label_targets(labels.label, len(frequency), model.X.dtype)
+    mean, var = model.leave_out(labels.row, labels.unit, value, labels.others)
     mean = mean - model.offset
 
-    def loss(parts: dict[str, Tensor]) -> Tensor:
+    def losses(parts: dict[str, Tensor]) -> Tensor:
         link = LabelLink(**parts, frequency=frequency, lapse=lapse)
-        log_p = link.log_probabilities(mean, var).gather(1, label[:, None])[:, 0]
-        prior = sum(((parts[name] - start[name]) / _PRIOR_STD).square().sum() for name in start)
-        return (0.5 * prior - (weight * log_p).sum()) / weight.sum()
+        log_p = link.log_probabilities(mean, var).gather(1, labels.label[:, None])[:, 0]
+        return -log_p * weight / weight.mean()
 
-    found = minimize_lbfgs(loss, start, max_iter=200, tol=1e-10)
-    link = LabelLink(**found.parameters, frequency=frequency, lapse=lapse)
-    return replace(model, link=link), found.loss
+    def objective(parts: dict[str, Tensor]) -> Tensor:
+        prior = sum(((parts[name] - start[name]) / _PRIOR_STD).square().sum() for name in start)
+        return 0.5 * prior / weight.sum() + losses(parts).mean()
+
+    found = minimize_lbfgs(objective, start, max_iter=200, tol=1e-10).parameters
+    link = LabelLink(**found, frequency=frequency, lapse=lapse)
+    return replace(model, link=link), losses(found)
 
 
 def _each_label(model: KrigingModel) -> tuple[Tensor, Tensor, Tensor]:

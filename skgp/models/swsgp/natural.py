@@ -41,7 +41,8 @@ from skgp.likelihoods.base import Likelihood
 from skgp.linalg.cg import CGResult
 from skgp.linalg.cholesky import log_det, reverse_cholesky
 from skgp.models.swsgp.conditionals import Tiles, local_conditionals
-from skgp.models.swsgp.system import LocalSystem, Posterior, RowWeights, Sites, row_weights
+from skgp.models.swsgp.row_weights import RowWeights, row_weights
+from skgp.models.swsgp.system import LocalSystem, Posterior, Sites
 
 __all__ = ["FullSystem", "SitesFit", "fit_sites", "full_system"]
 

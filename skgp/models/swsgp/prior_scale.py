@@ -26,7 +26,8 @@ from skgp.likelihoods.base import Likelihood
 from skgp.models.coupling import best_coupling
 from skgp.models.dlm.holdout import clearly_worse
 from skgp.models.swsgp.natural import fit_sites
-from skgp.models.swsgp.system import LocalSystem, Posterior, RowWeights
+from skgp.models.swsgp.row_weights import RowWeights, compressed_rows
+from skgp.models.swsgp.system import LocalSystem, Posterior
 
 __all__ = ["PriorScale", "choose_prior", "negative_log_score", "rescaled"]
 
@@ -35,7 +36,7 @@ Callback = Callable[[int, dict], bool | None]
 _STEP, _KL_STEP = 3.0, 0.1
 _MOST = 5  # steps either way
 _FIRST_ITER, _ITER = 16, 10  # natural-gradient steps without and with a warm start
-_CG_ITER = 15
+_CG_ITER, _CG_TOL = 15, 3e-3
 _TOL = 1e-3  # of the bound
 _N_ERRORS = 2.0  # by which kappa must improve predictions: a rare class has few rows held out
 
@@ -196,6 +197,7 @@ class _Search:
             start=start,
             max_iter=_FIRST_ITER if start is None else _ITER,
             tol=_TOL,
+            cg_tol=_CG_TOL,
             cg_max_iter=_CG_ITER,
         )
         mean = self.offset + self.held_out.project(fit.mean)
@@ -226,13 +228,8 @@ def rescaled(system: LocalSystem, amplitude: float, kl_factor: float) -> LocalSy
     """The system for a kernel times `amplitude` and a KL weight times `kl_factor`; shares A."""
     prior = system.prior
     Q = prior.matrix
-    matrix = torch.sparse_csr_tensor(
-        Q.crow_indices(),
-        Q.col_indices(),
-        Q.values() * (kl_factor / amplitude),
-        Q.shape,
-        check_invariants=False,
-    )
+    values = Q.values() * (kl_factor / amplitude)
+    matrix = compressed_rows(Q.crow_indices(), Q.col_indices(), values, Q.shape)
     log_amplitude = math.log(amplitude)
     rows = copy.copy(system.rows)
     rows.variance = amplitude * rows.variance

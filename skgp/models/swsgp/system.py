@@ -13,39 +13,31 @@ P_n selecting the active set, and for a diagonal S where
 .. math:: S_{jj} = \frac{\sum_{n : j \in I_n} s_n}
                         {\sum_n \lambda_n a_{nj}^2 + Q_{jj}}.
 
-No matrix of size M x M is formed but Q, which is sparse: it couples points that are active
-together. Neighbourhoods overlap, so that it holds 2 to 50 times fewer numbers than the n local
-inverses (kin40k: 390 a row of the 1024 at H = 32, M = N, and 60 at M = N / 10) and is as much
-faster to multiply by, the more so with many columns. Q and the matrix A of the rows a_n are made
-in one pass over the conditionals, which need not be kept.
+No matrix of size M x M is formed but Q (:mod:`skgp.models.swsgp.local_prior`), which is sparse: it
+couples points that are active together. Q and the matrix A of the rows a_n
+(:mod:`skgp.models.swsgp.row_weights`) are made in one pass over the conditionals, which need not be
+kept.
 
 Inducing points that are active for no row keep their prior: mean 0 and the prior variance.
 """
 
-import warnings
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from skgp.linalg.cg import CGResult, block_cg
-from skgp.models.swsgp.conditionals import LocalConditionals, Tiles, prior_variance
+from skgp.models.swsgp.conditionals import Tiles
+from skgp.models.swsgp.local_prior import LocalPrior, PriorAssembly
+from skgp.models.swsgp.row_weights import RowWeights
 
 __all__ = [
-    "LocalPrior",
     "LocalSystem",
     "Posterior",
-    "RowWeights",
     "Sites",
-    "local_prior",
     "local_system",
     "nested_systems",
-    "row_weights",
 ]
-
-_CHUNK = 2**25  # entries of local inverses held while Q is assembled: 400 MB with their indices
 
 
 @dataclass(frozen=True)
@@ -88,94 +80,6 @@ class Posterior:
     mean: Tensor
     var: Tensor
     root: Tensor | None = None
-
-
-class RowWeights:
-    """The sparse matrix A (n, M) of the weights a_n, and what u does not explain of each row.
-
-    Parameters
-    ----------
-    active : Tensor of int64, shape (n, H)
-    weights : Tensor of shape (n, H)
-    variance : Tensor of shape (n,)
-    n_inducing : int
-
-    Notes
-    -----
-    Compressed rows of A and of its transpose: products cost ``2 n H c`` flops, hardly more for
-    ten columns than for one, where gathering and scattering costs ten times as much.
-    """
-
-    def __init__(self, active: Tensor, weights: Tensor, variance: Tensor, n_inducing: int) -> None:
-        n, H = active.shape
-        self.shape = (n, n_inducing)
-        self.variance = variance
-        flat = active.reshape(-1)
-        order = flat.argsort(stable=True)
-        starts = torch.zeros(n_inducing + 1, dtype=torch.int64, device=flat.device)
-        starts[1:] = flat.bincount(minlength=n_inducing).cumsum(0)
-        self._rows = torch.arange(0, n * H + 1, H, device=flat.device), flat
-        self._columns = starts, order // H
-        self._values, self._transposed = weights.reshape(-1), weights.reshape(-1)[order]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def project(self, V: Tensor) -> Tensor:
-        """A V, shape (n, c), for V (M, c)."""
-        return _csr(*self._rows, self._values, self.shape) @ V
-
-    def project_squares(self, V: Tensor) -> Tensor:
-        """(A o A) V, shape (n, c), for V (M, c)."""
-        return _csr(*self._rows, self._values.square(), self.shape) @ V
-
-    def collect(self, R: Tensor) -> Tensor:
-        """A' R, shape (M, c), for R (n, c)."""
-        return _csr(*self._columns, self._transposed, self.shape[::-1]) @ R
-
-    def collect_squares(self, R: Tensor) -> Tensor:
-        """(A o A)' R, shape (M, c), for R (n, c)."""
-        return _csr(*self._columns, self._transposed.square(), self.shape[::-1]) @ R
-
-
-@dataclass(frozen=True)
-class LocalPrior:
-    r"""The weighted sum of the local divergences, as a function of q(u).
-
-    Attributes
-    ----------
-    matrix : sparse Tensor of shape (M, M)
-        Q.
-    diagonal : Tensor of shape (M,)
-        Of Q.
-    mass : Tensor of shape (M,)
-        Sums of the shares of the rows that an inducing point is active for.
-    constant : Tensor of shape ()
-        :math:`\sum_n s_n (\log |K_n| - H)`.
-    variance : Tensor of shape (M,)
-        Of u under the prior.
-    """
-
-    matrix: Tensor
-    diagonal: Tensor
-    mass: Tensor
-    constant: Tensor
-    variance: Tensor
-
-    def divergence(self, mean: Tensor, var: Tensor) -> Tensor:
-        r""":math:`\sum_n s_n KL(q(u_{I_n}) \| p(u_{I_n}))` over all latent functions, in nats.
-
-        Parameters
-        ----------
-        mean, var : Tensor of shape (M, c)
-            Of independent u.
-
-        Returns
-        -------
-        Tensor of shape ()
-        """
-        quadratic = (mean * (self.matrix @ mean)).sum() + (self.diagonal @ var).sum()
-        return 0.5 * (quadratic - (self.mass @ var.log()).sum() + self.constant * mean.shape[1])
 
 
 @dataclass(frozen=True)
@@ -237,7 +141,7 @@ class LocalSystem:
 
     def matmul(self, precision: Tensor, V: Tensor) -> Tensor:
         """Product of the matrix of the mean, for sites of a precision (n, c), with V (M, c)."""
-        product = self.rows.collect(precision * self.rows.project(V)) + self.prior.matrix @ V
+        product = self.rows.collect(precision * self.rows.project(V)) + self.prior.multiply(V)
         return product if self.anchor is None else product + self.anchor * V
 
     def variance(self, sites: Sites) -> Tensor:
@@ -319,7 +223,7 @@ def nested_systems(
     """
     n = sum(len(tiles.X) for tiles in parts)
     share = _shares(parts[0].X.new_ones(n) if weight is None else weight, kl_weight)
-    assembly, active, weights, variance, systems = _Assembly(parts[0]), [], [], [], []
+    assembly, active, weights, variance, systems = PriorAssembly(parts[0]), [], [], [], []
     start = 0
     for tiles in parts:
         for rows, local in tiles:
@@ -335,21 +239,6 @@ def nested_systems(
     return systems
 
 
-def row_weights(tiles: Tiles) -> RowWeights:
-    """The matrix A alone."""
-    parts = [(local.weights, local.variance) for _, local in tiles]
-    weights, variance = map(torch.cat, zip(*parts, strict=True))
-    return RowWeights(tiles.active, weights, variance, len(tiles.Z))
-
-
-def local_prior(tiles: Tiles, share: Tensor) -> LocalPrior:
-    """The divergences of rows whose shares (n,) are given."""
-    assembly = _Assembly(tiles)
-    for rows, local in tiles:
-        assembly.add(local, share[rows])
-    return assembly.prior()
-
-
 def _shares(weight: Tensor, kl_weight: float) -> Tensor:
     if not kl_weight > 0:
         raise ValueError(
@@ -360,66 +249,3 @@ def _shares(weight: Tensor, kl_weight: float) -> Tensor:
     if not total > 0:
         raise ValueError("weight must hold a positive number; drop the weights or these rows.")
     return kl_weight * weight / total
-
-
-class _Assembly:
-    """Accumulates a `LocalPrior` over tiles."""
-
-    def __init__(self, tiles: Tiles) -> None:
-        self.tiles = tiles
-        self.diagonal = tiles.Z.new_zeros(len(tiles.Z))
-        self.mass, self.constant = torch.zeros_like(self.diagonal), tiles.Z.new_zeros(())
-        self.pending: list[tuple[Tensor, Tensor]] = []
-        self.n_pending = 0
-        dtype = self.constant.cpu().numpy().dtype
-        self.matrix = sparse.csr_matrix((len(tiles.Z), len(tiles.Z)), dtype=dtype)
-
-    def add(self, local: LocalConditionals, share: Tensor) -> None:
-        flat, H = local.active.reshape(-1), local.active.shape[1]
-        scaled = share[:, None, None] * local.precision
-        self.diagonal.index_add_(0, flat, scaled.diagonal(dim1=-2, dim2=-1).reshape(-1))
-        self.mass.index_add_(0, flat, share.repeat_interleave(H))
-        self.constant += share @ (local.log_det - H)
-        self.pending.append((local.active, scaled))
-        self.n_pending += scaled.numel()
-        if self.n_pending > _CHUNK:
-            self._flush()
-
-    def prior(self) -> LocalPrior:
-        self._flush()
-        Z = self.tiles.Z
-        arrays = self.matrix.indptr, self.matrix.indices, self.matrix.data
-        starts, columns, values = (torch.from_numpy(array).to(Z.device) for array in arrays)
-        Q = _csr(starts, columns, values, (len(Z), len(Z)))
-        variance = prior_variance(self.tiles.kernel, Z)
-        sums = self.diagonal.clone(), self.mass.clone(), self.constant.clone()
-        return LocalPrior(Q, *sums, variance)
-
-    def _flush(self) -> None:
-        if not self.pending:
-            return
-        active, scaled = (torch.cat(part).cpu().numpy() for part in zip(*self.pending, strict=True))
-        self.pending, self.n_pending = [], 0
-        self.matrix = self.matrix + _scatter(active, scaled, len(self.tiles.Z))
-
-
-def _scatter(active: np.ndarray, blocks: np.ndarray, M: int) -> sparse.csr_matrix:
-    """sum_n P_n' B_n P_n for active (n, H) and blocks (n, H, H).
-
-    As the product of the P_n' with the B_n P_n, all n stacked: four times faster than sorting the
-    n H^2 entries.
-    """
-    n, H = active.shape
-    starts = np.arange(n * H + 1, dtype=np.int32)  # _CHUNK is far below 2^31
-    flat = active.reshape(-1).astype(np.int32)
-    ones: np.ndarray = np.ones(n * H, dtype=blocks.dtype)
-    select = sparse.csr_matrix((ones, flat, starts), shape=(n * H, M))
-    columns = np.repeat(flat.reshape(n, H), H, axis=0).reshape(-1)
-    stacked = sparse.csr_matrix((blocks.reshape(-1), columns, starts * H), shape=(n * H, M))
-    return select.T.tocsr() @ stacked
-
-
-def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse", UserWarning)  # said to be in beta
-        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)

@@ -8,14 +8,17 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.likelihoods import Bernoulli, Poisson
+from skgp.models.dlm import bound_search
 from skgp.models.dlm import fit as module
 from skgp.models.dlm.blending import Blend
+from skgp.models.dlm.bound_search import start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.dlm.fit import Settings, fit_sparse, has_closed_form, minimise, start_state
+from skgp.models.dlm.fit import fit_sparse, has_closed_form, minimise
 from skgp.models.dlm.holdout import held_out_losses
 from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.square_loss import calibrated_variance, ridge, square_posterior
 from skgp.models.dlm.training import Training, fit_posterior, total_loss
 from skgp.training.stopping import StopRecorder
@@ -232,7 +235,7 @@ def test_start_state_takes_the_kernel_of_the_best_bound(name, beta, monkeypatch)
         seen.append((state.kernel.nu, objective.name, objective.beta))
         return Training(state, losses[state.kernel.nu])
 
-    monkeypatch.setattr(module, "fit_collapsed", stub)
+    monkeypatch.setattr(bound_search, "fit_collapsed", stub)
     problem, made = problem_of("gaussian")
     kernels = [Matern(1.0, nu=nu) for nu in losses]
     begun = begin(problem, Objective(made, name=name, beta=0.3), QUICK, kernels=kernels)
@@ -258,14 +261,14 @@ def test_start_state_ranks_kernels_with_few_points_and_ends_with_all_and_more_ro
         "_START_PER_INDUCING": 3,
         "_MORE_PER_INDUCING": 6,
     }.items():
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(bound_search, name, value)
     seen = []
 
     def stub(state, data, objective, **options):
         seen.append((len(state.Z), len(data), options["max_iter"]))
         return Training(state, state.kernel.nu, [1.0])
 
-    monkeypatch.setattr(module, "fit_collapsed", stub)
+    monkeypatch.setattr(bound_search, "fit_collapsed", stub)
     kernels = [Matern(1.0, nu=nu) for nu in (1.5, 0.5)]
     begun = begin(problem, Objective(made), QUICK, kernels=kernels)
     assert begun.kernel.nu == 0.5 and torch.equal(begun.Z, problem.tensors[0])

@@ -10,8 +10,9 @@ from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.dlm.fit import Settings, fit_sparse
+from skgp.models.dlm.fit import fit_sparse
 from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.square_loss import square_posterior
 from skgp.models.dlm.streaming import LOG_LOSS_WEIGHT, update
 from skgp.models.dlm.training import collapsed_posterior, fit_posterior, total_loss

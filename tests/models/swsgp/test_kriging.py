@@ -1,6 +1,7 @@
 """Kriging against dense GPs on each row's neighbours, and its link against known parameters."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,10 +133,34 @@ def test_appended_is_the_model_of_all_rows():
     assert len(first.X) == 50 and grown.weight[40:50].tolist() == [2.0] * 10
 
 
+def test_label_is_left_out_with_the_weight_of_its_class():
+    """Of labels that weigh 5 nothing stays, of one that was given twice the other."""
+    units = []
+
+    class Recorded(KrigingModel):
+        def leave_out(self, row, unit, value, others):
+            units.append((row, unit))
+            return super().leave_out(row, unit, value, others)
+
+    X = problem(30)[0]
+    labels = torch.arange(30) % 2
+    weight = torch.where(labels == 1, 5.0, 1.0).double()
+    weight[:4] *= 2  # rows given twice
+    targets = label_targets(labels, 2, torch.float64)
+    m = Recorded(RBF(), 0.1, X, targets, weight, torch.zeros(1, dtype=torch.float64), 5)
+    fit_link(m, generator=torch.Generator())
+    (row, unit), each = units[0], torch.tensor([1.0, 5.0], dtype=torch.float64)
+    torch.testing.assert_close(unit, each[labels][row])
+    fit_link(replace(m, weight=0.5 * weight), generator=torch.Generator())
+    (row, unit), each = units[1], torch.tensor([0.5, 2.5], dtype=torch.float64)
+    few = torch.where(row < 4, 1.0, 0.5).double()  # labels that weigh less than 1 go as they are
+    torch.testing.assert_close(unit, torch.where(labels[row] == 1, each[1], few))
+
+
 class Predictions(KrigingModel):
     """A model that reports the leave-one-out predictions it is given."""
 
-    def leave_out(self, row, unit, value):
+    def leave_out(self, row, unit, value, others):
         mean, var = self.__dict__["given"]
         return mean[row] + self.offset, var[row]
 

@@ -13,7 +13,8 @@ from skgp.models.neighbors import NeighborSearch
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.prior_scale import choose_prior, negative_log_score, rescaled
-from skgp.models.swsgp.system import RowWeights, local_system, row_weights
+from skgp.models.swsgp.row_weights import RowWeights, row_weights
+from skgp.models.swsgp.system import local_system
 from tests.reference import swsgp as dense
 
 TIGHT = {"tol": 1e-14, "cg_tol": 1e-12, "cg_max_iter": 500, "max_iter": 80}

@@ -11,9 +11,10 @@ from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.models.neighbors import NeighborSearch
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.natural import fit_sites
+from skgp.models.swsgp.row_weights import row_weights
 from skgp.models.swsgp.state import SWSGPState
 from skgp.models.swsgp.streaming import summarize, update
-from skgp.models.swsgp.system import local_system, row_weights
+from skgp.models.swsgp.system import local_system
 from tests.reference import swsgp as dense
 
 H = 6

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.models.swsgp import system as module
+from skgp.models.swsgp import local_prior as module
 from skgp.models.swsgp.conditionals import Tiles
-from skgp.models.swsgp.system import Posterior, Sites, local_prior, local_system, row_weights
+from skgp.models.swsgp.local_prior import local_prior
+from skgp.models.swsgp.row_weights import row_weights
+from skgp.models.swsgp.system import Posterior, Sites, local_system
 from tests.reference import swsgp as dense
 
 

@@ -1,0 +1,129 @@
+"""What a sparse-within-sparse GP does with labels: rows, kernel, label kriging."""
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._default_kernel import (
+    default_classification_kernels,
+    isotropic_classification_kernels,
+)
+from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._swsgp_common import LARGE
+from skgp.estimators._threads import threads
+from skgp.likelihoods import Bernoulli
+from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.models.dlm.data import SparseData
+from skgp.models.replicates import distinct_observations
+from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes, label_targets
+from skgp.models.swsgp.label_search import search_label_kernel
+
+
+class LabelsMixin:
+    """Rows, kernel and label kriging of a classifier.
+
+    The classifier has the parameters and hooks of
+    :class:`~skgp.estimators._swsgp_common.SWSGPMixin`, and ``classes_`` when these are called.
+    """
+
+    def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
+        Y = one_vs_rest(codes, len(self.classes_))
+        if len(np.unique(codes)) < len(self.classes_):
+            Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+            if sample_weight is not None:
+                sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
+        return base_rate_offset(Y, sample_weight, link=self.likelihood)
+
+    def _data(
+        self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
+    ) -> SparseData:
+        """Rows as tensors, those of equal inputs and labels merged."""
+        rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
+        Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
+        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
+        return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+
+    def _learn_kernel(
+        self, session, X, sample_weight, data: SparseData, offset: np.ndarray, backend: Backend
+    ) -> Kernel:
+        """Return the kernel of the latent functions, learned if it is to be."""
+        if self._goes_on(data):
+            return self._posterior.state.kernel
+        if self.kernel is None:
+            # Principal components share a unit.
+            projected = self._projection is not None
+            make = isotropic_classification_kernels if projected else default_classification_kernels
+            kernels = make(X, sample_weight)
+        else:
+            kernels = [self._resolve_kernel(X, lambda: None)]
+        if self.optimizer is None:
+            return kernels[0]
+        single = len(data) < LARGE
+        with (
+            session.stage("hyperparameters") as callback,
+            threads(self.n_jobs, single=single),
+        ):
+            found = fit_classification_hyperparameters(
+                kernels,
+                data.X.double(),
+                data.y.double(),
+                offset=torch.as_tensor(offset, device=backend.device),
+                likelihood=Bernoulli(self.likelihood),
+                generator=backend.generator(),
+                row_weight=None if data.weight is None else data.weight.double(),
+                callback=callback,
+            )
+            found = search_label_kernel(
+                found,
+                kernels,
+                _in_double(data),
+                n_neighbors=self.n_neighbors,
+                n_points=self.n_inducing,
+                generator=backend.generator(),
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        return found.kernel
+
+    def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
+        """Keep the rows that labels are kriged from, with noise and link."""
+        rows = _in_double(self._kriging_rows(data, backend))
+        with threads(self.n_jobs, single=len(data) < LARGE):
+            model = krige_labels(
+                kernel,
+                None,
+                rows.X,
+                label_codes(rows.y),
+                n_classes=len(self.classes_),
+                n_neighbors=self.n_neighbors,
+                generator=backend.generator(),
+                weight=rows.weight,
+                neighbors=self.neighbors,
+            )
+        self._set_kriging(model)
+
+    def _append_kriging(self, data: SparseData, backend: Backend) -> None:
+        """Krige from these rows too; the link is learned anew."""
+        rows = _in_double(data)
+        targets = label_targets(label_codes(rows.y), len(self.classes_), torch.float64)
+        model = self._posterior.appended(rows.X, targets, rows.weight)
+        self._set_kriging(fit_link(model, generator=backend.generator()))
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def _log_proba(self, X):
+        if self.method == "variational":
+            return super()._log_proba(X)
+        return self._by_chunks(self._kriged_log_proba, X)
+
+    def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
+        with threads(self.n_jobs):
+            return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
+
+
+def _in_double(data: SparseData) -> SparseData:
+    """The rows in double precision, on the CPU."""
+    weight = None if data.weight is None else data.weight.cpu().double()
+    return SparseData(data.X.cpu().double(), data.y.cpu().double(), weight)

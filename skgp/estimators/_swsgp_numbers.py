@@ -1,0 +1,90 @@
+"""What a sparse-within-sparse GP does with quantities: rows, kernel, kriging."""
+
+import numpy as np
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+
+from skgp.estimators._backend import Backend
+from skgp.estimators._counts import refuse_noise
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._swsgp_common import LARGE
+from skgp.estimators._threads import threads
+from skgp.kernels.gram import split_noise
+from skgp.models.dlm.data import SparseData
+from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
+from skgp.models.swsgp.hyperparameters import search_hyperparameters
+from skgp.models.swsgp.kriging import KrigingModel
+
+_SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
+
+
+class NumbersMixin:
+    """Rows, kernel and kriging of a regressor.
+
+    The regressor has the parameters and hooks of
+    :class:`~skgp.estimators._swsgp_common.SWSGPMixin`, and ``likelihood`` and ``link``.
+    """
+
+    def _data(self, X, z, sample_weight, backend: Backend) -> Replicates:
+        """Rows as tensors, merged where the likelihood allows."""
+        merge = merge_replicates if self.likelihood == "gaussian" else distinct_observations
+        return merge(X, z, sample_weight, backend.device)
+
+    def _rows(self, data: Replicates, backend: Backend) -> SparseData:
+        """Rows in the dtype of the fit."""
+        y = data.y[:, None].to(backend.dtype)
+        weight = None if data.weight is None else data.weight.to(backend.dtype)
+        return SparseData(data.X.to(backend.dtype), y, weight)
+
+    def _learn_kernel(
+        self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend
+    ) -> tuple[Kernel, WhiteKernel]:
+        """Return the kernel of f and the noise that goes with it, learned if they are to be."""
+        if self._goes_on(SparseData(data.X, data.y[:, None])):
+            return self._posterior.state.kernel, split_noise(self.kernel_)[1] or WhiteKernel()
+        if self.kernel is None:
+            kernels = default_kernels(X, sample_weight)
+            kernels = [kernels[i] for i in _SMOOTHNESS] if len(kernels) > 1 else kernels
+        else:
+            kernel = self._resolve_kernel(X, lambda: None)
+            if self.likelihood == "poisson":
+                refuse_noise(kernel, self)
+            kernels = [with_noise(kernel)]
+        if self.optimizer is None:
+            return split_noise(kernels[0])
+        with (
+            session.stage("hyperparameters") as callback,
+            threads(self.n_jobs, single=len(data.y) < LARGE),
+        ):
+            found = search_hyperparameters(
+                kernels,
+                data,
+                self.likelihood,
+                link=self.link,
+                generator=backend.generator(),
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        return split_noise(found.kernel)
+
+    def _fit_kriging(
+        self, kernel: Kernel, noise: float, data: Replicates, backend: Backend
+    ) -> None:
+        """Keep the rows that predictions are kriged from."""
+        rows = SparseData(data.X, data.y[:, None], data.weight)
+        rows = self._kriging_rows(rows, backend)
+        model = KrigingModel(
+            kernel,
+            noise,
+            rows.X,
+            rows.y,
+            rows.weight,
+            rows.y.new_zeros(1),
+            self.n_neighbors,
+            neighbors=self.neighbors,
+        )
+        self._set_kriging(model)
+
+    def _append_kriging(self, data: Replicates) -> None:
+        """Krige from these rows too."""
+        weight = None if data.weight is None else data.weight.cpu()
+        self._set_kriging(self._posterior.appended(data.X.cpu(), data.y[:, None].cpu(), weight))

@@ -1,0 +1,46 @@
+"""The kernel of labels: learned from all of them where some rows missed their detail."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from skgp.models.dlm.data import SparseData
+from skgp.models.hyperparameters import HyperparameterFit
+from skgp.models.swsgp.label_search import search_label_kernel
+
+
+def labelled(n, n_classes, seed=0):
+    """Labels of fine detail along the first column alone."""
+    rng = np.random.default_rng(seed)
+    X = torch.from_numpy(rng.uniform(-2, 2, (n, 2)))
+    codes = ((6 * X[:, 0]).floor() % n_classes).long()
+    if n_classes == 2:
+        return SparseData(X, 2.0 * codes[:, None].double() - 1)
+    return SparseData(X, 2 * torch.nn.functional.one_hot(codes).double() - 1)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_detail_that_some_rows_missed_is_learned_from_all_labels(n_classes):
+    data = labelled(2500, n_classes)
+    coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0])
+    found = search_label_kernel(
+        HyperparameterFit(coarse),
+        [coarse],
+        data,
+        n_neighbors=16,
+        generator=torch.Generator().manual_seed(0),
+    )
+    scales = found.kernel.k2.length_scale
+    assert scales[0] < 0.5 and scales[1] > 3 * scales[0]
+
+
+def test_kernel_that_suits_the_labels_is_kept():
+    data = labelled(2500, 2)
+    fine = HyperparameterFit(ConstantKernel(4.0, "fixed") * RBF([0.15, 10.0], "fixed"))
+    options = {"n_neighbors": 16, "generator": torch.Generator().manual_seed(0)}
+    coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0], (2.0, 10.0))
+    assert search_label_kernel(fine, [coarse], data, **options) is fine
+    few = data.rows(torch.arange(500))
+    assert search_label_kernel(fine, [coarse], few, **options) is fine
+    assert search_label_kernel(fine, [fine.kernel], data, **options) is fine
