@@ -49,6 +49,7 @@ __all__ = ["FullSystem", "SitesFit", "fit_sites", "full_system"]
 Callback = Callable[[int, dict], bool | None]
 
 _N_HALVINGS = 4
+_HASTE = 5.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def fit_sites(
     tol : float
         Change of the bound, relative to itself, at which to stop.
     cg_tol, cg_max_iter : float, int
-        Relative residual and iterations of the system of the mean, begun at the last mean.
+        Relative residual and iterations of the system of the mean, begun at the last mean. While
+        the bound rises fast, by fifty times `tol`, up to five times that residual will do.
     learn_noise : bool
         Find the variance of Gaussian noise too.
     noise_bounds : (float, float)
@@ -152,12 +154,14 @@ def fit_sites(
     tol = max(tol, 50 * torch.finfo(Y.dtype).eps)  # as far as the bound itself is known
     history: list[dict] = []
     is_gaussian, converged = isinstance(likelihood, Gaussian), False
+    haste = 1.0 if is_gaussian else _HASTE
     for i in range(max_iter):
         rate = 1.0 if is_gaussian or (i == 0 and start is None) else damping
-        found = problem.improve(fit, rate, slack=tol)
+        found = problem.improve(fit, rate, slack=tol, haste=haste)
         if found is None:
             break
         change, (fit, entry) = found[0].bound - fit.bound, found
+        haste = min(max(1.0, abs(change) / (10 * tol * abs(fit.bound))), haste)
         if learn_noise:
             fit = problem.with_noise(fit, noise_bounds)
         history.append(entry | {"loss": -fit.bound})
@@ -182,15 +186,18 @@ class _Problem:
             return self._solved(likelihood, Sites.none(self.Y), None)[0]
         return self._solved(likelihood, self._sites(likelihood, q), q.mean)[0]
 
-    def improve(self, fit: SitesFit, rate: float, slack: float) -> tuple[SitesFit, dict] | None:
+    def improve(
+        self, fit: SitesFit, rate: float, slack: float, haste: float
+    ) -> tuple[SitesFit, dict] | None:
         """A step that does not lower the bound by more than `slack` of it; None if there is none.
 
-        The slack allows for means that are not solved for to the last digit.
+        The slack allows for means that are not solved for to the last digit, but to `haste` times
+        the residual asked for.
         """
         target = self._sites(fit.likelihood, fit.q)
         for _ in range(_N_HALVINGS + 1):
             sites = fit.sites.towards(target, rate)
-            found, entry = self._solved(fit.likelihood, sites, fit.q.mean)
+            found, entry = self._solved(fit.likelihood, sites, fit.q.mean, haste)
             if found.bound >= fit.bound - slack * abs(fit.bound):
                 return found, entry | {"rate": rate}
             rate /= 2
@@ -205,9 +212,10 @@ class _Problem:
         return replace(fit, likelihood=likelihood, bound=self._bound(likelihood, fit.q))
 
     def _solved(
-        self, likelihood: Likelihood, sites: Sites, start: Tensor | None
+        self, likelihood: Likelihood, sites: Sites, start: Tensor | None, haste: float = 1.0
     ) -> tuple[SitesFit, dict]:
-        q, found = self.system.solve(sites, start=start, **self.options)
+        options = self.options | {"tol": haste * self.options["tol"]}
+        q, found = self.system.solve(sites, start=start, **options)
         entry = {"n_cg": found.n_iter, "cg_residual": float(found.residual.max())}
         return SitesFit(q, sites, likelihood, self._bound(likelihood, q)), entry
 

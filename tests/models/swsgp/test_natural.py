@@ -94,6 +94,15 @@ def test_bound_never_falls_and_its_maximum_does_not_depend_on_the_damping(name, 
     np.testing.assert_allclose(found.bound, fit(problem, likelihood).bound, rtol=1e-9)
 
 
+def test_systems_are_solved_roughly_while_the_bound_rises_fast():
+    problem, likelihood = problem_of("probit")
+    found = fit(problem, likelihood, cg_tol=1e-3, tol=1e-6)
+    residuals = np.array([entry["cg_residual"] for entry in found.history])
+    assert residuals[0] > 1e-3 and (residuals < 5.1e-3).all() and residuals[-1] < 2e-3
+    exact = fit(problem, likelihood)
+    assert found.converged and abs(found.bound - exact.bound) < 1e-4 * abs(exact.bound)
+
+
 def test_step_that_lowers_the_bound_is_halved():
     problem, likelihood = problem_of("poisson", n=60)
     rates = [entry["rate"] for entry in fit(problem, likelihood).history]

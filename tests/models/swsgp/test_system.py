@@ -89,6 +89,16 @@ def test_prior_equals_the_dense_sum_of_local_inverses():
     np.testing.assert_allclose(prior.mass.sum(), problem.kl_weight * problem.active.shape[1])
 
 
+@pytest.mark.parametrize("n_columns", [1, 3])
+def test_prior_multiplies_as_the_dense_matrix_does(n_columns):
+    problem = dense.make_problem("sum", weighted=True)
+    prior = local_prior(tiles_of(problem), torch.tensor(problem.share))
+    V = np.random.default_rng(5).standard_normal((12, n_columns))
+    expected = dense.prior_precision(problem) @ V
+    np.testing.assert_allclose(prior.multiply(torch.tensor(V)), expected, rtol=1e-9, atol=1e-9)
+    assert prior.matrix.col_indices().dtype == torch.int32
+
+
 def test_prior_assembled_in_parts_is_the_same(monkeypatch):
     problem = dense.make_problem("sum", weighted=True)
     whole = system_of(problem).prior
@@ -159,11 +169,12 @@ def test_weight_counts_as_repeated_rows():
         torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-9)
 
 
-def test_row_weights_multiply_as_the_dense_matrix_does():
+@pytest.mark.parametrize("n_columns", [1, 3])
+def test_row_weights_multiply_as_the_dense_matrix_does(n_columns):
     problem = dense.make_problem("sum")
     rows, (A, variance) = row_weights(tiles_of(problem)), dense.conditionals(problem)
     rng = np.random.default_rng(4)
-    V, R = rng.standard_normal((12, 3)), rng.standard_normal((40, 3))
+    V, R = rng.standard_normal((12, n_columns)), rng.standard_normal((40, n_columns))
     options = {"rtol": 1e-8, "atol": 1e-9}
     np.testing.assert_allclose(rows.project(torch.tensor(V)), A @ V, **options)
     np.testing.assert_allclose(rows.project_squares(torch.tensor(V)), A**2 @ V, **options)
