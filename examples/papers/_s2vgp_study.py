@@ -13,7 +13,7 @@ from qsgp import data_path
 from torch import Tensor
 
 from skgp.kernels.sde import state_space
-from skgp.models.dlm.families import GaussianFamily
+from skgp.models.families import GaussianFamily
 from skgp.models.state_space.hyperparameters import maximise
 from skgp.models.state_space.inducing.fit import fit_inducing
 from skgp.models.state_space.inducing.state import InducingState
@@ -71,8 +71,7 @@ def mean_and_spread(values: list[float]) -> str:
 
 def dynamics_of(kernel: Any) -> Any:
     """Matrices of the process at the kernel's own hyper-parameters."""
-    form = state_space(kernel)
-    return form.at(form.parameters().detach())
+    return state_space(kernel).at()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from skgp.estimators._threads import threads
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily
 from skgp.models.dlm.objective import Objective
+from skgp.models.families import FixedFamily
 from skgp.models.replicates import distinct_observations
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")

@@ -22,11 +22,11 @@ from skgp.estimators._threads import threads
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.evidence import has_evidence
-from skgp.models.dlm.families import Family, GaussianFamily
 from skgp.models.dlm.fit import SparseFit, fit_sparse
 from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS, Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.streaming import update
+from skgp.models.families import Family, GaussianFamily
 
 # Rows times inducing points from which on more than one thread pays.
 _LARGE = 1e5

@@ -13,7 +13,7 @@ from skgp.estimators._state_space_common import LARGE, StateSpaceMixin
 from skgp.estimators._threads import threads
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling
-from skgp.models.dlm.families import FixedFamily
+from skgp.models.families import FixedFamily
 from skgp.models.state_space.left_out import left_out_moments
 
 # Of a latent function, in units of the link: probabilities of about .1 to .9 to start with.

@@ -25,7 +25,7 @@ from skgp.estimators._state_space_rows import Rows
 from skgp.estimators._threads import threads
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
-from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.families import Family, GaussianFamily
 from skgp.models.state_space.additive.binning import make_bins
 from skgp.models.state_space.additive.fit import fit_additive, fit_additive_statistics
 from skgp.models.state_space.additive.state import AdditiveState

@@ -10,7 +10,7 @@ from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_labels import LabelsMixin
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import FEW_ROWS_COUPLING
-from skgp.models.dlm.families import FixedFamily
+from skgp.models.families import FixedFamily
 
 
 class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):

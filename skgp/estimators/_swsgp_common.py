@@ -20,7 +20,7 @@ from skgp.estimators._inducing import (
 from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
 from skgp.estimators._threads import threads
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.neighbors import distinct
 from skgp.models.swsgp.fit import Settings, fit_swsgp
 from skgp.models.swsgp.kriging import KrigingModel

@@ -99,7 +99,7 @@ class StateSpace:
         components = self._expand(None).components
         self._primitives = [[f.primitive for f in c.factors] for c in components]
         self.n_parameters = sum(1 + len(group) for group in self._primitives)
-        dynamics = self.at(self.parameters())
+        dynamics = self.at()
         self.n_states = dynamics.n_states
         self.order = [s for s, _ in dynamics.blocks]
 
@@ -123,14 +123,16 @@ class StateSpace:
         with torch.no_grad():
             return self._expand(theta).error
 
-    def at(self, parameters: Tensor) -> Dynamics:
-        """Matrices at parameters (q,).
+    def at(self, parameters: Tensor | None = None) -> Dynamics:
+        """Matrices at parameters (q,); by default those of the kernel's own hyper-parameters.
 
         Raises
         ------
         ValueError
             If the parameters have another shape.
         """
+        if parameters is None:
+            parameters = self.parameters()
         if parameters.shape != (self.n_parameters,):
             raise ValueError(
                 f"parameters must have shape ({self.n_parameters},), got "
@@ -157,7 +159,7 @@ class StateSpace:
         tensor([0., 1., 0.], dtype=torch.float64)
         """
         rows, start = [], 0
-        observation = self.at(self.parameters()).observation
+        observation = self.at().observation
         for part in _summands(self.kernel):
             count = len(state_space(part, tolerance=self.tolerance).order)
             row = torch.zeros_like(observation)

@@ -40,7 +40,7 @@ def sites(x, y):
 
 def dynamics_of(kernel):
     form = state_space(kernel)
-    return form.at(form.parameters().detach())
+    return form.at()
 
 
 def seconds(function, rounds=5):

@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp.kernels import gram
-from skgp.models.dlm.families import GaussianFamily
+from skgp.models.families import GaussianFamily
 from skgp.models.state_space.additive.fit import fit_additive
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -43,7 +43,7 @@ def latent(x):
 
 def dynamics():
     form = state_space(KERNEL)
-    return form.at(form.parameters(None).detach())
+    return form.at()
 
 
 def gram(x, z):

@@ -18,9 +18,9 @@ from skgp.estimators import log_predictive_density_scorer
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import COUPLINGS, best_coupling, left_out_moments
 from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.training import collapsed_posterior
+from skgp.models.families import GaussianFamily
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)

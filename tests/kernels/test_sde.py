@@ -25,7 +25,7 @@ GAPS = torch.cat([torch.zeros(1), torch.logspace(-5, 2, 40)]).double()
 
 def dynamics_of(kernel):
     form = state_space(kernel)
-    return form.at(form.parameters())
+    return form.at()
 
 
 def product(*factors):
@@ -75,7 +75,7 @@ def test_covariance_equals_the_dense_kernel(case):
 def test_stated_error_bounds_the_actual_one(case):
     kernel = case.make()
     form, variance = state_space(kernel), float(dense(kernel, GAPS[:1]))
-    dynamics, gaps = form.at(form.parameters()), torch.linspace(0, 30, 1000).double()
+    dynamics, gaps = form.at(), torch.linspace(0, 30, 1000).double()
     F, _ = dynamics.transition(gaps)
     covariance = product(F, dynamics.stationary) @ dynamics.observation @ dynamics.observation
     actual = float((covariance - dense(kernel, gaps)).abs().max())
@@ -259,7 +259,7 @@ def test_a_periodic_kernel_without_variation_has_finite_weights():
 def test_summands_pick_their_share():
     kernel = 2.0 * Matern(nu=1.5) + RBF(3.0) + (Matern(nu=0.5) + 0.5) * ConstantKernel(0.7)
     form = state_space(kernel)
-    dynamics, shares = form.at(form.parameters()), form.summands()
+    dynamics, shares = form.at(), form.summands()
     assert [str(part) for part, _ in shares] == [
         str(kernel.k1.k1),
         str(kernel.k1.k2),
@@ -282,14 +282,11 @@ def test_the_form_is_a_copy_and_pickles_small():
     form = state_space(kernel)
     kernel.k2.length_scale = 9.0
     assert form.kernel.k2.length_scale == 1.0
-    data = pickle.dumps((form, form.at(form.parameters())))
+    data = pickle.dumps((form, form.at()))
     assert len(data) < 5000
     again, dynamics = pickle.loads(data)
     assert torch.equal(again.parameters(), form.parameters())
-    assert (
-        dynamics.blocks[0][1].primitives[0]
-        is again.at(again.parameters()).blocks[0][1].primitives[0]
-    )
+    assert dynamics.blocks[0][1].primitives[0] is again.at().blocks[0][1].primitives[0]
 
 
 @pytest.mark.parametrize(

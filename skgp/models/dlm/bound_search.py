@@ -14,11 +14,11 @@ from torch import Tensor
 
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.evidence import EvidenceSearch, has_evidence
-from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.starts import broadened, natural_gradients
 from skgp.models.dlm.training import Training, collapsed_posterior, fit_collapsed, fit_posterior
+from skgp.models.families import GaussianFamily
 from skgp.training.stopping import StopRecorder
 
 __all__ = ["start_log_loss", "start_state"]

@@ -65,7 +65,7 @@ class SparseState:
     kernel : sklearn kernel expression
         Covariance of f, without noise; its bounds hold while training.
     likelihood : Tensor of shape (p,)
-        Free parameters of the likelihood (see `skgp.models.dlm.families`).
+        Free parameters of the likelihood (see `skgp.models.families`).
     Z : Tensor of shape (M, d)
     mean : Tensor of shape (M, c)
     root : Tensor of shape (c, M, M)

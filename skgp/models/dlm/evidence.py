@@ -29,9 +29,9 @@ from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family, FixedFamily, GaussianFamily
 from skgp.models.dlm.laplace import LaplaceEvidence
 from skgp.models.dlm.objective import Objective
+from skgp.models.families import Family, FixedFamily, GaussianFamily
 from skgp.models.objectives import log_marginal_likelihood
 from skgp.models.replicates import Replicates
 from skgp.training.lbfgs import minimize_lbfgs

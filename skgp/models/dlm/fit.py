@@ -46,7 +46,6 @@ from skgp.models.dlm.blending import blended, choose_blend
 from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.holdout import BestState, clearly_worse, split
 from skgp.models.dlm.minibatch import fit_minibatch
 from skgp.models.dlm.objective import Objective
@@ -60,6 +59,7 @@ from skgp.models.dlm.training import (
     fit_posterior,
     total_loss,
 )
+from skgp.models.families import GaussianFamily
 from skgp.training.stopping import StopRecorder
 
 __all__ = [

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family
 from skgp.models.dlm.log_expectation import log_expectation_loss
+from skgp.models.families import Family
 
 __all__ = ["STOCHASTIC_GRADIENTS", "Objective", "data_loss"]
 

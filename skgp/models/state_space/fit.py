@@ -7,8 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from skgp.kernels.sde import state_space
-from skgp.kernels.sde_dynamics import Dynamics
-from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.families import Family, GaussianFamily
 from skgp.models.state_space.hyperparameters import Search, choose_kernel, maximise
 from skgp.models.state_space.inducing.fit import InducingFit
 from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
@@ -146,7 +145,7 @@ def _state(
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         return SeriesState(found.kernel, series.times, *sites, offset)
     last = find_sites(
-        dynamics_of(found.kernel),
+        state_space(found.kernel).at(),
         series,
         family.make(found.parameters),
         offset=offset,
@@ -157,16 +156,10 @@ def _state(
     return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
 
 
-def dynamics_of(kernel: Any) -> Dynamics:
-    """The matrices of a kernel at its own hyper-parameters."""
-    form = state_space(kernel)
-    return form.at(form.parameters().detach())
-
-
 def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor | None:
     """Places of the inducing states."""
     if n_inducing is None:
         return None
     if n_inducing == "auto":
-        return place_knots(times, scale=shortest_scale(dynamics_of(kernel)))
+        return place_knots(times, scale=shortest_scale(state_space(kernel).at()))
     return place_knots(times, int(n_inducing))

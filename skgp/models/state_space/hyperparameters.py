@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.sde import state_space
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.state_space.objectives import Evaluation, Objective
 from skgp.models.state_space.series import Series
 from skgp.training.lbfgs import minimize_lbfgs

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Gaussian, Likelihood
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.state_space.inducing.fit import InducingFit, fit_inducing
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.sites import Sites, fit_sites

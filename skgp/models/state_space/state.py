@@ -50,8 +50,7 @@ class SeriesState(TensorState):
         """The smoothed states, kept after the first call."""
         smoothed = self.__dict__.get("_smoothed")
         if smoothed is None:
-            form = state_space(self.kernel)
-            dynamics = form.at(form.parameters(None).detach())
+            dynamics = state_space(self.kernel).at()
             smoothed = posterior(dynamics, self.times, self.beta, self.weight)
             self.__dict__["_smoothed"] = smoothed
         return smoothed

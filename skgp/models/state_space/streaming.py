@@ -58,8 +58,7 @@ def add_rows(
     NonFiniteLossError
         If the bound of the new rows is not finite where the search begins.
     """
-    form = state_space(state.kernel)
-    dynamics = form.at(form.parameters().detach())
+    dynamics = state_space(state.kernel).at()
     if isinstance(state, InducingState):
         state = _with_knots_for(state, series.times, dynamics)
         return _add_to_knots(state, series, likelihood, dynamics)

@@ -43,7 +43,7 @@ from torch.autograd.function import once_differentiable
 from skgp.kernels.gram import gram
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.swsgp.conditionals import JITTER
 from skgp.models.swsgp.state import SWSGPState
 
@@ -143,7 +143,7 @@ def bound(
     --------
     >>> import torch
     >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.models.dlm.families import GaussianFamily
+    >>> from skgp.models.families import GaussianFamily
     >>> X = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
     >>> family = GaussianFamily(0.1, (1e-3, 1.0))
     >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::3], X.new_zeros(1))

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from skgp.likelihoods import StudentT
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.families import Family, GaussianFamily
 from skgp.models.swsgp.bound import Objective, total_bound
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.minibatch import LEARNING_RATE, Search, fit_minibatch

@@ -155,7 +155,7 @@ def fit_minibatch(
     --------
     >>> import torch
     >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.models.dlm.families import GaussianFamily
+    >>> from skgp.models.families import GaussianFamily
     >>> X = torch.linspace(-1, 1, 300, dtype=torch.float64)[:, None]
     >>> family = GaussianFamily(0.1, (1e-3, 1.0))
     >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::10], X.new_zeros(1))

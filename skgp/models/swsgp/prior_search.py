@@ -19,7 +19,7 @@ from torch import Tensor
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.likelihoods import Gaussian
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.neighbors import NeighborSearch
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.prior_scale import PriorScale, choose_prior, rescaled

@@ -23,7 +23,7 @@ class SWSGPState(TensorState):
     kernel : sklearn kernel expression
         Covariance of f, without noise; its bounds hold while training.
     likelihood : Tensor of shape (p,)
-        Free parameters of the likelihood (see `skgp.models.dlm.families`).
+        Free parameters of the likelihood (see `skgp.models.families`).
     Z : Tensor of shape (M, d)
         Inducing points.
     mean : Tensor of shape (M, c)

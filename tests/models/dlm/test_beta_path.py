@@ -11,12 +11,12 @@ from skgp.likelihoods import Bernoulli
 from skgp.models.dlm import beta_path as module
 from skgp.models.dlm.beta_path import BETAS, fit_beta_path
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily
 from skgp.models.dlm.fit import fit_sparse
 from skgp.models.dlm.holdout import BestState, held_out_losses
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.training import Training, fit_posterior, total_loss
+from skgp.models.families import FixedFamily, GaussianFamily
 from tests.reference import sparse as dense
 
 GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))

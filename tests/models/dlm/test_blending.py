@@ -8,10 +8,10 @@ import torch
 from skgp.models.dlm import blending as module
 from skgp.models.dlm.blending import Blend, blended, choose_blend
 from skgp.models.dlm.collapsed import statistics
-from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.holdout import held_out_losses
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.square_loss import evidence_ratio, square_posterior
+from skgp.models.families import GaussianFamily
 from tests.reference import sparse as dense
 
 FAMILY = GaussianFamily(0.3, (1e-4, 5.0))

@@ -10,8 +10,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.kernels import ActiveDims
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm.coordinates import Coordinates
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.objective import Objective
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from tests.reference import sparse as dense
 
 FAMILY = GaussianFamily(0.3, (1e-4, 2.0))

@@ -12,10 +12,10 @@ from skgp.likelihoods import Bernoulli, Laplace, Poisson
 from skgp.models.dlm.bound_search import start_state
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.evidence import EvidenceSearch, has_evidence
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.training import total_loss
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.training.stopping import StopRecorder
 from tests.reference import sparse as dense
 

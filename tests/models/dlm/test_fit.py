@@ -14,13 +14,13 @@ from skgp.models.dlm.blending import Blend
 from skgp.models.dlm.bound_search import start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.fit import fit_sparse, has_closed_form, minimise
 from skgp.models.dlm.holdout import held_out_losses
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.square_loss import calibrated_variance, ridge, square_posterior
 from skgp.models.dlm.training import Training, fit_posterior, total_loss
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.training.stopping import StopRecorder
 from tests.reference import sparse as dense
 

@@ -10,9 +10,9 @@ from scipy import stats
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm import holdout
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily
 from skgp.models.dlm.holdout import BestState, clearly_worse, held_out_losses, split
 from skgp.models.dlm.objective import Objective
+from skgp.models.families import FixedFamily, GaussianFamily
 from tests.reference import sparse as dense
 
 NAN = float("nan")

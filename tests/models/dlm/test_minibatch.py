@@ -10,11 +10,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm.coordinates import Coordinates
 from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.families import FixedFamily, GaussianFamily
 from skgp.models.dlm.holdout import BestState
 from skgp.models.dlm.minibatch import default_batch_size, fit_minibatch
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.training import posterior_loss, total_loss
+from skgp.models.families import FixedFamily, GaussianFamily
 
 FAMILY = GaussianFamily(0.1, (0.05, 1.0))
 

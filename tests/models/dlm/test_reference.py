@@ -6,10 +6,10 @@ import torch
 
 from skgp.models.dlm.collapsed import elbo_posterior, statistics
 from skgp.models.dlm.coordinates import Values
-from skgp.models.dlm.families import GaussianFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.reference import ReferenceGaussian, kl_from_standard_normal
 from skgp.models.dlm.training import posterior_loss
+from skgp.models.families import GaussianFamily
 from tests.reference import sparse as dense
 
 M, C = 5, 2

@@ -10,10 +10,10 @@ from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm import starts
 from skgp.models.dlm.collapsed import elbo_posterior, statistics
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.starts import broadened, natural_gradients
 from skgp.models.dlm.training import fit_posterior, total_loss
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from tests.reference import sparse as dense
 
 FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}

@@ -9,13 +9,13 @@ import torch
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.fit import fit_sparse
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.square_loss import square_posterior
 from skgp.models.dlm.streaming import LOG_LOSS_WEIGHT, update
 from skgp.models.dlm.training import collapsed_posterior, fit_posterior, total_loss
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from tests.reference import sparse as dense
 
 GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))

@@ -13,7 +13,6 @@ from skgp.models.dlm import training
 from skgp.models.dlm.collapsed import elbo_loss, elbo_posterior, fitc_loss, statistics
 from skgp.models.dlm.coordinates import Values
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.holdout import BestState
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.square_loss import square_loss
@@ -25,6 +24,7 @@ from skgp.models.dlm.training import (
     posterior_loss,
     total_loss,
 )
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from tests.reference import sparse as dense
 
 GAUSSIAN = GaussianFamily(0.3, (1e-3, 5.0))

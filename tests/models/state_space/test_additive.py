@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Poisson
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.additive.binned import BinnedRows
 from skgp.models.state_space.additive.binning import make_bins
 from skgp.models.state_space.additive.fit import fit_additive, fit_additive_statistics
@@ -259,7 +259,7 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
     rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
     objective = VariationalRows(rows, family, tol=1e-13, max_iter=200)
     forms = [state_space(kernel) for kernel in KERNELS]
-    found = objective([f.at(f.parameters()) for f in forms], family.initial(y))
+    found = objective([f.at() for f in forms], family.initial(y))
     mean, var = rows.moments(found.posterior)
     first, second = (d.numpy() for d in likelihood.expected_derivatives(y, mean, var))
     parts = [

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 from skgp.kernels import Cosine, sde_primitives, sde_rational, state_space
 from skgp.kernels.sde_primitives import Primitive
 from skgp.likelihoods import Bernoulli
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.additive.binning import make_bins
 from skgp.models.state_space.additive.covariances import _CORRELATIONS, Covariances
 from skgp.models.state_space.additive.fit import fit_additive
@@ -51,7 +51,7 @@ def fixed_fit(X, y, weight=None, family=GAUSSIAN, **options):
 
 def dynamics_of(kernels):
     forms = [state_space(kernel) for kernel in kernels]
-    return [form.at(form.parameters().detach()) for form in forms]
+    return [form.at() for form in forms]
 
 
 def assert_close(found, expected, tol=1e-9):

@@ -27,7 +27,7 @@ def data(rng):
 def fitted(data):
     x, y = data
     form = state_space(KERNEL)
-    dynamics = form.at(form.parameters())
+    dynamics = form.at()
     return fit_inducing(dynamics, KNOTS, make_series(x, y - 0.5 - 2 * x), Gaussian(0.1))
 
 

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.likelihoods import Bernoulli, Poisson
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.fit import fit_series
 from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.series import make_series

@@ -7,7 +7,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.likelihoods import Bernoulli
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.hyperparameters import choose_kernel, maximise
 from skgp.models.state_space.objectives import (
     GaussianEvidence,

@@ -12,7 +12,7 @@ from skgp.kernels.sde import state_space
 from skgp.kernels.specs import Cosine
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
-from skgp.models.dlm.families import FixedFamily
+from skgp.models.families import FixedFamily
 from skgp.models.state_space.hyperparameters import maximise
 from skgp.models.state_space.inducing.conditionals import condition
 from skgp.models.state_space.inducing.fit import InducingEvidence, expectations, fit_inducing
@@ -38,7 +38,7 @@ KNOTS = torch.tensor([0.3, 0.9, 1.5, 2.6], dtype=torch.float64)
 
 def dynamics_of(kernel):
     form = state_space(kernel)
-    return form.at(form.parameters())
+    return form.at()
 
 
 @pytest.fixture(params=KERNELS, ids=str)

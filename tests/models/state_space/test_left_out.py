@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Gaussian
-from skgp.models.state_space.fit import dynamics_of
 from skgp.models.state_space.left_out import left_out_moments
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.sites import fit_sites
@@ -20,7 +20,7 @@ def test_left_out_moments_are_those_without_a_unit_of_the_row(likelihood, rng):
     y = torch.from_numpy(np.where(rng.random(12) < 0.5, 1.0, -1.0))
     weight = torch.from_numpy(rng.uniform(0.5, 2, 12))
     series = make_series(x, y, weight)
-    dynamics, offset = dynamics_of(2.0 * Matern(1.0, nu=1.5)), 0.4
+    dynamics, offset = state_space(2.0 * Matern(1.0, nu=1.5)).at(), 0.4
     sites = fit_sites(dynamics, series, likelihood, offset=offset, tol=1e-14, max_iter=200)
     mean, var = series.at_rows(sites.mean) + offset, series.at_rows(sites.var)
     found = left_out_moments(likelihood, series.y, mean, var, series.weight)

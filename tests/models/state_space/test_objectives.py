@@ -45,7 +45,7 @@ def problem(noise):
 
 def dynamics():
     form = state_space(KERNEL)
-    return form.at(form.parameters().detach())
+    return form.at()
 
 
 @pytest.mark.parametrize("noise", [1e-8, 0.1])

@@ -30,7 +30,7 @@ class Problem:
         new = np.concatenate([[-3.0, -0.1, x[-1] + 0.4, 1e5, 500.0], x[2:10], x[-1:], inside])
         self.x, self.new = x, rng.permutation(new)
         form = state_space(kernel)
-        self.form, self.dynamics = form, form.at(form.parameters().detach())
+        self.form, self.dynamics = form, form.at()
 
     def posterior(self):
         return posterior(self.dynamics, *map(torch.tensor, (self.x, self.beta, self.weight)))
@@ -120,7 +120,7 @@ def test_latent_projections_are_the_parts_of_f():
     # The first part alone, by the dense joint of (part, f).
     form = state_space(KERNELS["sum"].k1)
     x = np.concatenate([problem.x, problem.new])
-    part = model_covariance(form.at(form.parameters().detach()), x)
+    part = model_covariance(form.at(), x)
     n, whole = len(problem.x), model_covariance(problem.dynamics, problem.x)
     gain = part[n:, :n] @ np.linalg.inv(np.eye(n) + problem.weight[:, None] * whole)
     np.testing.assert_allclose(mean[:, 0], gain @ problem.beta, rtol=0, atol=1e-10)
@@ -132,7 +132,7 @@ def test_latent_projections_are_the_parts_of_f():
 def test_no_new_times_give_empty_answers(n):
     x, beta, weight = (torch.tensor(a[:n]) for a in awkward_series(40))
     form = state_space(KERNELS["sum"])
-    found = posterior(form.at(form.parameters().detach()), x, beta, weight)
+    found = posterior(form.at(), x, beta, weight)
     none = torch.zeros(0, dtype=torch.float64)
     assert [t.shape for t in found.marginals(none)] == [(0,), (0,)]
     assert [t.shape for t in found.covariance(none)] == [(0,), (0, 0)]
@@ -143,7 +143,7 @@ def test_times_that_fall_are_refused():
     x = torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64)
     form = state_space(KERNELS["matern"])
     with pytest.raises(ValueError, match="rising order"):
-        posterior(form.at(form.parameters().detach()), x, x, x)
+        posterior(form.at(), x, x, x)
 
 
 def test_predictions_and_samples_where_the_filter_has_no_covariance(generator):

@@ -32,7 +32,7 @@ def route(request, monkeypatch):
 
 def dynamics_of(kernel):
     form = state_space(kernel)
-    return form.at(form.parameters().detach())
+    return form.at()
 
 
 def tensors(x, beta, weight):

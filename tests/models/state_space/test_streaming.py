@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.models.state_space.fit import dynamics_of
 from skgp.models.state_space.inducing.fit import fit_inducing
 from skgp.models.state_space.inducing.pair_sites import PairSites
 from skgp.models.state_space.inducing.state import InducingState
@@ -70,7 +70,7 @@ def test_one_batch_is_the_fit_of_its_rows(name):
     x, y = rows(name)
     state = add_rows(nothing_at(2.0, 0.3), make_series(x, y), LIKELIHOODS[name])
     series = make_series(x, y)
-    sites = fit_sites(dynamics_of(KERNEL), series, LIKELIHOODS[name], offset=0.3, tol=1e-13)
+    sites = fit_sites(state_space(KERNEL).at(), series, LIKELIHOODS[name], offset=0.3, tol=1e-13)
     whole = SeriesState(KERNEL, series.times, sites.beta, sites.weight, 0.3)
     assert_alike(state, whole, atol=1e-4)
 
@@ -80,7 +80,7 @@ def test_sites_of_new_rows_are_the_best_given_those_of_old(name):
     """At the optimum each site is what its rows ask for; those of old are as they were."""
     x, y = rows(name)
     first = make_series(x[:15], y[:15])
-    likelihood, dynamics = LIKELIHOODS[name], dynamics_of(KERNEL)
+    likelihood, dynamics = LIKELIHOODS[name], state_space(KERNEL).at()
     sites = fit_sites(dynamics, first, likelihood)
     old = SeriesState(KERNEL, first.times, sites.beta, sites.weight)
     state = add_rows(old, make_series(x[15:], y[15:]), likelihood)
@@ -102,7 +102,7 @@ def _places(state, x):
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_knots_take_batches_as_the_fit_of_all_rows(name):
     x, y = rows(name, 60)
-    knots, dynamics = torch.linspace(0, 6, 40, dtype=torch.float64), dynamics_of(KERNEL)
+    knots, dynamics = torch.linspace(0, 6, 40, dtype=torch.float64), state_space(KERNEL).at()
     state = InducingState(KERNEL, knots, PairSites.zeros(2, 40))
     for part in torch.arange(60).split(15):
         state = add_rows(state, make_series(x[part], y[part]), LIKELIHOODS[name])

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily
+from skgp.models.families import FixedFamily, GaussianFamily
 from skgp.models.swsgp.bound import Objective, bound, latent_moments, local_moments, total_bound
 from skgp.models.swsgp.conditionals import local_conditionals
 from skgp.models.swsgp.state import SWSGPState

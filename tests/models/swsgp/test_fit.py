@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.kernels.amplitude import scale_amplitude
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.swsgp import fit as module
 from skgp.models.swsgp.bound import Objective, total_bound
 from skgp.models.swsgp.fit import Settings, fit_swsgp

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import FixedFamily, GaussianFamily
+from skgp.models.families import FixedFamily, GaussianFamily
 from skgp.models.swsgp import minibatch
 from skgp.models.swsgp.bound import Objective, bound, total_bound
 from skgp.models.swsgp.coordinates import Coordinates

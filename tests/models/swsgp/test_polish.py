@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.families import GaussianFamily
+from skgp.models.families import GaussianFamily
 from skgp.models.swsgp import polish as module
 from skgp.models.swsgp.bound import latent_moments
 from skgp.models.swsgp.polish import negative_log_predictive, polish

@@ -36,7 +36,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
-from skgp.models.dlm.families import Family, GaussianFamily
+from skgp.models.families import Family, GaussianFamily
 from skgp.models.state_space.additive.binned import BinnedGaussian, BinnedRows
 from skgp.models.state_space.additive.binning import Bins, make_bins
 from skgp.models.state_space.additive.objectives import VariationalRows

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.state_space.additive.state import AdditiveState, Outcome
 from skgp.models.state_space.inducing.fit import expectations
 from skgp.training.loop import NonFiniteLossError

@@ -114,7 +114,7 @@ class RowsState(AdditiveState):
         solved = self.__dict__.get("_solved")
         if solved is None:
             forms = [state_space(kernel) for kernel in self.parts]
-            dynamics = [form.at(form.parameters(None).detach()) for form in forms]
+            dynamics = [form.at() for form in forms]
             prior = DensePrior(dynamics, self.X.T.contiguous())
             solved = condition(prior, self.beta, self.weight), prior.levels(self.shares)
             self.__dict__["_solved"] = solved

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.models.dlm.families import Family
+from skgp.models.families import Family
 from skgp.models.state_space.additive.objectives import Objective
 from skgp.models.state_space.additive.state import AdditiveState, Outcome
 from skgp.training.lbfgs import LBFGSResult, minimize_lbfgs
@@ -67,7 +67,7 @@ class AdditiveSearch:
             ]
         forms = [state_space(kernel) for kernel in kernels]
         with torch.no_grad():
-            last = objective([form.at(form.parameters()) for form in forms], likelihood)
+            last = objective([form.at() for form in forms], likelihood)
         noise = self.family.noise_variance(likelihood)
         outcome = Outcome(likelihood, noise, last.value, n_iter, history)
         return objective.state(kernels, last.posterior, outcome)

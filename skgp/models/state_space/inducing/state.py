@@ -53,8 +53,7 @@ class InducingState(TensorState):
         """Dynamics and moments of the pairs, kept after the first call."""
         inferred = self.__dict__.get("_inferred")
         if inferred is None:
-            form = state_space(self.kernel)
-            dynamics = form.at(form.parameters().detach())
+            dynamics = state_space(self.kernel).at()
             inferred = dynamics, infer_pairs(Chain.of(dynamics, self.knots), self.sites)
             self.__dict__["_inferred"] = inferred
         return inferred

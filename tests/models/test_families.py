@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.models.dlm.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 
 LIKE = torch.zeros(3, dtype=torch.float64)
 GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
