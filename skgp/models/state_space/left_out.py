@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
-from skgp.models.state_space.inducing.fit import expectations
+from skgp.models.state_space.natural import expectations
 
 __all__ = ["left_out_moments"]
 

@@ -24,6 +24,7 @@ from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Gaussian, Likelihood
 from skgp.models.families import Family
 from skgp.models.state_space.inducing.fit import InducingFit, fit_inducing
+from skgp.models.state_space.natural import likelihood_gradient
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.sites import Sites, fit_sites
 from skgp.models.state_space.smoother import evidence
@@ -155,21 +156,14 @@ class VariationalEvidence:
             tol=tol,
         )
         self._sites = found.beta, found.weight
+        series = self.series
+        mean, var = series.at_rows(found.mean) + self.offset, series.at_rows(found.var)
         return Evaluation(
             found.elbo,
             found.parameter_gradient,
-            self._slope(found, parameters),
+            likelihood_gradient(self.family, parameters, (series.y, mean, var), series.sums),
             found.knot_gradient if isinstance(found, InducingFit) else None,
         )
-
-    def _slope(self, found: Sites | InducingFit, parameters: Tensor) -> Tensor:
-        """Gradient of the expected log-density in the likelihood's parameters."""
-        if not parameters.numel():
-            return parameters
-        series, leaf = self.series, parameters.detach().requires_grad_()
-        mean, var = series.at_rows(found.mean) + self.offset, series.at_rows(found.var)
-        expected = self.family.make(leaf).expected_log_prob(series.y, mean, var)
-        return torch.autograd.grad(series.sums(expected).sum(), leaf)[0]
 
 
 def find_sites(

@@ -8,39 +8,21 @@ The posterior of f is approximated by the Gaussian process q that the prior and 
     \mathcal{L} = \log Z + \sum_i w_i E_q[\log p(y_i \mid f_i)]
                   - \sum_t \big[\beta_t m_t - \tfrac12 \omega_t (m_t^2 + v_t)\big]
 
-is a lower bound of the log evidence. With :math:`g_i = E_q[\partial \log p]` and
-:math:`h_i = E_q[\partial^2 \log p]` its natural gradient is the way to the targets [2]_
-
-.. math:: \omega_t^* = -\sum_{i : x_i = t} w_i h_i, \qquad
-          \beta_t^* = \sum_{i : x_i = t} w_i g_i + \omega_t^* m_t,
-
-and a step :math:`\lambda \leftarrow (1 - \rho) \lambda + \rho \lambda^*` of
-:math:`\lambda = (\beta, \omega)` that is short enough raises the bound. :math:`\rho` is 1 unless
-the bound falls, when it is halved. The targets of Gaussian noise do not depend on q: they are exact
-at once.
+is a lower bound of the log evidence, which natural gradients maximise (:mod:`.natural`).
 
 Where the sites have converged, the bound is stationary in them, so that its gradient in the
 parameters of the dynamics is that of log Z with the sites held.
 
-Likelihoods that are not log-concave
-------------------------------------
-Outliers make :math:`h_i` positive, and the optimum may have negative :math:`\omega`. Far from it
-such sites leave no valid q. The first steps therefore go, in rows with positive :math:`h_i`, to the
-parabola that has the slope :math:`g_i` at :math:`m_i` and its top at the mode :math:`f_i^*` of the
-likelihood, :math:`\omega_i = g_i / (f_i^* - m_i) \ge 0`. For Student's t that is the
-reweighted least squares of the EM algorithm. The targets above take over when the bound has nearly
-settled.
-
 References
 ----------
 .. [1] Opper and Archambeau (2009), The variational Gaussian approximation revisited.
-.. [2] Khan and Lin (2017), Conjugate-computation variational inference; Chang, Wilkinson, Khan and
-   Solin (2020), Fast variational learning in state-space Gaussian process models.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,19 +30,13 @@ from torch import Tensor
 from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.state_space.chunks import Dynamics
+from skgp.models.state_space.natural import Point, SiteBound, climb
 from skgp.models.state_space.series import Series
 from skgp.models.state_space.smoother import Evidence, evidence
-from skgp.training.loop import NonFiniteLossError
 
-__all__ = ["Sites", "fit_sites"]
+__all__ = ["SeriesBound", "Sites", "fit_sites", "sites_mean"]
 
 Callback = Callable[[int, dict], bool | None]
-
-_TILE = 2**16  # rows whose expectations are taken together: temporaries of 0.5 MB
-_SETTLED = 1e-2  # nats an observation, gained by a step, at which caution is given up
-_SHORTEST = 2.0**-10  # step at which the search is given up
-_ROUNDING = 1e-12  # of the bound's terms, which cancel: what it may fall by
-_NEGLIGIBLE = 1e-3  # of the tolerance: expected gain, were times independent, not worth a sweep
 
 
 @dataclass(frozen=True)
@@ -72,11 +48,11 @@ class Sites:
     beta, weight : Tensor of shape (m,)
         :math:`\beta` and :math:`\omega` of each distinct time.
     elbo : float
-        The bound, in nats.
+        The bound, in nats; with a base, of the rows given the past.
     mean, var : Tensor of shape (m,)
         Of f less its prior mean, under q.
     parameter_gradient : Tensor of shape (q,)
-        Gradient of log Z with the sites held: of the bound, where they have converged.
+        Gradient of log Z with all sites held: of the bound, where they have converged.
     n_iter : int
         Sweeps through the series.
     converged : bool
@@ -98,6 +74,7 @@ def fit_sites(
     likelihood: Likelihood,
     *,
     offset: float = 0.0,
+    base: tuple[Tensor, Tensor] | None = None,
     start: tuple[Tensor, Tensor] | None = None,
     max_iter: int = 50,
     tol: float = 1e-6,
@@ -115,10 +92,13 @@ def fit_sites(
         One that takes all rows alike: its parameters are scalars. Unimodal in f.
     offset : float, default=0.0
         Prior mean of f.
+    base : (Tensor, Tensor) of shapes (m,), optional
+        Sites that stand besides those sought, such as what rows of the past have left.
     start : (Tensor, Tensor) of shapes (m,), optional
         :math:`\beta` and :math:`\omega` to begin with, such as those of hyper-parameters nearby;
         left aside if they give no valid posterior. By default each row has the parabola that
-        touches its log-density at the mode, or at f = 0 where there is none (labels, a count of 0).
+        touches its log-density at the mode, or at the prior mean where there is
+        none (labels, a count of 0).
     max_iter : int, default=50
         Largest number of sweeps, at least 1.
     tol : float, default=1e-6
@@ -144,168 +124,108 @@ def fit_sites(
     O(m d^3 + n) a sweep, for d states. Labels and counts take about five sweeps where times are
     dense and ten where they are sparse; prior variances of 100 may take 50.
     """
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1; got {max_iter}.")
-    bound = _Bound(dynamics, series, likelihood, offset)
-    point, cautious = _first_point(bound, start)
-    n_iter, step, enough = 1, 1.0, tol * series.total
-
-    def is_to_stop() -> bool:
-        return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
-
-    converged, stopped, gain = False, is_to_stop(), math.inf
-    while n_iter < max_iter and step >= _SHORTEST and not (stopped or converged):
-        cautious = cautious and point.has_valley
-        beta, weight = bound.targets(point, cautious)
-        if not cautious and point.expected_gain(beta, weight) <= _NEGLIGIBLE * enough:
-            converged = True
-            break
-        trial = bound(torch.lerp(point.beta, beta, step), torch.lerp(point.weight, weight, step))
-        n_iter += 1
-        if trial is None or trial.elbo < point.elbo - trial.rounding:
-            # Cautious targets are no ascent direction for sure: shorter steps need not help.
-            step, cautious = (1.0 if cautious else 0.5 * step), False
-            continue
-        last, gain, point = gain, (trial.elbo - point.elbo) / step, trial
-        # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
-        to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
-        stopped, converged = is_to_stop(), to_come <= enough and not cautious
-        cautious = cautious and gain > max(enough, _SETTLED * series.total)
-        step = min(1.0, 2 * step)
-    return point.sites(n_iter, converged)
+    bound = _ExactBound(dynamics, series, likelihood, offset, base)
+    end = climb(bound, start=start, max_iter=max_iter, tol=tol, callback=callback)
+    point, found = end.point, end.point.found
+    return Sites(
+        point.beta,
+        point.weight,
+        point.elbo,
+        found.mean,
+        found.var,
+        found.parameter_gradient,
+        end.n_iter,
+        end.converged,
+    )
 
 
-@dataclass(frozen=True)
-class _Point:
-    """Sites that were tried, and what came of it; rows (n,) have slope and curvature."""
+class SeriesBound(SiteBound):
+    """The bound of a series, one site a time, whatever infers f from the sites."""
 
-    beta: Tensor
-    weight: Tensor
-    found: Evidence
-    elbo: float
-    rounding: float
-    slope: Tensor
-    curvature: Tensor
+    negligible = 1e-3  # the expected gain below is rough
 
-    @property
-    def has_valley(self) -> bool:
-        """Whether the log-density of some row curves upwards."""
-        return bool((self.curvature > 0).any())
+    def __init__(self, series: Series, likelihood: Likelihood, offset: float) -> None:
+        self.series, self.likelihood, self.offset = series, likelihood, offset
+        self.y, self.total = series.y, series.total
 
-    def expected_gain(self, beta: Tensor, weight: Tensor) -> float:
+    @abstractmethod
+    def infer(self, beta: Tensor, weight: Tensor) -> tuple[Any, tuple[float, ...]] | None:
+        """What sites (m,), (m,) say of f; None where they leave no valid posterior.
+
+        Returns
+        -------
+        found : object with ``mean`` and ``var`` (m,) of f less its prior mean
+        divergence : tuple of float
+            Terms that add up to that of the posterior from the prior.
+        """
+
+    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
+        inferred = self.infer(beta, weight)
+        if inferred is None:
+            return None
+        found, divergence = inferred
+        rows = self.series.at_rows(found.mean) + self.offset, self.series.at_rows(found.var)
+        return self.point((beta, weight), found, rows, divergence)
+
+    def collect(self, rows: Tensor) -> Tensor:
+        return self.series.sums(rows)
+
+    def fit(self, expected: Tensor) -> float:
+        return float(self.series.sums(expected).sum())
+
+    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains if the times were independent, to second order; in nats."""
-        rise, mean, var = weight - self.weight, self.found.mean, self.found.var
-        push = beta - self.beta - rise * mean
+        rise, mean, var = weight - point.weight, point.found.mean, point.found.var
+        push = beta - point.beta - rise * mean
         return 0.5 * float((push**2 * var + 0.5 * (rise * var) ** 2).sum())
 
-    def sites(self, n_iter: int, converged: bool) -> Sites:
-        found = self.found
-        return Sites(
-            self.beta,
-            self.weight,
-            self.elbo,
-            found.mean,
-            found.var,
-            found.parameter_gradient,
-            n_iter,
-            converged,
-        )
+
+def sites_mean(
+    beta: Tensor, weight: Tensor, mean: Tensor, var: Tensor, centre: Tensor | float = 0.0
+) -> float:
+    """Mean of the logarithm of sites (m,), (m,), less that at the centre, under N(mean, var)."""
+    away = mean - centre
+    return float((beta - weight * centre) @ away - 0.5 * (weight @ (away**2 + var)))
 
 
-class _Bound:
-    """The evidence bound as a function of the sites."""
+class _ExactBound(SeriesBound):
+    """Inference by the smoother."""
 
     def __init__(
-        self, dynamics: Dynamics, series: Series, likelihood: Likelihood, offset: float
+        self,
+        dynamics: Dynamics,
+        series: Series,
+        likelihood: Likelihood,
+        offset: float,
+        base: tuple[Tensor, Tensor] | None,
     ) -> None:
-        self.dynamics, self.series = dynamics, series
-        self.likelihood, self.offset = likelihood, offset
+        super().__init__(series, likelihood, offset)
+        self._dynamics, self._base, self._before = dynamics, base, 0.0
+        if base is not None:
+            self._before = evidence(dynamics, series.gaps, *base).log_normalizer
 
-    def __call__(self, beta: Tensor, weight: Tensor) -> _Point | None:
-        """Evaluate the bound; None where the sites leave no valid posterior."""
+    def infer(self, beta: Tensor, weight: Tensor) -> tuple[Evidence, tuple[float, ...]] | None:
+        if self._base is not None:
+            beta, weight = beta + self._base[0], weight + self._base[1]
         centre = self._centre(beta, weight)
         try:
-            found = evidence(self.dynamics, self.series.gaps, beta, weight, centre)
+            found = evidence(self._dynamics, self.series.gaps, beta, weight, centre)
         except NotPositiveDefiniteError:
             return None
-        mean, var = found.mean, found.var
-        if not (math.isfinite(found.log_normalizer) and bool(mean.isfinite().all())):
+        if not (math.isfinite(found.log_normalizer) and bool(found.mean.isfinite().all())):
             return None
-        expected, slope, curvature = _expectations(
-            self.likelihood,
-            self.series.y,
-            self.series.at_rows(mean) + self.offset,
-            self.series.at_rows(var),
-        )
-        fit = float(self.series.sums(expected).sum())
-        away = mean - centre
-        of_sites = float((beta - weight * centre) @ away - 0.5 * (weight @ (away**2 + var)))
-        elbo = found.log_normalizer + fit - of_sites
-        if not math.isfinite(elbo):
-            return None
-        rounding = _ROUNDING * (abs(found.log_normalizer) + abs(fit) + abs(of_sites))
-        return _Point(beta, weight, found, elbo, rounding, slope, curvature)
+        moments = found.mean, found.var
+        divergence = [sites_mean(beta, weight, *moments, centre), -found.log_normalizer]
+        if self._base is not None:
+            # Of the posterior of all rows from that of those before.
+            divergence += [self._before, -sites_mean(*self._base, *moments)]
+        return found, tuple(divergence)
 
     def _centre(self, beta: Tensor, weight: Tensor) -> Tensor:
         """Tops of the sites that weigh more than the prior, else 0: log Z is taken from there.
 
         Little noise would else make terms in log Z and in what the sites expect that cancel.
         """
-        H = self.dynamics.observation
-        heavy = weight * float(H @ self.dynamics.stationary @ H) > 1
+        H = self._dynamics.observation
+        heavy = weight * float(H @ self._dynamics.stationary @ H) > 1
         return torch.where(heavy, beta / weight, 0.0)
-
-    def targets(self, point: _Point, cautious: bool) -> tuple[Tensor, Tensor]:
-        """Sites (m,), (m,) that the next step goes to."""
-        mean = self.series.at_rows(point.found.mean)
-        weight = -point.curvature
-        if cautious:
-            to_mode = self.likelihood.mode(self.series.y) - self.offset - mean
-            weight = torch.where(weight >= 0, weight, point.slope / to_mode)
-        return self.series.sums(point.slope + weight * mean), self.series.sums(weight)
-
-
-def _first_point(bound: _Bound, start: tuple[Tensor, Tensor] | None) -> tuple[_Point, bool]:
-    """Where the search begins, and whether with caution: sites of old have no need of it."""
-    point = None if start is None else bound(*start)
-    if point is not None:
-        return point, False
-    point = bound(*_start(bound.series, bound.likelihood, bound.offset))
-    if point is None:
-        raise NonFiniteLossError(
-            "The evidence bound is not finite at the start. Check for targets or times of extreme "
-            "size, and for a kernel with a variance or length scale that is 0 or infinite.",
-            iteration=0,
-            parameter=None,
-        )
-    return point, True
-
-
-def _start(series: Series, likelihood: Likelihood, offset: float) -> tuple[Tensor, Tensor]:
-    """Sites of the parabolas that touch the rows' log-densities at their modes."""
-    mode = likelihood.mode(series.y)
-    place = torch.where(mode.isfinite(), mode, 0.0)
-    slope, curvature = likelihood.derivatives(series.y, place)
-    beta = series.sums(slope.detach() - curvature.detach() * (place - offset))
-    return beta, -series.sums(curvature.detach())
-
-
-def _expectations(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Expected log-density of each row under q, and expected derivatives in f, each (n,).
-
-    One pass serves all three: by the theorems of Bonnet and Price the expected derivatives are
-    those of the expectation in the mean and, twice, in the variance.
-    """
-
-    def tile(y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = mean.detach().requires_grad_(), var.detach().requires_grad_()
-        with torch.enable_grad():
-            expected = likelihood.expected_log_prob(y, mean, var)
-            in_mean, in_var = torch.autograd.grad(expected.sum(), (mean, var))
-        return expected.detach(), in_mean, 2 * in_var
-
-    tiles = zip(y.split(_TILE), mean.split(_TILE), var.split(_TILE), strict=True)
-    expected, slope, curvature = zip(*(tile(*rows) for rows in tiles), strict=True)
-    return torch.cat(expected), torch.cat(slope), torch.cat(curvature)

@@ -2,8 +2,8 @@ r"""Rows that come later: their sites join those of the rows before, hyper-param
 
 The posterior so far, prior times sites, is the prior of the new rows. With Gaussian noise their
 sites are known at once, and the result is that of all rows together. Of other likelihoods the sites
-of the new rows are sought with those of old held: the bound is that of :mod:`.inducing.fit` with a
-*base*, and a state at every time makes it exact.
+of the new rows are sought with those of old held, as a *base* of :mod:`.sites` or of
+:mod:`.inducing.fit`.
 
 New times beyond the knots of inducing states get knots of their own, as far apart as those before
 are in the middle. Intervals that are new have no sites yet, and the site of what was the last
@@ -24,12 +24,13 @@ from skgp.models.state_space.inducing.knots import shortest_scale
 from skgp.models.state_space.inducing.pair_sites import PairSites
 from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.series import Series
+from skgp.models.state_space.sites import fit_sites
 from skgp.models.state_space.state import SeriesState
 
 __all__ = ["add_rows"]
 
 # Of the search of new sites, which are never looked at again: passes, and gain in nats a row.
-_MAX_ITER, _TOL = 50, 1e-9
+_MAX_ITER, _TOL = 50, 1e-10
 _PER_SCALE = 10  # knots a length scale, where those before do not say
 
 
@@ -51,7 +52,7 @@ def add_rows(
     -------
     SeriesState or InducingState
         As `state`. Knots: O(M d^3) and as much a row and step. Sites at all times: O(m log m) for
-        Gaussian noise, else O(m d^3) a step, with some 10 (2d)^2 numbers a time in memory.
+        Gaussian noise, else O(m d^3) a step.
 
     Raises
     ------
@@ -78,26 +79,16 @@ def _add_to_times(
     if isinstance(likelihood, Gaussian):
         noise = float(likelihood.noise_variance)
         linear = (series.totals - state.offset * series.counts) / noise
-        added = linear, series.counts / noise
+        zeros = torch.zeros_like(beta)
+        added = zeros.index_add(0, new, linear), zeros.index_add(0, new, series.counts / noise)
     else:
-        base = _on_states(dynamics.observation, beta, weight)
-        found = fit_inducing(
-            dynamics, times, series, likelihood, offset=state.offset, base=base, tol=_TOL
+        index = new if series.index is None else new[series.index]
+        rows = Series(times, index, series.y, series.weight)
+        found = fit_sites(
+            dynamics, rows, likelihood, offset=state.offset, base=(beta, weight), tol=_TOL
         )
         added = found.beta, found.weight
-    beta, weight = (
-        old.index_add(0, new, more) for old, more in zip((beta, weight), added, strict=True)
-    )
-    return SeriesState(state.kernel, times, beta, weight, state.offset)
-
-
-def _on_states(observation: Tensor, beta: Tensor, weight: Tensor) -> PairSites:
-    """Sites of f at knots (m,) as sites of the pairs that begin with them."""
-    d, H = len(observation), observation
-    sites = PairSites.zeros(d, len(beta))
-    sites.linear[:d, 1:] = H[:, None] * beta
-    sites.precision[:d, :d, 1:] = (H[:, None] * H)[..., None] * weight
-    return sites
+    return SeriesState(state.kernel, times, beta + added[0], weight + added[1], state.offset)
 
 
 def _add_to_knots(

@@ -257,7 +257,7 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
     likelihood = family.make(family.initial(y))
     bins = make_bins(X)
     rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
-    objective = VariationalRows(rows, family, tol=1e-13, max_iter=200)
+    objective = VariationalRows(rows, family, tol=1e-16, max_iter=200)
     forms = [state_space(kernel) for kernel in KERNELS]
     found = objective([f.at() for f in forms], family.initial(y))
     mean, var = rows.moments(found.posterior)

@@ -15,11 +15,12 @@ from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
 from skgp.models.families import FixedFamily
 from skgp.models.state_space.hyperparameters import maximise
 from skgp.models.state_space.inducing.conditionals import condition
-from skgp.models.state_space.inducing.fit import InducingEvidence, expectations, fit_inducing
+from skgp.models.state_space.inducing.fit import InducingEvidence, fit_inducing
 from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
 from skgp.models.state_space.inducing.minibatch import fit_minibatch
 from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
 from skgp.models.state_space.inducing.state import InducingState
+from skgp.models.state_space.natural import expectations
 from skgp.models.state_space.objectives import VariationalEvidence
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.sites import fit_sites

@@ -7,7 +7,7 @@ from sklearn.gaussian_process.kernels import Matern
 
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
-from skgp.models.state_space.series import make_series
+from skgp.models.state_space.series import Series, make_series
 from skgp.models.state_space.sites import fit_sites
 from skgp.models.state_space.smoother import evidence
 from skgp.training.loop import NonFiniteLossError
@@ -208,5 +208,24 @@ def test_max_iter_bounds_the_sweeps():
 def test_bound_that_is_not_finite_names_the_remedy():
     series = make_series(torch.zeros(1).double(), torch.ones(1).double())
     broken = dynamics_of(shift=torch.tensor([torch.nan, 0.0]).double())
-    with pytest.raises(NonFiniteLossError, match="Check for targets or times"):
+    with pytest.raises(NonFiniteLossError, match="Check for targets or inputs"):
         fit_sites(broken, series, Bernoulli())
+
+
+@pytest.mark.parametrize("noise", [0.2, 1e-6])
+def test_evidence_given_a_base_adds_up_to_that_of_all_rows(noise):
+    """With Gaussian noise: first the rows of one batch, then those of the other given these."""
+    x, y, weight = problem("gaussian")
+    likelihood, whole = Gaussian(noise), make_series(x, y, weight)
+    at_once = fit_sites(dynamics_of(), whole, likelihood, **TIGHT)
+    past = torch.arange(len(whole.y)) % 3 == 0
+
+    def part(rows):
+        return Series(whole.times, whole.index[rows], whole.y[rows], whole.weight[rows])
+
+    first = fit_sites(dynamics_of(), part(past), likelihood, **TIGHT)
+    base = first.beta, first.weight
+    second = fit_sites(dynamics_of(), part(~past), likelihood, base=base, **TIGHT)
+    assert first.elbo + second.elbo == pytest.approx(at_once.elbo, rel=1e-6)
+    torch.testing.assert_close(base[0] + second.beta, at_once.beta)
+    torch.testing.assert_close(second.mean, at_once.mean, rtol=1e-6, atol=1e-8)

@@ -1,19 +1,11 @@
 r"""Evidence of an additive model as a function of its components' dynamics and its likelihood.
 
 Gaussian noise has closed forms, in bins (:mod:`.binned`) and in rows
-(:mod:`.rows`). Other likelihoods get a Gaussian site a row: with N(m_i, v_i) the posterior
-of the sum :math:`\eta_i` of the components in a row, and :math:`g_i`, :math:`h_i` the expected
-first and second derivative of its log-density,
-
-.. math:: \omega_i = -h_i, \qquad \beta_i = g_i + \omega_i m_i
-
-is the natural gradient's target. All components take the step at once, where one in a component at
-a time would have to be repeated as backfitting must. Steps are halved when the bound falls.
-Outliers are met as in :mod:`..sites`, by the reweighted least squares of EM until the bound has
-nearly settled.
+(:mod:`.rows`). Other likelihoods get a Gaussian site a row, found by natural gradients
+(:mod:`..natural`). All components take a step at once, where one in a component at a time would
+have to be repeated as backfitting must.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,15 +17,9 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.families import Family
 from skgp.models.state_space.additive.state import AdditiveState, Outcome
-from skgp.models.state_space.inducing.fit import expectations
-from skgp.training.loop import NonFiniteLossError
+from skgp.models.state_space.natural import Point, SiteBound, climb, likelihood_gradient
 
 __all__ = ["Evaluation", "Objective", "Posterior", "Rows", "VariationalRows"]
-
-_SETTLED = 1e-2  # nats a row, gained by a step, at which caution is given up
-_SHORTEST = 2.0**-20
-_ROUNDING = 1e-12  # of the bound's terms, which cancel
-_NEGLIGIBLE = 0.1  # of the tolerance: expected gain that is not worth a step
 
 
 class Posterior(Protocol):
@@ -145,117 +131,43 @@ class VariationalRows:
 
     def __call__(self, dynamics: Sequence[Any], parameters: Tensor) -> Evaluation:
         likelihood = self.family.make(parameters)
-        point = self._climb(self.rows.prior(dynamics), likelihood)
-        self._sites = point.linear, point.curved
-        return Evaluation(point.elbo, point.posterior, self._slope(point, parameters))
+        bound = _RowsBound(self.rows, self.rows.prior(dynamics), likelihood, self.total)
+        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol).point
+        self._sites = point.beta, point.weight
+        rows = self.rows.y, point.mean, point.var
+        slope = likelihood_gradient(self.family, parameters, rows, self.rows.weighted)
+        return Evaluation(point.elbo, point.found, slope)
 
     def state(self, kernels: Sequence[Any], q: Any, outcome: Outcome) -> AdditiveState:
         """What predicts, with the components' kernels and the posterior of an evaluation."""
         return self.rows.state(kernels, q, outcome)
 
-    def _climb(self, prior: Any, likelihood: Likelihood) -> "_Point":
-        """Sites where the bound is highest; the loop of `fit_sites`, over rows."""
-        point, cautious = self._first(prior, likelihood)
-        enough, step = self._tol * self.total, 1.0
-        for _ in range(self._max_iter):
-            cautious = cautious and bool((point.second > 0).any())
-            linear, curved = self._targets(point, likelihood, cautious)
-            if not cautious and self._expected_gain(point, linear, curved) <= _NEGLIGIBLE * enough:
-                break
-            trial = self._evaluate(
-                prior,
-                likelihood,
-                torch.lerp(point.linear, linear, step),
-                torch.lerp(point.curved, curved, step),
-            )
-            if trial is None or trial.elbo < point.elbo - trial.rounding:
-                step, cautious = (1.0, False) if cautious else (0.5 * step, False)
-                if step < _SHORTEST:
-                    break
-                continue
-            gain, point = (trial.elbo - point.elbo) / step, trial
-            if gain <= enough and not cautious:
-                break
-            cautious = cautious and gain > max(enough, _SETTLED * self.total)
-            step = min(1.0, 2 * step)
-        return point
 
-    def _first(self, prior: Any, likelihood: Likelihood) -> tuple["_Point", bool]:
-        if self._sites is not None:
-            point = self._evaluate(prior, likelihood, *self._sites)
-            if point is not None:
-                return point, False
-        point = self._evaluate(prior, likelihood, *self._parabolas(likelihood))
-        if point is None:
-            raise NonFiniteLossError(
-                "The evidence bound is not finite at the start. Check for targets or inputs of "
-                "extreme size, and for a kernel with a variance or length scale that is 0 or "
-                "infinite.",
-                iteration=0,
-                parameter=None,
-            )
-        return point, True
+class _RowsBound(SiteBound):
+    """One site a row, at given dynamics of the components."""
 
-    def _parabolas(self, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Sites that touch each row's log-density at its mode, or at the prior mean."""
-        mode = likelihood.mode(self.rows.y)
-        place = torch.where(mode.isfinite(), mode, self.rows.offset)
-        slope, curvature = (d.detach() for d in likelihood.derivatives(self.rows.y, place))
-        return slope - curvature * (place - self.rows.offset), -curvature
+    negligible = 0.1
 
-    def _evaluate(
-        self, prior: Any, likelihood: Likelihood, linear: Tensor, curved: Tensor
-    ) -> "_Point | None":
-        """The bound at sites (n,), (n,); None where they leave no valid posterior."""
-        rows = self.rows
+    def __init__(self, rows: Rows, prior: Any, likelihood: Likelihood, total: float) -> None:
+        self.rows, self.prior, self.likelihood = rows, prior, likelihood
+        self.y, self.offset, self.total = rows.y, rows.offset, total
+
+    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
         try:
-            q, mean, var = rows.posterior(prior, linear, curved)
+            q, mean, var = self.rows.posterior(self.prior, beta, weight)
         except NotPositiveDefiniteError:
             return None
         if not bool((var >= 0).all()):  # NaN counts as invalid
             return None
-        expected, first, second = expectations(likelihood, rows.y, mean, var)
-        fit, divergence = float(rows.weighted(expected).sum()), q.divergence
-        if not math.isfinite(fit - divergence):
-            return None
-        rounding = _ROUNDING * (abs(fit) + abs(divergence))
-        return _Point(linear, curved, q, fit - divergence, rounding, mean, var, first, second)
+        return self.point((beta, weight), q, (mean, var), (q.divergence,))
 
-    def _targets(
-        self, point: "_Point", likelihood: Likelihood, cautious: bool
-    ) -> tuple[Tensor, Tensor]:
-        curved = -point.second
-        if cautious:
-            to_mode = likelihood.mode(self.rows.y) - point.mean
-            curved = torch.where(curved >= 0, curved, point.first / to_mode)
-        return point.first + curved * (point.mean - self.rows.offset), curved
+    def collect(self, rows: Tensor) -> Tensor:
+        return rows
 
-    def _expected_gain(self, point: "_Point", linear: Tensor, curved: Tensor) -> float:
+    def fit(self, expected: Tensor) -> float:
+        return float(self.rows.weighted(expected).sum())
+
+    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains through the means, to second order; nats."""
-        rows = self.rows
-        push = linear - point.linear - (curved - point.curved) * (point.mean - rows.offset)
-        return point.posterior.gain(rows.sums(push))
-
-    def _slope(self, point: "_Point", parameters: Tensor) -> Tensor:
-        """Gradient of the expected log-density in the likelihood's parameters."""
-        if not parameters.numel():
-            return parameters
-        leaf = parameters.detach().requires_grad_()
-        with torch.enable_grad():
-            expected = self.family.make(leaf).expected_log_prob(self.rows.y, point.mean, point.var)
-            return torch.autograd.grad(self.rows.weighted(expected).sum(), leaf)[0]
-
-
-@dataclass(frozen=True)
-class _Point:
-    """Sites (n,) of the rows that were tried, and what came of it."""
-
-    linear: Tensor
-    curved: Tensor
-    posterior: Posterior
-    elbo: float
-    rounding: float
-    mean: Tensor
-    var: Tensor
-    first: Tensor
-    second: Tensor
+        push = beta - point.beta - (weight - point.weight) * (point.mean - self.offset)
+        return point.found.gain(self.rows.sums(push))

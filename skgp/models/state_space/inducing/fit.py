@@ -51,30 +51,24 @@ References
    processes.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.models.state_space.inducing.conditionals import Conditionals, condition
 from skgp.models.state_space.inducing.pair_sites import PairPosterior, PairSites, infer_pairs
+from skgp.models.state_space.natural import climb
 from skgp.models.state_space.series import Series
+from skgp.models.state_space.sites import SeriesBound, sites_mean
 from skgp.models.state_space.smoother import Evidence
-from skgp.training.loop import NonFiniteLossError
 
-__all__ = ["InducingEvidence", "InducingFit", "expectations", "fit_inducing"]
+__all__ = ["InducingEvidence", "InducingFit", "fit_inducing"]
 
 Callback = Callable[[int, dict], bool | None]
-
-_TILE = 2**16  # rows whose expectations are taken together
-_SHORTEST = 2.0**-20  # step at which the search is given up
-_SETTLED = 1e-2  # nats an observation, gained by a step, from which weights may be negative
-_ROUNDING = 1e-12  # of the bound's terms, which cancel: what it may fall by
 
 
 class InducingEvidence:
@@ -202,7 +196,7 @@ def fit_inducing(
         What rows of the past have left: the rows of `series` are added to them.
     start : (Tensor, Tensor) of shapes (m,), optional
         Sites of f to begin with. By default the parabola that touches each row's log-density at
-        its mode, or at f = 0 where it has none (labels, a count of 0): those of a Gaussian
+        its mode, or at the prior mean where it has none (labels, a count of 0): those of a Gaussian
         likelihood are the optimum.
     max_iter : int, default=50
         Largest number of passes over the rows, at least 1.
@@ -227,38 +221,24 @@ def fit_inducing(
 
     Notes
     -----
-    O((n + M) d^3) a pass, and as much for the gradients when they are first asked for. The step is
-    1, halved while the bound falls. Weights are kept from being negative, which likelihoods that
-    are not log-concave ask for, until the bound has nearly settled: far from the optimum they may
-    leave no valid q.
+    O((n + M) d^3) a pass, and as much for the gradients when they are first asked for.
     """
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1; got {max_iter}.")
-    bound = _Bound(
-        dynamics, InducingEvidence(series.times, knots, base), series, likelihood, offset
+    inducing = InducingEvidence(series.times, knots, base)
+    bound = _InducingBound(dynamics, inducing, series, likelihood, offset)
+    end = climb(bound, start=start, max_iter=max_iter, tol=tol, callback=callback)
+    point, found = end.point, end.point.found
+    return InducingFit(
+        inducing.sites(dynamics, point.beta, point.weight),
+        point.beta,
+        point.weight,
+        point.elbo,
+        found.mean,
+        found.var,
+        end.n_iter,
+        end.converged,
+        inducing.conditionals(dynamics),
+        found.pairs,
     )
-    point, cautious = bound.first_point(start)
-    n_iter, step, gain, enough = 1, 1.0, math.inf, tol * series.total
-
-    def is_to_stop() -> bool:
-        return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
-
-    stopped = is_to_stop()
-    while n_iter < max_iter and step >= _SHORTEST and gain > enough and not stopped:
-        target = bound.targets(point, cautious)
-        trial = bound(*(torch.lerp(*pair, step) for pair in zip(point.sites, target, strict=True)))
-        n_iter += 1
-        if trial is None or trial.elbo < point.elbo - trial.rounding:
-            step *= 0.5
-            continue
-        gain, point = (trial.elbo - point.elbo) / step, trial
-        stopped = is_to_stop()
-        if cautious and gain <= max(enough, _SETTLED * series.total):
-            # Where no weight was held back, what has settled has converged.
-            gain = math.inf if bool((point.curvature > 0).any()) else gain
-            cautious = False
-        step = min(1.0, 2 * step)
-    return bound.result(point, n_iter, gain <= enough)
 
 
 @dataclass(frozen=True)
@@ -279,112 +259,31 @@ def _infer(
     return _Inference(pairs, pairs.log_normalizer - 0.5 * float(weight @ rows.T), mean, var)
 
 
-@dataclass(frozen=True)
-class _Point:
-    """Sites of f that were tried, and what came of it; rows (n,) have slope and curvature."""
-
-    sites: tuple[Tensor, Tensor]
-    found: _Inference
-    elbo: float
-    rounding: float
-    slope: Tensor
-    curvature: Tensor
-
-
-class _Bound:
-    """The bound as a function of the sites of f."""
+class _InducingBound(SeriesBound):
+    """Inference through the states at the knots."""
 
     def __init__(
         self,
         dynamics: Dynamics,
-        evidence: InducingEvidence,
+        inducing: InducingEvidence,
         series: Series,
         likelihood: Likelihood,
         offset: float,
     ) -> None:
-        self.dynamics, self.evidence, self.series = dynamics, evidence, series
-        self.likelihood, self.offset = likelihood, offset
+        super().__init__(series, likelihood, offset)
+        self._dynamics, self._inducing = dynamics, inducing
         # The bound of all rows so far, less what it was before these came.
-        self.before = 0.0
-        if evidence.base is not None:
-            chain = evidence.conditionals(dynamics).chain
-            self.before = infer_pairs(chain, evidence.base).log_normalizer
+        self._before = 0.0
+        if inducing.base is not None:
+            chain = inducing.conditionals(dynamics).chain
+            self._before = infer_pairs(chain, inducing.base).log_normalizer
 
-    def __call__(self, beta: Tensor, weight: Tensor) -> _Point | None:
-        """Evaluate the bound; None where the sites leave no valid posterior."""
-        found = _infer(self.evidence, self.dynamics, beta, weight)
-        mean, var = found.mean, found.var
-        if not (found.pairs.is_proper and bool((var >= 0).all())):
+    def infer(self, beta: Tensor, weight: Tensor) -> tuple[_Inference, tuple[float, ...]] | None:
+        found = _infer(self._inducing, self._dynamics, beta, weight)
+        if not (found.pairs.is_proper and bool((found.var >= 0).all())):
             return None
-        rows = self.series.at_rows(mean) + self.offset, self.series.at_rows(var)
-        expected, slope, curvature = expectations(self.likelihood, self.series.y, *rows)
-        fit = float(self.series.sums(expected).sum())
-        of_sites = float(beta @ mean - 0.5 * (weight @ (mean**2 + var)))
-        elbo = found.log_normalizer - self.before + fit - of_sites
-        if not math.isfinite(elbo):
-            return None
-        rounding = _ROUNDING * (abs(found.log_normalizer) + abs(fit) + abs(of_sites))
-        return _Point((beta, weight), found, elbo, rounding, slope, curvature)
-
-    def first_point(self, start: tuple[Tensor, Tensor] | None) -> tuple[_Point, bool]:
-        """Where the search begins, and whether with caution: sites of old have no need of it."""
-        point = None if start is None else self(*start)
-        if point is not None:
-            return point, False
-        point = self(*self._parabolas())
-        if point is None:
-            raise NonFiniteLossError(
-                "The evidence bound is not finite at the start. Check for targets or times of "
-                "extreme size, and for a kernel with a variance or length scale that is 0 or "
-                "infinite.",
-                iteration=0,
-                parameter=None,
-            )
-        return point, True
-
-    def _parabolas(self) -> tuple[Tensor, Tensor]:
-        """Sites of f (m,) that touch the rows' log-densities at their modes."""
-        mode = self.likelihood.mode(self.series.y)
-        place = torch.where(mode.isfinite(), mode, 0.0)
-        slope, curvature = self.likelihood.derivatives(self.series.y, place)
-        linear = slope.detach() - curvature.detach() * (place - self.offset)
-        return self.series.sums(linear), -self.series.sums(curvature.detach())
-
-    def targets(self, point: _Point, cautious: bool) -> tuple[Tensor, Tensor]:
-        """Sites of f, (m,) each, that a natural-gradient step goes towards."""
-        weight = -point.curvature
-        if cautious:
-            weight = weight.clamp_min(0.0)
-        mean = self.series.at_rows(point.found.mean)
-        return self.series.sums(point.slope + weight * mean), self.series.sums(weight)
-
-    def result(self, point: _Point, n_iter: int, converged: bool) -> InducingFit:
-        """The fit that ends here."""
-        return InducingFit(
-            self.evidence.sites(self.dynamics, *point.sites),
-            *point.sites,
-            point.elbo,
-            point.found.mean,
-            point.found.var,
-            n_iter,
-            converged,
-            self.evidence.conditionals(self.dynamics),
-            point.found.pairs,
-        )
-
-
-def expectations(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Expected log-density of each row and its expected derivatives in f, (n,) each."""
-
-    def tile(*rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return likelihood.expected_log_prob(*rows), *likelihood.expected_derivatives(*rows)
-
-    with torch.no_grad():
-        tiles = zip(y.split(_TILE), mean.split(_TILE), var.split(_TILE), strict=True)
-        expected, slope, curvature = zip(*(tile(*rows) for rows in tiles), strict=True)
-    return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
+        of_sites = sites_mean(beta, weight, found.mean, found.var)
+        return found, (of_sites, -found.log_normalizer, self._before)
 
 
 def _check_knots(knots: Tensor) -> None:

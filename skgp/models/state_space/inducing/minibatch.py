@@ -23,8 +23,9 @@ from torch import Tensor
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.models.state_space.inducing.conditionals import condition
-from skgp.models.state_space.inducing.fit import expectations, fit_inducing
+from skgp.models.state_space.inducing.fit import fit_inducing
 from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
+from skgp.models.state_space.natural import expectations
 from skgp.models.state_space.series import Series
 
 __all__ = ["fit_minibatch"]
