@@ -14,6 +14,7 @@ from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
 from skgp.models.families import FixedFamily
 from skgp.models.state_space.hyperparameters import maximise
+from skgp.models.state_space.inducing import draws as draws_module
 from skgp.models.state_space.inducing.conditionals import condition
 from skgp.models.state_space.inducing.fit import InducingEvidence, fit_inducing
 from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
@@ -345,19 +346,41 @@ def test_weights_and_repeated_times_are_repeated_rows(rng):
     assert weighted.elbo == pytest.approx(repeated.elbo, abs=1e-10)
 
 
-def test_components_sum_to_f_and_samples_have_its_moments(times, f_sites):
+def test_components_sum_to_f(times, f_sites):
     kernel = KERNELS["sum"]
     sites = condition(dynamics_of(kernel), KNOTS, times).collect(*f_sites)
     state = InducingState(kernel, KNOTS, sites)
-    mean, cov = state.covariance(times)
+    mean = state.moments(times)[0]
     parts, part_var = state.components(times)
     torch.testing.assert_close(parts.sum(1), mean)
     assert parts.shape == (14, 2) and bool((part_var > 0).all())
-    draws = state.samples(times, 2000, torch.Generator().manual_seed(3))
-    z = (draws.mean(1) - mean) / (cov.diagonal() / 2000).sqrt()
-    assert float(z.abs().max()) < 4
-    square = ((draws - mean[:, None]) ** 2).mean(1) / cov.diagonal() - 1
-    assert float(square.abs().max()) < 4 * (2 / 2000) ** 0.5
+
+
+@pytest.mark.parametrize("crowded", [64, 1])
+def test_samples_have_the_joint_moments(kernel, times, f_sites, rng, crowded, monkeypatch):
+    """Times in any order, several between two knots and one twice; crowds divided or not."""
+    monkeypatch.setattr(draws_module, "_CROWDED", crowded)
+    times = torch.cat([times, times[3:4]])[torch.tensor(rng.permutation(15))]
+    beta, weight = f_sites
+    sites = condition(dynamics_of(kernel), KNOTS, times[:14]).collect(beta, weight)
+    state, n = InducingState(kernel, KNOTS, sites, 0.7), 5000
+    mean, cov = state.covariance(times)
+    draws = state.samples(times, n, torch.Generator().manual_seed(3)) - mean[:, None]
+    var = cov.diagonal()
+    assert float((draws.mean(1) / (var / n).sqrt()).abs().max()) < 4
+    # Of Gaussian draws the variance of an entry of the covariance is (C_ii C_jj + C_ij^2) / n.
+    error = ((var[:, None] * var + cov**2) / n).sqrt()
+    assert float(((draws @ draws.T / n - cov) / error).abs().max()) < 4.5
+
+
+def test_samples_take_linear_memory():
+    """A dense covariance of these times would take 80 GB. Crowded intervals are divided."""
+    kernel, x = KERNELS["matern32"], torch.linspace(-1, 5, 100_000, dtype=torch.float64)
+    state = InducingState(kernel, KNOTS, PairSites.zeros(2, len(KNOTS)))
+    draws = state.samples(x, 2, torch.Generator().manual_seed(0))
+    assert draws.shape == (100_000, 2)
+    # A path of Matern-3/2 is smooth: neighbours differ by some l / n.
+    assert float(draws.diff(dim=0).abs().max()) < 1e-2
 
 
 def test_state_pickles_small_and_predicts_the_same(times, f_sites):

@@ -9,7 +9,7 @@ btd, natural parameters of q less those     `PairSites` (:mod:`.pair_sites`)
 of the prior (3.4)
 natural gradient (eqs. 17-20, B.2)          `fit_inducing`, `fit_minibatch`
 reverse subset inverse (B.3)                :mod:`skgp.linalg.block_tridiagonal`
-joint draws (A.2)                           :mod:`.state`, of the joint covariance
+joint draws (A.2)                           :mod:`.draws`
 ==========================================  ===================================================
 
 f at a time x depends on the states u at the knots through the two around it alone, and

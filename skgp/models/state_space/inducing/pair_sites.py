@@ -142,16 +142,19 @@ class PairPosterior:
         """E[v v'], (2d, 2d, M + 1)."""
         return self.cov + outer(self.mean, self.mean)
 
+    def regressions(self) -> Tensor:
+        """Of the state at each knot but the first on that at the one before, (M - 1, d, d)."""
+        d, cov = len(self.mean) // 2, self.cov.movedim(-1, 0)[1:-1]
+        # States may be determined by others: the least regression serves as well as any.
+        return cov[:, d:, :d] @ torch.linalg.pinv(cov[:, :d, :d], hermitian=True)
+
     def joint_covariance(self) -> Tensor:
         """Of the states at all knots, (M d, M d); O((M d)^2 d) in a loop over M.
 
         The states are a Markov chain: each is a regression on the one before, plus noise.
         """
         d, M = len(self.mean) // 2, self.mean.shape[-1] - 1
-        cov = self.cov.movedim(-1, 0)
-        own = cov[:M, d:, d:]
-        # States may be determined by others: the least regression serves as well as any.
-        regression = cov[1:, d:, :d] @ torch.linalg.pinv(own, hermitian=True)
+        own, regression = self.cov.movedim(-1, 0)[:M, d:, d:], self.regressions()
         joint = own.new_zeros(M, d, M * d)
         joint[0, :, :d] = own[0]
         for k in range(1, M):

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.state_space.inducing.conditionals import Conditionals, condition
+from skgp.models.state_space.inducing.draws import draw_jointly
 from skgp.models.state_space.inducing.pair_sites import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.models.tensor_state import TensorState
 
 __all__ = ["InducingState"]
-
-_JITTER = 1e-6  # relative to the mean variance, of joint covariances that are drawn from
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,10 @@ class InducingState(TensorState):
         return rows.marginals(pairs)[0] + self.offset, rows.covariance(pairs)
 
     def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Joint draws of f at any times, (n, n_samples); O(n^3)."""
-        mean, covariance = self.covariance(x)
-        root = jittered_cholesky(covariance, max_jitter=_JITTER).factor
-        noise = torch.randn(len(x), n_samples, generator=generator, dtype=x.dtype)
-        return mean[:, None] + root @ noise
+        """Joint draws of f at any times, (n, n_samples); linear in n (:mod:`.draws`)."""
+        dynamics, pairs = self.posterior
+        draws = draw_jointly(dynamics, self.knots, pairs, x, n_samples, generator)
+        return draws + self.offset
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
