@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skgp.estimators._bayesian import BayesianGPRegressor
     from skgp.estimators._dlm import DLMGPRegressor
     from skgp.estimators._dlm_classifier import DLMGPClassifier
     from skgp.estimators._qsgp import QSGPRegressor
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BayesianGPRegressor",
     "DLMGPClassifier",
     "DLMGPRegressor",
     "QSGPClassifier",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BayesianGPRegressor": "skgp.estimators._bayesian",
     "DLMGPClassifier": "skgp.estimators._dlm_classifier",
     "DLMGPRegressor": "skgp.estimators._dlm",
     "QSGPClassifier": "skgp.estimators._qsgp_classifier",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
+from skgp.displays.panels import in_first_column, panel_axes
 from skgp.displays.prediction import column_of, require_matplotlib
 from skgp.kernels import ActiveDims
 
@@ -182,42 +183,17 @@ class AdditiveEffectsDisplay:
         ValueError
             If the axes given are not as many as the panels.
         """
-        self.axes_ = self._axes(ax, n_cols)
+        self.axes_ = panel_axes(len(self.x), ax, n_cols, caller=type(self).__name__, sharey=True)
         self.figure_ = self.axes_[0].figure
         self.lines_, self.bands_ = [], []
         for panel, axis in enumerate(self.axes_):
             self._draw(panel, axis, line_kwargs or {}, band_kwargs or {})
             axis.set(xlabel=self.panel_names[panel])
-            if axis.get_subplotspec() is None or axis.get_subplotspec().is_first_col():
+            if in_first_column(axis):
                 axis.set(ylabel=self.target_name)
         if self.class_names is not None:
             self.axes_[0].legend()
         return self
-
-    def _axes(self, ax: "Axes | Sequence[Axes] | None", n_cols: int) -> np.ndarray:
-        """The axes to draw on, one a panel."""
-        n = len(self.x)
-        if ax is not None:
-            given = np.array(ax, dtype=object).ravel()
-            if len(given) != n:
-                raise ValueError(f"ax holds {len(given)} axes for {n} panels; give as many.")
-            return given
-        require_matplotlib(type(self).__name__)
-        import matplotlib.pyplot as plt
-
-        n_cols = min(n_cols, n)
-        n_rows = -(-n // n_cols)
-        figure, axes = plt.subplots(
-            n_rows,
-            n_cols,
-            figsize=(3.6 * n_cols, 2.8 * n_rows),
-            sharey=True,
-            squeeze=False,
-            layout="constrained",
-        )
-        for unused in axes.flat[n:]:
-            figure.delaxes(unused)
-        return axes.ravel()[:n]
 
     def _draw(
         self, panel: int, axis: "Axes", line_kwargs: dict[str, Any], band_kwargs: dict[str, Any]

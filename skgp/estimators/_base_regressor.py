@@ -20,7 +20,8 @@ Hooks take a float64 array X (n, d) that may be read-only, in the units of the u
 float64 arrays, the same for a row whatever rows come with it. It may also override
 ``_bytes_per_row()``, the memory that the hooks above take for a row of X, and
 ``_latent_samples(X, n, rng)``, joint draws of f of shape (n_rows, n), which then need no dense
-covariance. A ``fit`` reads::
+covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X, z)`` and
+``_observation_samples(X, n, rng)`` say what the moments of f do not. A ``fit`` reads::
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X, y, sample_weight=None):
@@ -156,6 +157,20 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         root = covariance_root(covariance)
         return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
 
+    def _quantiles(self, X: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        """Return the quantiles of z at the rows of X, shape (n, q)."""
+        return self._predictive_quantiles(*self._latent_moments(X), levels)
+
+    def _log_density(self, X: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Return log p(z) of each row of X and its z, shape (n,)."""
+        return self._predictive_log_density(z, *self._latent_moments(X))
+
+    def _observation_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        """Return joint draws of z at the rows of X, shape (n, n_samples)."""
+        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng)
+
     # ---- the public interface -----------------------------------------------------------
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False):
@@ -240,9 +255,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
                 "quantiles must be one probability or a list of them, strictly between 0 and 1; "
                 f"got {quantiles!r}."
             )
-        mean, var = self._latent_moments(X)
-        z = self._predictive_quantiles(mean, var, np.atleast_1d(levels))
-        y = self._to_y(z)
+        y = self._to_y(self._quantiles(X, np.atleast_1d(levels)))
         return y[:, 0] if levels.ndim == 0 else y
 
     def predict_interval(
@@ -290,8 +303,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """
         X = self._validate_prediction(X)
         rng = check_random_state(random_state)
-        f = self._latent_samples(X, n_samples, rng)
-        return self._to_y(self._sample_observations(f, rng))
+        return self._to_y(self._observation_samples(X, n_samples, rng))
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         r"""Return the log-density of each observation under its own prediction.
@@ -316,5 +328,4 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """
         check_is_fitted(self)
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
-        mean, var = self._latent_moments(X)
-        return self._predictive_log_density(self._to_z(y), mean, var) - np.log(self.y_scale_)
+        return self._log_density(X, self._to_z(y)) - np.log(self.y_scale_)

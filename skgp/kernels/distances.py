@@ -21,7 +21,7 @@ class Metric(NamedTuple):
 def scaled_inputs(
     X: Tensor, Z: Tensor | None, scale: Tensor | float
 ) -> tuple[Tensor, Tensor, bool]:
-    """Centre and divide by ``scale`` (() or (d,)); the flag says that both are the same points."""
+    """Centre and divide by ``scale`` (() or (..., d)); the flag says that both are the same."""
     # The distance does not depend on the centre, so no gradient needs to flow through it.
     centre = X.detach().reshape(-1, X.shape[-1]).mean(0)
     _check_scale(X, scale)
@@ -30,9 +30,11 @@ def scaled_inputs(
 
 
 def _check_scale(X: Tensor, scale: Tensor | float) -> None:
-    if isinstance(scale, Tensor) and scale.ndim and scale.shape[0] != X.shape[-1]:
+    n_elements = scale.shape[-1] if isinstance(scale, Tensor) and scale.ndim else 1
+    # One number for each of a batch of thetas has a last axis of 1.
+    if n_elements != X.shape[-1] and not (n_elements == 1 and getattr(scale, "ndim", 0) != 1):
         raise ValueError(
-            f"length_scale has {scale.shape[0]} elements and X has {X.shape[-1]} columns; "
+            f"length_scale has {n_elements} elements and X has {X.shape[-1]} columns; "
             "they must agree, or the length scale must be one number."
         )
 

@@ -30,13 +30,16 @@ from torch import Tensor
 from .specs import ActiveDims, Cosine
 
 __all__ = [
+    "Binder",
     "Node",
     "bind",
+    "built_in",
     "check_kernel",
     "register_kernel",
     "split_noise",
     "split_theta",
     "stationary",
+    "theta_places",
 ]
 
 BUILT_IN = (ConstantKernel, RBF, Matern, RationalQuadratic, ExpSineSquared, DotProduct, Cosine)
@@ -111,6 +114,12 @@ def children_of(kernel: Kernel) -> tuple[Kernel, ...]:
     return ()
 
 
+def built_in(kernel: Kernel) -> bool:
+    """Whether every leaf of a checked expression is read by skgp itself."""
+    parts = children_of(kernel)
+    return all(map(built_in, parts)) if parts else registered_function(kernel) is None
+
+
 def check_kernel(kernel: Any) -> None:
     """Raise unless every part of ``kernel`` has a torch reading.
 
@@ -173,8 +182,8 @@ def bind(
     kernel : Kernel
         A checked expression.
     theta : Tensor of shape (kernel.n_dims,), optional
-        Logarithms of the hyper-parameters that are not fixed, in the order of ``kernel.theta``.
-        Gradients flow to it. None takes the kernel's own values.
+        Logarithms of the free hyper-parameters in the order of ``kernel.theta``; gradients flow
+        to it. None takes the kernel's own values.
     dtype, device
         Of the values returned.
 
@@ -187,36 +196,78 @@ def bind(
     ValueError
         If theta has another shape.
     """
-    if theta is not None:
-        if theta.ndim != 1 or theta.shape[0] != kernel.n_dims:
-            raise ValueError(
-                f"theta must have shape ({kernel.n_dims},), the free hyper-parameters of "
-                f"{kernel}, got {tuple(theta.shape)}."
-            )
-        theta = theta.to(dtype=dtype, device=device)
-    node, _ = _bind(kernel, theta, 0, dtype, device)
-    return node
+    return Binder(kernel)(theta, dtype=dtype, device=device)
 
 
-def _bind(kernel, theta, start, dtype, device):
-    """Bind one part whose slice of theta begins at ``start``; return it and the slice's end."""
+class Binder:
+    """`bind` for many theta: the kernel, slow to ask for its hyper-parameters, is asked once.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        A checked expression. Later changes to it go unseen.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._plan, self._n_dims = _plan(kernel, 0)
+
+    def __call__(
+        self,
+        theta: Tensor | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> Node:
+        """As `bind`; theta (b, kernel.n_dims) is a batch, whose covariances are (b, n, p)."""
+        if theta is not None:
+            if theta.ndim not in (1, 2) or theta.shape[-1] != self._n_dims:
+                raise ValueError(
+                    f"theta must have shape ({self._n_dims},), the free hyper-parameters of "
+                    f"{self.kernel}, got {tuple(theta.shape)}."
+                )
+            theta = theta.to(dtype=dtype, device=device)
+        return _bind(self._plan, theta, dtype, device)
+
+
+class _Part(NamedTuple):
+    """A part of the expression and where its hyper-parameters are: in theta, or fixed."""
+
+    kernel: Kernel
+    params: tuple[tuple[str, slice | None, Any], ...]
+    children: tuple[_Part, ...]
+
+
+def _plan(kernel: Kernel, start: int) -> tuple[_Part, int]:
+    """Read one part whose slice of theta begins at ``start``; return it and the slice's end."""
     children = []
     for child in children_of(kernel):
-        bound, start = _bind(child, theta, start, dtype, device)
-        children.append(bound)
-    params: dict[str, Tensor] = {}
-    if children:
-        return Node(kernel, params, tuple(children)), start
-    for hyper in kernel.hyperparameters:
-        if hyper.fixed or theta is None:
-            value = torch.as_tensor(getattr(kernel, hyper.name), dtype=dtype, device=device)
-        else:
-            value = theta[start : start + hyper.n_elements].exp()
+        part, start = _plan(child, start)
+        children.append(part)
+    params: list[tuple[str, slice | None, Any]] = []
+    for hyper in () if children else kernel.hyperparameters:
+        place = None
         if not hyper.fixed:
+            place = slice(start, start + hyper.n_elements)
             start += hyper.n_elements
+        params.append((hyper.name, place, getattr(kernel, hyper.name)))
+    return _Part(kernel, tuple(params), tuple(children)), start
+
+
+def _bind(part: _Part, theta: Tensor | None, dtype, device) -> Node:
+    params: dict[str, Tensor] = {}
+    for name, place, own in part.params:
+        if place is None or theta is None:
+            value = torch.as_tensor(own, dtype=dtype, device=device)
+        else:
+            value = theta[..., place].exp()
+            if theta.ndim == 2:
+                params[name] = value[:, None, :]  # against (b, n, d) and (b, n, p)
+                continue
         # A fixed or isotropic length scale may be stored as an array of one element.
-        params[hyper.name] = value.reshape(()) if value.numel() == 1 else value
-    return Node(kernel, params, ()), start
+        params[name] = value.reshape(()) if value.numel() == 1 else value
+    children = tuple(_bind(child, theta, dtype, device) for child in part.children)
+    return Node(part.kernel, params, children)
 
 
 def split_noise(kernel: Kernel) -> tuple[Kernel, WhiteKernel | None]:
@@ -298,6 +349,32 @@ def split_theta(kernel: Kernel, theta: Tensor) -> tuple[Tensor, Tensor | None]:
         else:
             log_noise = theta.new_tensor(part.noise_level).log()
     return torch.cat(kept), log_noise
+
+
+def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
+    """Where ``theta`` holds what `split_theta` separates, for code that splits it many times.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        With a WhiteKernel at the top.
+
+    Returns
+    -------
+    signal : list of int
+        Places of the signal's theta.
+    noise : int or None
+        Place of the logarithm of the noise variance; None where that is fixed.
+    noise_level : float
+        The kernel's own.
+    """
+    white = split_noise(kernel)[1]
+    if white is None:
+        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+    # Places pass through the split in the place of values.
+    signal, noise = split_theta(kernel, torch.arange(kernel.n_dims).double())
+    place = int(torch.as_tensor(noise)) if white.n_dims else None
+    return signal.long().tolist(), place, float(white.noise_level)
 
 
 def _summands(kernel):

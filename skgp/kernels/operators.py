@@ -123,6 +123,7 @@ class RowOperator:
     Attributes
     ----------
     stored : bool
+    dtype : torch.dtype
 
     Raises
     ------
@@ -139,7 +140,7 @@ class RowOperator:
         n = X.shape[0]
         self._kernel, self._X = kernel, X
         self._node = bind(kernel, None, dtype=X.dtype, device=X.device)
-        self.stored = X.element_size() * n * n <= memory_budget
+        self.stored, self.dtype = X.element_size() * n * n <= memory_budget, X.dtype
         self._memory: Tensor | None = None  # of the matrix, or of a panel
 
     def __getstate__(self):

@@ -165,10 +165,10 @@ def ulisse(
         raise ValueError(f"beta must not be negative, got {beta}: weights must not be below 1.")
     tol = _TOL.get(B.dtype, 1e-5) if tol is None else tol
     cg = _Recursion(matmul, preconditioner, B, start, tol)
+    if stop > tol and not cg.unfinished(stop):
+        cg.step()  # a start within `stop`: the first increment gives the others their scale
     while cg.n_iter < max_iter and cg.unfinished(stop) and cg.step() is not None:
         pass
-    if cg.n_iter == 0 and stop > tol:
-        cg.step()  # a start within `stop`: the first increment gives the others their scale
     n_sure = cg.n_iter
     reached = not (cg.broken or cg.unfinished(stop))
     survival: list[float] = []

@@ -45,7 +45,12 @@ def log_marginal_likelihood(kernel, data: Replicates, theta: Tensor) -> Tensor:
     signal, theta_signal, noise = _split(kernel, theta)
     A = gram(signal, data.X, theta=theta_signal, method="expand")
     A = A + torch.diag(data.row_noise(noise))
-    return _GaussianLogDensity.apply(A, data.y) + data.log_power(noise).sum()
+    return gaussian_log_density(A, data.y) + data.log_power(noise).sum()
+
+
+def gaussian_log_density(A: Tensor, y: Tensor) -> Tensor:
+    r""":math:`\log N(y; 0, A)` for A (n, n) and y (n,), in nats; differentiable in A, once."""
+    return _GaussianLogDensity.apply(A, y)
 
 
 class _GaussianLogDensity(torch.autograd.Function):

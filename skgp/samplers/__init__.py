@@ -10,17 +10,28 @@ from skgp.samplers.diagnostics import (
 )
 from skgp.samplers.hmc import ChainState, HMCResult, hamiltonian_monte_carlo
 from skgp.samplers.importance import ImportanceSamples, adaptive_importance_sampling
+from skgp.samplers.langevin import LangevinResult, stochastic_langevin
+from skgp.samplers.langevin_steps import NoisyGradient
+from skgp.samplers.schedules import ConstantSchedule, PowerSchedule, noise_ratio
+from skgp.samplers.stein import stein_weights
 
 __all__ = [
     "ChainState",
+    "ConstantSchedule",
     "HMCResult",
     "ImportanceSamples",
+    "LangevinResult",
+    "NoisyGradient",
+    "PowerSchedule",
     "adaptive_importance_sampling",
     "effective_sample_size",
     "ess_bulk",
     "ess_tail",
     "hamiltonian_monte_carlo",
+    "noise_ratio",
     "pareto_k",
     "r_hat",
+    "stein_weights",
+    "stochastic_langevin",
     "stratified_resample",
 ]

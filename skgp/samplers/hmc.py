@@ -23,14 +23,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from joblib import Parallel, delayed
 
-from skgp.samplers.diagnostics import ess_bulk, r_hat
+from skgp.samplers.chains import (
+    Callback,
+    advance_all,
+    check_counts,
+    cholesky_factor,
+    mixing,
+    segments,
+)
 
 __all__ = ["ChainState", "HMCResult", "hamiltonian_monte_carlo"]
 
-Callback = Callable[[int, dict], bool | None]
 LogDensityAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-_SEGMENT = 25  # iterations between two looks at the chains
 _PATH = 1.25 * math.pi  # longest path in whitened coordinates, where the period is 2 pi
 _MAX_STEPS = 64
 _DIVERGENCE = 50.0  # nats of energy lost on a path: the integrator has left the level set
@@ -125,7 +130,7 @@ class HMCResult:
     def select(self, chains: np.ndarray) -> "HMCResult":
         """The result of some of the chains: `chains` holds their indices, or a flag for each."""
         points = self.points[chains]
-        rhats, ess = _mixing(points)
+        rhats, ess = mixing(points)
         return replace(
             self,
             points=points,
@@ -201,22 +206,15 @@ def hamiltonian_monte_carlo(
     An iteration costs one gradient a leapfrog step, about two or three where the approximation is
     good.
     """
-    if min(n_chains, n_draws) < 1 or n_warmup < 0:
-        raise ValueError(
-            "n_chains and n_draws must be at least 1 and n_warmup not negative; got "
-            f"n_chains={n_chains}, n_draws={n_draws}, n_warmup={n_warmup}."
-        )
+    check_counts(n_chains, n_warmup, n_draws)
     settings = _Settings(
-        target, np.asarray(mean, float), _factor(covariance), n_warmup, target_acceptance
+        target, np.asarray(mean, float), cholesky_factor(covariance), n_warmup, target_acceptance
     )
     draws = _Draws()
     with Parallel(n_jobs=n_jobs) as parallel:
         chains = parallel(delayed(_begin)(settings, child) for child in rng.spawn(n_chains))
-        for n_steps in _segments(n_warmup) + _segments(n_draws):
-            advanced = parallel(delayed(_advance)(settings, chain, n_steps) for chain in chains)
-            chains = [chain for chain, _, _ in advanced]
-            points = np.stack([x for _, x, _ in advanced])
-            values = np.stack([value for _, _, value in advanced])
+        for n_steps in segments(n_warmup) + segments(n_draws):
+            chains, (points, values) = advance_all(parallel, _advance, settings, chains, n_steps)
             if chains[0].n_done > n_warmup:
                 draws.points.append(points)
                 draws.log_density.append(values)
@@ -228,20 +226,6 @@ def hamiltonian_monte_carlo(
     return result
 
 
-def _factor(covariance: np.ndarray) -> np.ndarray:
-    try:
-        return np.linalg.cholesky(np.asarray(covariance, float))
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            "covariance must be symmetric and positive definite; its smallest eigenvalue is "
-            f"{np.linalg.eigvalsh(covariance)[0]:.3g}. Raise its diagonal."
-        ) from None
-
-
-def _segments(n: int) -> list[int]:
-    return [min(_SEGMENT, n - start) for start in range(0, n, _SEGMENT)]
-
-
 def _worst(result: HMCResult) -> dict[str, float]:
     return {"ess": float(result.ess.min()), "r_hat": float(result.r_hat.max())}
 
@@ -250,7 +234,7 @@ def _result(settings: _Settings, chains: list[ChainState], draws: _Draws, wanted
     """Everything drawn after the warm-up, and whether it is as good as wanted."""
     shape = (len(chains), 0, len(settings.mean))
     points = np.concatenate([np.empty(shape), *draws.points], axis=1)
-    rhats, ess = _mixing(points)
+    rhats, ess = mixing(points)
     n_draws = max(1, points.shape[1])
     return HMCResult(
         points=points,
@@ -263,12 +247,6 @@ def _result(settings: _Settings, chains: list[ChainState], draws: _Draws, wanted
         n_gradients=sum(chain.n_gradients for chain in chains),
         converged=bool(np.all(ess >= wanted[0]) and np.all(rhats <= wanted[1])),
     )
-
-
-def _mixing(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """R-hat and bulk ESS (p,) of points (n_chains, n_draws, p)."""
-    columns = points.transpose(2, 0, 1)
-    return np.array([r_hat(c) for c in columns]), np.array([ess_bulk(c) for c in columns])
 
 
 def _begin(settings: _Settings, rng: np.random.Generator) -> ChainState:

@@ -24,6 +24,8 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +37,7 @@ from skgp.samplers.diagnostics import effective_sample_size, pareto_k
 __all__ = ["ImportanceSamples", "StudentT", "adaptive_importance_sampling"]
 
 Callback = Callable[[int, dict], bool | None]
-LogDensity = Callable[[np.ndarray], float]
+LogDensity = Callable[[np.ndarray], Any]
 
 _CHUNK = 16  # points of one job: the same for any number of workers
 _FIRST_SCALE, _SCALE = 1.1, 1.05
@@ -130,6 +132,7 @@ def adaptive_importance_sampling(
     n_points: int = 256,
     max_rounds: int = 20,
     df: float = 10,
+    chunk_size: int | None = None,
     n_jobs: int | None = None,
     callback: Callback | None = None,
 ) -> ImportanceSamples:
@@ -151,6 +154,8 @@ def adaptive_importance_sampling(
     max_rounds : int, default=20
     df : float, default=10
         Degrees of freedom of the proposals: tails heavier than a Gaussian's.
+    chunk_size : int, optional
+        `log_density` takes up to so many points (k, p) at once and returns (k,). None: one by one.
     n_jobs : int, optional
         Of joblib; points are evaluated in chunks of fixed composition, so that results do not
         depend on it.
@@ -183,7 +188,7 @@ def adaptive_importance_sampling(
     with Parallel(n_jobs=n_jobs) as parallel:
         for t in range(max_rounds):
             points.append(proposals[-1].draw(n_points, rng))
-            values.append(_evaluate(log_density, points[-1], parallel))
+            values.append(_evaluate(log_density, points[-1], parallel, chunk_size))
             samples = _weigh(proposals, points, values, target_ess, max_pareto_k)
             info = {"ess": samples.ess, "pareto_k": samples.pareto_k}
             inside = samples.weights > 0  # elsewhere the log-density may be -inf
@@ -195,15 +200,18 @@ def adaptive_importance_sampling(
     return samples
 
 
-def _evaluate(log_density: LogDensity, points: np.ndarray, parallel: Parallel) -> np.ndarray:
+def _evaluate(
+    log_density: LogDensity, points: np.ndarray, parallel: Parallel, chunk_size: int | None
+) -> np.ndarray:
     """Log-density (n,) of the points, NaN read as -inf."""
-    chunks = [points[i : i + _CHUNK] for i in range(0, len(points), _CHUNK)]
-    values = parallel(delayed(_evaluate_chunk)(log_density, chunk) for chunk in chunks)
-    found = np.concatenate(values)
+    size = _CHUNK if chunk_size is None else chunk_size
+    evaluate = partial(_one_by_one, log_density) if chunk_size is None else log_density
+    chunks = [points[i : i + size] for i in range(0, len(points), size)]
+    found = np.concatenate(parallel(delayed(evaluate)(chunk) for chunk in chunks))
     return np.where(np.isnan(found), -np.inf, found)
 
 
-def _evaluate_chunk(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
+def _one_by_one(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
     return np.array([log_density(point) for point in points], dtype=float)
 
 

@@ -193,6 +193,15 @@ def test_ulisse_start_within_the_stop_still_moves(system):
     torch.testing.assert_close(result.solution, exact)
 
 
+def test_ulisse_first_increment_that_raises_the_residual_is_followed_by_others():
+    A = spd()
+    b = np.linalg.eigh(A)[1][:, [0, -1]] @ [1.0, 0.3]  # one step overshoots along the second axis
+    result = run(A, np.eye(N), b[None], stop=1.0, warn=False)
+    after_one = run(A, np.eye(N), b[None], stop=1.0, max_iter=1, warn=False)
+    assert not after_one.converged and float(after_one.residual) > 1
+    assert result.converged and float(result.residual) < 1
+
+
 def test_ulisse_zero_row_gives_zero(system):
     A, P_inv, B = system
     B = B.copy()

@@ -7,7 +7,8 @@ import pytest
 from joblib import parallel_config
 
 from skgp.samplers import ess_bulk, hamiltonian_monte_carlo
-from skgp.samplers.hmc import ChainState, _factor, _iterate, _Settings
+from skgp.samplers.chains import cholesky_factor
+from skgp.samplers.hmc import ChainState, _iterate, _Settings
 
 
 class Gaussian:
@@ -80,7 +81,7 @@ def test_hmc_stops_at_the_size_asked_for(rng):
 
 def test_leapfrog_is_reversible_and_nearly_conserves_energy(rng):
     """With a tiny step nothing is rejected, and the energy error is of second order."""
-    settings = _Settings(log_gamma, np.ones(2), _factor(np.eye(2) / 3), 0, 0.8)
+    settings = _Settings(log_gamma, np.ones(2), cholesky_factor(np.eye(2) / 3), 0, 0.8)
     lost = []
     for step in (0.2, 0.1):
         draws = []

@@ -35,6 +35,7 @@ _MAX_PARETO_K = 0.7
 _MAX_R_HAT = 1.01
 _DIVERGENT, _ASTRAY = 0.01, 0.1  # shares of a chain's paths: reported, and left out
 _ROUND = 256  # points of importance sampling between two refits
+_CHUNK = 16  # of these, for one worker
 _MOST_POINTS, _MOST_DRAWS = 20 * _ROUND, 1000
 
 
@@ -160,13 +161,14 @@ def _by_importance(
 ) -> PosteriorSamples:
     n_points = min(_ROUND, max(2, n_samples + n_samples % 2))
     found = adaptive_importance_sampling(
-        posterior.log_density,
+        posterior.log_densities,
         laplace.mode,
         laplace.covariance,
         target_ess=target_ess,
         max_pareto_k=_MAX_PARETO_K,
         n_points=n_points,
         max_rounds=max(1, n_samples // n_points),
+        chunk_size=_ROUND if posterior.batched else _CHUNK,
         **common,
     )
     problems = []

@@ -109,8 +109,9 @@ def find_mode(
         return -(value + (u - u.detach()) @ u.new_tensor(gradient))
 
     bounds = {"u": (torch.tensor(low), torch.tensor(high))}
-    ends = [
-        minimize_lbfgs(
+    ends = []
+    for start in usable:
+        end = minimize_lbfgs(
             loss,
             {"u": torch.tensor(start)},
             max_iter=max_iter,
@@ -118,8 +119,9 @@ def find_mode(
             bounds=bounds,
             callback=callback,
         )
-        for start in usable
-    ]
+        ends.append(end)
+        if end.stopped:
+            break
     best = min(ends, key=lambda end: end.loss)
     n_gradients = sum(end.n_evaluations for end in ends)
     return _Mode(best.parameters["u"].numpy(), -best.loss, n_gradients, best.converged)
@@ -172,7 +174,7 @@ def laplace_approximation(
     hessian = hessian_by_differences(posterior, mode.u)
     return LaplaceApproximation(
         mode.u,
-        _bounded_inverse(-hessian),
+        bounded_inverse(-hessian),
         mode.log_density,
         mode.n_gradients + 2 * posterior.n_dims,
         mode.converged,
@@ -205,7 +207,7 @@ def hessian_by_differences(posterior: LogPosterior, u: np.ndarray) -> np.ndarray
     return (hessian + hessian.T) / 2
 
 
-def _bounded_inverse(precision: np.ndarray) -> np.ndarray:
+def bounded_inverse(precision: np.ndarray) -> np.ndarray:
     """Inverse, eigenvalues below the least curvature raised to it."""
     values, vectors = np.linalg.eigh(precision)
     return (vectors / np.maximum(values, _LEAST_CURVATURE)) @ vectors.T

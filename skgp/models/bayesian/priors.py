@@ -24,6 +24,7 @@ __all__ = ["Gamma", "HalfNormal", "LogNormal", "Prior", "default_priors", "resol
 
 _DEFAULT_SD = 1.5  # of the logarithm: a factor of 20 either way covers 95%
 _DEFAULT_NOISE = 0.1  # of the variance of the targets
+_ROUNDING = 1e-12  # relative to the values, below which a spread is none
 
 
 @runtime_checkable
@@ -163,7 +164,9 @@ def _check_positive(prior: Any, *names: str) -> None:
 # ----------------------------------------------------------------------- priors of a kernel
 
 
-def default_priors(kernel: Any, X: np.ndarray, y: np.ndarray) -> tuple[Prior, ...]:
+def default_priors(
+    kernel: Any, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None
+) -> tuple[Prior, ...]:
     r"""Wide log-normal priors whose medians are the scales of the data.
 
     ==========================  ===========================================================
@@ -181,20 +184,30 @@ def default_priors(kernel: Any, X: np.ndarray, y: np.ndarray) -> tuple[Prior, ..
     kernel : sklearn kernel expression
     X : ndarray of shape (n, d)
     y : ndarray of shape (n,)
+    sample_weight : ndarray of shape (n,), optional
+        A weight of 2 equals the row given twice.
 
     Returns
     -------
     tuple of Prior
         One for each element of ``kernel.theta``.
     """
-    spread = np.std(np.asarray(X, dtype=float), axis=0)
-    spread[spread == 0] = 1.0
-    variance = float(np.var(y)) or 1.0
+    mean, spread = _mean_and_spread(np.asarray(X, dtype=float), sample_weight)
+    # Rounding leaves a constant column a spread of about eps times its value.
+    spread = np.where(spread <= _ROUNDING * np.abs(mean), 1.0, spread)
+    mean_y, spread_y = _mean_and_spread(np.asarray(y, dtype=float), sample_weight)
+    variance = 1.0 if spread_y <= _ROUNDING * abs(mean_y) else float(spread_y**2)
     medians: list[float] = []
     for hyperparameter in kernel.hyperparameters:
         if not hyperparameter.fixed:
             medians.extend(_medians(kernel, hyperparameter, spread, variance))
     return tuple(LogNormal(float(median)) for median in medians)
+
+
+def _mean_and_spread(values: np.ndarray, weights: np.ndarray | None):
+    """Weighted mean and standard deviation along the first axis."""
+    mean = np.average(values, axis=0, weights=weights)
+    return mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
 
 
 def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
@@ -217,7 +230,13 @@ def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.
     return np.broadcast_to(np.asarray(getattr(owner, last), dtype=float), (n_elements,))
 
 
-def resolve_priors(kernel: Any, prior: Any, X: np.ndarray, y: np.ndarray) -> tuple[Prior, ...]:
+def resolve_priors(
+    kernel: Any,
+    prior: Any,
+    X: np.ndarray,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+) -> tuple[Prior, ...]:
     """One prior for each element of ``kernel.theta``, from what the user gave.
 
     Parameters
@@ -231,6 +250,8 @@ def resolve_priors(kernel: Any, prior: Any, X: np.ndarray, y: np.ndarray) -> tup
         element; others keep the default.
     X : ndarray of shape (n, d)
     y : ndarray of shape (n,)
+    sample_weight : ndarray of shape (n,), optional
+        As `default_priors`.
 
     Returns
     -------
@@ -245,9 +266,9 @@ def resolve_priors(kernel: Any, prior: Any, X: np.ndarray, y: np.ndarray) -> tup
     """
     free = [h for h in kernel.hyperparameters if not h.fixed]
     if prior is None:
-        return default_priors(kernel, X, y)
+        return default_priors(kernel, X, y, sample_weight)
     if isinstance(prior, Mapping):
-        return _from_mapping(prior, free, default_priors(kernel, X, y))
+        return _from_mapping(prior, free, default_priors(kernel, X, y, sample_weight))
     if isinstance(prior, Prior):
         return (prior,) * sum(h.n_elements for h in free)
     if not isinstance(prior, Sequence) or isinstance(prior, str):

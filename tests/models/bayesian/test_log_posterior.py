@@ -18,6 +18,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims, split_noise
+from skgp.models.bayesian import log_posterior
 from skgp.models.bayesian.laplace import find_mode, hessian_by_differences, laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.priors import Gamma, HalfNormal, LogNormal
@@ -88,6 +89,33 @@ def test_log_density_gradient_equals_finite_differences(name, repeats):
     np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
+@each_kernel
+@pytest.mark.parametrize("repeats", [False, True])
+def test_many_rows_and_few_have_the_same_gradient(name, repeats, monkeypatch):
+    kernel, (X, y) = KERNELS[name](), rows(repeats=repeats)
+    target = posterior(kernel, X, y)
+    value, gradient = target.log_density_and_gradient(kernel.theta + 0.2)
+    monkeypatch.setattr(log_posterior, "_FEW_ROWS", 0)
+    assert not target.batched
+    found = target.log_density_and_gradient(kernel.theta + 0.2)
+    assert found[0] == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(found[1], gradient, rtol=1e-10, atol=1e-10)
+
+
+@each_kernel
+@pytest.mark.parametrize("repeats", [False, True])
+def test_densities_of_a_batch_are_those_of_its_points(name, repeats, monkeypatch):
+    kernel, (X, y) = KERNELS[name](), rows(repeats=repeats)
+    target = posterior(kernel, X, y)
+    u = kernel.theta + 0.5 * np.random.default_rng(0).standard_normal((7, kernel.n_dims))
+    u[2, 0] = 100.0  # out of the bounds
+    expected = [target.log_density(each) for each in u]
+    assert target.batched and expected[2] == -math.inf
+    np.testing.assert_allclose(target.log_densities(u), expected, rtol=1e-10)
+    monkeypatch.setattr(log_posterior, "_BATCH", 2 * len(target.data.y) ** 2)
+    np.testing.assert_allclose(target.log_densities(u), expected, rtol=1e-10)
+
+
 def test_log_density_gradient_equals_autograd_through_the_cholesky_factor():
     kernel, (X, y) = KERNELS["ard"](), rows()
     target = posterior(kernel, X, y)
@@ -121,6 +149,7 @@ def test_log_density_vanishes_where_nothing_can_be_factored():
     target = posterior(KERNELS["ard"](), X, y)
     assert target.log_density(target.medians) == -math.inf
     assert target.log_density_and_gradient(target.medians)[0] == -math.inf
+    assert target.log_densities(target.medians[None]).tolist() == [-math.inf]
     with pytest.raises(ValueError, match="vanishes at every start"):
         find_mode(target, [target.medians])
 

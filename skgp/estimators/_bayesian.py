@@ -1,0 +1,394 @@
+"""Exact GPs averaged over their hyper-parameters: the face of :mod:`skgp.models.bayesian`."""
+
+import warnings
+from collections.abc import Callable
+from numbers import Integral, Real
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._bayesian_common import (
+    Plan,
+    choose_kernel,
+    draw_samples,
+    find_optimum,
+    make_posterior,
+    one_sample,
+    resolve_plan,
+)
+from skgp.estimators._bayesian_predictive import FEW_ROWS, MixturePredictive
+from skgp.estimators._callbacks import FitSession, fit_session
+from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._posterior_summary import element_names
+from skgp.estimators._threads import threads
+from skgp.models.bayesian.exact import PosteriorSamples
+from skgp.models.bayesian.log_posterior import LogPosterior
+from skgp.models.bayesian.mixture import MixtureState
+from skgp.models.objectives import log_marginal_likelihood
+from skgp.models.replicates import Replicates, merge_replicates
+
+_FACTOR_BYTES = 1e9  # kept for later predictions, at most
+
+
+class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
+    r"""Gaussian process regression averaged over the posterior of the hyper-parameters.
+
+    Samples :math:`u_s` of the posterior of the logarithms of the hyper-parameters stand for it,
+    and a prediction is the mixture of the exact Gaussian processes that they make,
+    :math:`p(y_* \mid y) \approx \frac1S \sum_s p(y_* \mid y, u_s)`. The posterior comes from
+    adaptive importance sampling with exact likelihoods up to some thousands of rows, and beyond
+    from Langevin dynamics with unbiased stochastic gradients [1]_ that need linear systems alone.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        A ``WhiteKernel`` summand at the top level is the noise (one of level 0.01 is added where
+        there is none). None chooses among RBF and Matern kernels with one length scale a column by
+        their evidence on a few hundred rows.
+    prior : Prior, list of Prior, dict or None, default=None
+        Of the free hyper-parameters, in the units of ``kernel_``: `LogNormal`, `Gamma` or
+        `HalfNormal` of :mod:`skgp.models.bayesian.priors`; one for all, one for each, or a dict by
+        name (``"length_scale"``, or in full ``"k1__k2__length_scale"``). None: log-normal, wide
+        (a factor of 20 either way), around the scales of the data.
+    solver : {"auto", "cholesky", "cg"}, default="auto"
+        Factorisations of the kernel matrix, up to 4000 distinct rows the default, or conjugate
+        gradients.
+    sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
+        "importance" (the default) and "hmc" for "cholesky"; "langevin" (the default), "mala",
+        which corrects its discretisation, and "sgld", that of the paper, for "cg".
+    roulette : {"adaptive", "paper"}, default="adaptive"
+        Of "cg": how linear systems are cut short without bias.
+    schedule : {"constant", "paper"}, default="constant"
+        Step sizes of "cg": held, or falling as in the paper.
+    n_chains : int, default=4
+        Of all samplers but "importance".
+    n_warmup : int, default=50
+        Draws of each chain that are dropped.
+    n_samples : int or None, default=None
+        The most samples: points of "importance" (None: 5120), draws of each chain of the others.
+    min_ess : float, default=400
+        Effective number of samples at which to stop, once they have mixed.
+    n_keep : int, default=64
+        Samples that predict: S, of equal weight; equal ones are merged.
+    n_probes : int, default=4
+        Of "cg": vectors that estimate a trace.
+    preconditioner_rank : int or "auto", default="auto"
+        Of "cg".
+    optimizer : {"auto", "map"} or None, default="auto"
+        "map" finds the optimum alone, and None keeps the kernel's hyper-parameters: one plain
+        Gaussian process, exact and, by "cg", large.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+    memory_budget : float, default=4e9
+        Bytes of kernel matrices. "cg" recomputes what does not fit.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        "auto" is "cuda" where there is one, else "cpu".
+    dtype : {"float64", "float32"}, default="float64"
+        Of the kernel products of "cg" in predictions; float32 is used there in any case where
+        float64 does not fit `memory_budget`. The stochastic gradients, noisier than any rounding,
+        are in float32, and factorisations in float64.
+    n_jobs : int or None, default=None
+        Jobs of joblib, over points or chains. Results do not depend on it.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        At the posterior mean of the logarithms (at the optimum for ``optimizer="map"``), noise
+        included.
+    map_ : ndarray of shape (p,)
+        The optimum, in the order of ``kernel_.theta`` and, as that, of logarithms. `plug_in`
+        predicts with it.
+    posterior_samples_ : ndarray of shape (s, p)
+        All samples, of logarithms likewise.
+    sample_weights_ : ndarray of shape (s,)
+        Of sum one.
+    sample_chains_ : ndarray of int, shape (s,)
+        The chain of each; for "importance" the round.
+    sample_log_posterior_ : ndarray of shape (s,)
+        Up to a constant, in nats; NaN where not computed.
+    hyperparameter_names_ : list of str, of length p
+    priors_ : tuple of Prior, of length p
+        Empty for ``optimizer=None``.
+    diagnostics_ : dict
+        "sampler", "converged", "problems" (sentences), "ess" and what the sampler adds.
+    log_marginal_likelihood_value_ : float
+        Of ``kernel_`` and the standardised targets, in nats; with "cholesky" only.
+    noise_variance_ : float
+        Posterior mean over the samples kept, in squared units of y.
+    solver_, sampler_ : str
+    n_kept_ : int
+        Different samples among those that predict.
+    n_iter_ : int
+        Iterations of the search for the optimum and rounds or draws of the sampler.
+    history_ : dict of lists
+        What was reported after each iteration, by name.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    QSGPRegressor : One set of hyper-parameters, many more rows.
+
+    References
+    ----------
+    .. [1] Filippone and Engler (2015), Enabling scalable stochastic gradient-based inference for
+       Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import BayesianGPRegressor
+    >>> X = np.linspace(0, 10, 40)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> model = BayesianGPRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.05)
+    True
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        "prior": "no_validation",
+        "solver": [StrOptions({"auto", "cholesky", "cg"})],
+        "sampler": [StrOptions({"auto", "importance", "hmc", "langevin", "mala", "sgld"})],
+        "roulette": [StrOptions({"adaptive", "paper"})],
+        "schedule": [StrOptions({"constant", "paper"})],
+        "n_chains": [Interval(Integral, 1, None, closed="left")],
+        "n_warmup": [Interval(Integral, 0, None, closed="left")],
+        "n_samples": [Interval(Integral, 1, None, closed="left"), None],
+        "min_ess": [Interval(Real, 0, None, closed="neither")],
+        "n_keep": [Interval(Integral, 1, None, closed="left")],
+        "n_probes": [Interval(Integral, 1, None, closed="left")],
+        "preconditioner_rank": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
+        "optimizer": [StrOptions({"auto", "map"}), None],
+        "memory_budget": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        prior=None,
+        solver="auto",
+        sampler="auto",
+        roulette="adaptive",
+        schedule="constant",
+        n_chains=4,
+        n_warmup=50,
+        n_samples=None,
+        min_ess=400,
+        n_keep=64,
+        n_probes=4,
+        preconditioner_rank="auto",
+        optimizer="auto",
+        normalize_y=True,
+        memory_budget=4e9,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.prior = prior
+        self.solver = solver
+        self.sampler = sampler
+        self.roulette = roulette
+        self.schedule = schedule
+        self.n_chains = n_chains
+        self.n_warmup = n_warmup
+        self.n_samples = n_samples
+        self.min_ess = min_ess
+        self.n_keep = n_keep
+        self.n_probes = n_probes
+        self.preconditioner_rank = preconditioner_rank
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.memory_budget = memory_budget
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Sample the posterior of the hyper-parameters.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        BayesianGPRegressor
+            Itself.
+        """
+        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            X, y, sample_weight = self._validate_training(X, y, sample_weight)
+            z = self._standardise_target(y, sample_weight)
+            backend = self._resolve_backend()
+            data = merge_replicates(X, z, sample_weight, backend.device)
+            plan = resolve_plan(self.solver, self.sampler, len(data.y), self.memory_budget)
+            self.history_, self.priors_ = {}, ()
+
+            def posterior_of(kernel: Kernel, rows: Replicates = data) -> LogPosterior:
+                return make_posterior(kernel, rows, self.prior, X, z, sample_weight)
+
+            rng = backend.rng()
+            with threads(None, single=len(z) < FEW_ROWS):
+                kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
+                samples = self._learn(session, kernel, posterior_of, data, plan, rng)
+                self._keep(kernel, samples, data, plan, rng)
+            self._report(samples, session.interrupted)
+        return self
+
+    def _choose_kernel(
+        self,
+        session: FitSession,
+        X: np.ndarray,
+        sample_weight: np.ndarray | None,
+        posterior_of: Callable[..., LogPosterior],
+        data: Replicates,
+        rng: np.random.Generator,
+    ) -> Kernel:
+        """The user's kernel, with noise, or the default that explains some rows best."""
+        if self.kernel is not None:
+            return with_noise(self._resolve_kernel(X, lambda: None))
+        kernels = default_kernels(X, sample_weight)
+        if len(kernels) == 1 or self.optimizer is None:
+            return kernels[0]
+        with session.stage("kernel") as callback:
+            return choose_kernel(kernels, data, posterior_of, rng, self._recorded(callback))
+
+    def _learn(
+        self,
+        session: FitSession,
+        kernel: Kernel,
+        posterior_of: Callable[..., LogPosterior],
+        data: Replicates,
+        plan: Plan,
+        rng: np.random.Generator,
+    ) -> PosteriorSamples:
+        """Samples of the hyper-parameters; a single one where there is nothing to sample."""
+        if self.optimizer is None or kernel.n_dims == 0:
+            if self.optimizer is not None:
+                warnings.warn(
+                    f"kernel={kernel} has no free hyper-parameter: there is nothing to average "
+                    "over, and one plain model is fitted. Set optimizer=None to say so.",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
+            return one_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
+        starts = [] if self.kernel is None else [kernel.theta]
+        posterior = posterior_of(kernel)
+        self.priors_ = posterior.priors
+        of_cg = {
+            "rank": self.preconditioner_rank,
+            "n_probes": self.n_probes,
+            "roulette": self.roulette,
+            "memory_budget": self.memory_budget,
+        }
+        with session.stage("posterior") as callback:
+            recorded = self._recorded(callback)
+            if self.optimizer == "map":
+                return find_optimum(posterior, plan, starts, rng, recorded, **of_cg)
+            return draw_samples(
+                posterior,
+                plan,
+                schedule=self.schedule,
+                of_cg=of_cg,
+                rng=rng,
+                n_chains=self.n_chains,
+                n_warmup=self.n_warmup,
+                n_samples=self.n_samples,
+                target_ess=self.min_ess,
+                starts=starts,
+                n_jobs=self.n_jobs,
+                callback=recorded,
+            )
+
+    def _recorded(self, callback: Callable) -> Callable:
+        """The callback, its numbers written to ``history_``."""
+
+        def record(iteration: int, info: dict) -> bool:
+            for name, value in info.items():
+                if isinstance(value, Real):
+                    self.history_.setdefault(name, []).append(float(value))
+            return callback(iteration, info)
+
+        return record
+
+    def _keep(
+        self,
+        kernel: Kernel,
+        samples: PosteriorSamples,
+        data: Replicates,
+        plan: Plan,
+        rng: np.random.Generator,
+    ) -> None:
+        """Set the attributes that predict and that describe the posterior."""
+        kept, counts = np.unique(samples.keep(self.n_keep, rng), return_counts=True)
+        self._state = MixtureState(
+            kernel, data, samples.u[kept], counts, **self._state_settings(plan, len(data.y))
+        )
+        self._noise_variance = float(self._state.weights @ self._state.noise)
+        self.kernel_ = kernel.clone_with_theta(samples.mean())
+        self.map_ = np.array(samples.map_)
+        self.posterior_samples_, self.sample_weights_ = samples.u, samples.weights
+        self.sample_chains_, self.sample_log_posterior_ = samples.chain, samples.log_posterior
+        self.hyperparameter_names_ = element_names(kernel)
+        self.diagnostics_ = samples.diagnostics
+        self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
+        self.n_kept_ = len(kept)
+        self.n_iter_ = max(1, len(self.history_.get("loss", [])))
+        if plan.solver == "cholesky":
+            theta = data.X.new_tensor(self.kernel_.theta)
+            with torch.no_grad():
+                value = log_marginal_likelihood(self.kernel_, data, theta)
+            self.log_marginal_likelihood_value_ = float(value)
+
+    def _state_settings(self, plan: Plan, n: int) -> dict:
+        """How `MixtureState` solves."""
+        double = self.dtype == "float64" and 8.0 * n**2 <= self.memory_budget
+        rank = self.preconditioner_rank
+        return {
+            "solver": plan.solver,
+            "dtype": torch.float64 if double else torch.float32,
+            "memory_budget": (
+                min(self.memory_budget, _FACTOR_BYTES)
+                if plan.solver == "cholesky"
+                else self.memory_budget
+            ),
+            "rank": min(200, n // 2) if rank == "auto" else min(rank, n),
+        }
+
+    def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
+        """Warn of what keeps the samples from being trusted."""
+        if samples.diagnostics["problems"] and not interrupted:
+            warnings.warn(
+                "The samples of the hyper-parameters may not stand for their posterior: "
+                f"{'; '.join(samples.diagnostics['problems'])}. See summary() and diagnostics_.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        if self.kernel is not None and self.optimizer is not None:
+            warn_at_bounds(self.kernel_.clone_with_theta(self.map_))

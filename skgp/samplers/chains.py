@@ -1,0 +1,75 @@
+"""What samplers of several chains share: their segments, their start, and whether they mixed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from skgp.samplers.diagnostics import ess_bulk, r_hat
+
+__all__ = ["Callback", "advance_all", "check_counts", "cholesky_factor", "mixing", "segments"]
+
+Callback = Callable[[int, dict], bool | None]
+
+_SEGMENT = 25  # iterations between two looks at the chains
+
+
+def check_counts(n_chains: int, n_warmup: int, n_draws: int) -> None:
+    """Raise ValueError where there is nothing to draw."""
+    if min(n_chains, n_draws) < 1 or n_warmup < 0:
+        raise ValueError(
+            "n_chains and n_draws must be at least 1 and n_warmup not negative; got "
+            f"n_chains={n_chains}, n_draws={n_draws}, n_warmup={n_warmup}."
+        )
+
+
+def cholesky_factor(covariance: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor of a covariance (p, p); a ValueError with a remedy without one."""
+    try:
+        return np.linalg.cholesky(np.asarray(covariance, float))
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            "covariance must be symmetric and positive definite; its smallest eigenvalue is "
+            f"{np.linalg.eigvalsh(covariance)[0]:.3g}. Raise its diagonal."
+        ) from None
+
+
+def segments(n: int) -> list[int]:
+    """Numbers of iterations that add up to n, 25 but for the last."""
+    return [min(_SEGMENT, n - start) for start in range(0, n, _SEGMENT)]
+
+
+def advance_all(
+    parallel: Parallel,
+    advance: Callable[..., tuple],
+    settings: Any,
+    chains: list,
+    n_iterations: int,
+) -> tuple[list, tuple[np.ndarray, ...]]:
+    """One segment of every chain.
+
+    Parameters
+    ----------
+    parallel : joblib.Parallel
+    advance : callable
+        ``advance(settings, chain, n_iterations)`` gives the chain and arrays (n_iterations, ...).
+    settings : object
+        What all chains share; picklable, as chains are.
+    chains : list
+    n_iterations : int
+
+    Returns
+    -------
+    chains : list
+    arrays : tuple of ndarray of shape (n_chains, n_iterations, ...)
+    """
+    advanced = parallel(delayed(advance)(settings, chain, n_iterations) for chain in chains)
+    arrays = zip(*(each[1:] for each in advanced), strict=True)
+    return [each[0] for each in advanced], tuple(np.stack(each) for each in arrays)
+
+
+def mixing(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """R-hat and bulk ESS (p,) of points (n_chains, n_draws, p)."""
+    columns = points.transpose(2, 0, 1)
+    return np.array([r_hat(c) for c in columns]), np.array([ess_bulk(c) for c in columns])

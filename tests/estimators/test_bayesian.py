@@ -1,0 +1,339 @@
+"""BayesianGPRegressor: the contracts, its own attributes, and what it refuses."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from joblib import parallel_config
+from scipy import stats
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import BayesianGPRegressor
+from skgp.models.bayesian.priors import Gamma, HalfNormal, LogNormal
+from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
+
+# Fewer samples than the defaults, for time alone.
+SMALL = dict(n_samples=256, min_ess=50, n_keep=16, random_state=0)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The samples of the hyper-parameters:sklearn.exceptions.ConvergenceWarning"
+)
+test_sklearn = sklearn_checks(BayesianGPRegressor(n_samples=256, n_keep=16))
+test_sklearn_by_cg = sklearn_checks(BayesianGPRegressor(solver="cg", optimizer=None))
+test_sklearn_defaults = pytest.mark.slow(
+    sklearn_checks(BayesianGPRegressor(), BayesianGPRegressor(optimizer="map"))
+)
+
+
+def make(**params):
+    return BayesianGPRegressor(**{**SMALL, **params})
+
+
+class TestContract(RegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        return make(**params)
+
+
+contract = RegressorContract()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return RegressorContract.data.__wrapped__(contract)
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return make(kernel=rbf_kernel(), n_samples=512, min_ess=200).fit(*data)
+
+
+@pytest.fixture(scope="module")
+def X_new():
+    return np.random.default_rng(1).uniform(-3, 3, (7, 2))
+
+
+class TestMixture:
+    """What the contract asks of a prediction, here of several samples."""
+
+    test_std = RegressorContract.test_predict_std_is_the_diagonal_of_cov
+    test_noise = RegressorContract.test_predict_describes_latent_plus_noise
+    test_mean = RegressorContract.test_predict_mean_does_not_depend_on_what_is_returned
+    test_mass = RegressorContract.test_quantiles_hold_the_mass_of_the_density
+    test_below = RegressorContract.test_draws_fall_below_the_quantiles_as_often_as_they_say
+    test_draws = RegressorContract.test_sample_y_has_the_predicted_moments
+    test_alone = RegressorContract.test_methods_leave_the_estimator_alone
+    methods = RegressorContract.methods
+    heavy_tailed = False
+
+    def test_pickle_predicts_the_same(self, fitted, X_new):
+        fitted.predict(X_new, return_std=True)
+        text = pickle.dumps(fitted)
+        samples = fitted.posterior_samples_.nbytes + 4 * len(fitted.posterior_samples_) * 8
+        assert len(text) < samples + 8 * 40 * (fitted.n_kept_ + 4) + 15_000
+        expected = fitted.predict(X_new, return_cov=True)
+        for got, value in zip(pickle.loads(text).predict(X_new, return_cov=True), expected):  # noqa: B905
+            np.testing.assert_array_equal(got, value)
+
+    def test_it_is_wider_than_a_gaussian_of_its_moments_in_the_tails(self, fitted, X_new):
+        assert fitted.n_kept_ > 10
+        mean, std = fitted.predict(X_new, return_std=True)
+        tail = fitted.predict_quantiles(X_new, 1 - 1e-6)
+        assert (tail > stats.norm(mean, std).ppf(1 - 1e-6)).all()
+
+
+# ------------------------------------------------------------------------------ the posterior
+
+
+def test_samples_and_their_description_agree(fitted):
+    n, p = fitted.posterior_samples_.shape
+    assert p == fitted.kernel_.n_dims == len(fitted.hyperparameter_names_) == len(fitted.priors_)
+    assert fitted.hyperparameter_names_[:2] == [
+        "k1__k1__constant_value",
+        "k1__k2__length_scale[0]",
+    ]
+    w = fitted.sample_weights_
+    assert w.shape == fitted.sample_chains_.shape == fitted.sample_log_posterior_.shape == (n,)
+    assert w.sum() == pytest.approx(1) and fitted.diagnostics_["converged"]
+    np.testing.assert_allclose(fitted.kernel_.theta, w @ fitted.posterior_samples_, rtol=1e-12)
+    assert fitted.sampler_ == "importance" and fitted.solver_ == "cholesky"
+    assert fitted.n_iter_ == len(fitted.history_["loss"]) > 5
+
+
+def test_summary_is_that_of_the_weighted_samples(fitted):
+    summary, w = fitted.summary(), fitted.sample_weights_
+    theta = np.exp(fitted.posterior_samples_)
+    np.testing.assert_allclose(summary.mean, w @ theta, rtol=1e-12)
+    np.testing.assert_allclose(summary.sd**2, w @ theta**2 - summary.mean**2, rtol=1e-8)
+    for j in range(theta.shape[1]):
+        below = [w[theta[:, j] <= q].sum() for q in summary.quantiles[j]]
+        np.testing.assert_allclose(below, [0.025, 0.5, 0.975], atol=2 * w.max())
+    assert np.isnan(summary.r_hat).all() and (summary.ess_bulk > 50).all()
+    text = str(summary)
+    assert "ess_tail" in text and len(text.splitlines()) == 1 + len(summary.names)
+    frame = pytest.importorskip("pandas") and summary.to_frame()
+    assert list(frame.index) == fitted.hyperparameter_names_
+    np.testing.assert_array_equal(frame["mean"], summary.mean)
+
+
+def test_summary_of_chains_has_r_hat(data):
+    model = make(kernel=rbf_kernel(), sampler="hmc", n_samples=40, n_warmup=15).fit(*data)
+    assert set(model.sample_chains_) == {0, 1, 2, 3} and model.sampler_ == "hmc"
+    summary = model.summary()
+    np.testing.assert_allclose(summary.r_hat, model.diagnostics_["r_hat"])
+    np.testing.assert_allclose(summary.ess_tail, model.diagnostics_["ess_tail"])
+    np.testing.assert_allclose(summary.mean, np.exp(model.posterior_samples_).mean(0))
+
+
+def test_map_is_the_optimum_and_plug_in_predicts_with_it(fitted, data, X_new):
+    X, y = data
+    only = clone(fitted).set_params(optimizer="map").fit(X, y)
+    np.testing.assert_allclose(only.map_, fitted.map_, atol=1e-3)
+    np.testing.assert_allclose(only.kernel_.theta, only.map_, rtol=1e-12)
+    kernel = fitted.kernel_.clone_with_theta(fitted.map_)
+    plain = BayesianGPRegressor(kernel, optimizer=None).fit(X, y)
+    for got, expected in zip(
+        fitted.plug_in().predict(X_new, return_std=True),
+        plain.predict(X_new, return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+    assert fitted.n_kept_ > 1  # the copy left it alone
+    best = fitted.log_marginal_likelihood_value_
+    assert plain.log_marginal_likelihood_value_ == pytest.approx(best, abs=5)
+
+
+def test_optimum_by_conjugate_gradients_is_that_by_factorisation(data, X_new):
+    settings = dict(kernel=rbf_kernel(), optimizer="map", normalize_y=True, random_state=0)
+    exact, model = (
+        BayesianGPRegressor(solver=solver, **settings).fit(*data) for solver in ("cholesky", "cg")
+    )
+    assert (model.solver_, model.sampler_) == ("cg", "map") and model.diagnostics_["converged"]
+    np.testing.assert_allclose(model.map_, exact.map_, atol=0.15)
+    std = exact.predict(X_new, return_std=True)[1]
+    found, expected = (m.predict(X_new, return_std=True) for m in (model, exact))
+    assert np.abs((found[0] - expected[0]) / std).max() < 0.1
+    np.testing.assert_allclose(found[1], expected[1], rtol=0.05)
+    assert not hasattr(model, "log_marginal_likelihood_value_")
+
+
+def test_chains_by_stochastic_gradients(data, X_new):
+    settings = dict(kernel=rbf_kernel(), random_state=0)
+    with pytest.warns(ConvergenceWarning, match="of 400 wanted"):
+        model = BayesianGPRegressor(solver="cg", n_samples=20, n_warmup=20, **settings).fit(*data)
+    assert set(model.sample_chains_) == {0, 1, 2, 3} and model.sampler_ == "langevin"
+    assert model.posterior_samples_.shape == (80, 4) and model.n_kept_ > 20
+    assert np.isfinite(model.summary().r_hat).all()
+    exact = BayesianGPRegressor(**settings).fit(*data)
+    z = (model.kernel_.theta - exact.kernel_.theta) / exact.posterior_samples_.std(0)
+    assert np.abs(z).max() < 1  # of 40 effective draws or so
+    std = exact.predict(X_new, return_std=True)[1]
+    assert np.abs((model.predict(X_new) - exact.predict(X_new)) / std).max() < 0.3
+
+
+def test_few_samples_kept_stand_for_all(data, X_new):
+    few, many = (
+        BayesianGPRegressor(rbf_kernel(), n_keep=k, random_state=0).fit(*data) for k in (64, 2000)
+    )
+    mean, std = many.predict(X_new, return_std=True)
+    assert many.n_kept_ > 200
+    found = few.predict(X_new, return_std=True)
+    assert np.sqrt(np.mean(((found[0] - mean) / std) ** 2)) < 0.03
+    np.testing.assert_allclose(found[1], std, rtol=0.05)
+
+
+def test_more_probable_noise_moves_the_posterior(data):
+    loud = make(kernel=rbf_kernel(), prior={"noise_level": LogNormal(1.0, 0.1)}).fit(*data)
+    quiet = make(kernel=rbf_kernel(), prior={"k2__noise_level": LogNormal(0.01, 0.1)}).fit(*data)
+    assert loud.noise_variance_ > 5 * quiet.noise_variance_
+    assert loud.priors_[-1] == LogNormal(1.0, 0.1) and isinstance(loud.priors_[0], LogNormal)
+
+
+@pytest.mark.parametrize(
+    ("prior", "error", "message"),
+    [
+        ([Gamma(2.0, 1.0)] * 3 + [None], TypeError, r"prior\[3\]"),
+        ([Gamma(2.0, 1.0)] * 5, ValueError, "prior has 5 entries"),
+        ({"lengthscale": Gamma(2.0, 1.0)}, ValueError, "'lengthscale', which is no free"),
+        (0.5, TypeError, "prior must be"),
+    ],
+)
+def test_priors_that_do_not_fit_are_refused(data, prior, error, message):
+    with pytest.raises(error, match=message):
+        make(kernel=rbf_kernel(), prior=prior).fit(*data)
+
+
+def test_weights_are_repetitions(data, X_new):
+    X, y = data
+    weights = np.random.default_rng(2).integers(0, 3, len(y))
+    for normalize_y in (True, False):
+        weighted = make(normalize_y=normalize_y).fit(X, y, sample_weight=weights)
+        repeated = make(normalize_y=normalize_y).fit(X.repeat(weights, 0), y.repeat(weights))
+        medians = [[p.median for p in model.priors_] for model in (weighted, repeated)]
+        np.testing.assert_allclose(*medians, rtol=1e-12)
+        np.testing.assert_allclose(weighted.predict(X_new), repeated.predict(X_new), rtol=1e-6)
+
+
+# ------------------------------------------------------------------ scikit-learn and joblib
+
+
+@pytest.mark.parametrize("sampler", ["importance", "hmc"])
+def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
+    settings = dict(sampler=sampler, n_samples=20, n_warmup=5, kernel=rbf_kernel())
+    alone = make(**settings).fit(*data).predict(X_new, return_std=True)
+    with parallel_config("threading"):
+        together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["loky", "dask"])
+def test_results_do_not_depend_on_the_backend(data, X_new, backend):
+    if backend == "dask":
+        distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
+        client = distributed.Client(processes=False, n_workers=2, dashboard_address=None)
+    settings = dict(sampler="hmc", n_samples=20, n_warmup=5, kernel=rbf_kernel())
+    alone = make(**settings).fit(*data).predict(X_new, return_std=True)
+    with parallel_config(backend):
+        together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
+    np.testing.assert_allclose(together, alone, rtol=1e-7)
+    if backend == "dask":
+        client.close()
+
+
+def test_grid_search_over_priors_and_kernels_in_a_pipeline(data):
+    grid = {
+        "gp__kernel": [rbf_kernel(), ConstantKernel() * Matern(1.0, nu=1.5) + WhiteKernel()],
+        "gp__prior": [None, {"length_scale": HalfNormal(0.01)}],
+    }
+    pipeline = make_pipeline(StandardScaler())
+    pipeline.steps.append(("gp", make(n_samples=64)))
+    search = GridSearchCV(pipeline, grid, cv=2).fit(*data)
+    assert search.best_params_["gp__prior"] is None
+    assert search.best_estimator_.score(*data) > 0.8
+
+
+def test_kernel_by_default_is_chosen_among_smoothnesses():
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0, 10, (230, 1)), axis=0)
+    rough = np.cumsum(rng.standard_normal(230) * np.sqrt(np.diff(X[:, 0], prepend=0)))
+    smooth = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(230)
+    found = [make(n_samples=32).fit(X, y).kernel_.k1.k2 for y in (rough, smooth)]
+    assert found[0].nu == 0.5
+    assert type(found[1]) is RBF or found[1].nu == 2.5
+
+
+# -------------------------------------------------------------------- bad and awkward input
+
+
+@pytest.mark.parametrize(
+    ("solver", "sampler"),
+    [("cholesky", "langevin"), ("cholesky", "mala"), ("cg", "hmc"), ("cg", "importance")],
+)
+def test_samplers_of_another_solver_are_refused(data, solver, sampler):
+    with pytest.raises(ValueError, match=f"solver='{solver}' has no sampler='{sampler}'; use"):
+        make(solver=solver, sampler=sampler).fit(*data)
+
+
+def test_memory_that_does_not_suffice_is_refused_with_both_numbers(data):
+    model = make(solver="cholesky", memory_budget=1e4)
+    with pytest.raises(ValueError, match=r"about 7.7e\+04 bytes .* memory_budget=1e\+04 .*'cg'"):
+        model.fit(*data)
+
+
+def test_kernel_without_free_hyperparameters_is_one_plain_model(data, X_new):
+    kernel = ConstantKernel(1.0, "fixed") * RBF(1.5, "fixed") + WhiteKernel(0.05, "fixed")
+    with pytest.warns(UserWarning, match="no free hyper-parameter"):
+        model = make(kernel=kernel).fit(*data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = make(kernel=kernel, optimizer=None).fit(*data)
+    np.testing.assert_array_equal(model.predict(X_new), plain.predict(X_new))
+    assert model.posterior_samples_.shape == (1, 0) and model.summary().names == []
+
+
+def test_what_falls_short_is_listed_in_a_warning(data):
+    with pytest.warns(ConvergenceWarning, match="of 400 wanted; raise n_samples") as caught:
+        make(n_samples=32, min_ess=400).fit(*data)
+    assert any(warning.filename == __file__ for warning in caught)
+
+
+def test_ctrl_c_while_sampling_keeps_the_samples_so_far(data, X_new):
+    # The search for the mode takes some 25 iterations, the fifth round of 4 points comes after.
+    full = make(n_samples=4 * 256, min_ess=1e9, kernel=rbf_kernel())
+    n_search = full.fit(*data).n_iter_ - 4
+    recorder = Recorder(stop_after=n_search + 2)
+    stopped = clone(full).set_callbacks(recorder).fit(*data)
+    assert len(stopped.posterior_samples_) == 2 * 256
+    np.testing.assert_array_equal(stopped.posterior_samples_, full.posterior_samples_[: 2 * 256])
+    assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
+
+
+def test_tiny_noise_and_unscaled_inputs(data):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 1, (60, 3)) * [1e-4, 1.0, 1e5] + [0, 10, 1e6]
+    y = np.sin(6e4 * X[:, 0]) + 1e-5 * X[:, 2]
+    model = make().fit(X[:50], y[:50])
+    assert model.score(X[50:], y[50:]) > 0.95
+    assert model.noise_variance_ < 1e-2 * y.var()
+
+
+def test_to_arviz(fitted):
+    arviz = pytest.importorskip("arviz", reason="pip install skgp[mcmc]")
+    draws = fitted.to_arviz()
+    assert isinstance(draws, arviz.InferenceData)
+    assert draws.posterior["k1__k2__length_scale"].shape[2] == 2
+    mean = draws.posterior["k2__noise_level"].values.mean()
+    assert mean == pytest.approx(fitted.summary().mean[-1], rel=0.1)
+
+
+def test_to_arviz_without_arviz_says_how_to_install_it(fitted, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "arviz", None)
+    with pytest.raises(ImportError, match=r'pip install "skgp\[mcmc\]"'):
+        fitted.to_arviz()
