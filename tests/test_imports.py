@@ -1,7 +1,7 @@
 """The direction of imports inside skgp, read off the source: lazy imports count.
 
-``estimators, displays -> models -> {kernels, likelihoods, variational, samplers, training} ->
-linalg``. The folders inside the braces do not import each other, and below the estimators
+``estimators, displays -> models -> {kernels, likelihoods, priors, variational, samplers, training}
+-> linalg``. The folders inside the braces do not import each other, and below the estimators
 scikit-learn is present only as ``sklearn.gaussian_process.kernels`` inside ``kernels/``.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "skgp"
-MIDDLE = {"kernels", "likelihoods", "variational", "samplers", "training"}
+MIDDLE = {"kernels", "likelihoods", "priors", "variational", "samplers", "training"}
 CORE = MIDDLE | {"linalg"}
 ALLOWED = {
     "": {"estimators"},  # skgp/__init__.py: the public estimators, nothing else

@@ -52,7 +52,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         their evidence on a few hundred rows.
     prior : Prior, list of Prior, dict or None, default=None
         Of the free hyper-parameters, in the units of ``kernel_``: `LogNormal`, `Gamma` or
-        `HalfNormal` of :mod:`skgp.models.bayesian.priors`; one for all, one for each, or a dict by
+        `HalfNormal` of :mod:`skgp.priors`; one for all, one for each, or a dict by
         name (``"length_scale"``, or in full ``"k1__k2__length_scale"``). None: log-normal, wide
         (a factor of 20 either way), around the scales of the data.
     solver : {"auto", "cholesky", "cg"}, default="auto"

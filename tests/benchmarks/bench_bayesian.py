@@ -21,9 +21,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import LogNormal
 from skgp.models.bayesian.stochastic_gradient import StochasticGradient
 from skgp.models.replicates import merge_replicates
+from skgp.priors import LogNormal
 
 pytestmark = pytest.mark.benchmark
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from skgp.displays import PosteriorDisplay, TraceDisplay
-from skgp.models.bayesian.priors import Gamma, LogNormal
+from skgp.priors import Gamma, LogNormal
 from skgp.samplers import r_hat
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
-from skgp.models.bayesian.priors import Gamma, HalfNormal, LogNormal
+from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
 
 # Fewer samples than the defaults, for time alone.

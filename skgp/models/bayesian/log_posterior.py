@@ -2,7 +2,7 @@ r"""The exact log posterior of the hyper-parameters, in their logarithms u.
 
 .. math:: \log p(u \mid y) = \log N(y; 0, K_u + \sigma_u^2 I) + \sum_j \log p_j(u_j) + \text{const}
 
-with :math:`p_j` the density of u (:mod:`skgp.models.bayesian.priors`), and zero outside the bounds
+with :math:`p_j` the density of u (:mod:`skgp.priors`), and zero outside the bounds
 of the kernel's hyper-parameters.
 """
 
@@ -22,9 +22,9 @@ from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.tiles import evaluate_tile
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.bayesian.priors import Prior
 from skgp.models.objectives import gaussian_log_density
 from skgp.models.replicates import Replicates
+from skgp.priors import Prior
 
 __all__ = ["LogPosterior"]
 

@@ -14,11 +14,11 @@ from skgp.models.bayesian import langevin
 from skgp.models.bayesian.langevin import sample_stochastic
 from skgp.models.bayesian.laplace import laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import LogNormal
 from skgp.models.bayesian.set_up import SetUp
 from skgp.models.bayesian.stochastic_gradient import AnchoredGradient, StochasticGradient
 from skgp.models.bayesian.targets import BankGradient, SeededGradient
 from skgp.models.replicates import merge_replicates
+from skgp.priors import LogNormal
 
 N = 40
 

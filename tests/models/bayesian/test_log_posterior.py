@@ -21,8 +21,8 @@ from skgp.kernels import ActiveDims, split_noise
 from skgp.models.bayesian import log_posterior
 from skgp.models.bayesian.laplace import find_mode, hessian_by_differences, laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import Gamma, HalfNormal, LogNormal
 from skgp.models.replicates import merge_replicates
+from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.reference.kernels import naive_gram
 
 KERNELS = {

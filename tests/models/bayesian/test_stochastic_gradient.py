@@ -8,9 +8,9 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, RationalQu
 from skgp.kernels import ActiveDims
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import Gamma, LogNormal
 from skgp.models.bayesian.stochastic_gradient import AnchoredGradient, Probes, StochasticGradient
 from skgp.models.replicates import merge_replicates
+from skgp.priors import Gamma, LogNormal
 
 KERNELS = {
     "isotropic": lambda: 1.5 * RBF(0.8) + WhiteKernel(0.1),
