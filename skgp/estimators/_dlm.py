@@ -256,7 +256,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             data = self._data(X, z, sample_weight, backend)
             objective = self._objective(self.objective, family, len(data))
             with session.stage("solve") as callback:
-                self._fit_sparse(kernels, data, objective, self._offset(data), backend, callback)
+                offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.total)])
+                self._fit_sparse(kernels, data, objective, offset, backend, callback)
             parameters = to_tensor(self._likelihood_parameters)
             self._describe(self._posterior.kernel, parameters, white)
             if self.kernel is not None and self.optimizer is not None:

@@ -303,10 +303,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     def _cautious_offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Base rates with a row of each kind more: a late class must not have an infinite one."""
         Y = one_vs_rest(codes, len(self.classes_))
-        Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-        if sample_weight is not None:
-            sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-        return base_rate_offset(Y, sample_weight, link=self.likelihood)
+        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=True)
 
     def _learn(
         self,

@@ -120,7 +120,11 @@ def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
 
 
 def base_rate_offset(
-    Y: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
+    Y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    link: str = "logit",
+    cautious: bool = False,
 ) -> np.ndarray:
     r"""Return the constant latent function that predicts the base rates, shape (c,).
 
@@ -135,7 +139,13 @@ def base_rate_offset(
     sample_weight : ndarray of shape (n,) or None, default=None
     link : {"logit", "probit"}, default="logit"
         Whose sigmoid g maps f to a probability.
+    cautious : bool, default=False
+        Count a row of each kind more: rows of a class may come later.
     """
+    if cautious:
+        Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+        if sample_weight is not None:
+            sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
     share = np.average(Y > 0, axis=0, weights=sample_weight)
     share = np.clip(share, _LEAST_BASE_RATE, 1 - _LEAST_BASE_RATE)
     return {"logit": logit, "probit": ndtri}[link](share)

@@ -8,7 +8,6 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.estimators._counts import offset_of_mean
 from skgp.likelihoods import NumericLikelihood, Poisson
-from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family, FixedFamily, GaussianFamily, StudentTFamily
 
 _DF_BOUNDS = (2.1, 200.0)
@@ -64,12 +63,17 @@ class RegressionLikelihood:
         df = float(self.degrees_of_freedom)
         return StudentTFamily(level, bounds, df, (df, df))
 
-    def _offset(self, data: SparseData) -> np.ndarray:
-        """Prior mean of f (1,): 0 of a standardised target, else that of the mean count."""
+    def _offset(self, total: float, weight: float) -> float:
+        """Prior mean of f: 0 of a standardised target, else that of the mean count.
+
+        Parameters
+        ----------
+        total, weight : float
+            Weighted sum of the targets, and sum of the weights.
+        """
         if self.likelihood != "poisson":
-            return np.zeros(1)
-        mean = max(float(data.weighted_sum(data.y)), _LEAST_COUNT) / data.total
-        return np.array([offset_of_mean(mean, self.link)])
+            return 0.0
+        return offset_of_mean(max(total, _LEAST_COUNT) / weight, self.link)
 
     def _describe(
         self, kernel: Kernel, parameters: torch.Tensor, white: WhiteKernel | None

@@ -17,7 +17,7 @@ from skgp.estimators._compat import (
     take_rows,
     warn_at_bounds,
 )
-from skgp.estimators._counts import offset_of_mean, refuse_noise
+from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import with_noise
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._state_space_common import LARGE, StateSpaceMixin
@@ -26,7 +26,6 @@ from skgp.kernels import split_noise
 
 # Of a standardised target: variance of the noise to start with, and its bounds.
 _NOISE, _NOISE_BOUNDS = 0.1, (1e-8, 10.0)
-_LEAST_COUNT = 0.5
 
 
 class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegressor):
@@ -259,7 +258,8 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
             X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
             given, white = self._split_kernel(X)
-            offset = self._prior_mean(z, sample_weight)
+            weights = np.ones_like(z) if sample_weight is None else sample_weight
+            offset = self._offset(float(weights @ z), float(weights.sum()))
             signals = self._signals(X, 1.0, given)
             with session.stage("solve") as callback:
                 kernel, parameters = self._learn(
@@ -288,14 +288,6 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
             refuse_noise(kernel, self)
             return kernel, None
         return split_noise(with_noise(kernel))
-
-    def _prior_mean(self, z: np.ndarray, sample_weight: np.ndarray | None) -> float:
-        """Prior mean of f: 0 of a standardised target, else that of the mean count."""
-        if self.likelihood != "poisson":
-            return 0.0
-        total = len(z) if sample_weight is None else sample_weight.sum()
-        mean = np.average(z, weights=sample_weight)
-        return offset_of_mean(float(max(mean, _LEAST_COUNT / total)), self.link)
 
     @property
     def log_marginal_likelihood_value_(self) -> float:

@@ -254,11 +254,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     def _base_rates(self, Y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
-        if (Y < 0).all(axis=0).any() or (Y > 0).all(axis=0).any():
-            Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-            if sample_weight is not None:
-                sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-        return base_rate_offset(Y, sample_weight, link=self.likelihood)
+        missing = bool((Y < 0).all(axis=0).any() or (Y > 0).all(axis=0).any())
+        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=missing)
 
     def _choose_coupling(
         self, X: np.ndarray, Y: np.ndarray, sample_weight: np.ndarray | None

@@ -2,6 +2,7 @@
 
 from numbers import Real
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
@@ -93,7 +94,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         neighbours, in accord with its variance; or all from the union of their neighbours, as in
         section 4.5 of the paper, which depends on the rows that come together.
     projection : int, "auto" or None, default="auto"
-        Principal components of X that the kernel sees in place of its columns. "auto" is 50 with
+        Principal components of X that the kernel sees in place of its columns, divided by their
+        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
         ``kernel=None`` and more than 50 columns, else None.
     degrees_of_freedom : float or "auto", default="auto"
         Of "student_t"; "auto" learns them.
@@ -287,8 +289,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
             X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
-            X = self._project(X, sample_weight)
             backend = self._resolve_backend()
+            X = self._project(X, z[:, None], sample_weight, backend)
             data = self._data(X, z, sample_weight, backend)
             self.history_ = {"hyperparameters": []}
             kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)
@@ -316,7 +318,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             return
         rows = self._rows(data, backend)
         family = self._family(white)
-        self._fit_variational(kernel, family, rows, self._offset(rows), backend, callback)
+        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.total)])
+        self._fit_variational(kernel, family, rows, offset, backend, callback)
 
     def _tell(self, white: WhiteKernel) -> None:
         """Set the attributes that tell of the kernel and the likelihood."""

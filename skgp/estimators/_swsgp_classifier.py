@@ -6,6 +6,8 @@ from numpy.typing import ArrayLike
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._inducing import INITIALISERS
+from skgp.estimators._labels import one_vs_rest
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_labels import LabelsMixin
 from skgp.likelihoods import Bernoulli
@@ -65,9 +67,10 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         Adam.
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the inducing points move, by steps of Adam.
-    init : {"random", "k-means", "greedy"}, default="random"
-        Where they begin: rows at random, centres of clusters, or rows chosen one by one where the
-        variance that the others leave is greatest.
+    init : {"auto", "random", "k-means", "greedy"}, default="auto"
+        Where they begin: rows at random; centres of clusters, of each class by itself; or rows
+        chosen one by one where the variance that the others leave is greatest. "auto" takes
+        clusters for up to 0.3 n points, else rows at random.
     neighbors : {"auto", "exact", "faiss"}, default="auto"
         How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
         points or more, where a search in principal components may miss some; "faiss" needs that
@@ -80,7 +83,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         Run Algorithm 1 at the end, and keep what it did only if rows held out gain. "auto" does
         where there are no more than a quarter as many inducing points as rows.
     projection : int, "auto" or None, default="auto"
-        Principal components of X that the kernel sees in place of its columns. "auto" is 50 with
+        Principal components of X that the kernel sees in place of its columns, divided by their
+        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
         ``kernel=None`` and more than 50 columns, else None.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, which multiply those of rows.
@@ -178,6 +182,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
         **SWSGPMixin._swsgp_constraints,
+        "init": [StrOptions({"auto", *INITIALISERS})],
         "likelihood": [StrOptions({"probit", "logit"})],
     }
 
@@ -192,7 +197,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         kl_weight="auto",
         covariance="diagonal",
         inducing="fixed",
-        init="random",
+        init="auto",
         neighbors="auto",
         solver="auto",
         polish=False,
@@ -314,7 +319,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     def _learn(self, session, X: np.ndarray, codes: np.ndarray, sample_weight) -> None:
         """Fit and set the attributes that tell of it."""
         backend = self._resolve_backend()
-        X = self._project(X, sample_weight)
+        X = self._project(X, one_vs_rest(codes, len(self.classes_)), sample_weight, backend)
         data = self._data(X, codes, sample_weight, backend)
         offset = self._offset(codes, sample_weight)
         self.history_ = {"hyperparameters": []}

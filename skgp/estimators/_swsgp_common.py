@@ -65,8 +65,16 @@ class SWSGPMixin:
 
     # ---- training ------------------------------------------------------------------------
 
-    def _project(self, X: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+    def _project(
+        self,
+        X: np.ndarray,
+        targets: np.ndarray,
+        sample_weight: np.ndarray | None,
+        backend: Backend,
+    ) -> np.ndarray:
         """Learn the projection that the parameters ask for and return the inputs of the kernel.
+
+        Targets (n, c) tell whether the columns share a unit.
 
         Raises
         ------
@@ -83,7 +91,13 @@ class SWSGPMixin:
             )
         self._projection: Projection | None = None
         if asked is not None:
-            self._projection = principal_components(X, min(asked, len(X), d), sample_weight)
+            self._projection = principal_components(
+                X,
+                min(asked, len(X), d),
+                sample_weight,
+                targets=targets,
+                random_state=np.random.RandomState(backend.seed),
+            )
         return self._inputs(X)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
@@ -112,17 +126,26 @@ class SWSGPMixin:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inducing points (M, d), and which of them each row is (n,), -1 for none."""
         X = data.X.cpu().double()
-        weight = None if data.weight is None else data.weight.cpu().double().numpy()
-        points = inducing_points(
-            X.numpy(),
-            _MAX_INDUCING if self.n_inducing is None else self.n_inducing,
-            kernel,
-            init=self.init,
-            sample_weight=weight,
-            random_state=np.random.RandomState(backend.seed),
-        )
+        points = self._choose_points(data, kernel, np.random.RandomState(backend.seed))
         self._warn_of_few_rows(len(points), X)
         return backend.tensor(points), positions(X, torch.from_numpy(points))
+
+    def _choose_points(
+        self, data: SparseData, kernel: Kernel, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        """Inducing points (M, d), as ``init`` says."""
+        return inducing_points(
+            data.X.cpu().double().numpy(),
+            self._max_inducing(),
+            kernel,
+            init=self.init,
+            sample_weight=None if data.weight is None else data.weight.cpu().double().numpy(),
+            random_state=random_state,
+        )
+
+    def _max_inducing(self) -> int:
+        """Inducing points if there are as many distinct rows."""
+        return _MAX_INDUCING if self.n_inducing is None else self.n_inducing
 
     def _warn_of_few_rows(self, n_points: int, X: torch.Tensor) -> None:
         """Warn if there are fewer distinct rows than points asked for."""
@@ -241,7 +264,7 @@ class SWSGPMixin:
                 kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
                 kl_factor=self._kl_factor,
                 weight=data.weight,
-                max_inducing=self.n_inducing or _MAX_INDUCING,
+                max_inducing=self._max_inducing(),
                 neighbors=self.neighbors,
                 tol=self.tol,
             )

@@ -9,6 +9,7 @@ from skgp.estimators._default_kernel import (
     default_classification_kernels,
     isotropic_classification_kernels,
 )
+from skgp.estimators._inducing import cluster_centres, distinct_rows, inducing_points
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._swsgp_common import LARGE
 from skgp.estimators._threads import threads
@@ -18,6 +19,9 @@ from skgp.models.dlm.data import SparseData
 from skgp.models.replicates import distinct_observations
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes, label_targets
 from skgp.models.swsgp.label_search import search_label_kernel
+
+# Inducing points, of the rows, up to which "auto" takes centres of clusters.
+_FEW_POINTS = 0.3
 
 
 class LabelsMixin:
@@ -87,6 +91,24 @@ class LabelsMixin:
         self.history_["hyperparameters"] = found.history
         return found.kernel
 
+    def _choose_points(
+        self, data: SparseData, kernel: Kernel, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        """Inducing points (M, d); clusters are those of each class by itself."""
+        n_points = self._max_inducing()
+        init = self.init
+        if init == "auto":
+            init = "k-means" if n_points <= _FEW_POINTS * len(data) else "random"
+        if init != "k-means":
+            return inducing_points(
+                data.X.cpu().double().numpy(),
+                n_points,
+                kernel,
+                init=init,
+                random_state=random_state,
+            )
+        return class_centres(data, n_points, kernel, random_state)
+
     def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
         rows = _in_double(self._kriging_rows(data, backend))
@@ -121,6 +143,52 @@ class LabelsMixin:
     def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
         with threads(self.n_jobs):
             return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
+
+
+def class_centres(
+    data: SparseData, n_points: int, kernel: Kernel, random_state: np.random.RandomState
+) -> np.ndarray:
+    """Centres of clusters of the rows of one class after the other.
+
+    Where classes meet, a centre of rows of both would stand for neither.
+
+    Parameters
+    ----------
+    data : SparseData
+        Labels -1 and +1, one column a class, or one for two.
+    n_points : int
+        All distinct rows are returned if there are no more. Classes share them in proportion to
+        the weights of their rows, and get one at least.
+    kernel : Kernel
+        Without noise.
+    random_state : RandomState
+
+    Returns
+    -------
+    ndarray of shape (M, d)
+        Distinct; not more than `n_points` but for the one a class.
+    """
+    X = data.X.cpu().double().numpy()
+    rows = distinct_rows(X)
+    if n_points >= len(rows):
+        return X[rows]
+    labels = label_codes(data.y.cpu()).numpy()
+    weight = np.ones(len(X)) if data.weight is None else data.weight.cpu().double().numpy()
+    shares = np.bincount(labels, weights=weight)
+    edges = np.round(np.append(0, np.cumsum(shares)) / shares.sum() * n_points).astype(int)
+    centres = [
+        cluster_centres(
+            X[labels == label],
+            max(size, 1),
+            kernel,
+            sample_weight=weight[labels == label],
+            random_state=random_state,
+        )
+        for label, size in enumerate(np.diff(edges))
+        if (labels == label).any()
+    ]
+    centres = np.concatenate(centres)
+    return centres[distinct_rows(centres)]
 
 
 def _in_double(data: SparseData) -> SparseData:

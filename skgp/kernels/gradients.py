@@ -41,6 +41,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from .distances import exp_decay_
 from .expression import Node, bind, check_kernel
 from .gram import gram
 from .specs import ActiveDims
@@ -286,7 +287,7 @@ def _profile(leaf: Node):
 
 
 def _rbf(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    k = s.mul_(-0.5).exp_()
+    k = exp_decay_(s.mul_(-0.5))
     return k, k * -0.5
 
 
@@ -294,19 +295,19 @@ def _matern12(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     # k' grows without bound towards 0, where (a - b)^2 k' vanishes; and a root magnifies rounding.
     far = s > floor
     r = s.mul_(far).sqrt_()
-    k = torch.exp(-r)
+    k = exp_decay_(-r)
     return k, torch.where(far, k / r.mul_(-2), 0.0)
 
 
 def _matern32(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     r = s.sqrt_()
-    decay = torch.exp(-r)
+    decay = exp_decay_(-r)
     return torch.addcmul(decay, decay, r), decay * -0.5
 
 
 def _matern52(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     r = s.sqrt()
-    decay = torch.exp(-r)
+    decay = exp_decay_(-r)
     linear = r.add_(1).mul_(decay)  # (1 + r) exp(-r)
     return torch.addcmul(linear, s, decay, value=1 / 3), linear / -6
 

@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from .covariance import covariance
-from .distances import METRICS, scaled_inputs
+from .distances import METRICS, exp_decay_, scaled_inputs
 from .expression import Node
 from .specs import ActiveDims, Cosine
 
@@ -97,7 +97,8 @@ def _tile_gaussian(length_scale, log_scale, X, Z, out) -> Tensor:
     norms = log_scale - B.square().sum(1, keepdim=True) / 2
     B = torch.cat([B, torch.ones_like(norms), norms], 1)
     K = torch.matmul(A, B.T, out=out)
-    return K.clamp_max_(log_scale.item()).exp_()
+    top = log_scale.item()
+    return exp_decay_(K.clamp_max_(top), top)
 
 
 def _tile_squared(X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None) -> Tensor:
@@ -114,14 +115,14 @@ def _tile_matern(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor
     nu = node.kernel.nu
     squared = _tile_squared(X, Z, node.params["length_scale"] / math.sqrt(2 * nu), out)
     if nu == 0.5:
-        return squared.sqrt_().neg_().exp_()
+        return exp_decay_(squared.sqrt_().neg_())
     if nu == 1.5:
         s = squared.sqrt_()
-        decay = torch.exp(-s)
+        decay = exp_decay_(-s)
         return s.mul_(decay).add_(decay)
     s = squared.sqrt()
     squared.mul_(1 / 3).add_(s).add_(1)
-    return squared.mul_(s.neg_().exp_())
+    return squared.mul_(exp_decay_(s.neg_()))
 
 
 def _tile_rational_quadratic(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:

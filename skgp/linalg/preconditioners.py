@@ -216,7 +216,7 @@ class LowRankPreconditioner:
         #: Inverse of L, (r, r) in float64.
         self.inverse_root = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
         #: Q, (r, n).
-        self.Q = self.inverse_root.to(A) @ A
+        self.Q = without_subnormals(without_subnormals(self.inverse_root, A.dtype) @ A)
 
     def __call__(self, V: Tensor) -> Tensor:
         """``V P^{-1}`` for V of shape (k, n).
@@ -252,8 +252,21 @@ class LowRankPreconditioner:
 
     def solve_factor(self) -> Tensor:
         r""":math:`F P^{-1} = C^{-1} F D^{-1} = L^{-T} Q D^{-1/2}`, (r, n), nothing cancelled."""
-        return (self.inverse_root.T.to(self.Q) @ self.Q) / self._root
+        return (without_subnormals(self.inverse_root, self.Q.dtype).T @ self.Q) / self._root
 
     def inverse_diag(self) -> Tensor:
         """Diagonal of the inverse of P, (n,), in float64."""
         return (1 - self.Q.double().square().sum(0)) / self._root.double().square()
+
+
+def without_subnormals(A: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A in a dtype, its entries below eps^2 times the largest set to 0.
+
+    They are lost in any sum with the others, but subnormal numbers, which they or their products
+    may be, take a processor a hundred times as long. Factors of a matrix of far rows are full of
+    them.
+    """
+    A = A if dtype is None else A.to(dtype)
+    if A.numel() == 0:
+        return A
+    return torch.nn.functional.hardshrink(A, torch.finfo(A.dtype).eps ** 2 * float(A.abs().max()))

@@ -22,7 +22,13 @@ from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.objective import Objective, data_loss
 from skgp.models.dlm.sparse import SparsePosterior, whitened_features
 
-__all__ = ["COUPLINGS", "FEW_ROWS_COUPLING", "best_coupling", "left_out_moments"]
+__all__ = [
+    "COUPLINGS",
+    "FEW_ROWS_COUPLING",
+    "best_coupling",
+    "coupled_log_probabilities",
+    "left_out_moments",
+]
 
 #: Exponents to choose among.
 COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -96,15 +102,37 @@ def best_coupling(
     -------
     float
     """
-    ones = torch.ones_like(mean)
-    claimed, refused = (
-        likelihood.log_predictive(sign * ones, mean, var).clamp_min(_LOG_ZERO) for sign in (1, -1)
-    )
+    claimed, refused = _claims(likelihood, mean, var)
     own = Y.argmax(1, keepdim=True)
-    weight = ones[:, 0] if weight is None else weight.to(ones)
+    weight = torch.ones_like(mean[:, 0]) if weight is None else weight.to(mean)
 
     def score(coupling: float) -> float:
         log_proba = (claimed - coupling * refused).log_softmax(1)
         return float(weight @ log_proba.gather(1, own)[:, 0])
 
     return max(COUPLINGS, key=score)
+
+
+def coupled_log_probabilities(
+    likelihood: Bernoulli, mean: Tensor, var: Tensor, coupling: float
+) -> Tensor:
+    """Log-probability of each class, shape (n, c).
+
+    Parameters
+    ----------
+    likelihood : Bernoulli
+    mean, var : Tensor of shape (n, c)
+        Of the latent functions.
+    coupling : float
+    """
+    claimed, refused = _claims(likelihood, mean, var)
+    return (claimed - coupling * refused).log_softmax(1)
+
+
+def _claims(likelihood: Bernoulli, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Logs of p_k and of 1 - p_k, shapes (n, c)."""
+    ones, zero = torch.ones_like(mean), max(_LOG_ZERO, 0.1 * torch.finfo(mean.dtype).min)
+    claimed, refused = (
+        likelihood.log_predictive(sign * ones, mean, var).clamp_min(zero) for sign in (1, -1)
+    )
+    return claimed, refused

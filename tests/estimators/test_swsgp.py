@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
+from skgp.estimators._projection import Projection, principal_components
 from skgp.models.swsgp import posterior
 from tests.contracts.estimators import (
     CountRegressorContract,
@@ -446,6 +447,39 @@ def test_many_columns_are_reduced_to_principal_components():
     assert given.inducing_points_.shape[1] == 80
     # Fewer rows than components.
     assert np.isfinite(SWSGPRegressor(random_state=0).fit(X[:20], y[:20]).predict(X)).all()
+
+
+def projected(X, y, **options):
+    """Columns as they are and divided by their spread, and what is chosen of them."""
+    std = X.std(0)
+    plain, scaled = principal_components(X, 3), principal_components(X / std, 3)
+    scaled = Projection(scaled.mean * std, scaled.directions / std[:, None])
+    rng = np.random.RandomState(0)
+    return plain, scaled, principal_components(X, 3, targets=y, random_state=rng, **options)
+
+
+def test_columns_of_other_units_are_scaled_if_neighbours_predict_better_then():
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal((300, 3))
+    X = np.repeat(f, 4, axis=1) + 0.1 * rng.standard_normal((300, 12)) + 3
+    y = np.sin(f[:, :2])
+    units = X * np.where(np.arange(12) < 8, 1.0, 1e3)  # what y does not depend on has large numbers
+    plain, scaled, found = projected(units, y)
+    np.testing.assert_allclose(found(units), scaled(units), atol=1e-9)
+    assert np.abs(found(units) - plain(units)).max() > 1
+    # One unit, and columns that are little but noise: they would say as much as the others.
+    noise = np.column_stack([X, 0.1 * rng.standard_normal((300, 30))])
+    plain, _, found = projected(noise, y)
+    np.testing.assert_array_equal(found.directions, plain.directions)
+    # Copies of rows predict each other whatever the units.
+    weights = rng.integers(1, 4, 300)
+    few = projected(units, y, sample_weight=weights)[2]
+    many = projected(np.repeat(units, weights, axis=0), np.repeat(y, weights, axis=0))[2]
+    np.testing.assert_allclose(few(units), many(units), atol=1e-8)
+    # A column that is constant has no spread.
+    constant = np.column_stack([units, np.full(300, 7.0)])
+    many = principal_components(constant, 3, targets=y, random_state=np.random.RandomState(0))
+    np.testing.assert_allclose(many(constant), scaled(units), atol=1e-8)
 
 
 def test_single_precision_is_near_double(data, X_new):

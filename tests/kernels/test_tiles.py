@@ -114,3 +114,16 @@ def test_gram_tile_refuses_storage_that_does_not_fit():
         gram_tile(RBF(), X, X, out=torch.empty(3, 3))
     with pytest.raises(ValueError, match="length_scale has 2"):
         gram_tile(RBF([1.0, 2.0]), X, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", [RBF(1e-2), *(Matern(1e-2, nu=nu) for nu in (0.5, 1.5, 2.5))])
+def test_far_rows_leave_no_subnormal_numbers(kernel, dtype):
+    """Products of these are slow on a processor."""
+    X = torch.linspace(0, 1, 400, dtype=dtype)[:, None]
+    K = gram_tile(3.0 * kernel, X, X)
+    small = torch.finfo(dtype).eps ** 3
+    assert bool(((K == 0) | (K > small)).all())
+    assert bool((K == 0).any()) and bool((K.diagonal() > 2.9).all())
+    exact = torch.tensor((3.0 * kernel)(X.double().numpy()))
+    assert float(exact[K == 0].max()) < 1e4 * torch.finfo(dtype).eps ** 2

@@ -7,6 +7,7 @@ from skgp.linalg.preconditioners import (
     LowRankPreconditioner,
     NystromPreconditioner,
     rp_cholesky,
+    without_subnormals,
 )
 
 
@@ -108,3 +109,11 @@ def test_low_rank_preconditioner_probes_do_not_cancel_in_float32():
     _, expected = double.probes(e1.double(), e2.double())
     torch.testing.assert_close(v.double(), expected, rtol=1e-4, atol=1e-4)
     assert float((P(z).double() - expected).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_subnormals_drops_what_no_sum_can_tell(dtype):
+    A = torch.tensor([[2.0, -1e-10], [1e-44, -3e-200]], dtype=torch.float64)
+    expected = torch.tensor([[2.0, -1e-10], [0.0, 0.0]], dtype=dtype)
+    assert torch.equal(without_subnormals(A, dtype), expected)
+    assert without_subnormals(A[:0], dtype).shape == (0, 2)

@@ -38,7 +38,11 @@ from skgp.kernels import gram_diag, gram_tile, split_noise, split_theta, station
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.preconditioners import LowRankPreconditioner, rp_cholesky
+from skgp.linalg.preconditioners import (
+    LowRankPreconditioner,
+    rp_cholesky,
+    without_subnormals,
+)
 from skgp.linalg.ulisse import UlisseResult, ulisse
 from skgp.models.bayesian.log_posterior import LogPosterior
 
@@ -286,7 +290,8 @@ class _Nystrom:
         eye = torch.eye(len(L)).to(L)
         #: Inverse of L_m, (r, r) in float64.
         self._inverse_root = torch.linalg.solve_triangular(L, eye, upper=False)
-        self.factor = self._inverse_root.to(X) @ operator.rows(pivots)
+        root = without_subnormals(self._inverse_root, X.dtype)
+        self.factor = without_subnormals(root @ operator.rows(pivots))
 
     def control(self, P: LowRankPreconditioner, v: Tensor) -> tuple[Tensor, Tensor]:
         r"""Half of :math:`\operatorname{tr}(S \dot P)`, :math:`S = P^{-1} - v^T v / N`.
@@ -307,7 +312,7 @@ class _Nystrom:
         # G = L_m^-T (F P^-1 - F v'v / N), and F P^-1 = L^-T Q D^-1/2 without cancellation.
         root = self._inverse_root
         inner = P.solve_factor() - (v @ self.factor.T).T @ v / len(v)
-        G = root.T.to(inner) @ inner
+        G = without_subnormals(root, inner.dtype).T @ without_subnormals(inner)
         GB = (G @ self.factor.T).double() @ root
         M, X = self._M, self._X
         signal = weighted_gradient(self._kernel, M, X, G, self._theta)

@@ -10,20 +10,22 @@ cheap to vary, for :math:`k \to s k` leaves a, the largest part of the work, as 
 
 and a factor of kappa multiplies the divergence. First kappa falls by factors of ten, then the
 amplitude moves by factors of three, while predictions improve by more than chance would have it,
-that is by two and by one standard error. Classes, each against the rest, are then coupled as those
-rows say (:mod:`skgp.models.coupling`).
+that is by two and by one standard error. Classes, each against the rest, are coupled as suits each
+trial best (:mod:`skgp.models.coupling`): the less the divergence holds q, the more its classes
+repeat each other, and judged uncoupled it would be held less than predictions need.
 """
 
 import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
-import torch
 from torch import Tensor
 
+from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
-from skgp.models.coupling import best_coupling
+from skgp.models.coupling import best_coupling, coupled_log_probabilities
 from skgp.models.dlm.holdout import clearly_worse
 from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.row_weights import RowWeights, compressed_rows
@@ -132,6 +134,7 @@ class _Trial:
     mean: Tensor
     var: Tensor
     losses: Tensor
+    coupling: float
 
 
 def _ladder(step: float, end: float) -> list[float]:
@@ -172,19 +175,14 @@ class _Search:
 
     def best(self) -> PriorScale:
         """What was chosen."""
-        trial, coupling = self.trial, 0.0
-        if self.Y.shape[1] > 1:
-            moments = trial.mean.cpu().double(), trial.var.cpu().double()
-            weight = None if self.weight is None else self.weight.cpu().double()
-            Y = self.Y_held_out.cpu().double()
-            coupling = best_coupling(self.likelihood, Y, *moments, weight)
+        trial = self.trial
         return PriorScale(
             trial.amplitude,
             trial.kl_factor,
             self._mean(trial),
             trial.q,
             Posterior(trial.mean - self.offset, self.held_out.project_squares(trial.q.var)),
-            coupling,
+            trial.coupling,
             self.history,
         )
 
@@ -203,24 +201,35 @@ class _Search:
         mean = self.offset + self.held_out.project(fit.mean)
         var = amplitude * self.held_out.variance[:, None]
         var = var + self.held_out.project_squares(fit.var)
-        losses = negative_log_score(self.likelihood, self.Y_held_out, mean, var)
+        coupling = self._coupling(mean, var)
+        losses = negative_log_score(self.likelihood, self.Y_held_out, mean, var, coupling)
         if self.weight is not None:
             losses = losses * self.weight * len(losses) / self.weight.sum()
-        return _Trial(amplitude, kl_factor, fit.q, mean, var, losses)
+        return _Trial(amplitude, kl_factor, fit.q, mean, var, losses, coupling)
+
+    def _coupling(self, mean: Tensor, var: Tensor) -> float:
+        if self.Y.shape[1] == 1:
+            return 0.0
+        moments = mean.cpu().double(), var.cpu().double()
+        weight = None if self.weight is None else self.weight.cpu().double()
+        likelihood = cast(Bernoulli, self.likelihood)  # others have one column
+        return best_coupling(likelihood, self.Y_held_out.cpu().double(), *moments, weight)
 
     def _mean(self, trial: _Trial) -> float:
         return float(trial.losses.mean())
 
 
-def negative_log_score(likelihood: Likelihood, Y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def negative_log_score(
+    likelihood: Likelihood, Y: Tensor, mean: Tensor, var: Tensor, coupling: float = 0.0
+) -> Tensor:
     """Negative log predictive density of each row (n,), in nats.
 
-    Of several columns, each a class against the rest, that of the true class after the
-    probabilities are divided by their sum.
+    Of several columns, each a class against the rest, that of the true class, the classes coupled
+    by this exponent.
     """
     if Y.shape[1] == 1:
         return -likelihood.log_predictive(Y, mean, var)[:, 0]
-    log_p = likelihood.log_predictive(torch.ones_like(Y), mean, var).log_softmax(1)
+    log_p = coupled_log_probabilities(cast(Bernoulli, likelihood), mean, var, coupling)
     return -log_p.gather(1, Y.argmax(1, keepdim=True))[:, 0]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from skgp.kernels.amplitude import scale_amplitude
 from skgp.likelihoods import Bernoulli, Poisson
-from skgp.models.coupling import best_coupling
+from skgp.models.coupling import COUPLINGS, best_coupling
 from skgp.models.neighbors import NeighborSearch
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.natural import fit_sites
@@ -170,6 +170,12 @@ def test_score_of_several_classes_is_that_of_the_true_one():
     expected = -np.log(p[np.arange(6), labels] / p.sum(1))
     found = negative_log_score(likelihood, Y, mean, var)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+    p = p / (1 - p) ** 0.75
+    expected = -np.log(p[np.arange(6), labels] / p.sum(1))
+    found = negative_log_score(likelihood, Y, mean, var, 0.75)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    far = negative_log_score(likelihood, Y.float(), 1e30 * mean.float(), var.float(), 0.75)
+    assert far.dtype == torch.float32 and torch.isfinite(far).all()
     single = negative_log_score(likelihood, Y[:, :1], mean[:, :1], var[:, :1])
     one = likelihood.log_predictive(Y[:, :1], mean[:, :1], var[:, :1])[:, 0]
     torch.testing.assert_close(single, -one)
@@ -179,10 +185,16 @@ def test_coupling_is_the_best_for_the_rows_held_out():
     found, (system, Y, held_out, Y_out, likelihood, offset) = walk_of(
         10.0, n_classes=3, amplitudes=(1.0, 1.0)
     )
-    fit = fit_sites(system, Y, likelihood, offset=offset, max_iter=8, cg_max_iter=15)
+    options = {"max_iter": 16, "tol": 1e-3, "cg_max_iter": 15, "cg_tol": 3e-3}
+    fit = fit_sites(system, Y, likelihood, offset=offset, **options)
     var = held_out.variance[:, None] + held_out.project_squares(fit.var)
     assert found.coupling == best_coupling(likelihood, Y_out, held_out.project(fit.mean), var)
     assert found.coupling > 0
+    scores = [
+        float(negative_log_score(likelihood, Y_out, held_out.project(fit.mean), var, each).mean())
+        for each in COUPLINGS
+    ]
+    assert found.score == pytest.approx(min(scores), rel=1e-9)
     two, _ = walk_of(10.0)
     assert two.coupling == 0.0
 
