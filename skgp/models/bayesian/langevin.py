@@ -155,7 +155,11 @@ def sample_stochastic(
         callback=recorder,
     )
     if found.points.shape[1] == 0:
-        problem = "sampling was stopped before the first draw: the mode stands for the posterior"
+        problem = (
+            "sampling was stopped before the first draw: the mode stands for the posterior"
+            if recorder.stopped
+            else "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
+        )
         return _mode_alone(sampler, start, problem)
     problems = _problems(found, sampler, target_ess, bank_error)
     return _as_samples(found, sampler, start, target, problems)
