@@ -1,6 +1,11 @@
 """What every test shares: few threads, reproducible examples, seeded data."""
 
 import os
+import signal
+
+# A shell starts what runs in the background with SIGINT ignored, and tests send it to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The test problems are tiny: a second thread costs more than it brings. Set before torch loads.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
