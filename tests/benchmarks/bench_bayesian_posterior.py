@@ -70,7 +70,7 @@ def reference(ard):
     target, rng = posterior(ard), np.random.default_rng(0)
     start = laplace_approximation(target, rng=rng)
     found = adaptive_importance_sampling(
-        target.log_densities, start.mode, start.covariance, rng=rng, target_ess=REFERENCE_ESS,
+        target.log_density, start.mode, start.covariance, rng=rng, target_ess=REFERENCE_ESS,
         n_points=1024, max_rounds=60,
     )  # fmt: skip
     mean, sd = found.mean, np.sqrt(np.diag(found.covariance))
