@@ -17,7 +17,6 @@ from skgp.estimators._bayesian_common import (
     draw_samples,
     find_optimum,
     make_posterior,
-    one_sample,
     resolve_plan,
 )
 from skgp.estimators._bayesian_predictive import FEW_ROWS, MixturePredictive
@@ -26,7 +25,7 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._posterior_summary import element_names
 from skgp.estimators._threads import threads
-from skgp.models.bayesian.exact import PosteriorSamples
+from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.mixture import MixtureState
 from skgp.models.objectives import log_marginal_likelihood
@@ -297,7 +296,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
                     stacklevel=3,
                 )
             fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
-            return one_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
+            return single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
         starts = [] if self.kernel is None else [kernel.theta]
         posterior = posterior_of(kernel)
         self.priors_ = posterior.priors

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.models.bayesian.exact import PosteriorSamples, sample_exact
+from skgp.models.bayesian.exact import PosteriorSamples, sample_exact, single_sample
 from skgp.models.bayesian.langevin import sample_stochastic
 from skgp.models.bayesian.laplace import find_mode, laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
@@ -141,14 +141,7 @@ def find_optimum(
     }
     if plan.solver == "cholesky":
         diagnostics["log_evidence"] = found.log_evidence
-    return one_sample(found.mode, getattr(found, "log_density", np.nan), diagnostics)
-
-
-def one_sample(u: np.ndarray, log_density: float, diagnostics: dict) -> PosteriorSamples:
-    """Hyper-parameters that stand for their posterior."""
-    return PosteriorSamples(
-        u[None], np.ones(1), np.zeros(1, int), np.array([log_density]), u, diagnostics
-    )
+    return single_sample(found.mode, getattr(found, "log_density", np.nan), diagnostics)
 
 
 def draw_samples(

@@ -34,11 +34,8 @@ class LabelsMixin:
     def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
         Y = one_vs_rest(codes, len(self.classes_))
-        if len(np.unique(codes)) < len(self.classes_):
-            Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-            if sample_weight is not None:
-                sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-        return base_rate_offset(Y, sample_weight, link=self.likelihood)
+        missing = len(np.unique(codes)) < len(self.classes_)
+        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=missing)
 
     def _data(
         self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend

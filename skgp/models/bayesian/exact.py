@@ -28,7 +28,7 @@ from skgp.samplers import (
 )
 from skgp.training.stopping import StopRecorder
 
-__all__ = ["PosteriorSamples", "sample_exact"]
+__all__ = ["PosteriorSamples", "sample_exact", "single_sample"]
 
 Callback = Callable[[int, dict], bool | None]
 _MAX_PARETO_K = 0.7
@@ -83,6 +83,13 @@ class PosteriorSamples:
         """Indices (n_keep,) of samples that stand for all, equally weighted; they may repeat."""
         points = self.u if self.diagnostics.get("sampler") == "importance" else None
         return stratified_resample(self.weights, n_keep, rng, points=points)
+
+
+def single_sample(u: np.ndarray, log_density: float, diagnostics: dict) -> PosteriorSamples:
+    """Hyper-parameters u (p,) that stand for their posterior alone; a log-density may be NaN."""
+    return PosteriorSamples(
+        u[None], np.ones(1), np.zeros(1, int), np.array([log_density]), u, diagnostics
+    )
 
 
 def sample_exact(
@@ -282,11 +289,5 @@ def _diagnostics(sampler: str, laplace: LaplaceApproximation, problems: list[str
 def _mode_alone(sampler: str, laplace: LaplaceApproximation) -> PosteriorSamples:
     """The mode as the only sample, where sampling was stopped before it began."""
     problem = "sampling was stopped before the first draw: the mode stands for the posterior"
-    return PosteriorSamples(
-        laplace.mode[None],
-        np.ones(1),
-        np.zeros(1, dtype=int),
-        np.array([laplace.log_density]),
-        laplace.mode,
-        _diagnostics(sampler, laplace, [problem]) | {"ess": 1.0},
-    )
+    diagnostics = _diagnostics(sampler, laplace, [problem]) | {"ess": 1.0}
+    return single_sample(laplace.mode, laplace.log_density, diagnostics)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from joblib import effective_n_jobs
 
-from skgp.models.bayesian.exact import PosteriorSamples
+from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.set_up import SetUp, set_up
 from skgp.models.bayesian.stochastic_gradient import StochasticGradient
@@ -304,11 +304,4 @@ def _diagnostics(sampler: str, start: SetUp, problems: list[str]) -> dict[str, A
 def _mode_alone(sampler: str, start: SetUp, problem: str) -> PosteriorSamples:
     """The mode as the only sample."""
     diagnostics = _diagnostics(sampler, start, [*start.problems, problem]) | {"ess": 1.0}
-    return PosteriorSamples(
-        start.mode[None],
-        np.ones(1),
-        np.zeros(1, dtype=int),
-        np.full(1, math.nan),
-        start.mode,
-        diagnostics,
-    )
+    return single_sample(start.mode, math.nan, diagnostics)

@@ -337,8 +337,8 @@ class _Search:
         if not self.usable or self._hard:
             return (
                 f"the search for the mode met linear systems that take more than {_MAX_CG} "
-                f"iterations with a preconditioner of rank {rank}{place}; raise rank, use "
-                "dtype float64, or give the noise a prior that keeps it away from zero"
+                f"iterations with a preconditioner of rank {rank}{place}; raise the rank of the "
+                "preconditioner, or give the noise a prior that keeps it away from zero"
             )
         return (
             f"the search for the mode ended with a gradient norm of {self.norm:.2g} standard "

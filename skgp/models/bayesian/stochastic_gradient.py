@@ -28,13 +28,13 @@ References
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels import gram_diag, gram_tile, split_noise, split_theta, stationary
+from skgp.kernels import gram_diag, gram_tile, split_noise, stationary
+from skgp.kernels.expression import theta_places
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cholesky import jittered_cholesky
@@ -140,14 +140,8 @@ class StochasticGradient:
             "stop": stop, "tol": tol, "roulette": roulette, "beta": beta, "max_iter": max_iter
         }  # fmt: skip
         kernel, data = posterior.kernel, posterior.data
-        self._signal, white = cast(
-            tuple[Any, Any], split_noise(kernel)
-        )  # LogPosterior asks for both
-        # Places in u pass through the split of theta in the place of values.
-        places, noise = split_theta(kernel, torch.arange(kernel.n_dims, dtype=torch.float64))
-        self._places = places.long().numpy()
-        self._noise_place = int(torch.as_tensor(noise)) if white.n_dims else None
-        self._fixed_noise = float(white.noise_level)
+        self._signal, _ = split_noise(kernel)
+        self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
         centre = data.X.mean(0) if stationary(self._signal) else 0.0
         self._X = (data.X - centre).to(dtype)  # small numbers keep their digits in float32
         self._y = data.y.to(dtype)
