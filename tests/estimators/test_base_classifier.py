@@ -235,6 +235,14 @@ def test_base_rate_offset_is_the_link_of_the_weighted_share():
     np.testing.assert_allclose(expit(base_rate_offset(Y)), [0.25, 0.25, 0.5], rtol=1e-12)
 
 
+def test_cautious_base_rates_count_a_row_of_each_kind_more():
+    Y, weights = one_vs_rest(np.zeros(5, dtype=int), 3), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    offset = base_rate_offset(Y, weights, cautious=True)
+    np.testing.assert_allclose(expit(offset), np.array([18.0, 3.0, 3.0]) / 21, rtol=1e-12)
+    offset = base_rate_offset(Y, cautious=True)
+    np.testing.assert_allclose(expit(offset), np.array([6.0, 1.0, 1.0]) / 7, rtol=1e-12)
+
+
 def test_base_rate_offset_of_a_class_not_yet_seen_is_finite():
     offset = base_rate_offset(one_vs_rest(np.zeros(5, dtype=int), 3))
     np.testing.assert_allclose(expit(offset), [1 - 1e-6, 1e-6, 1e-6], rtol=1e-9)
