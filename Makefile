@@ -65,7 +65,7 @@ $(VENV)/.plot: $(VENV)/.torch $(PACKAGING)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(PACKAGING)
-	$(SKGP) .[plot,progress,dev]
+	$(SKGP) .[plot,progress,mcmc,distributed,dev]
 	touch $@
 
 $(VENV)/.doc: $(VENV)/.torch $(PACKAGING)
@@ -73,5 +73,5 @@ $(VENV)/.doc: $(VENV)/.torch $(PACKAGING)
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.torch $(PACKAGING)
-	$(SKGP) .[plot,progress,dev,bench]
+	$(SKGP) .[plot,progress,mcmc,distributed,dev,bench]
 	touch $@

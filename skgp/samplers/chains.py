@@ -1,6 +1,6 @@
 """What samplers of several chains share: their segments, their start, and whether they mixed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,19 +8,28 @@ from joblib import Parallel, delayed
 
 from skgp.samplers.diagnostics import ess_bulk, r_hat
 
-__all__ = ["Callback", "advance_all", "check_counts", "cholesky_factor", "mixing", "segments"]
+__all__ = [
+    "SEGMENT",
+    "Callback",
+    "advance_all",
+    "check_counts",
+    "cholesky_factor",
+    "mixing",
+    "stretches",
+]
 
 Callback = Callable[[int, dict], bool | None]
 
-_SEGMENT = 25  # iterations between two looks at the chains
+#: Iterations between two looks at what the chains have in common.
+SEGMENT = 25
 
 
-def check_counts(n_chains: int, n_warmup: int, n_draws: int) -> None:
-    """Raise ValueError where there is nothing to draw."""
-    if min(n_chains, n_draws) < 1 or n_warmup < 0:
+def check_counts(n_chains: int, n_warmup: int, n_draws: int, every: int) -> None:
+    """Raise ValueError where there is nothing to draw, or `every` is not a number of iterations."""
+    if min(n_chains, n_draws, every) < 1 or n_warmup < 0:
         raise ValueError(
-            "n_chains and n_draws must be at least 1 and n_warmup not negative; got "
-            f"n_chains={n_chains}, n_draws={n_draws}, n_warmup={n_warmup}."
+            "n_chains, n_draws and every must be at least 1 and n_warmup not negative; got "
+            f"n_chains={n_chains}, n_draws={n_draws}, n_warmup={n_warmup}, every={every}."
         )
 
 
@@ -35,9 +44,24 @@ def cholesky_factor(covariance: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def segments(n: int) -> list[int]:
-    """Numbers of iterations that add up to n, 25 but for the last."""
-    return [min(_SEGMENT, n - start) for start in range(0, n, _SEGMENT)]
+def stretches(n_warmup: int, n_draws: int, every: int) -> Iterator[tuple[int, bool]]:
+    """How many iterations until the next call of the callback, and whether a segment ends there.
+
+    Segments are 25 iterations of the warm-up or of the draws, less at the end of these, and their
+    stretches at most `every` long: what is done between segments does not depend on it.
+
+    Examples
+    --------
+    >>> list(stretches(25, 30, 10))[3:]
+    [(10, False), (10, False), (5, True), (5, True)]
+    """
+    for n in (n_warmup, n_draws):
+        for start in range(0, n, SEGMENT):
+            left = min(SEGMENT, n - start)
+            while left > 0:
+                n_steps = min(every, left)
+                left -= n_steps
+                yield n_steps, left == 0
 
 
 def advance_all(
@@ -47,7 +71,7 @@ def advance_all(
     chains: list,
     n_iterations: int,
 ) -> tuple[list, tuple[np.ndarray, ...]]:
-    """One segment of every chain.
+    """Some iterations of every chain.
 
     Parameters
     ----------

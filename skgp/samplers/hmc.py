@@ -6,8 +6,8 @@ leapfrog steps and accepts the end by Metropolis. The number of steps is drawn a
 uniformly up to a quarter more than half a period of that normal distribution, against resonances;
 the step size is found in the warm-up by dual averaging [2]_ and then held.
 
-Chains advance in segments and may be stopped between them. Each owns its random numbers: results
-do not depend on the number of workers.
+Chains advance together and may be stopped in between. Each owns its random numbers: results do not
+depend on the number of workers.
 
 References
 ----------
@@ -24,12 +24,13 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from skgp.samplers.chains import (
+    SEGMENT,
     Callback,
     advance_all,
     check_counts,
     cholesky_factor,
     mixing,
-    segments,
+    stretches,
 )
 
 __all__ = ["ChainState", "HMCResult", "hamiltonian_monte_carlo"]
@@ -164,6 +165,7 @@ def hamiltonian_monte_carlo(
     max_r_hat: float = 1.01,
     target_acceptance: float = 0.8,
     n_jobs: int | None = None,
+    every: int = SEGMENT,
     callback: Callback | None = None,
 ) -> HMCResult:
     """Draw from a density known up to a constant, with its gradient.
@@ -188,9 +190,11 @@ def hamiltonian_monte_carlo(
     target_acceptance : float, default=0.8
     n_jobs : int, optional
         Of joblib.
+    every : int, default=25
+        Iterations between two calls of `callback`, at most 25. Results do not depend on it.
     callback : callable, optional
-        ``callback(iteration, {"loss": -mean log-density, "ess": float, "r_hat": float})`` after
-        every 25 iterations; True stops, keeping what was drawn.
+        ``callback(iteration, {"loss": -mean log-density, "ess": float, "r_hat": float})``; True
+        stops, keeping what was drawn.
 
     Returns
     -------
@@ -206,14 +210,14 @@ def hamiltonian_monte_carlo(
     An iteration costs one gradient a leapfrog step, about two or three where the approximation is
     good.
     """
-    check_counts(n_chains, n_warmup, n_draws)
+    check_counts(n_chains, n_warmup, n_draws, every)
     settings = _Settings(
         target, np.asarray(mean, float), cholesky_factor(covariance), n_warmup, target_acceptance
     )
     draws = _Draws()
     with Parallel(n_jobs=n_jobs) as parallel:
         chains = parallel(delayed(_begin)(settings, child) for child in rng.spawn(n_chains))
-        for n_steps in segments(n_warmup) + segments(n_draws):
+        for n_steps, segment_ends in stretches(n_warmup, n_draws, every):
             chains, (points, values) = advance_all(parallel, _advance, settings, chains, n_steps)
             if chains[0].n_done > n_warmup:
                 draws.points.append(points)
@@ -221,7 +225,7 @@ def hamiltonian_monte_carlo(
             result = _result(settings, chains, draws, (target_ess, max_r_hat))
             info = {"loss": -float(values.mean()), **_worst(result)}
             stopped = callback is not None and callback(chains[0].n_done, info)
-            if result.converged or stopped:
+            if stopped or (segment_ends and result.converged):
                 break
     return result
 

@@ -32,11 +32,11 @@ import torch
 from joblib import Parallel, delayed
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
+from skgp.samplers.chains import Callback, cholesky_factor
 from skgp.samplers.diagnostics import effective_sample_size, pareto_k
 
 __all__ = ["ImportanceSamples", "StudentT", "adaptive_importance_sampling"]
 
-Callback = Callable[[int, dict], bool | None]
 LogDensity = Callable[[np.ndarray], Any]
 
 _CHUNK = 16  # points of one job: the same for any number of workers
@@ -134,6 +134,7 @@ def adaptive_importance_sampling(
     df: float = 10,
     chunk_size: int | None = None,
     n_jobs: int | None = None,
+    every: int | None = None,
     callback: Callback | None = None,
 ) -> ImportanceSamples:
     """Weighted points of a density known up to a constant.
@@ -159,6 +160,8 @@ def adaptive_importance_sampling(
     n_jobs : int, optional
         Of joblib; points are evaluated in chunks of fixed composition, so that results do not
         depend on it.
+    every : int, optional
+        Points between two calls of `callback`; None: a round. Results do not depend on it.
     callback : callable, optional
         ``callback(round, {"loss": -mean log-density, "ess": float, "pareto_k": float})``, rounds
         counted from 1; True stops, keeping the points so far.
@@ -177,27 +180,40 @@ def adaptive_importance_sampling(
     -----
     Each round costs `n_points` evaluations of the target, no gradients.
     """
-    if n_points < 2 or n_points % 2 or max_rounds < 1:
+    every = n_points if every is None else every
+    if n_points < 2 or n_points % 2 or min(max_rounds, every) < 1:
         raise ValueError(
-            "n_points must be even and at least 2, and max_rounds at least 1; "
-            f"got n_points={n_points}, max_rounds={max_rounds}."
+            "n_points must be even and at least 2, and max_rounds and every at least 1; "
+            f"got n_points={n_points}, max_rounds={max_rounds}, every={every}."
         )
     proposals = [_proposal(np.asarray(mean, float), np.asarray(covariance, float), 0, df)]
     points: list[np.ndarray] = []
     values: list[np.ndarray] = []
     with Parallel(n_jobs=n_jobs) as parallel:
         for t in range(max_rounds):
-            points.append(proposals[-1].draw(n_points, rng))
-            values.append(_evaluate(log_density, points[-1], parallel, chunk_size))
-            samples = _weigh(proposals, points, values, target_ess, max_pareto_k)
-            info = {"ess": samples.ess, "pareto_k": samples.pareto_k}
-            inside = samples.weights > 0  # elsewhere the log-density may be -inf
-            info["loss"] = -float(samples.weights[inside] @ samples.log_density[inside])
-            stopped = callback is not None and callback(t + 1, info)
+            drawn = proposals[-1].draw(n_points, rng)
+            points.append(drawn[:0])
+            values.append(np.empty(0))
+            stopped = False
+            while len(points[t]) < n_points and not stopped:
+                more = drawn[len(points[t]) : len(points[t]) + every]
+                found = _evaluate(log_density, more, parallel, chunk_size)
+                points[t], values[t] = np.r_[points[t], more], np.r_[values[t], found]
+                if len(points[t]) < n_points and not np.isfinite(np.concatenate(values)).any():
+                    continue
+                samples = _weigh(proposals, points, values, target_ess, max_pareto_k)
+                stopped = callback is not None and bool(callback(t + 1, _info(samples)))
             if samples.converged or stopped or t + 1 == max_rounds:
                 break
             proposals.append(_refitted(samples, df))
     return samples
+
+
+def _info(samples: ImportanceSamples) -> dict[str, float]:
+    """What a callback is told."""
+    inside = samples.weights > 0  # elsewhere the log-density may be -inf
+    loss = -float(samples.weights[inside] @ samples.log_density[inside])
+    return {"ess": samples.ess, "pareto_k": samples.pareto_k, "loss": loss}
 
 
 def _evaluate(
@@ -217,14 +233,7 @@ def _one_by_one(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
 
 def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> StudentT:
     scale = _FIRST_SCALE if t == 0 else _SCALE
-    try:
-        factor = np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            "covariance must be symmetric and positive definite; its smallest eigenvalue is "
-            f"{np.linalg.eigvalsh(covariance)[0]:.3g}. Raise its diagonal."
-        ) from None
-    return StudentT(mean, scale * factor, df)
+    return StudentT(mean, scale * cholesky_factor(covariance), df)
 
 
 def _weigh(

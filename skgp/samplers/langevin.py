@@ -17,12 +17,13 @@ import numpy as np
 from joblib import Parallel
 
 from skgp.samplers.chains import (
+    SEGMENT,
     Callback,
     advance_all,
     check_counts,
     cholesky_factor,
     mixing,
-    segments,
+    stretches,
 )
 from skgp.samplers.langevin_steps import (
     STEPS,
@@ -107,6 +108,7 @@ def stochastic_langevin(
     target_ess: float = math.inf,
     max_r_hat: float = 1.01,
     n_jobs: int | None = None,
+    every: int = SEGMENT,
     callback: Callback | None = None,
 ) -> LangevinResult:
     """Draw from a density of which unbiased estimates of the log-density's gradient are known.
@@ -129,10 +131,12 @@ def stochastic_langevin(
         Sampling ends early where every coordinate meets both.
     n_jobs : int, optional
         Of joblib.
+    every : int, default=25
+        Iterations between two calls of `callback`, at most 25. Results do not depend on it.
     callback : callable, optional
-        ``callback(iteration, {"loss": float, "ess": float, "r_hat": float})`` after every 25
-        iterations; True stops, keeping what was drawn. Without a log-density, the loss is half the
-        mean squared distance from `mean`, whitened.
+        ``callback(iteration, {"loss": float, "ess": float, "r_hat": float})``; True stops, keeping
+        what was drawn. Without a log-density, the loss is half the mean squared distance from
+        `mean`, whitened.
 
     Returns
     -------
@@ -149,7 +153,7 @@ def stochastic_langevin(
     An iteration costs one gradient, three of "mala"; both evaluate one more at every tenth
     iteration, and at every second of the warm-up.
     """
-    check_counts(n_chains, n_warmup, n_draws)
+    check_counts(n_chains, n_warmup, n_draws, every)
     if sampler not in STEPS:
         raise ValueError(f"sampler must be one of {sorted(STEPS)}, got {sampler!r}.")
     schedule = ConstantSchedule(1.0) if schedule is None else schedule
@@ -172,11 +176,12 @@ def stochastic_langevin(
     chains = [_begin(settings, child) for child in rng.spawn(n_chains)]
     draws: list[tuple[np.ndarray, ...]] = []
     with Parallel(n_jobs=n_jobs) as parallel:
-        for n_steps in segments(n_warmup) + segments(n_draws):
+        for n_steps, segment_ends in stretches(n_warmup, n_draws, every):
             chains, drawn = advance_all(parallel, _advance, settings, chains, n_steps)
             if chains[0].n_done > n_warmup:
                 draws.append(drawn)
-            settings = replace(settings, noise=_pooled_noise(chains))
+            if segment_ends:
+                settings = replace(settings, noise=_pooled_noise(chains))
             result = _result(settings, chains, draws, (target_ess, max_r_hat))
             info = {
                 "loss": 0.5 * float((drawn[0] ** 2).sum(-1).mean()),
@@ -184,7 +189,7 @@ def stochastic_langevin(
                 "r_hat": float(result.r_hat.max()),
             }
             stopped = callback is not None and callback(chains[0].n_done, info)
-            if result.converged or stopped:
+            if stopped or (segment_ends and result.converged):
                 break
     return _weighted(result, draws, settings)
 

@@ -148,6 +148,10 @@ class ValidationPlateau:
         return self.plateau.update(-score)
 
 
+class Stopped(Exception):
+    """Raised by :meth:`StopRecorder.check`: the callback returned True."""
+
+
 class StopRecorder:
     """A callback that counts its calls and remembers that it was told to stop.
 
@@ -173,3 +177,8 @@ class StopRecorder:
         if self.callback is not None and self.callback(self.n_calls, info):
             self.stopped = True
         return self.stopped
+
+    def check(self, info: dict) -> None:
+        """As a call, but raises :class:`Stopped` where that returns True."""
+        if self(0, info):
+            raise Stopped

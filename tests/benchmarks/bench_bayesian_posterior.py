@@ -142,18 +142,24 @@ def test_house_8l():
     house = arrays("house_8L")
     rows = np.random.default_rng(0).permutation(len(house["X"]))[:20_500]
     target = posterior_of(house["X"][rows].astype(float), np.log1p(house["y"][rows]), False)
-    start, seconds = time.process_time(), []
+    start, told = time.process_time(), []
+
+    def callback(_, info):
+        told.append((time.process_time() - start, info))
+
     samples = sample_stochastic(
-        target, rng=np.random.default_rng(0), n_warmup=5, n_samples=25,
-        callback=lambda *_: seconds.append(time.process_time() - start),
-    )  # fmt: skip
+        target, rng=np.random.default_rng(0), n_warmup=5, n_samples=25, callback=callback
+    )
     d, total = samples.diagnostics, time.process_time() - start
     print(
-        f"\n  {d['problems']}\n  set-up, bank and all: {total:.0f} s, {d['n_gradients']} gradients"
+        f"\n  {d['problems'] or 'mixed'}\n  {total:.0f} s and {d['n_gradients']} gradients in all"
     )
+    for name, key in (("search and curvature", "rank"), ("bank", "n_entries"), ("chains", "ess")):
+        print(f"  {name}: until {max(s for s, info in told if key in info):.0f} s")
     size = len(samples.u)
     assert size > 1
-    each = (seconds[-1] - seconds[-2]) / size  # what came before is set-up, bank and warm-up
+    seconds = [s for s, info in told if "ess" in info]  # of each iteration of the four chains
+    each = (seconds[-1] - seconds[0]) / (4 * (len(seconds) - 1))
     rate = d["ess"] / size
     print(
         f"  {each:.1f} s a draw, {d['n_iter_cg']:.1f} products, rank {d['rank']}, bank of "

@@ -232,7 +232,6 @@ def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
     np.testing.assert_array_equal(together, alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loky", "dask"])
 def test_results_do_not_depend_on_the_backend(data, X_new, backend):
     if backend == "dask":

@@ -135,11 +135,27 @@ def test_hmc_stops_by_callback_and_keeps_its_draws(rng):
     assert seen == [25, 50, 75] and found.points.shape == (4, 25, 2)
 
 
+def test_hmc_draws_the_same_however_often_it_calls_back():
+    def run(every):
+        seen = []
+        found = hamiltonian_monte_carlo(
+            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(1), n_draws=50,
+            target_ess=20, max_r_hat=2.0, every=every, callback=lambda *told: seen.append(told[0]),
+        )  # fmt: skip
+        return found, seen
+
+    (seldom, few), (often, many) = run(25), run(1)
+    assert few == [25, 50, 75] and many == list(range(1, 76))
+    np.testing.assert_array_equal(seldom.points, often.points)
+
+
 def test_hmc_refuses_bad_input(rng):
     with pytest.raises(ValueError, match="positive definite"):
         hamiltonian_monte_carlo(log_gamma, np.ones(2), -np.eye(2), rng=rng)
     with pytest.raises(ValueError, match="n_chains=0"):
         hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, n_chains=0)
+    with pytest.raises(ValueError, match="every=0"):
+        hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, every=0)
     with pytest.raises(ValueError, match="near the mean"):
         hamiltonian_monte_carlo(lambda x: (math.nan, x), np.ones(2), np.eye(2), rng=rng)
 

@@ -191,6 +191,45 @@ def test_importance_sampling_stops_by_callback_and_keeps_its_points(rng):
     assert found.round.tolist() == [0] * 32 + [1] * 32
 
 
+def test_importance_sampling_is_the_same_however_often_it_calls_back():
+    def run(every, n_calls=10**9):
+        seen = []
+
+        def callback(iteration, info):
+            seen.append(iteration)
+            return len(seen) == n_calls
+
+        found = adaptive_importance_sampling(
+            LogGamma(), *rough(2), rng=np.random.default_rng(1), n_points=32, target_ess=1e9,
+            max_rounds=2, every=every, callback=callback,
+        )  # fmt: skip
+        return found, seen
+
+    (whole, few), (parts, many), (stopped, _) = run(None), run(20), run(20, 3)
+    assert few == [1, 2] and many == [1, 1, 2, 2]
+    np.testing.assert_array_equal(whole.points, parts.points)
+    np.testing.assert_array_equal(whole.log_weights, parts.log_weights)
+    np.testing.assert_array_equal(stopped.points, whole.points[:52])
+    assert stopped.round.tolist() == [0] * 32 + [1] * 20
+    assert stopped.weights.sum() == pytest.approx(1.0)
+
+
+def test_importance_sampling_waits_for_a_point_of_the_support(rng):
+    """No point of the first stretch lies inside; the round's others do."""
+
+    class Island:
+        n_seen = 0
+
+        def __call__(self, x):
+            self.n_seen += 1
+            return -math.inf if self.n_seen <= 4 else -0.5 * float(x @ x)
+
+    found = adaptive_importance_sampling(
+        Island(), np.zeros(2), np.eye(2), rng=rng, n_points=32, max_rounds=1, every=4
+    )
+    assert len(found.points) == 32 and (found.weights[:4] == 0).all()
+
+
 def test_importance_sampling_refuses_bad_input(rng):
     start = np.zeros(2), np.eye(2)
     with pytest.raises(ValueError, match="n_points must be even"):

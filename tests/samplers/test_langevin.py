@@ -311,6 +311,22 @@ def test_langevin_stops_by_callback_and_keeps_its_draws(rng):
     assert found.points.shape == (4, 25, 2) and found.weights.sum() == pytest.approx(1.0)
 
 
+def test_langevin_draws_the_same_however_often_it_calls_back():
+    def run(every):
+        seen = []
+        found = stochastic_langevin(
+            Noisy(log_gamma, 0.1 * np.eye(2)), np.ones(2), np.eye(2) / 3,
+            rng=np.random.default_rng(1), n_warmup=30, n_draws=40, every=every,
+            callback=lambda iteration, info: seen.append(iteration),
+        )  # fmt: skip
+        return found, seen
+
+    (seldom, few), (often, many) = run(25), run(10)
+    assert few == [25, 30, 55, 70] and many == [10, 20, 25, 30, 40, 50, 55, 65, 70]
+    np.testing.assert_array_equal(seldom.points, often.points)
+    np.testing.assert_array_equal(seldom.weights, often.weights)
+
+
 def test_a_chain_gone_astray_is_reported_and_left_out(rng):
     """The chain that begins highest never meets a finite gradient."""
 

@@ -28,14 +28,15 @@ from skgp.samplers import (
 )
 from skgp.training.stopping import StopRecorder
 
-__all__ = ["PosteriorSamples", "sample_exact", "single_sample"]
+__all__ = ["PosteriorSamples", "iterations_between_calls", "sample_exact", "single_sample"]
 
 Callback = Callable[[int, dict], bool | None]
 _MAX_PARETO_K = 0.7
 _MAX_R_HAT = 1.01
 _DIVERGENT, _ASTRAY = 0.01, 0.1  # shares of a chain's paths: reported, and left out
 _ROUND = 256  # points of importance sampling between two refits
-_CHUNK = 16  # of these, for one worker
+_CHUNK = 4  # of these, for one worker
+_LARGE = 1000  # rows beyond which callbacks are told more often
 _MOST_POINTS, _MOST_DRAWS = 20 * _ROUND, 1000
 
 
@@ -90,6 +91,11 @@ def single_sample(u: np.ndarray, log_density: float, diagnostics: dict) -> Poste
     return PosteriorSamples(
         u[None], np.ones(1), np.zeros(1, int), np.array([log_density]), u, diagnostics
     )
+
+
+def iterations_between_calls(n: int) -> int:
+    """How often samplers call back for n rows, so that a stop takes seconds and not minutes."""
+    return max(1, int(25 * min(1.0, (_LARGE / n) ** 2)))
 
 
 def sample_exact(
@@ -176,6 +182,7 @@ def _by_importance(
         n_points=n_points,
         max_rounds=max(1, n_samples // n_points),
         chunk_size=_ROUND if posterior.batched else _CHUNK,
+        every=n_points if len(posterior.data.y) <= _LARGE else 16 * _CHUNK,
         **common,
     )
     problems = []
@@ -220,6 +227,7 @@ def _by_hmc(
         n_draws=n_samples,
         target_ess=target_ess,
         max_r_hat=_MAX_R_HAT,
+        every=iterations_between_calls(len(posterior.data.y)),
         **common,
     )
     if found.points.shape[1] == 0:

@@ -33,7 +33,11 @@ import numpy as np
 import torch
 from joblib import effective_n_jobs
 
-from skgp.models.bayesian.exact import PosteriorSamples, single_sample
+from skgp.models.bayesian.exact import (
+    PosteriorSamples,
+    iterations_between_calls,
+    single_sample,
+)
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.set_up import SetUp, set_up
 from skgp.models.bayesian.stochastic_gradient import StochasticGradient
@@ -45,12 +49,13 @@ from skgp.samplers import (
     ess_tail,
     stochastic_langevin,
 )
-from skgp.training.stopping import StopRecorder
+from skgp.training.stopping import Stopped, StopRecorder
 
 __all__ = ["sample_stochastic"]
 
 Callback = Callable[[int, dict], bool | None]
 
+_STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
 _MAX_R_HAT = 1.01
 _MOST_DRAWS = 1000  # of a chain
 _WORST_BANK_ERROR = 0.005  # variance of the bank's mean gradient, whitened: 0.07 deviations
@@ -132,11 +137,15 @@ def sample_stochastic(
         memory_budget=memory_budget, starts=starts, callback=recorder,
     )  # fmt: skip
     if recorder.stopped or not start.converged:
-        stopped = "sampling was stopped before the first draw: the mode stands for the posterior"
         refused = "nothing was sampled from a set-up that did not converge: the mode stands alone"
-        return _mode_alone(sampler, start, stopped if recorder.stopped else refused)
+        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else refused)
     generator = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
-    target, bank_error = make_target(sampler, start, generator, dtype, memory_budget)
+    try:
+        target, bank_error = make_target(
+            sampler, start, generator, dtype, memory_budget, recorder.check
+        )
+    except Stopped:
+        return _mode_alone(sampler, start, _STOPPED)
     n_draws = _MOST_DRAWS if n_samples is None else n_samples
     found = stochastic_langevin(
         target,
@@ -152,15 +161,12 @@ def sample_stochastic(
         target_ess=target_ess,
         max_r_hat=_MAX_R_HAT,
         n_jobs=_workers(n_jobs, n_chains, start.field, dtype, memory_budget),
+        every=iterations_between_calls(len(posterior.data.y)),
         callback=recorder,
     )
     if found.points.shape[1] == 0:
-        problem = (
-            "sampling was stopped before the first draw: the mode stands for the posterior"
-            if recorder.stopped
-            else "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
-        )
-        return _mode_alone(sampler, start, problem)
+        none_kept = "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
+        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else none_kept)
     problems = _problems(found, sampler, target_ess, bank_error)
     return _as_samples(found, sampler, start, target, problems)
 

@@ -11,7 +11,7 @@ r"""Unattended set-up for sampling with stochastic gradients: mode, curvature, p
     5. Newton steps with a mean of many estimates, until one is short
 
 What samplers need of it: :attr:`SetUp.field` makes an
-:class:`~skgp.models.bayesian.stochastic_gradient.AnchoredGradient` at the mode, its bank of
+:class:`~skgp.models.bayesian.anchored_gradient.AnchoredGradient` at the mode, its bank of
 ``n_entries`` probes exact to ``sqrt(noise / n_entries)`` standard deviations.
 """
 
@@ -33,12 +33,12 @@ from skgp.models.bayesian.polish import (
     polish,
 )
 from skgp.models.bayesian.stochastic_gradient import StochasticGradient
-from skgp.training.stopping import StopRecorder
+from skgp.training.stopping import Stopped, StopRecorder
 
 __all__ = ["SetUp", "set_up"]
 
 Callback = Callable[[int, dict], bool | None]
-Tell = Callable[[], None]  # calls the callback, and raises _Stopped where it returned True
+Tell = Callable[[], None]  # calls the callback, and raises Stopped where it returned True
 
 _STEP = 0.5  # of the differences, in standard deviations of the search's metric
 _ROUNDS, _NEAR = 3, 0.7  # of measurements: again where the mode moved further (deviations)
@@ -140,8 +140,7 @@ def set_up(
 
     def tell() -> None:
         info = {"loss": 0.5 * found.gradient_norm**2, "rank": found.gradient.field.rank}
-        if recorder(0, info):
-            raise _Stopped
+        recorder.check(info)
 
     try:
         _raise_rank(found.gradient, found.u, covariance, tell)
@@ -155,12 +154,8 @@ def set_up(
             if _distance(found.u, before, covariance) < _NEAR:
                 break
         return _centred(found, covariance, tell)
-    except _Stopped:
+    except Stopped:
         return _ended(found, covariance, [STOPPED])
-
-
-class _Stopped(Exception):
-    """The callback returned True between two steps."""
 
 
 def _distance(u: np.ndarray, v: np.ndarray, covariance: np.ndarray) -> float:

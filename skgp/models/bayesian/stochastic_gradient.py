@@ -18,7 +18,6 @@ Deviations from [1]_. There :math:`z_k = v_k` has entries :math:`\pm 1` and the 
 preconditioned: that is ``rank=0`` here. In general :math:`z_k \sim N(0, P)`,
 :math:`P = K_{xm} K_{mm}^{-1} K_{mx} + D` with m pivots: the nearer P is to A, the less noise there
 is in the trace, and the braces, of mean zero and in closed form, remove most of what is left.
-:class:`AnchoredGradient` removes what is common to two values of u.
 
 References
 ----------
@@ -26,7 +25,6 @@ References
    Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +44,7 @@ from skgp.linalg.preconditioners import (
 from skgp.linalg.ulisse import UlisseResult, ulisse
 from skgp.models.bayesian.log_posterior import LogPosterior
 
-__all__ = ["AnchoredGradient", "GradientEstimate", "Probes", "StochasticGradient"]
+__all__ = ["GradientEstimate", "Probes", "StochasticGradient"]
 
 _JITTER = {torch.float32: 1e-5, torch.float64: 1e-8}  # of K_mm, relative to its mean diagonal
 
@@ -312,88 +310,3 @@ class _Nystrom:
         signal = weighted_gradient(self._kernel, M, X, G, self._theta)
         signal -= 0.5 * weighted_gradient(self._kernel, M, M, GB.to(X), self._theta)
         return signal, of_noise
-
-
-class AnchoredGradient:
-    r"""Control variate between u and an anchor :math:`u_0`, over a bank of probes.
-
-    .. math:: G(u) = \hat g(u, e_k) - \hat g(u_0, e_k) + \frac1B \sum_j \hat g(u_0, e_j),
-              \qquad k \text{ uniform on } 1 \dots B .
-
-    The same probes at both points: what is left of their noise falls with the distance to the
-    anchor. Given the bank, the expectation is the mean gradient over it, which errs by
-    ``noise_covariance / B``, in the same way at all u; :meth:`refresh` draws another.
-
-    Parameters
-    ----------
-    field : StochasticGradient
-        With its pivots chosen; they must stay.
-    anchor : ndarray of shape (n_dims,)
-    n_entries : int, default=32
-        B. Each entry holds ``field.n_probes`` probes, ``n + rank`` numbers each.
-    generator : torch.Generator
-    tol : float, default=1e-4
-        Of the solutions at the anchor, which flip no coins.
-
-    Attributes
-    ----------
-    mean : ndarray of shape (n_dims,)
-        Gradient at the anchor.
-    n_iter : int
-        Products spent on the bank.
-    converged : bool
-        Whether all solutions at the anchor met `tol`.
-    """
-
-    def __init__(
-        self,
-        field: StochasticGradient,
-        anchor: np.ndarray,
-        generator: torch.Generator,
-        *,
-        n_entries: int = 32,
-        tol: float = 1e-4,
-    ) -> None:
-        self.field, self.anchor, self.n_entries, self._tol = field, anchor, n_entries, tol
-        self.refresh(generator)
-
-    def refresh(self, generator: torch.Generator) -> None:
-        """Draw a new bank; `n_entries` exact gradients at the anchor."""
-        self._bank: Sequence[Probes] = [
-            self.field.draw_probes(generator) for _ in range(self.n_entries)
-        ]
-        warm, gradients, self.n_iter, self.converged = None, [], 0, True
-        for probes in self._bank:
-            at = self.field.estimate(
-                self.anchor, probes, generator, warm=warm, stop=0.0, tol=self._tol
-            )
-            warm = at.warm
-            gradients.append(at.gradient)
-            self.n_iter += at.n_iter
-            self.converged &= at.converged
-        self.warm = warm
-        self._gradients = np.array(gradients)
-        self.mean = self._gradients.mean(0)
-
-    @property
-    def noise_covariance(self) -> np.ndarray:
-        """Covariance (n_dims, n_dims) of the estimates at the anchor over the bank."""
-        return np.atleast_2d(np.cov(self._gradients, rowvar=False))
-
-    def estimate(
-        self,
-        u: np.ndarray,
-        generator: torch.Generator,
-        *,
-        entry: int | None = None,
-        warm: Tensor | None = None,
-    ) -> GradientEstimate:
-        """Gradient at u (n_dims,); `entry` of the bank is drawn where it is not given."""
-        if entry is None:
-            entry = int(torch.randint(self.n_entries, (), generator=generator))
-        start = self.warm if warm is None else warm
-        at = self.field.estimate(u, self._bank[entry], generator, warm=start)
-        gradient = at.gradient - self._gradients[entry] + self.mean
-        return GradientEstimate(
-            gradient, at.n_iter, at.residual, at.truncated, at.converged, at.warm
-        )

@@ -9,6 +9,7 @@ import copy
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
+from skgp.models.bayesian.anchored_gradient import AnchoredGradient
 from skgp.models.bayesian.set_up import SetUp
 from skgp.models.bayesian.stochastic_gradient import (
-    AnchoredGradient,
     GradientEstimate,
     Probes,
     StochasticGradient,
@@ -112,8 +113,12 @@ def make_target(
     generator: torch.Generator,
     dtype: torch.dtype,
     memory_budget: float,
+    tell: Callable[[dict], None] | None = None,
 ) -> tuple[SeededGradient, float]:
-    """The gradients, and the variance of the mean at their anchor, whitened."""
+    """The gradients, and the variance of the mean at their anchor, whitened.
+
+    `tell` is that of :class:`AnchoredGradient`.
+    """
     field = start.field
     if sampler == "sgld":
         plain = StochasticGradient(
@@ -131,7 +136,7 @@ def make_target(
     n_entries = min(max(wanted, _BANK), _LARGEST_BANK, max(affordable, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # the error measured tells
-        anchored = AnchoredGradient(field, start.mode, generator, n_entries=n_entries)
+        anchored = AnchoredGradient(field, start.mode, generator, n_entries=n_entries, tell=tell)
     factor = np.linalg.cholesky(start.covariance)
     noise = np.linalg.eigvalsh(factor.T @ anchored.noise_covariance @ factor)[-1]
     return BankGradient(anchored), float(noise) / n_entries

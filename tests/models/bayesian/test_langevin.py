@@ -11,11 +11,12 @@ from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.models.bayesian import langevin
+from skgp.models.bayesian.anchored_gradient import AnchoredGradient
 from skgp.models.bayesian.langevin import sample_stochastic
 from skgp.models.bayesian.laplace import laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.set_up import SetUp
-from skgp.models.bayesian.stochastic_gradient import AnchoredGradient, StochasticGradient
+from skgp.models.bayesian.stochastic_gradient import StochasticGradient
 from skgp.models.bayesian.targets import BankGradient, SeededGradient
 from skgp.models.replicates import merge_replicates
 from skgp.priors import LogNormal
@@ -140,9 +141,11 @@ def test_a_stop_keeps_the_samples_so_far():
             target(), rng=np.random.default_rng(1), n_warmup=25, callback=lambda i, _: i >= last
         )
 
-    during_set_up, during_warmup, later = run(1), run(2), run(4)
-    assert len(during_set_up.u) == len(during_warmup.u) == 1
-    assert "stopped" in during_set_up.diagnostics["problems"][-1]
+    bank = 40  # estimates, of the noise that the set-up tells
+    during_set_up, during_bank, during_warmup, later = run(1), run(2), run(bank + 2), run(bank + 4)
+    for mode in (during_set_up, during_bank, during_warmup):
+        assert len(mode.u) == 1 and "stopped" in mode.diagnostics["problems"][-1]
+    assert during_set_up.diagnostics["n_gradients"] == during_bank.diagnostics["n_gradients"]
     assert len(later.u) == 4 * 50 and later.diagnostics["n_gradients"] > 200
 
 

@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.models.bayesian import polish as polish_module
 from skgp.models.bayesian import starts as starts_module
+from skgp.models.bayesian.anchored_gradient import AnchoredGradient
 from skgp.models.bayesian.laplace import laplace_approximation
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.polish import (
@@ -23,7 +24,7 @@ from skgp.models.bayesian.polish import (
 from skgp.models.bayesian.priors import default_priors
 from skgp.models.bayesian.set_up import measure_curvature, set_up
 from skgp.models.bayesian.starts import NeighborPosterior, find_start
-from skgp.models.bayesian.stochastic_gradient import AnchoredGradient, StochasticGradient
+from skgp.models.bayesian.stochastic_gradient import StochasticGradient
 from skgp.models.replicates import merge_replicates
 
 F64 = {"dtype": torch.float64}

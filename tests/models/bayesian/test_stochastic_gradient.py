@@ -7,8 +7,9 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, RationalQu
 
 from skgp.kernels import ActiveDims
 from skgp.linalg.exceptions import NumericalWarning
+from skgp.models.bayesian.anchored_gradient import AnchoredGradient
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.stochastic_gradient import AnchoredGradient, Probes, StochasticGradient
+from skgp.models.bayesian.stochastic_gradient import Probes, StochasticGradient
 from skgp.models.replicates import merge_replicates
 from skgp.priors import Gamma, LogNormal
 
