@@ -28,11 +28,19 @@ from skgp.samplers import (
 )
 from skgp.training.stopping import StopRecorder
 
-__all__ = ["PosteriorSamples", "iterations_between_calls", "sample_exact", "single_sample"]
+__all__ = [
+    "MAX_R_HAT",
+    "PosteriorSamples",
+    "iterations_between_calls",
+    "mixing_problems",
+    "sample_exact",
+    "single_sample",
+]
 
 Callback = Callable[[int, dict], bool | None]
 _MAX_PARETO_K = 0.7
-_MAX_R_HAT = 1.01
+#: Above which chains count as not mixed.
+MAX_R_HAT = 1.01
 _DIVERGENT, _ASTRAY = 0.01, 0.1  # shares of a chain's paths: reported, and left out
 _ROUND = 256  # points of importance sampling between two refits
 _CHUNK = 4  # of these, for one worker
@@ -226,7 +234,7 @@ def _by_hmc(
         n_warmup=n_warmup,
         n_draws=n_samples,
         target_ess=target_ess,
-        max_r_hat=_MAX_R_HAT,
+        max_r_hat=MAX_R_HAT,
         every=iterations_between_calls(len(posterior.data.y)),
         **common,
     )
@@ -259,17 +267,23 @@ def _by_hmc(
     )
 
 
-def _hmc_problems(found: HMCResult, astray: np.ndarray, target_ess: float) -> list[str]:
-    """What keeps the chains from being trusted, each with a remedy; chains are named."""
+def mixing_problems(r_hat: np.ndarray, ess: np.ndarray, target_ess: float) -> list[str]:
+    """Whether R-hat and ESS (p,) of chains are not as they should be, each with a remedy."""
     problems = []
-    worst, ess = float(np.max(found.r_hat)), float(np.min(found.ess))
-    if not worst <= _MAX_R_HAT:
-        problems.append(f"R-hat is {worst:.3f}, above {_MAX_R_HAT}; raise n_samples or n_warmup")
-    if not ess >= target_ess:
+    worst, least = float(np.max(r_hat)), float(np.min(ess))
+    if not worst <= MAX_R_HAT:
+        problems.append(f"R-hat is {worst:.3f}, above {MAX_R_HAT}; raise n_samples or n_warmup")
+    if not least >= target_ess:
         problems.append(
-            f"the effective number of samples is {ess:.0f} of {target_ess:g} wanted; raise "
+            f"the effective number of samples is {least:.0f} of {target_ess:g} wanted; raise "
             "n_samples"
         )
+    return problems
+
+
+def _hmc_problems(found: HMCResult, astray: np.ndarray, target_ess: float) -> list[str]:
+    """What keeps the chains from being trusted, each with a remedy; chains are named."""
+    problems = mixing_problems(found.r_hat, found.ess, target_ess)
     some = np.flatnonzero(found.n_divergent > _DIVERGENT * found.points.shape[1])
     if len(some):
         problems.append(

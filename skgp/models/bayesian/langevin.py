@@ -34,8 +34,10 @@ import torch
 from joblib import effective_n_jobs
 
 from skgp.models.bayesian.exact import (
+    MAX_R_HAT,
     PosteriorSamples,
     iterations_between_calls,
+    mixing_problems,
     single_sample,
 )
 from skgp.models.bayesian.log_posterior import LogPosterior
@@ -56,7 +58,6 @@ __all__ = ["sample_stochastic"]
 Callback = Callable[[int, dict], bool | None]
 
 _STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
-_MAX_R_HAT = 1.01
 _MOST_DRAWS = 1000  # of a chain
 _WORST_BANK_ERROR = 0.005  # variance of the bank's mean gradient, whitened: 0.07 deviations
 _DIVERGENT = 0.01  # share of a chain's iterations clipped or undone that is reported
@@ -159,7 +160,7 @@ def sample_stochastic(
         n_warmup=n_warmup,
         n_draws=n_draws,
         target_ess=target_ess,
-        max_r_hat=_MAX_R_HAT,
+        max_r_hat=MAX_R_HAT,
         n_jobs=_workers(n_jobs, n_chains, start.field, dtype, memory_budget),
         every=iterations_between_calls(len(posterior.data.y)),
         callback=recorder,
@@ -208,15 +209,7 @@ def _problems(
     found: LangevinResult, sampler: str, target_ess: float, bank_error: float
 ) -> list[str]:
     """What keeps the chains from being trusted, each with a remedy."""
-    problems = []
-    worst, ess = float(np.max(found.r_hat)), float(np.min(found.ess))
-    if not worst <= _MAX_R_HAT:
-        problems.append(f"R-hat is {worst:.3f}, above {_MAX_R_HAT}; raise n_samples or n_warmup")
-    if not ess >= target_ess:
-        problems.append(
-            f"the effective number of samples is {ess:.0f} of {target_ess:g} wanted; raise "
-            "n_samples"
-        )
+    problems = mixing_problems(found.r_hat, found.ess, target_ess)
     some = np.flatnonzero(found.n_astray > _DIVERGENT * found.points.shape[1])
     if len(some):
         left_out = np.flatnonzero(found.astray).tolist()
