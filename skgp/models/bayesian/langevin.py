@@ -222,12 +222,13 @@ def _problems(
     if found.floored > 0:
         problems.append(
             f"the noise of the gradients, {found.noise_ratio:.2g} times the posterior's precision, "
-            "is more than the steps can make up for; raise rank or n_probes"
+            "is more than the steps can make up for; raise n_probes or the preconditioner's rank"
         )
     if bank_error > _WORST_BANK_ERROR:
         problems.append(
             "the mean gradient over the bank of probes shifts the samples by up to "
-            f"{math.sqrt(bank_error):.2f} standard deviations; raise rank or n_probes"
+            f"{math.sqrt(bank_error):.2f} standard deviations; raise n_probes or the "
+            "preconditioner's rank"
         )
     return problems + _problems_of_sgld(found, sampler) + _unsolved(found)
 
@@ -249,7 +250,7 @@ def _unsolved(found: LangevinResult) -> list[str]:
         return []
     return [
         f"{share:.0%} of the gradients are biased, their linear systems not solved within the "
-        "allowed iterations; raise rank"
+        "allowed iterations; raise the preconditioner's rank"
     ]
 
 

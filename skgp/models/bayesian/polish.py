@@ -337,13 +337,14 @@ class _Search:
         if not self.usable or self._hard:
             return (
                 f"the search for the mode met linear systems that take more than {_MAX_CG} "
-                f"iterations with a preconditioner of rank {rank}{place}; raise the rank of the "
-                "preconditioner, or give the noise a prior that keeps it away from zero"
+                f"iterations with a preconditioner of rank {rank}{place}; raise that rank, "
+                "factor the kernel matrix instead (solver='cholesky'), or give the noise a prior "
+                "that keeps it away from zero"
             )
         return (
             f"the search for the mode ended with a gradient norm of {self.norm:.2g} standard "
-            f"deviations, above {tol:g}{place}; raise its max_iter, or give narrower "
-            "priors or starts nearer to the mode"
+            f"deviations, above {tol:g}{place}; give narrower priors, or a "
+            "kernel whose hyper-parameters are nearer to the mode"
         )
 
 
