@@ -250,13 +250,23 @@ class LowRankPreconditioner:
         inner = (inner @ self.inverse_root.T).to(e2)
         return z, (e2 + inner @ self.Q) / self._root
 
-    def solve_factor(self) -> Tensor:
-        r""":math:`F P^{-1} = C^{-1} F D^{-1} = L^{-T} Q D^{-1/2}`, (r, n), nothing cancelled."""
-        return (without_subnormals(self.inverse_root, self.Q.dtype).T @ self.Q) / self._root
+    def solve_factor(self, left: Tensor) -> Tensor:
+        r""":math:`B F P^{-1} = (B C^{-1}) F D^{-1}` for B (k, r) in float64: (k, n), of F's dtype.
+
+        Nothing cancels, and of all that has n columns there is one product.
+        """
+        combined = left @ self.inverse_root.T @ self.inverse_root
+        return without_subnormals(combined, self.Q.dtype) @ (self._F / self._root.square())
+
+    def explained(self) -> Tensor:
+        r""":math:`F P^{-1} F^T = I - C^{-1}`, (r, r) in float64."""
+        C_inverse = self.inverse_root.T @ self.inverse_root
+        return torch.eye(len(C_inverse)).to(C_inverse) - C_inverse
 
     def inverse_diag(self) -> Tensor:
         """Diagonal of the inverse of P, (n,), in float64."""
-        return (1 - self.Q.double().square().sum(0)) / self._root.double().square()
+        lost = torch.linalg.vector_norm(self.Q, dim=0, dtype=torch.float64).square()
+        return (1 - lost) / self._root.double().square()
 
 
 def without_subnormals(A: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -269,4 +279,5 @@ def without_subnormals(A: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     A = A if dtype is None else A.to(dtype)
     if A.numel() == 0:
         return A
-    return torch.nn.functional.hardshrink(A, torch.finfo(A.dtype).eps ** 2 * float(A.abs().max()))
+    largest = float(torch.linalg.vector_norm(A, math.inf))
+    return torch.nn.functional.hardshrink(A, torch.finfo(A.dtype).eps ** 2 * largest)

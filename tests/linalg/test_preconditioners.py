@@ -81,8 +81,11 @@ def test_low_rank_preconditioner_equals_dense(rank, dtype):
     tol = 1e-10 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(P(V).double(), V.double() @ inverse, rtol=tol, atol=tol)
     torch.testing.assert_close(P.inverse_diag(), inverse.diagonal(), rtol=tol, atol=tol)
-    solved = P.solve_factor().double()
-    torch.testing.assert_close(solved, F.double() @ inverse, rtol=tol, atol=tol)
+    left = torch.randn(3, rank, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    solved = P.solve_factor(left).double()
+    torch.testing.assert_close(solved, left @ F.double() @ inverse, rtol=tol, atol=tol)
+    explained = F.double() @ inverse @ F.double().T
+    torch.testing.assert_close(P.explained(), explained, rtol=tol, atol=tol)
     assert P.log_det == pytest.approx(float(torch.linalg.slogdet(dense)[1]), rel=tol)
 
 

@@ -301,11 +301,10 @@ class _Nystrom:
         of_noise = 0.5 * (P.inverse_diag() - v.double().square().mean(0))
         if len(self._M) == 0:
             return torch.zeros_like(self._theta), of_noise
-        # G = L_m^-T (F P^-1 - F v'v / N), and F P^-1 = L^-T Q D^-1/2 without cancellation.
-        root = self._inverse_root
-        inner = P.solve_factor() - (v @ self.factor.T).T @ v / len(v)
-        G = without_subnormals(root, inner.dtype).T @ without_subnormals(inner)
-        GB = (G @ self.factor.T).double() @ root
+        # G = L_m^-T F S, and G B' = L_m^-T (F S F') L_m^-1.
+        root, Fv = self._inverse_root, (v @ self.factor.T).double()
+        G = P.solve_factor(root.T).addmm_((Fv @ root).T.to(v), v, alpha=-1 / len(v))
+        GB = root.T @ (P.explained() - Fv.T @ Fv / len(v)) @ root
         M, X = self._M, self._X
         signal = weighted_gradient(self._kernel, M, X, G, self._theta)
         signal -= 0.5 * weighted_gradient(self._kernel, M, M, GB.to(X), self._theta)
