@@ -1,6 +1,12 @@
-"""Stochastic gradients of the log posterior less what their noise has in common with an anchor."""
+r"""Stochastic gradients of the log posterior less what their noise has in common with an anchor.
 
-from collections.abc import Callable, Sequence
+What an estimate takes beside its linear systems (the kernel matrix, its derivatives, the
+preconditioner) does not depend on the number of probes, and a product with the kernel matrix is
+bound by memory up to some dozens of rows: for the mean of many estimates at one place, those of 64
+probes each are several times as fast as those of four.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -8,20 +14,42 @@ from torch import Tensor
 
 from skgp.models.bayesian.stochastic_gradient import GradientEstimate, Probes, StochasticGradient
 
-__all__ = ["AnchoredGradient"]
+__all__ = ["AnchoredGradient", "wide_estimates"]
 
 Tell = Callable[[dict], None]
+
+_WIDE = 64  # probes of an estimate where many are averaged
+
+
+def wide_estimates(
+    field: StochasticGradient,
+    u: np.ndarray,
+    n_probes: int,
+    generator: torch.Generator,
+    *,
+    tol: float,
+    warm: Tensor | None = None,
+) -> Iterator[tuple[GradientEstimate, int]]:
+    """Estimates at u (n_dims,) without coins, and how many probes each has: `n_probes` in all."""
+    while n_probes > 0:
+        size = min(_WIDE, n_probes)
+        n_probes -= size
+        probes = field.draw_probes(generator, size)
+        at = field.estimate(u, probes, generator, warm=warm, stop=0.0, tol=tol)
+        warm = at.warm
+        yield at, size
 
 
 class AnchoredGradient:
     r"""Control variate between u and an anchor :math:`u_0`, over a bank of probes.
 
-    .. math:: G(u) = \hat g(u, e_k) - \hat g(u_0, e_k) + \frac1B \sum_j \hat g(u_0, e_j),
+    .. math:: G(u) = \hat g(u, e_k) - \hat g(u_0, e_k) + \bar g(u_0),
               \qquad k \text{ uniform on } 1 \dots B .
 
     The same probes at both points: what is left of their noise falls with the distance to the
-    anchor. Given the bank, the expectation is the mean gradient over it, which errs by
-    ``noise_covariance / B``, in the same way at all u; :meth:`refresh` draws another.
+    anchor. :math:`\bar g` is the mean over the probes of the bank and, where these are too few,
+    over others. It errs by ``mean_covariance``, in the same way at all u; :meth:`refresh` draws
+    another.
 
     Parameters
     ----------
@@ -31,17 +59,21 @@ class AnchoredGradient:
     n_entries : int, default=32
         B. Each entry holds ``field.n_probes`` probes, ``n + rank`` numbers each.
     generator : torch.Generator
+    n_probes : int, default=0
+        Of the mean, at least; those of the bank are among them.
     tol : float, default=1e-4
         Of the solutions at the anchor, which flip no coins.
     tell : callable, optional
-        ``tell({"n_entries": int})`` after each of them; what it raises ends the bank.
+        ``tell({"n_entries": int})`` after each gradient; what it raises ends the bank.
 
     Attributes
     ----------
     mean : ndarray of shape (n_dims,)
         Gradient at the anchor.
-    n_iter : int
-        Products spent on the bank.
+    mean_covariance : ndarray of shape (n_dims, n_dims)
+        Of its error.
+    n_gradients, n_iter : int
+        Estimates, and products with the kernel matrix, spent at the anchor.
     converged : bool
         Whether all solutions at the anchor met `tol`.
     """
@@ -53,36 +85,47 @@ class AnchoredGradient:
         generator: torch.Generator,
         *,
         n_entries: int = 32,
+        n_probes: int = 0,
         tol: float = 1e-4,
         tell: Tell | None = None,
     ) -> None:
         self.field, self.anchor, self.n_entries, self._tol = field, anchor, n_entries, tol
+        self._n_probes = n_probes
         self.refresh(generator, tell)
 
     def refresh(self, generator: torch.Generator, tell: Tell | None = None) -> None:
-        """Draw a new bank; `n_entries` exact gradients at the anchor."""
+        """Draw a new bank; `n_entries` exact gradients at the anchor, and others for the mean."""
         self._bank: Sequence[Probes] = [
             self.field.draw_probes(generator) for _ in range(self.n_entries)
         ]
-        warm, gradients, self.n_iter, self.converged = None, [], 0, True
-        for probes in self._bank:
-            at = self.field.estimate(
-                self.anchor, probes, generator, warm=warm, stop=0.0, tol=self._tol
-            )
-            warm = at.warm
+        self.warm: Tensor | None = None
+        self.n_gradients, self.n_iter, self.converged = 0, 0, True
+        gradients, sizes = [], []
+        for at, size in self._at_anchor(generator):
+            self.warm = at.warm
             gradients.append(at.gradient)
+            sizes.append(size)
+            self.n_gradients += 1
             self.n_iter += at.n_iter
             self.converged &= at.converged
             if tell is not None:
                 tell({"n_entries": len(gradients)})
-        self.warm = warm
-        self._gradients = np.array(gradients)
-        self.mean = self._gradients.mean(0)
+        self._gradients = np.array(gradients[: self.n_entries])
+        self.mean = np.average(gradients, axis=0, weights=sizes)
+        noise = np.atleast_2d(np.cov(self._gradients, rowvar=False))
+        self.mean_covariance = noise * self.field.n_probes / sum(sizes)
 
-    @property
-    def noise_covariance(self) -> np.ndarray:
-        """Covariance (n_dims, n_dims) of the estimates at the anchor over the bank."""
-        return np.atleast_2d(np.cov(self._gradients, rowvar=False))
+    def _at_anchor(self, generator: torch.Generator) -> Iterator[tuple[GradientEstimate, int]]:
+        """Estimates at the anchor and their numbers of probes: those of the bank come first."""
+        for probes in self._bank:
+            at = self.field.estimate(
+                self.anchor, probes, generator, warm=self.warm, stop=0.0, tol=self._tol
+            )
+            yield at, self.field.n_probes
+        others = self._n_probes - self.n_entries * self.field.n_probes
+        yield from wide_estimates(
+            self.field, self.anchor, others, generator, tol=self._tol, warm=self.warm
+        )
 
     def estimate(
         self,

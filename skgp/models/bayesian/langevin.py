@@ -1,8 +1,8 @@
 r"""Samples of the posterior over hyper-parameters from stochastic gradients alone.
 
 The pipeline: mode, curvature and preconditioner (:mod:`skgp.models.bayesian.set_up`); a bank of
-probes at the mode, large enough that the mean gradient over it is exact to 0.02 standard deviations
-of the posterior (:mod:`skgp.models.bayesian.targets`); chains from
+probes at the mode, and the mean gradient there of so many more that it is exact to 0.02 standard
+deviations of the posterior (:mod:`skgp.models.bayesian.targets`); chains from
 :math:`N(\text{mode}, \text{covariance})` in the whitened coordinates of that approximation
 (:mod:`skgp.samplers.langevin`).
 
@@ -59,7 +59,7 @@ Callback = Callable[[int, dict], bool | None]
 
 _STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
 _MOST_DRAWS = 1000  # of a chain
-_WORST_BANK_ERROR = 0.005  # variance of the bank's mean gradient, whitened: 0.07 deviations
+_WORST_BANK_ERROR = 0.005  # variance of the mean gradient at the mode: 0.07 deviations
 _DIVERGENT = 0.01  # share of a chain's iterations clipped or undone that is reported
 _UNSOLVED = 0.01  # share of the gradients with systems at their cap that is reported
 _STEP, _STEP_FEW, _FEW = 1.0, 1.5, 3  # whitened step, and that for at most three dimensions
@@ -226,7 +226,7 @@ def _problems(
         )
     if bank_error > _WORST_BANK_ERROR:
         problems.append(
-            "the mean gradient over the bank of probes shifts the samples by up to "
+            "the mean gradient at the mode is so noisy that it shifts the samples by up to "
             f"{math.sqrt(bank_error):.2f} standard deviations; raise n_probes or the "
             "preconditioner's rank"
         )
@@ -273,7 +273,9 @@ def _as_samples(
         "n_iter_cg": n_products / max(1, found.n_gradients),
         "n_entries": target.n_entries if isinstance(target, BankGradient) else 0,
     }
-    diagnostics["n_gradients"] += found.n_gradients + diagnostics["n_entries"]
+    diagnostics["n_gradients"] += found.n_gradients + (
+        target.anchored.n_gradients if isinstance(target, BankGradient) else 0
+    )
     if sampler == "sgld":
         diagnostics["criterion"] = found.criterion
         diagnostics["rank"] = 0

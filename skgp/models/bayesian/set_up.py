@@ -3,16 +3,16 @@ r"""Unattended set-up for sampling with stochastic gradients: mode, curvature, p
 ::
 
     1. mode, by a search with 16 fixed probes                                  (polish.py)
-    2. rank: doubled until the noise of an estimate, in standard deviations of the posterior,
-       is small enough that the mean over 32 of them is exact to sqrt(0.005)
+    2. rank: doubled until the noise of an estimate is less than 0.16 of the posterior's
+       precision; of more than 4000 rows, where it is the rank that costs, less than 0.5
     3. curvature: central differences of the gradient with fixed probes, half a standard
        deviation to either side along each axis of the search's metric
     4. search and rank again, with this metric
-    5. Newton steps with a mean of many estimates, until one is short
+    5. Newton steps with the mean over many probes, until one is short
 
 What samplers need of it: :attr:`SetUp.field` makes an
-:class:`~skgp.models.bayesian.anchored_gradient.AnchoredGradient` at the mode, its bank of
-``n_entries`` probes exact to ``sqrt(noise / n_entries)`` standard deviations.
+:class:`~skgp.models.bayesian.anchored_gradient.AnchoredGradient` at the mode, the mean of B
+estimates exact to ``sqrt(noise / B)`` standard deviations.
 """
 
 import math
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.models.bayesian.anchored_gradient import wide_estimates
 from skgp.models.bayesian.laplace import bounded_inverse
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.polish import (
@@ -43,9 +44,9 @@ Tell = Callable[[], None]  # calls the callback, and raises Stopped where it ret
 _STEP = 0.5  # of the differences, in standard deviations of the search's metric
 _ROUNDS, _NEAR = 3, 0.7  # of measurements: again where the mode moved further (deviations)
 _LEAST_CURVATURE = 0.1  # relative to that metric
-_BANK = 32  # estimates that samplers average at the anchor
-_BANK_ERROR = 0.005  # variance of that average, in squared standard deviations of the posterior
-_MODE_ERROR = 0.002  # likewise, of the gradient for a Newton step
+_NOISE, _NOISE_OF_MANY, _MANY = 0.16, 0.5, 4000  # of an estimate, and the rows that are many
+_MODE_ERROR = 0.002  # variance of the mean gradient for a Newton step, whitened
+_MOST_PROBES = 2048  # of that mean
 _SHORT = 0.3  # length of the last one, in standard deviations
 _FEW, _SOME = 6, 12  # estimates to judge their noise by, and to report it
 _TOL = 1e-3  # of the linear systems at the mode
@@ -73,7 +74,7 @@ class SetUp:
         Sentences with a remedy, empty where converged.
     noise : float
         Largest eigenvalue of the covariance of an estimate of `field` at the mode without coins,
-        times `covariance`: a bank of B estimates errs by ``sqrt(noise / B)`` standard deviations.
+        times `covariance`: the mean of B estimates errs by ``sqrt(noise / B)`` standard deviations.
         NaN where the set-up ended before it was measured.
     """
 
@@ -207,11 +208,9 @@ def _raise_rank(
     gradient: FixedProbeGradient, u: np.ndarray, covariance: np.ndarray, tell: Tell
 ) -> np.ndarray:
     """Double the rank until noise is small; the last estimates (k, p), at u."""
+    most = _NOISE_OF_MANY if len(gradient.field.posterior.data.y) > _MANY else _NOISE
     gradients = _estimates(gradient, u, _FEW, tell)
-    while (
-        _noise(gradients, covariance) > _BANK * _BANK_ERROR
-        and gradient.field.rank < gradient.max_rank
-    ):
+    while _noise(gradients, covariance) > most and gradient.field.rank < gradient.max_rank:
         gradient.redraw(u, 2 * gradient.field.rank)
         gradients = _estimates(gradient, u, _FEW, tell)
     return gradients
@@ -224,16 +223,14 @@ def _centred(found: StochasticMode, covariance: np.ndarray, tell: Tell) -> SetUp
     low, high = gradient.field.posterior.bounds.T
     for _ in range(_ROUNDS):
         gradients = _raise_rank(gradient, u, covariance, tell)
-        for least in (_SOME, 4 * _BANK):
-            wanted = math.ceil(_noise(gradients, covariance) / _MODE_ERROR)
-            more = min(least, max(_SOME, wanted)) - len(gradients)
-            gradients = np.concatenate([gradients, _estimates(gradient, u, max(0, more), tell)])
-        step = root.T @ gradients.mean(0)
+        more = _estimates(gradient, u, _SOME - len(gradients), tell)
+        gradients = np.concatenate([gradients, more])
+        noise = _noise(gradients, covariance)
+        step = root.T @ _mean_gradient(gradient, u, gradients, noise / _MODE_ERROR, tell)
         length = float(np.linalg.norm(step))
         u = np.clip(u + root @ step * min(1.0, 1 / max(length, 1e-12)), low, high)
         if length < _SHORT:
             break
-    noise = _noise(gradients, covariance)
     return SetUp(u, covariance, gradient.field, gradient.n_gradients, True, [], noise)
 
 
@@ -248,6 +245,22 @@ def _estimates(gradient: FixedProbeGradient, u: np.ndarray, n_draws: int, tell: 
         gradient.n_gradients += 1
         tell()
     return rows
+
+
+def _mean_gradient(
+    gradient: FixedProbeGradient, u: np.ndarray, gradients: np.ndarray, n_wanted: float, tell: Tell
+) -> np.ndarray:
+    """Mean (p,) of the estimates (k, p) and of more, worth `n_wanted` of them in all."""
+    field = gradient.field
+    n_probes = math.ceil(min(n_wanted * field.n_probes, _MOST_PROBES))
+    n_probes -= len(gradients) * field.n_probes
+    rows, sizes = list(gradients), [field.n_probes] * len(gradients)
+    for at, size in wide_estimates(field, u, n_probes, gradient.generator, tol=_TOL):
+        rows.append(at.gradient)
+        sizes.append(size)
+        gradient.n_gradients += 1
+        tell()
+    return np.average(rows, axis=0, weights=sizes)
 
 
 def _noise(gradients: np.ndarray, covariance: np.ndarray) -> float:

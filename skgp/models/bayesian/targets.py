@@ -29,8 +29,9 @@ from skgp.models.bayesian.stochastic_gradient import (
 __all__ = ["SEEDS", "BankGradient", "Memory", "SeededGradient", "make_target"]
 
 SEEDS = 2**31 - 1
-_BANK, _LARGEST_BANK = 32, 512
-_BANK_ERROR = 0.0005  # variance of the bank's mean gradient, whitened, that is aimed at
+_BANK, _LARGEST_BANK = 32, 128
+_BANK_ERROR = 0.005  # variance of the mean over the bank, whitened, that decides between them
+_MEAN_ERROR, _MOST_PROBES = 0.0005, 4096  # likewise of the mean gradient at the anchor
 _BANK_MEMORY = 0.25  # of the budget
 
 
@@ -132,11 +133,14 @@ def make_target(
         return SeededGradient(plain), 0.0
     size = field.n_probes * (len(field.posterior.data.y) + field.rank)
     affordable = int(_BANK_MEMORY * memory_budget / (size * dtype.itemsize))
-    wanted = math.ceil(start.noise / _BANK_ERROR) if math.isfinite(start.noise) else _LARGEST_BANK
-    n_entries = min(max(wanted, _BANK), _LARGEST_BANK, max(affordable, 2))
+    noise = start.noise if math.isfinite(start.noise) else math.inf
+    n_entries = math.ceil(min(max(noise / _BANK_ERROR, _BANK), _LARGEST_BANK, max(affordable, 2)))
+    n_probes = math.ceil(min(field.n_probes * noise / _MEAN_ERROR, _MOST_PROBES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # the error measured tells
-        anchored = AnchoredGradient(field, start.mode, generator, n_entries=n_entries, tell=tell)
+        anchored = AnchoredGradient(
+            field, start.mode, generator, n_entries=n_entries, n_probes=n_probes, tell=tell
+        )
     factor = np.linalg.cholesky(start.covariance)
-    noise = np.linalg.eigvalsh(factor.T @ anchored.noise_covariance @ factor)[-1]
-    return BankGradient(anchored), float(noise) / n_entries
+    error = np.linalg.eigvalsh(factor.T @ anchored.mean_covariance @ factor)[-1]
+    return BankGradient(anchored), float(error)

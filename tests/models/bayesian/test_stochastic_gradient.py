@@ -159,7 +159,7 @@ def test_anchored_gradient_is_the_field_plus_a_bank_of_mean_zero(generator):
     np.testing.assert_allclose(np.mean(over, 0), np.mean(plain, 0), rtol=1e-7, atol=1e-7)
     at = anchored.estimate(kernel.theta, generator).gradient
     np.testing.assert_allclose(at, anchored.mean, rtol=1e-6, atol=1e-6)
-    assert anchored.converged and anchored.noise_covariance.shape == (4, 4)
+    assert anchored.converged and anchored.mean_covariance.shape == (4, 4)
 
 
 def test_anchored_gradient_has_less_noise_near_its_anchor(generator):
@@ -168,13 +168,31 @@ def test_anchored_gradient_has_less_noise_near_its_anchor(generator):
     field.choose_pivots(kernel.theta, generator)
     anchored = AnchoredGradient(field, kernel.theta, generator, n_entries=40)
     samples = sample(lambda: anchored.estimate(kernel.theta + 0.05, generator), 60)
-    assert (samples.var(0) < 0.1 * anchored.noise_covariance.diagonal()).all()
+    assert (samples.var(0) < 0.1 * 40 * anchored.mean_covariance.diagonal()).all()
     exact = posterior.log_density_and_gradient(kernel.theta)[1]
-    bank_error = np.sqrt(anchored.noise_covariance.diagonal() / 40)
+    bank_error = np.sqrt(anchored.mean_covariance.diagonal())
     assert (np.abs(anchored.mean - exact) < 4 * bank_error).all()
     before = anchored.mean
     anchored.refresh(generator)
     assert (anchored.mean != before).all()
+
+
+def test_anchored_gradient_takes_more_probes_for_its_mean(generator):
+    """Beyond those of the bank, in blocks of 64; the differences are still those of the bank."""
+    kernel = KERNELS["ard"]()
+    posterior, field = make(kernel, n=150, rank=15, stop=0.0, tol=1e-6)
+    field.choose_pivots(kernel.theta, generator)
+    few = AnchoredGradient(field, kernel.theta, generator, n_entries=40, n_probes=50)
+    assert few.n_gradients == 40
+    anchored = AnchoredGradient(field, kernel.theta, generator, n_entries=40, n_probes=160 + 1000)
+    assert anchored.n_gradients == 40 + 16
+    exact = posterior.log_density_and_gradient(kernel.theta)[1]
+    error = np.sqrt(anchored.mean_covariance.diagonal())
+    assert (error < 0.6 * np.sqrt(few.mean_covariance.diagonal())).all()
+    z = (anchored.mean - exact) / error
+    assert (np.abs(z) < 4).all()
+    at = anchored.estimate(kernel.theta, generator).gradient
+    np.testing.assert_allclose(at, anchored.mean, rtol=1e-3, atol=1e-3)
 
 
 def test_estimate_is_reproducible_from_its_generators():
