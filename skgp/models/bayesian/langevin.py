@@ -58,6 +58,8 @@ __all__ = ["sample_stochastic"]
 Callback = Callable[[int, dict], bool | None]
 
 _STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
+_REFUSED = "nothing was sampled from a set-up that did not converge: the mode stands alone"
+_NONE_KEPT = "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
 _MOST_DRAWS = 1000  # of a chain
 _WORST_BANK_ERROR = 0.005  # variance of the mean gradient at the mode: 0.07 deviations
 _DIVERGENT = 0.01  # share of a chain's iterations clipped or undone that is reported
@@ -138,8 +140,7 @@ def sample_stochastic(
         memory_budget=memory_budget, starts=starts, callback=recorder,
     )  # fmt: skip
     if recorder.stopped or not start.converged:
-        refused = "nothing was sampled from a set-up that did not converge: the mode stands alone"
-        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else refused)
+        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else _REFUSED)
     generator = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
     try:
         target, bank_error = make_target(
@@ -166,8 +167,7 @@ def sample_stochastic(
         callback=recorder,
     )
     if found.points.shape[1] == 0:
-        none_kept = "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
-        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else none_kept)
+        return _mode_alone(sampler, start, _STOPPED if recorder.stopped else _NONE_KEPT)
     problems = _problems(found, sampler, target_ess, bank_error)
     return _as_samples(found, sampler, start, target, problems)
 
