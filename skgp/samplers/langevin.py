@@ -240,12 +240,13 @@ def _result(
     n_astray = np.array([chain.n_astray for chain in chains])
     astray = n_astray > _ASTRAY * n_drawn
     astray &= not astray.all()
-    r_hats, ess = mixing(x[~astray])
+    points = settings.position(x)
+    r_hats, ess = mixing(points[~astray])
     of_sgld = settings.step is STEPS["sgld"]
     kept = np.where(astray, 0.0, 1.0)[:, None] * np.ones(x.shape[:2])
     mala = settings.step is STEPS["mala"]
     return LangevinResult(
-        points=settings.position(x),
+        points=points,
         weights=kept / max(1.0, kept.sum()),
         r_hat=r_hats,
         ess=ess,

@@ -12,6 +12,7 @@ from skgp.samplers import (
     PowerSchedule,
     ess_bulk,
     noise_ratio,
+    r_hat,
     stein_weights,
     stochastic_langevin,
 )
@@ -284,12 +285,16 @@ def test_langevin_does_not_depend_on_the_workers(sampler):
 
 
 def test_langevin_stops_at_the_size_asked_for(rng):
-    target = Noisy(Gaussian(np.zeros(2), np.eye(2)), 0.1 * np.eye(2))
+    covariance = np.array([[1.0, 0.8], [0.8, 1.0]])
+    target = Noisy(Gaussian(np.zeros(2), covariance), 0.1 * np.eye(2))
     found = stochastic_langevin(
-        target, np.zeros(2), np.eye(2), rng=rng, target_ess=200, max_r_hat=1.05, n_draws=5000
+        target, np.zeros(2), covariance, rng=rng, target_ess=200, max_r_hat=1.05, n_draws=5000
     )
     assert found.converged and found.points.shape[1] < 1000
     assert np.all(found.ess >= 200) and np.all(found.r_hat <= 1.05)
+    # Of the coordinates of the points, not of whitened ones.
+    each = [r_hat(found.points[..., j]) for j in range(found.points.shape[-1])]
+    np.testing.assert_allclose(found.r_hat, each)
     # One gradient an iteration, and the second ones that show the noise.
     n_iterations = found.points.shape[1] + 50
     seconds = 4 * (25 + math.ceil(found.points.shape[1] / 10))
