@@ -126,7 +126,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
     n_kept_ : int
         Different samples among those that predict.
     n_iter_ : int
-        Iterations of the search for the optimum and rounds or draws of the sampler.
+        Iterations of the search for the optimum and parts of the sampling, as in ``history_``.
     history_ : dict of lists
         What was reported after each iteration, by name.
     interrupted_ : bool
