@@ -233,17 +233,16 @@ def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
 
 
 @pytest.mark.parametrize("backend", ["loky", "dask"])
-def test_results_do_not_depend_on_the_backend(data, X_new, backend):
+def test_results_do_not_depend_on_the_backend(data, X_new, backend, request):
     if backend == "dask":
         distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
         client = distributed.Client(processes=False, n_workers=2, dashboard_address=None)
+        request.addfinalizer(client.close)
     settings = dict(sampler="hmc", n_samples=20, n_warmup=5, kernel=rbf_kernel())
     alone = make(**settings).fit(*data).predict(X_new, return_std=True)
     with parallel_config(backend):
         together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
     np.testing.assert_allclose(together, alone, rtol=1e-7)
-    if backend == "dask":
-        client.close()
 
 
 def test_grid_search_over_priors_and_kernels_in_a_pipeline(data):
