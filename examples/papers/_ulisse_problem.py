@@ -53,7 +53,7 @@ class Problem:
 
     def operator(self, u: np.ndarray, dtype: torch.dtype) -> RowOperator:
         """Products with K, without noise."""
-        operator = RowOperator(self.signal(), self.X.to(dtype))
+        operator = RowOperator(self.signal(), self.X, dtype=dtype)
         operator.set_theta(self.split(u)[0].to(dtype))
         return operator
 

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.kernels.tiles import evaluate_tile
+from skgp.kernels.tiles import evaluate_tile, largest_square
 
 _TILE = 2048  # rows of a panel: large enough for full matrix-multiply speed
 _MIRRORED = 512  # side of a tile that is written twice, the second time transposed
+_DISTANCE_ERROR = 3e-5  # of squared distances; the noise is rarely less than a thousand times that
 
 
 class KernelOperator:
@@ -114,7 +115,10 @@ class RowOperator:
     ----------
     kernel : sklearn kernel expression without noise
     X : Tensor of shape (n, d)
-        Its dtype is that of entries and products; centred columns lose the fewest digits.
+        Centred columns lose the fewest digits.
+    dtype : torch.dtype, optional
+        Of entries and products; by default that of X. Distances are computed in it, too, unless
+        they would err by more than 3e-5: then in that of X.
     memory_budget : float, default=4e9
         Bytes. The full matrix is stored when it fits (a product with few rows is bound by memory,
         and half a matrix would be read twice), else its upper triangle is recomputed tile by tile
@@ -124,6 +128,8 @@ class RowOperator:
     ----------
     stored : bool
     dtype : torch.dtype
+    inputs : Tensor of shape (n, d)
+        X in the dtype that distances take at the last theta.
 
     Raises
     ------
@@ -136,11 +142,19 @@ class RowOperator:
     rows takes ``2 k n^2`` flops.
     """
 
-    def __init__(self, kernel, X: Tensor, *, memory_budget: float = 4e9):
-        n = X.shape[0]
-        self._kernel, self._X = kernel, X
-        self._node = bind(kernel, None, dtype=X.dtype, device=X.device)
-        self.stored, self.dtype = X.element_size() * n * n <= memory_budget, X.dtype
+    def __init__(
+        self,
+        kernel,
+        X: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        memory_budget: float = 4e9,
+    ):
+        n, self.dtype = len(X), X.dtype if dtype is None else dtype
+        self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
+        self.inputs = self._rounded
+        self._node = bind(kernel, None, dtype=self.dtype, device=X.device)
+        self.stored = self.dtype.itemsize * n * n <= memory_budget
         self._memory: Tensor | None = None  # of the matrix, or of a panel
 
     def __getstate__(self):
@@ -149,10 +163,13 @@ class RowOperator:
 
     def set_theta(self, theta: Tensor) -> None:
         """Make `theta` (n_theta,) the hyper-parameters of the products; call it before these."""
-        n = len(self._X)
+        n = len(self.inputs)
         if self._memory is None:
-            self._memory = self._X.new_empty((n if self.stored else min(_TILE, n)) * n)
-        self._node = bind(self._kernel, theta, dtype=self._X.dtype, device=self._X.device)
+            self._memory = self._rounded.new_empty((n if self.stored else min(_TILE, n)) * n)
+        self._bind(theta, self._rounded)
+        error = torch.finfo(self.dtype).eps * largest_square(self._node, self._rounded)
+        if error > _DISTANCE_ERROR and self._exact.dtype != self.dtype:
+            self._bind(theta, self._exact)
         if not self.stored:
             return
         K = self._matrix(n, n)
@@ -165,36 +182,42 @@ class RowOperator:
                 if left > start:
                     K[left:right, start:stop] = tile.T
 
+    def _bind(self, theta: Tensor, inputs: Tensor) -> None:
+        self.inputs = inputs
+        self._node = bind(self._kernel, theta, dtype=inputs.dtype, device=inputs.device)
+
     def _matrix(self, n_rows: int, n_columns: int) -> Tensor:
         if self._memory is None:
             raise RuntimeError("RowOperator has no hyper-parameters yet; call set_theta first.")
         return self._memory[: n_rows * n_columns].view(n_rows, n_columns)
 
-    def _tile(self, start: int, stop: int, left: int, right: int, out=None) -> Tensor:
-        if out is None:
-            out = self._X.new_empty(stop - start, right - left)
-        return evaluate_tile(self._node, self._X[start:stop], self._X[left:right], out)
+    def _tile(self, start: int, stop: int, left: int, right: int) -> Tensor:
+        X = self.inputs
+        out = X.new_empty(stop - start, right - left)
+        return evaluate_tile(self._node, X[start:stop], X[left:right], out)
 
     def matmul(self, V: Tensor) -> Tensor:
         """``V K`` for V of shape (k, n)."""
-        n = len(self._X)
+        n = len(self.inputs)
         if self.stored:
             return V @ self._matrix(n, n)
         out = torch.zeros_like(V)
         for start in range(0, n, _TILE):
             stop = min(start + _TILE, n)
             panel = self._matrix(stop - start, n - start)
-            self._tile(start, stop, start, n, panel)
+            for left in range(start, n, _TILE):
+                right = min(left + _TILE, n)
+                panel[:, left - start : right - start] = self._tile(start, stop, left, right)
             out[:, start:] += V[:, start:stop] @ panel
             out[:, start:stop] += V[:, stop:] @ panel[:, stop - start :].T
         return out
 
     def rows(self, index: Tensor) -> Tensor:
         """``K[index]`` of shape (b, n)."""
-        n = len(self._X)
+        X, n = self.inputs, len(self.inputs)
         if self.stored:
             return self._matrix(n, n)[index]
-        return evaluate_tile(self._node, self._X[index], self._X, self._X.new_empty(len(index), n))
+        return evaluate_tile(self._node, X[index], X, X.new_empty(len(index), n)).to(self.dtype)
 
 
 def kernel_matmul(

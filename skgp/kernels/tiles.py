@@ -23,7 +23,7 @@ from .distances import METRICS, exp_decay_, scaled_inputs
 from .expression import Node
 from .specs import ActiveDims, Cosine
 
-__all__ = ["evaluate_tile"]
+__all__ = ["evaluate_tile", "largest_square"]
 
 # Elements of a piece whose temporaries stay in the cache and in the allocator's own memory.
 PIECE = 2**18
@@ -43,6 +43,21 @@ def evaluate_tile(node: Node, X: Tensor, Z: Tensor, out: Tensor) -> Tensor:
         if K is not piece:
             piece.copy_(K)
     return out
+
+
+def largest_square(node: Node, X: Tensor) -> float:
+    """Largest squared norm S of the centred rows of X (n, d), over the length scales of a kernel.
+
+    A tile's squared distances, from the expanded square, err by about ``eps S``: short length
+    scales, or rows far from the others, ask for more digits than float32 has.
+    """
+    if type(node.kernel) is ActiveDims:
+        X = node.kernel.select(X)
+    largest = max((largest_square(child, X) for child in node.children), default=0.0)
+    scale = node.params.get("periodicity", node.params.get("length_scale"))
+    if scale is not None:
+        largest = max(largest, float(scaled_inputs(X, None, scale)[0].square().sum(1).max()))
+    return largest
 
 
 def _tile(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:

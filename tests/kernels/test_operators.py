@@ -1,5 +1,6 @@
 """Products with kernel matrices against the dense matrix."""
 
+import math
 import pickle
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.kernels import gram, gram_tile, operators
+from skgp.kernels import ActiveDims, gram, gram_tile, operators
 from skgp.kernels.operators import (
     KernelOperator,
     RowOperator,
@@ -177,6 +178,24 @@ def test_row_operator_equals_dense_at_each_theta(make_kernel, stored, tile):
         K = gram(kernel, X, theta=theta)
         torch.testing.assert_close(operator.matmul(V), V @ K, rtol=tol, atol=tol)
         torch.testing.assert_close(operator.rows(index), K[index], rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
+def test_row_operator_in_float32_keeps_distances_exact_where_scales_are_short(stored, tile):
+    """And only there: elsewhere distances are in float32, too."""
+    X, V = 300.0 * normal(N, 1), normal(COLUMNS, N, seed=1).float()
+    X[1] = X[0] + 0.005
+    kernel = ActiveDims(RBF(1.0), [0])
+    operator = RowOperator(kernel, X, dtype=torch.float32, memory_budget=1e9 if stored else 0)
+    for scale, dtype in ((0.01, torch.float64), (300.0, torch.float32)):
+        theta = torch.tensor([math.log(scale)], dtype=torch.float64)
+        operator.set_theta(theta)
+        K = gram(kernel, X, theta=theta)
+        product = operator.matmul(V)
+        assert operator.inputs.dtype == dtype and product.dtype == operator.dtype == torch.float32
+        torch.testing.assert_close(product.double(), V.double() @ K, rtol=1e-5, atol=1e-5)
+        rows = operator.rows(torch.tensor([1])).double()
+        torch.testing.assert_close(rows, K[1:2], rtol=1e-5, atol=1e-5)
 
 
 def test_row_operator_pickles_without_its_matrix():

@@ -288,8 +288,12 @@ class MixtureState(TensorState):
         operator = None
         if self.solver == "cg":
             centre = self._X.mean(0) if stationary(self._signal) else 0.0
-            rows = (self._X - centre).to(self._dtype)
-            operator = RowOperator(self._signal, rows, memory_budget=self._memory_budget)
+            operator = RowOperator(
+                self._signal,
+                self._X - centre,
+                dtype=self._dtype,
+                memory_budget=self._memory_budget,
+            )
         for s in range(self.n_samples) if samples is None else samples.tolist():
             node = self._bind(self._theta[s], dtype=self._X.dtype, device=self._X.device)
             D = self._row_noise(s)

@@ -141,10 +141,11 @@ class StochasticGradient:
         self._signal, _ = split_noise(kernel)
         self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
         centre = data.X.mean(0) if stationary(self._signal) else 0.0
-        self._X = (data.X - centre).to(dtype)  # small numbers keep their digits in float32
+        X = data.X - centre  # small numbers keep their digits in float32
+        self._X = X.to(dtype)
         self._y = data.y.to(dtype)
         self._pivots = torch.empty(0, dtype=torch.int64, device=self._X.device)
-        self.operator = RowOperator(self._signal, self._X, memory_budget=memory_budget)
+        self.operator = RowOperator(self._signal, X, dtype=dtype, memory_budget=memory_budget)
 
     # ---------------------------------------------------------------- preconditioner and probes
 
@@ -214,7 +215,7 @@ class StochasticGradient:
         theta, noise = self._split(u)
         self.operator.set_theta(theta)
         D = self.posterior.data.row_noise(noise).to(self._X)
-        nystrom = _Nystrom(self._signal, theta, self._X, self._pivots, self.operator)
+        nystrom = _Nystrom(self._signal, theta, self._pivots, self.operator)
         P = LowRankPreconditioner(nystrom.factor, D)
         z, v = P.probes(probes.e1, probes.e2)
         settings = self.solver | {k: x for k, x in (("stop", stop), ("tol", tol)) if x is not None}
@@ -222,7 +223,8 @@ class StochasticGradient:
         # One row for the quadratic form, and one for each probe: g = sum_c U_c' dA V_c.
         U = torch.cat([solved.solution[:1] / 2, solved.solution[1:] / (-2 * len(z))])
         V = torch.cat([solved.second, v])
-        signal = bilinear_gradient(self._signal, self._X, U, V, theta)
+        X = self.operator.inputs
+        signal = bilinear_gradient(self._signal, X, U.to(X), V.to(X), theta)
         of_noise = (U * V).double().sum(0)
         signal_P, of_noise_P = nystrom.control(P, v)
         gradient = self._join(signal - signal_P, of_noise - of_noise_P, noise)
@@ -273,16 +275,17 @@ class StochasticGradient:
 class _Nystrom:
     r"""The low rank of P, :math:`F^T F` with :math:`F = L_m^{-1} K_{mx}`, and its derivative."""
 
-    def __init__(self, kernel, theta: Tensor, X: Tensor, pivots: Tensor, operator: RowOperator):
+    def __init__(self, kernel, theta: Tensor, pivots: Tensor, operator: RowOperator):
+        X = operator.inputs
         self._kernel, self._theta, self._X, self._M = kernel, theta, X, X[pivots]
         K = gram_tile(kernel, self._M.double(), self._M.double(), theta)
         if len(K):
-            K.diagonal().add_(_JITTER[X.dtype] * K.diagonal().mean())
+            K.diagonal().add_(_JITTER[operator.dtype] * K.diagonal().mean())
         L = jittered_cholesky(K).factor
         eye = torch.eye(len(L)).to(L)
         #: Inverse of L_m, (r, r) in float64.
         self._inverse_root = torch.linalg.solve_triangular(L, eye, upper=False)
-        root = without_subnormals(self._inverse_root, X.dtype)
+        root = without_subnormals(self._inverse_root, operator.dtype)
         self.factor = without_subnormals(root @ operator.rows(pivots))
 
     def control(self, P: LowRankPreconditioner, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,6 +309,6 @@ class _Nystrom:
         G = P.solve_factor(root.T).addmm_((Fv @ root).T.to(v), v, alpha=-1 / len(v))
         GB = root.T @ (P.explained() - Fv.T @ Fv / len(v)) @ root
         M, X = self._M, self._X
-        signal = weighted_gradient(self._kernel, M, X, G, self._theta)
+        signal = weighted_gradient(self._kernel, M, X, G.to(X), self._theta)
         signal -= 0.5 * weighted_gradient(self._kernel, M, M, GB.to(X), self._theta)
         return signal, of_noise

@@ -140,6 +140,26 @@ def test_estimate_warm_start_saves_iterations(generator):
     assert again.n_iter <= 1 < cold.n_iter
 
 
+def test_estimate_in_float32_stands_short_length_scales(rng, generator):
+    """Of a column whose values repeat, far apart for it: squared distances need more digits."""
+    kernel = RBF([0.05, 1.0]) + WhiteKernel(0.2)
+    X = np.column_stack([100.0 * rng.integers(0, 30, 150), rng.normal(size=150)])
+    y = np.sin(X[:, 0]) + X[:, 1] + 0.3 * rng.normal(size=150)
+    data = merge_replicates(X, y, None, torch.device("cpu"))
+    posterior = LogPosterior(kernel, data, [LogNormal(1.0)] * 3)
+    fields = [
+        StochasticGradient(posterior, rank=0, dtype=d) for d in (torch.float64, torch.float32)
+    ]
+    probes = fields[0].draw_probes(generator)
+    rounded = Probes(probes.e1.float(), probes.e2.float())
+    exact, found = (
+        field.estimate(kernel.theta, each, generator, stop=0.0, tol=1e-6)
+        for field, each in zip(fields, (probes, rounded), strict=True)
+    )
+    assert found.converged and exact.converged
+    np.testing.assert_allclose(found.gradient, exact.gradient, rtol=1e-4, atol=1e-4)
+
+
 def test_estimate_says_that_it_did_not_converge(generator):
     kernel = KERNELS["ard"]()
     _, field = make(kernel, rank=0, max_iter=2)
