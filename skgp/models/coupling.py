@@ -107,7 +107,7 @@ def best_coupling(
     weight = torch.ones_like(mean[:, 0]) if weight is None else weight.to(mean)
 
     def score(coupling: float) -> float:
-        log_proba = (claimed - coupling * refused).log_softmax(1)
+        log_proba = _coupled(claimed, refused, coupling)
         return float(weight @ log_proba.gather(1, own)[:, 0])
 
     return max(COUPLINGS, key=score)
@@ -125,7 +125,10 @@ def coupled_log_probabilities(
         Of the latent functions.
     coupling : float
     """
-    claimed, refused = _claims(likelihood, mean, var)
+    return _coupled(*_claims(likelihood, mean, var), coupling)
+
+
+def _coupled(claimed: Tensor, refused: Tensor, coupling: float) -> Tensor:
     return (claimed - coupling * refused).log_softmax(1)
 
 

@@ -154,7 +154,7 @@ def test_house_8l():
     print(
         f"\n  {d['problems'] or 'mixed'}\n  {total:.0f} s and {d['n_gradients']} gradients in all"
     )
-    for name, key in (("search and curvature", "rank"), ("bank", "n_entries"), ("chains", "ess")):
+    for name, key in (("search and curvature", "rank"), ("bank", "n_at_anchor"), ("chains", "ess")):
         print(f"  {name}: until {max(s for s, info in told if key in info):.0f} s")
     size = len(samples.u)
     assert size > 1

@@ -3,15 +3,36 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Kernel,
+    Matern,
+)
 
-from skgp.kernels import gram, gram_tile, register_kernel, tiles
+from skgp.kernels import ActiveDims, gram, gram_tile, register_kernel, tiles
+from skgp.kernels.expression import bind
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 
 
 def inputs(n, seed, offset=0.0):
     X = np.random.default_rng(seed).standard_normal((n, N_INPUTS))
     return torch.from_numpy(X + offset)
+
+
+def test_largest_square_is_that_of_the_shortest_scale():
+    X = torch.tensor([[1.0, 0.0], [5.0, 0.0], [3.0, 3.0]])  # centred: (-2, -1), (2, -1), (0, 2)
+
+    def square(kernel):
+        return tiles.largest_square(bind(kernel, None, dtype=X.dtype, device=X.device), X)
+
+    assert square(RBF(0.1)) == pytest.approx(500)
+    assert square(2.0 * RBF(1.0) + Matern([0.1, 1.0])) == pytest.approx(401)
+    assert square(ActiveDims(RBF(0.1), [1]) * RBF(1.0)) == pytest.approx(400)
+    assert square(ExpSineSquared(10.0, 0.5)) == pytest.approx(20)
+    assert square(DotProduct() + ConstantKernel(3.0)) == 0
 
 
 @each_kernel()

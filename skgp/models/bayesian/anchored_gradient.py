@@ -64,7 +64,7 @@ class AnchoredGradient:
     tol : float, default=1e-4
         Of the solutions at the anchor, which flip no coins.
     tell : callable, optional
-        ``tell({"n_entries": int})`` after each gradient; what it raises ends the bank.
+        ``tell({"n_at_anchor": int})`` after each gradient there; what it raises ends the bank.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class AnchoredGradient:
             self.n_iter += at.n_iter
             self.converged &= at.converged
             if tell is not None:
-                tell({"n_entries": len(gradients)})
+                tell({"n_at_anchor": len(gradients)})
         self._gradients = np.array(gradients[: self.n_entries])
         self.mean = np.average(gradients, axis=0, weights=sizes)
         noise = np.atleast_2d(np.cov(self._gradients, rowvar=False))

@@ -26,6 +26,7 @@ from skgp.samplers import (
     hamiltonian_monte_carlo,
     stratified_resample,
 )
+from skgp.samplers.chains import SEGMENT
 from skgp.training.stopping import StopRecorder
 
 __all__ = [
@@ -103,7 +104,7 @@ def single_sample(u: np.ndarray, log_density: float, diagnostics: dict) -> Poste
 
 def iterations_between_calls(n: int) -> int:
     """How often samplers call back for n rows, so that a stop takes seconds and not minutes."""
-    return max(1, int(25 * min(1.0, (_LARGE / n) ** 2)))
+    return max(1, int(SEGMENT * min(1.0, (_LARGE / n) ** 2)))
 
 
 def sample_exact(

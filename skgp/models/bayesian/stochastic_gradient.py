@@ -141,11 +141,11 @@ class StochasticGradient:
         self._signal, _ = split_noise(kernel)
         self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
         centre = data.X.mean(0) if stationary(self._signal) else 0.0
-        X = data.X - centre  # small numbers keep their digits in float32
-        self._X = X.to(dtype)
+        self.operator = RowOperator(
+            self._signal, data.X - centre, dtype=dtype, memory_budget=memory_budget
+        )
         self._y = data.y.to(dtype)
-        self._pivots = torch.empty(0, dtype=torch.int64, device=self._X.device)
-        self.operator = RowOperator(self._signal, X, dtype=dtype, memory_budget=memory_budget)
+        self._pivots = torch.empty(0, dtype=torch.int64, device=self._y.device)
 
     # ---------------------------------------------------------------- preconditioner and probes
 
@@ -169,11 +169,11 @@ class StochasticGradient:
         """New probes: normal, or :math:`\\pm 1` where there is no preconditioner, as in [1]_."""
         k = self.n_probes if n_probes is None else n_probes
         if len(self._pivots) == 0:
-            signs = torch.randint(0, 2, (k, len(self._X)), generator=generator)
-            return Probes(self._X.new_empty(k, 0), (2 * signs - 1).to(self._X))
+            signs = torch.randint(0, 2, (k, len(self._y)), generator=generator)
+            return Probes(self._y.new_empty(k, 0), (2 * signs - 1).to(self._y))
         e1 = torch.randn(k, len(self._pivots), generator=generator, dtype=torch.float32)
-        e2 = torch.randn(k, len(self._X), generator=generator, dtype=torch.float32)
-        return Probes(e1.to(self._X), e2.to(self._X))
+        e2 = torch.randn(k, len(self._y), generator=generator, dtype=torch.float32)
+        return Probes(e1.to(self._y), e2.to(self._y))
 
     # ------------------------------------------------------------------------------ the estimate
 
@@ -214,7 +214,7 @@ class StochasticGradient:
         u = np.asarray(u, dtype=float)
         theta, noise = self._split(u)
         self.operator.set_theta(theta)
-        D = self.posterior.data.row_noise(noise).to(self._X)
+        D = self.posterior.data.row_noise(noise).to(self._y)
         nystrom = _Nystrom(self._signal, theta, self._pivots, self.operator)
         P = LowRankPreconditioner(nystrom.factor, D)
         z, v = P.probes(probes.e1, probes.e2)

@@ -128,6 +128,31 @@ def test_sample_exact_says_what_fell_short(sampler):
     assert any("of 400 wanted" in problem for problem in run.diagnostics["problems"])
 
 
+def test_calls_are_more_frequent_the_more_rows():
+    every = [exact.iterations_between_calls(n) for n in (10, 1000, 2000, 5000, 10**6)]
+    assert every == [25, 25, 6, 1, 1]
+
+
+@pytest.mark.parametrize("sampler", ["importance", "hmc"])
+def test_many_rows_call_back_more_often(sampler, monkeypatch):
+    """So that a stop takes seconds; the samples are the same."""
+    told = []
+
+    def run():
+        told.clear()
+        found = sample_exact(
+            two_parameters(), rng=np.random.default_rng(1), sampler=sampler, n_warmup=5,
+            n_samples=256, target_ess=30, callback=lambda _, info: told.append("ess" in info),
+        )  # fmt: skip
+        return found, sum(told)
+
+    few, seldom = run()
+    monkeypatch.setattr(exact, "_LARGE", 1)
+    many, often = run()
+    assert often >= 4 * seldom > 0
+    np.testing.assert_array_equal(few.u, many.u)
+
+
 @pytest.mark.parametrize("sampler", ["importance", "hmc"])
 def test_sample_exact_stopped_early_stands_on_the_mode(sampler):
     run = sample_exact(

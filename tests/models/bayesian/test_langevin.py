@@ -10,7 +10,7 @@ import torch
 from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from skgp.models.bayesian import langevin
+from skgp.models.bayesian import exact, langevin
 from skgp.models.bayesian.anchored_gradient import AnchoredGradient
 from skgp.models.bayesian.langevin import sample_stochastic
 from skgp.models.bayesian.laplace import laplace_approximation
@@ -133,6 +133,25 @@ def test_a_set_up_that_did_not_converge_leaves_the_mode(monkeypatch):
     np.testing.assert_array_equal(run.u, run.map_[None])
     assert run.diagnostics["problems"][0] == "the search did not converge; give starts"
     assert "mode stands alone" in run.diagnostics["problems"][1]
+
+
+def test_many_rows_call_back_after_every_iteration(monkeypatch):
+    """So that a stop takes seconds; the draws are the same."""
+    told = []
+
+    def run():
+        told.clear()
+        found = sample_stochastic(
+            target(), rng=np.random.default_rng(1), n_warmup=5, n_samples=10,
+            callback=lambda _, info: told.append("ess" in info),
+        )  # fmt: skip
+        return found, sum(told)
+
+    few, seldom = run()
+    monkeypatch.setattr(exact, "_LARGE", 1)
+    many, often = run()
+    assert seldom == 2 and often == 15
+    np.testing.assert_array_equal(few.u, many.u)
 
 
 def test_a_stop_keeps_the_samples_so_far():

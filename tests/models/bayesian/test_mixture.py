@@ -101,6 +101,18 @@ def test_cg_agrees_with_cholesky_and_errs_on_the_wide_side(name):
     assert np.linalg.eigvalsh(excess).min() > -1e-9 and np.diag(excess).max() < most.max()
 
 
+def test_cg_in_single_precision_stands_short_length_scales(rng):
+    """Of a column whose values repeat, far apart for it: squared distances need more digits."""
+    kernel = RBF([0.05, 1.0]) + WhiteKernel(0.1)
+    X = np.column_stack([100.0 * rng.integers(0, 5, 60), rng.normal(size=60)])
+    data = merge_replicates(X, X[:, 0] / 200 + X[:, 1], None, torch.device("cpu"))
+    X_new = X[:9] + [0.0, 0.1]
+    exact = MixtureState(kernel, data, kernel.theta[None])
+    state = MixtureState(kernel, data, kernel.theta[None], solver="cg", rank=5, dtype=torch.float32)
+    for got, expected in zip(state.moments(X_new), exact.moments(X_new), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("settings", [{"dtype": torch.float32}, {"memory_budget": 1.0}])
 def test_cg_in_single_precision_and_without_a_stored_matrix(settings):
     exact, X_new = make_state(KERNELS["ard"])

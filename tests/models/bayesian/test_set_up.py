@@ -126,6 +126,25 @@ def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
     assert np.abs(whitened(posterior, many.mode, many.covariance)[0]).max() < 0.15
 
 
+def test_mean_gradient_counts_each_probe_once(generator, monkeypatch):
+    """Those given, of 4 probes each, and others up to what is wanted."""
+    gradient = make_gradient(make_posterior(), generator)
+    u, given, seen = exact(make_posterior()).mode, np.arange(8.0).reshape(2, 4), []
+    estimate = StochasticGradient.estimate
+
+    def recorded(self, u, probes, *args, **kwargs):
+        at = estimate(self, u, probes, *args, **kwargs)
+        seen.append((at.gradient, len(probes.e2)))
+        return at
+
+    monkeypatch.setattr(StochasticGradient, "estimate", recorded)
+    found = set_up_module._mean_gradient(gradient, u, given, 25.0, lambda: None)
+    gradients, sizes = map(np.array, zip(*seen, strict=True))
+    assert sizes.tolist() == [64, 28]
+    expected = (4 * given.sum(0) + sizes @ gradients) / 100
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_set_up_keeps_a_given_rank(few_joint_rows):
     found = set_up(make_posterior(), rng=np.random.default_rng(1), rank=17)
     assert found.field.rank == 17 and len(found.field._pivots) == 17

@@ -37,8 +37,8 @@ def make(kernel, n=60, repeats=False, dtype=torch.float64, **kwargs):
 
 def balanced(field):
     """Probes whose second moment is I exactly: the trace without noise."""
-    rank, n = len(field._pivots), len(field._X)
-    e = torch.eye(rank + n, dtype=field._X.dtype) * (rank + n) ** 0.5
+    rank, n = len(field._pivots), len(field._y)
+    e = torch.eye(rank + n, dtype=field._y.dtype) * (rank + n) ** 0.5
     return Probes(e[:, :rank], e[:, rank:])
 
 
@@ -213,6 +213,27 @@ def test_anchored_gradient_takes_more_probes_for_its_mean(generator):
     assert (np.abs(z) < 4).all()
     at = anchored.estimate(kernel.theta, generator).gradient
     np.testing.assert_allclose(at, anchored.mean, rtol=1e-3, atol=1e-3)
+
+
+def test_anchored_gradient_counts_each_probe_of_its_mean_once(generator, monkeypatch):
+    """Estimates at the anchor have 4 probes, 64, or what is left."""
+    kernel = KERNELS["ard"]()
+    _, field = make(kernel, rank=15)
+    field.choose_pivots(kernel.theta, generator)
+    seen, estimate = [], field.estimate
+
+    def recorded(u, probes, *args, **kwargs):
+        at = estimate(u, probes, *args, **kwargs)
+        seen.append((at.gradient, len(probes.e2)))
+        return at
+
+    monkeypatch.setattr(field, "estimate", recorded)
+    anchored = AnchoredGradient(field, kernel.theta, generator, n_entries=3, n_probes=90)
+    gradients, sizes = map(np.array, zip(*seen, strict=True))
+    assert sizes.tolist() == [4, 4, 4, 64, 14]
+    np.testing.assert_allclose(anchored.mean, sizes @ gradients / 90, rtol=1e-12)
+    noise = np.cov(gradients[:3], rowvar=False)
+    np.testing.assert_allclose(anchored.mean_covariance, noise * 4 / 90, rtol=1e-12)
 
 
 def test_estimate_is_reproducible_from_its_generators():
