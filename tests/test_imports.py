@@ -1,8 +1,9 @@
 """The direction of imports inside skgp, read off the source: lazy imports count.
 
-``estimators, displays -> models -> {kernels, likelihoods, priors, variational, samplers, training}
--> linalg``. The folders inside the braces do not import each other, and below the estimators
-scikit-learn is present only as ``sklearn.gaussian_process.kernels`` inside ``kernels/``.
+``estimators, displays -> models -> learning -> {kernels, likelihoods, priors, variational,
+samplers, training} -> linalg``. The folders inside the braces do not import each other, and below
+the estimators scikit-learn is present only as ``sklearn.gaussian_process.kernels`` inside
+``kernels/``.
 """
 
 import ast
@@ -16,9 +17,10 @@ MIDDLE = {"kernels", "likelihoods", "priors", "variational", "samplers", "traini
 CORE = MIDDLE | {"linalg"}
 ALLOWED = {
     "": {"estimators"},  # skgp/__init__.py: the public estimators, nothing else
-    "estimators": {"models"} | CORE,
-    "displays": {"estimators", "models"} | CORE,
-    "models": CORE,
+    "estimators": {"models", "learning"} | CORE,
+    "displays": {"estimators", "models", "learning"} | CORE,
+    "models": {"learning"} | CORE,
+    "learning": CORE,
     **{folder: {"linalg"} for folder in MIDDLE},
     "linalg": set(),
     "datasets": set(),
@@ -101,6 +103,9 @@ def test_every_folder_is_a_package():
         ("kernels/gram.py", "from sklearn.gaussian_process import GaussianProcessRegressor"),
         ("training/loop.py", "def fit():\n    from skgp.models import qsgp"),
         ("training/loop.py", "import importlib\nimportlib.import_module('skgp.variational')"),
+        ("learning/selection.py", "from skgp.models import qsgp"),
+        ("learning/selection.py", "from sklearn.model_selection import StratifiedKFold"),
+        ("linalg/cg.py", "from skgp.learning import choose"),
         ("models/qsgp/cg.py", "from ...estimators._base import Base"),
         ("models/qsgp/cg.py", "from sklearn.neighbors import NearestNeighbors"),
         ("models/qsgp/cg.py", "from sklearn.gaussian_process.kernels import RBF"),
@@ -128,6 +133,8 @@ def test_offences_finds_an_import_against_the_direction(relative, source):
             "models/qsgp/cg.py",
             "from ...kernels import gram\nfrom . import basis\nimport skgp.linalg",
         ),
+        ("models/qsgp/cg.py", "from skgp.learning import choose"),
+        ("learning/selection.py", "from skgp.linalg import cg"),
         ("estimators/_qsgp.py", "from sklearn.base import clone\nfrom skgp.models.qsgp import fit"),
         ("displays/band.py", "from skgp.estimators._base import Base"),
         ("datasets/generators.py", "from sklearn.utils import check_random_state"),

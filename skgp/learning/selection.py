@@ -1,0 +1,287 @@
+r"""One rule for every choice by held-out data.
+
+Candidates are ordered from the simplest to the most complex. Their losses :math:`\ell_{ki}` at the
+same held-out observations i are paired: the noise of :math:`\bar\ell_k - \bar\ell_b` is that of the
+mean of the differences :math:`d_i = \ell_{ki} - \ell_{bi}`,
+
+.. math:: s^2 = \frac{n}{n - 1} \frac{\sum_i w_i^2 (d_i - \bar d)^2}{(\sum_i w_i)^2},
+
+where, given folds, i counts the folds: observations of one fold share a fit and err together. With
+b the candidate of the least mean loss, the choice is the simplest k for which
+
+.. math:: \bar d \le \max(s, \delta).
+
+The standard error s guards against a best by luck (the one-standard-error rule [1]_), the least
+effect :math:`\delta` against fits so nearly equal that s is as tiny as their difference: a gain
+that nobody would notice does not pay for complexity. A loss that is not finite loses.
+
+Folds are stratified [2]_: observations are sorted by target and dealt out one by one, so that every
+fold has its share of each class, of each count and of each quantile of y.
+
+References
+----------
+.. [1] Breiman, Friedman, Olshen and Stone (1984), Classification and regression trees, section
+   3.4.3.
+.. [2] Kohavi (1995), A study of cross-validation and bootstrap for accuracy estimation and model
+   selection.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "LEAST_EFFECT",
+    "choose",
+    "cross_validated_losses",
+    "held_out_rows",
+    "improves",
+    "k_folds",
+]
+
+#: Nats an observation below which a gain is none: .3% of the loss of a fair coin, .69.
+LEAST_EFFECT = 2e-3
+
+_STARTS = 1000  # where the first of evenly spaced observations may lie
+
+_Candidate = TypeVar("_Candidate")
+Array = np.ndarray | Tensor
+Random = torch.Generator | np.random.RandomState
+
+# ------------------------------------------------------------------------------------- the rule
+
+
+def choose(
+    losses: Array | Sequence[Array],
+    *,
+    weight: Array | None = None,
+    folds: Array | None = None,
+    least_effect: float = LEAST_EFFECT,
+    n_errors: float = 1.0,
+) -> int:
+    r"""The simplest candidate that is no worse than the best, beyond noise and the least effect.
+
+    Parameters
+    ----------
+    losses : array or tensor of shape (c, n), or sequence of c of shape (n,)
+        Of each candidate at the same held-out observations, in nats; the simplest candidate first.
+        Observations that are finite under no candidate say nothing.
+    weight : array or tensor of shape (n,), optional
+        Not negative; its scale is without effect.
+    folds : array or tensor of int, shape (n,), optional
+        The fold of each observation: standard errors are those of means over folds.
+    least_effect : float, default=2e-3
+        :math:`\delta`, in nats.
+    n_errors : float, default=1
+        Standard errors that a gain must exceed.
+
+    Returns
+    -------
+    int
+        Index of the candidate; 0 if no loss is finite.
+
+    Examples
+    --------
+    >>> rng = np.random.RandomState(0)
+    >>> noise = rng.standard_normal(500)
+    >>> choose([noise, noise - 1e-4, noise - 0.05 + 0.2 * rng.standard_normal(500)])
+    2
+    >>> choose([noise, noise - 1e-4, noise - 0.05 + 5.0 * rng.standard_normal(500)])
+    0
+    """
+    table = np.stack([_numpy(row).astype(np.float64) for row in losses])  # (c, n)
+    w = np.ones(table.shape[1]) if weight is None else _numpy(weight).astype(np.float64)
+    judged = np.isfinite(table).any(0) & (w > 0)
+    table, w = table[:, judged], w[judged]
+    if not judged.any():
+        return 0
+    if folds is not None:
+        table, w = _by_fold(table, w, _numpy(folds)[judged])
+    with np.errstate(invalid="ignore"):
+        mean = table @ w / w.sum()
+    mean[~np.isfinite(mean)] = math.inf
+    best = int(mean.argmin())
+    for k in range(best):
+        if mean[k] == math.inf:
+            continue
+        difference = table[k] - table[best]
+        error = n_errors * _standard_error(difference, w)
+        if mean[k] - mean[best] <= max(error, least_effect):
+            return k
+    return best
+
+
+def improves(new: Array, old: Array, **options: Any) -> bool:
+    """Whether the losses of a more complex candidate are lower, by the rule of `choose`.
+
+    Parameters
+    ----------
+    new, old : array or tensor of shape (n,)
+        At the same held-out observations, in nats.
+    **options
+        Of `choose`.
+    """
+    return choose([old, new], **options) == 1
+
+
+def cross_validated_losses(
+    loss: Callable[[_Candidate, np.ndarray, np.ndarray], Array],
+    candidates: Iterable[_Candidate],
+    folds: Array,
+) -> np.ndarray:
+    """Losses of all candidates at every observation that some fold holds out.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(candidate, training, held_out)`` fits to the observations ``training`` (indices) and
+        returns the losses of ``held_out``, in nats.
+    candidates : iterable
+    folds : array or tensor of int, shape (n,)
+        See `k_folds`.
+
+    Returns
+    -------
+    ndarray of shape (c, n)
+        NaN at observations of fold -1, which none holds out.
+    """
+    folds = _numpy(folds)
+    rows = []
+    for candidate in candidates:
+        row = np.full(len(folds), np.nan)
+        for fold in range(int(folds.max()) + 1):
+            held_out = np.flatnonzero(folds == fold)
+            row[held_out] = _numpy(loss(candidate, np.flatnonzero(folds != fold), held_out))
+        rows.append(row)
+    return np.stack(rows)
+
+
+def _by_fold(table: np.ndarray, w: np.ndarray, folds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted means over folds (c, K), and the weights of the folds (K,)."""
+    _, index = np.unique(folds, return_inverse=True)
+    total = np.bincount(index, weights=w)
+    sums = np.stack([np.bincount(index, weights=w * row) for row in table])
+    return sums / total, total
+
+
+def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
+    """Of the weighted mean of the differences (n,); 0 of a single one."""
+    n = len(difference)
+    if n < 2:
+        return 0.0
+    deviation = w * (difference - difference @ w / w.sum())
+    return float(np.sqrt(n / (n - 1) * (deviation @ deviation)) / w.sum())
+
+
+# --------------------------------------------------------------------------- folds, held-out rows
+
+
+def k_folds(
+    y: Array,
+    n_folds: int,
+    random: Random,
+    *,
+    X: Array | None = None,
+    classes: bool = False,
+) -> np.ndarray:
+    """The fold that holds each observation out, stratified by y.
+
+    Parameters
+    ----------
+    y : array or tensor of shape (n,)
+        Numbers, counts or classes.
+    n_folds : int
+    random : torch.Generator or RandomState
+    X : array or tensor of shape (n, d), optional
+        Observations of equal rows stay in one fold.
+    classes : bool, default=False
+        Whether y holds classes: a class all of whose observations share one row is never held out,
+        and every other is in the training part of every fold.
+
+    Returns
+    -------
+    ndarray of int, shape (n,)
+        0 to ``n_folds - 1``, or fewer where there are fewer distinct rows; -1 for never held out.
+    """
+    unit, order, value = _units_by_target(y, X, random, classes)
+    dealt = order[np.bincount(value)[value][order] > 1] if classes else order
+    # Neighbours in the order of y are in different folds: a class of two units is in two.
+    dealt_to = _permutation(n_folds, random)[np.arange(len(dealt)) % n_folds]
+    fold_of = np.full(len(order), -1)
+    fold_of[dealt] = np.unique(dealt_to, return_inverse=True)[1].reshape(-1)
+    return fold_of[unit]
+
+
+def held_out_rows(
+    y: Array,
+    n_rows: int,
+    random: Random,
+    *,
+    X: Array | None = None,
+    classes: bool = False,
+) -> np.ndarray:
+    """Observations to hold out of one fit, stratified by y.
+
+    Parameters
+    ----------
+    y, random, X, classes
+        As for `k_folds`; every class keeps an observation to train on.
+    n_rows : int
+        To hold out: exactly, where rows of X are distinct, and less than n.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+    """
+    unit, order, value = _units_by_target(y, X, random, classes)
+    n_units = len(order)
+    n_out = min(round(n_rows * n_units / len(unit)), n_units - 1)
+    if classes:  # the first unit of each, which chance put there, stays to train on
+        order = order[np.r_[False, np.diff(value[order]) == 0]]
+    n_out = min(n_out, len(order))
+    held_out = np.zeros(n_units, dtype=bool)
+    if n_out > 0:
+        start = _permutation(_STARTS, random)[0] / _STARTS
+        held_out[order[((np.arange(n_out) + start) * len(order) / n_out).astype(int)]] = True
+    return held_out[unit]
+
+
+def _units_by_target(
+    y: Array, X: Array | None, random: Random, classes: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unit of each observation (n,), units in the order of their values (u,), values (u,).
+
+    A unit is a set of observations of equal inputs, its value the mean of y or, of classes, the
+    number of its rarest class in the order of their frequencies.
+    """
+    target = _numpy(y)
+    unit = np.arange(len(target)) if X is None else _replicates(_numpy(X))
+    if classes:
+        _, code, count = np.unique(target, return_inverse=True, return_counts=True)
+        rank = np.argsort(np.argsort(count, kind="stable"))[code.reshape(-1)]
+        value = np.full(unit.max() + 1, len(count))
+        np.minimum.at(value, unit, rank)
+    else:
+        value = np.bincount(unit, weights=target.astype(np.float64)) / np.bincount(unit)
+    return unit, np.lexsort((_permutation(len(value), random), value)), value
+
+
+def _replicates(X: np.ndarray) -> np.ndarray:
+    """A number for each row of X, equal for equal rows; O(n d log n)."""
+    X = np.ascontiguousarray(X.reshape(len(X), -1) + 0.0)  # -0. becomes 0.
+    rows = X.view(np.dtype((np.void, X.dtype.itemsize * X.shape[1]))).ravel()
+    return np.unique(rows, return_inverse=True)[1].reshape(-1)
+
+
+def _permutation(n: int, random: Random) -> np.ndarray:
+    if isinstance(random, torch.Generator):
+        return torch.randperm(n, generator=random, device=random.device).cpu().numpy()
+    return random.permutation(n)
+
+
+def _numpy(values: Array) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

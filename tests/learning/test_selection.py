@@ -1,0 +1,189 @@
+"""One rule for choices by held-out data: how often noise is followed, and folds that are fair."""
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.learning import (
+    LEAST_EFFECT,
+    choose,
+    cross_validated_losses,
+    held_out_rows,
+    improves,
+    k_folds,
+)
+
+N_RUNS = 400
+
+
+def share_of_complex(make, **options):
+    """How often a candidate other than the simplest is chosen."""
+    rng = np.random.RandomState(0)
+    return np.mean([choose(make(rng), **options) > 0 for _ in range(N_RUNS)])
+
+
+# ---- the rule ---------------------------------------------------------------------------------
+
+
+def test_choose_follows_pure_noise_as_often_as_one_standard_error_says():
+    # P(N(0, 1) > 1) = .159; the least loss alone would follow noise half of the time.
+    share = share_of_complex(lambda rng: rng.standard_normal((2, 60)), least_effect=0.0)
+    assert abs(share - 0.159) < 4 * (0.159 * 0.841 / N_RUNS) ** 0.5
+
+
+def test_choose_ignores_nearly_equal_fits_of_tiny_standard_error():
+    def nearly_equal(rng):
+        losses = rng.standard_normal(1000)
+        return losses, losses - 1e-4 + 1e-4 * rng.standard_normal(1000)
+
+    assert share_of_complex(nearly_equal) == 0
+    assert share_of_complex(nearly_equal, least_effect=0.0) == 1
+
+
+def test_choose_ignores_noise_among_many_candidates_of_little_difference():
+    def correlated(rng):
+        return rng.standard_normal(300) + 0.005 * rng.standard_normal((8, 300))
+
+    assert share_of_complex(correlated) < 0.01
+
+
+def test_choose_takes_gains_that_are_clear():
+    def clear(rng):
+        losses = rng.standard_normal(400)
+        return losses, losses - 0.05 + 0.1 * rng.standard_normal(400)
+
+    assert share_of_complex(clear) == 1
+
+
+def test_choose_counts_folds_where_errors_of_a_fold_go_together():
+    # Each fold shares one error: 500 observations hold no more than five.
+    folds = np.repeat(np.arange(5), 100)
+
+    def shared(rng):
+        return np.zeros(500), 0.3 * rng.standard_normal(5)[folds] + 0.1 * rng.standard_normal(500)
+
+    # P(t_4 > 1) = .187.
+    assert share_of_complex(shared, folds=folds) < 0.187 + 4 * (0.187 * 0.813 / N_RUNS) ** 0.5
+    assert share_of_complex(shared) > 0.4
+
+
+def test_choose_takes_the_simplest_within_one_standard_error_of_the_best():
+    d = np.where(np.arange(100) % 2, 1.0, -1.0)  # standard error .1005
+    best = np.zeros(100)
+    assert choose([0.3 + d, 0.09 + d, best]) == 1
+    assert choose([0.3 + d, 0.11 + d, best]) == 2
+    assert choose([0.3 + d, 0.11 + d, best], n_errors=2.0) == 1
+    assert choose([best + 0.9 * LEAST_EFFECT, best]) == 0
+    assert choose([best + 1.1 * LEAST_EFFECT, best]) == 1
+    assert improves(best, best + 1.1 * LEAST_EFFECT)
+    assert not improves(best + 1.0, best)
+
+
+def test_choose_weighs_observations_and_passes_over_those_of_weight_zero():
+    losses = np.array([[1.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.5, 1000.0]])
+    weight = np.array([2.0, 1.0, 1.0, 0.0])
+    assert choose(losses) == 0
+    assert choose(losses, weight=weight) == 1
+    assert choose(losses, weight=1e-9 * weight) == 1
+    assert choose(torch.tensor(losses), weight=torch.tensor(weight)) == 1
+
+
+def test_losses_that_are_not_finite_lose():
+    good = np.ones(10)
+    bad = good.copy()
+    for value in (np.nan, np.inf, -np.inf):
+        bad[3] = value
+        assert choose([good, bad]) == 0
+        assert choose([bad, good + 9]) == 1
+    assert choose([bad, bad]) == 0
+    # What no candidate predicts says nothing.
+    assert choose([np.r_[good, np.nan], np.r_[good - 1, np.nan]]) == 1
+    assert choose(np.full((2, 3), np.nan)) == 0
+
+
+# ---- folds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "random", [np.random.RandomState, lambda seed: torch.Generator().manual_seed(seed)]
+)
+def test_folds_are_of_equal_size_and_repeat_with_the_seed(random):
+    y = np.random.RandomState(1).standard_normal(103)
+    folds = k_folds(y, 5, random(3))
+    assert sorted(np.bincount(folds)) == [20, 20, 21, 21, 21]
+    np.testing.assert_array_equal(folds, k_folds(torch.tensor(y), 5, random(3)))
+    assert (folds != k_folds(y, 5, random(4))).any()
+
+
+def test_folds_share_out_quantiles_and_counts():
+    rng = np.random.RandomState(0)
+    for y in (rng.standard_normal(100), rng.poisson(0.3, 100)):
+        folds = k_folds(y, 5, rng)
+        top = np.argsort(y, kind="stable")[-20:]
+        for rows in (top, np.flatnonzero(y > np.quantile(y, 0.8))):
+            assert np.ptp(np.bincount(folds[rows], minlength=5)) <= 2
+
+
+@pytest.mark.parametrize("n_rare", [2, 3, 7, 20])
+def test_every_class_is_in_every_training_part(n_rare):
+    y = np.array(["common"] * 300 + ["rare"] * n_rare)
+    for seed in range(20):
+        folds = k_folds(y, 5, np.random.RandomState(seed), classes=True)
+        rare = np.bincount(folds[y == "rare"], minlength=5)
+        assert np.ptp(rare) <= 1
+        assert all("rare" in y[folds != k] for k in range(5))
+
+
+def test_a_class_of_one_observation_is_never_held_out():
+    y = np.array([0] * 30 + [1] * 9 + [2])
+    folds = k_folds(y, 4, np.random.RandomState(0), classes=True)
+    assert folds[-1] == -1 and (folds[:-1] >= 0).all()
+    assert not held_out_rows(y, 20, np.random.RandomState(0), classes=True)[-1]
+
+
+def test_equal_rows_stay_together():
+    rng = np.random.RandomState(0)
+    X = rng.standard_normal((40, 2))[rng.randint(40, size=200)]
+    y = rng.standard_normal(200)
+    folds = k_folds(y, 5, rng, X=X)
+    held_out = held_out_rows(y, 40, rng, X=torch.tensor(X))
+    for row in np.unique(X, axis=0):
+        same = (row == X).all(1)
+        assert np.ptp(folds[same]) == 0
+        assert len(set(held_out[same])) == 1
+    zeros = np.array([[0.0], [-0.0], [1.0], [2.0]])
+    assert len(set(k_folds(np.arange(4), 2, rng, X=zeros)[:2])) == 1
+
+
+def test_fewer_rows_than_folds():
+    assert sorted(k_folds(np.arange(3.0), 10, np.random.RandomState(0))) == [0, 1, 2]
+
+
+def test_held_out_rows_are_as_many_as_asked_and_stratified():
+    rng = np.random.RandomState(0)
+    y = rng.standard_normal(1000)
+    held_out = held_out_rows(y, 100, rng)
+    assert held_out.sum() == 100
+    assert abs((y[held_out] > np.quantile(y, 0.9)).sum() - 10) <= 1
+    labels = np.r_[np.zeros(980), np.ones(20)]
+    held_out = held_out_rows(labels, 100, rng, classes=True)
+    assert held_out.sum() == 100 and 1 <= labels[held_out].sum() <= 3
+    assert held_out_rows(labels, 10_000, rng).sum() == 999
+    assert held_out_rows(labels, 10_000, rng, classes=True).sum() == 998
+    assert held_out_rows(labels[:1], 1, rng).sum() == 0
+
+
+def test_losses_of_candidates_are_those_of_fits_without_the_fold():
+    y = np.arange(12.0)
+    folds = k_folds(y, 3, np.random.RandomState(0))
+    folds[5] = -1
+
+    def loss(power, training, held_out):
+        assert not set(training) & set(held_out) and 5 in training
+        return torch.tensor((y[held_out] - y[training].mean()) ** power)
+
+    losses = cross_validated_losses(loss, (1, 2), folds)
+    expected = [y[i] - y[folds != folds[i]].mean() if i != 5 else np.nan for i in range(12)]
+    np.testing.assert_allclose(losses[0], expected, atol=1e-12)
+    np.testing.assert_allclose(losses[1], np.square(expected), atol=1e-12)
+    assert choose(losses, folds=folds) == 0
