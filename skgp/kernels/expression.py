@@ -300,9 +300,9 @@ def split_noise(kernel: Kernel) -> tuple[Kernel, WhiteKernel | None]:
     (RBF(length_scale=1) + RBF(length_scale=2), WhiteKernel(noise_level=0.1))
     """
     check_kernel(kernel)
-    summands = _summands(kernel)
-    noises = [part for part in summands if type(part) is WhiteKernel]
-    signals = [part for part in summands if type(part) is not WhiteKernel]
+    parts = summands(kernel)
+    noises = [part for part in parts if type(part) is WhiteKernel]
+    signals = [part for part in parts if type(part) is not WhiteKernel]
     for part in signals:
         if _contains_white(part):
             raise ValueError(
@@ -339,7 +339,7 @@ def split_theta(kernel: Kernel, theta: Tensor) -> tuple[Tensor, Tensor | None]:
     if theta.ndim != 1 or theta.shape[0] != kernel.n_dims:
         raise ValueError(f"theta must have shape ({kernel.n_dims},), got {tuple(theta.shape)}.")
     kept, log_noise, start = [], None, 0
-    for part in _summands(kernel):
+    for part in summands(kernel):
         piece = theta[start : start + part.n_dims]
         start += part.n_dims
         if type(part) is not WhiteKernel:
@@ -377,9 +377,10 @@ def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
     return signal.long().tolist(), place, float(white.noise_level)
 
 
-def _summands(kernel):
+def summands(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum, in their order."""
     if type(kernel) is Sum:
-        return _summands(kernel.k1) + _summands(kernel.k2)
+        return summands(kernel.k1) + summands(kernel.k2)
     return [kernel]
 
 

@@ -16,7 +16,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from .expression import _summands, bind, check_kernel
+from .expression import bind, check_kernel, summands
 from .sde_dynamics import Block, Dynamics
 from .sde_expression import check_one_input, expand
 
@@ -160,7 +160,7 @@ class StateSpace:
         """
         rows, start = [], 0
         observation = self.at().observation
-        for part in _summands(self.kernel):
+        for part in summands(self.kernel):
             count = len(state_space(part, tolerance=self.tolerance).order)
             row = torch.zeros_like(observation)
             for s in self.order[start : start + count]:

@@ -22,10 +22,10 @@ from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
 from .directions import GAUSSIAN_ROWS
-from .expression import bind, check_kernel
+from .expression import bind, check_kernel, summands
 from .spectra import SPECTRA, Draws, Term, expand
 
-__all__ = ["FourierFeatures", "has_spectral_density"]
+__all__ = ["FourierFeatures", "has_spectral_density", "split_spectral"]
 
 # Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
 # and one block for several sets of rows (a minibatch, the support rows) is drawn once.
@@ -55,6 +55,22 @@ def has_spectral_density(kernel: Kernel) -> bool:
     except ValueError:
         return False
     return True
+
+
+def split_spectral(kernel: Kernel) -> tuple[Kernel | None, Kernel | None]:
+    """Separate the summands that have a spectral density from those that have none.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF, DotProduct
+    >>> split_spectral(RBF() + DotProduct())
+    (RBF(length_scale=1), DotProduct(sigma_0=1))
+    """
+    parts: dict[bool, Kernel | None] = {True: None, False: None}
+    for part in summands(kernel):
+        spectral = has_spectral_density(part)
+        parts[spectral] = part if parts[spectral] is None else parts[spectral] + part
+    return parts[True], parts[False]
 
 
 class FourierFeatures:

@@ -162,7 +162,7 @@ class ClassificationStream:
         """The posterior after the batches so far."""
         weights = self._online.posterior()
         if augment and self._inducing:
-            return LatentPosterior(weights, self._kernel, 1.0)
+            return LatentPosterior(weights, 1.0)
         return LatentPosterior(weights)
 
 
@@ -237,7 +237,7 @@ def _fit_newton(
     weights = ClassifierPosterior(_exact(design.basis), fit.weights, offset, q)
     augmented = plan.basis == "inducing" and options.augment
     return ClassificationFit(
-        LatentPosterior(weights, kernel, choice.prior_variance)
+        LatentPosterior(weights, choice.prior_variance)
         if augmented
         else LatentPosterior(weights),
         plan,

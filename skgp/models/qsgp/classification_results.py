@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram_diag
 from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.plan import Plan
 
@@ -94,7 +93,6 @@ class LatentPosterior:
     """
 
     weights: ClassifierPosterior
-    kernel: object = None
     amplitude: float = 0.0
 
     def mean(self, X: Tensor) -> Tensor:
@@ -106,7 +104,5 @@ class LatentPosterior:
         mean, variance = self.weights.mean_and_variance(X)
         if not self.amplitude:
             return mean, variance
-        basis = self.weights.basis
-        explained = sum(basis.features(X, b).square().sum(1) for b in range(basis.n_blocks))
-        unexplained = (gram_diag(self.kernel, X) - explained).clamp_(min=0.0)
+        unexplained = self.weights.basis.unexplained(X)  # type: ignore[attr-defined]
         return mean, variance + self.amplitude * unexplained[:, None]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.spectral import FourierFeatures, has_spectral_density
+from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp.function_space.covariances import leave_one_out_z2
 from skgp.models.qsgp.function_space.function_space import (
@@ -46,7 +46,7 @@ from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
 from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
 from skgp.models.qsgp.weight_space.weights_cg import weights_cg
-from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
+from skgp.models.qsgp.weight_space.whitened import SumBasis, WhitenedInducingBasis
 from skgp.models.replicates import Replicates
 from skgp.training.stopping import StopRecorder
 
@@ -305,7 +305,7 @@ class _Fitter:
 
     def _augmented(self, plan: Plan, posterior: LinearWeightsPosterior):
         if plan.basis == "inducing" and self.options.augment:
-            return AugmentedPosterior(posterior, self.kernel)
+            return AugmentedPosterior(posterior)
         return posterior
 
     # -------------------------------------------------------------------------- features
@@ -320,9 +320,14 @@ class _Fitter:
         )
 
     def _prior_features(self, m: int) -> Basis:
-        """Features whose Gram matrix stands for K in prior draws."""
-        if has_spectral_density(self.kernel):
-            return FourierFeatures(self.kernel, m, self.X.shape[1], seed=self.options.seed + 1)
-        rank = min(self.n, 2_000)
-        pivots = pivoted_factor(self.kernel, self.X, rank, generator=self.generator).pivots
-        return WhitenedInducingBasis(self.kernel, self.X[pivots])
+        """Features whose Gram matrix stands for K in prior draws: Fourier where there can be."""
+        spectral, rest = split_spectral(self.kernel)
+        parts: list[Basis] = []
+        if spectral is not None:
+            seed = self.options.seed + 1
+            parts.append(FourierFeatures(spectral, m, self.X.shape[1], seed=seed))
+        if rest is not None:
+            rank = min(self.n, 2_000)
+            pivots = pivoted_factor(rest, self.X, rank, generator=self.generator).pivots
+            parts.append(WhitenedInducingBasis(rest, self.X[pivots]))
+        return parts[0] if len(parts) == 1 else SumBasis(parts)

@@ -2,17 +2,17 @@
 
 import copy
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram_diag
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.stochastic.sgd_state import SGDState
 from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood, refit_noise
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
 from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior, gram_posterior
+from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,19 @@ class Fit:
 
 @dataclass
 class AugmentedPosterior:
-    r"""Inducing points with a basis function added at each test point (appendix G).
+    r"""Inducing points with basis functions added at the test points (appendix G).
 
-    With a full covariance, and in whitened coordinates with any other, the part of the new function
-    that the basis does not explain adds its prior variance
-    :math:`k(x, x) - \phi(x)^T \phi(x)`: the predictive variance of Titsias (2009).
+    With a full covariance, and in whitened coordinates with any other, the part of the new
+    functions that the basis does not explain adds its prior law :math:`K_{**} - Q_{**}`, where
+    :math:`Q_{**} = \Phi_* \Phi_*^T`: the predictive covariance of Titsias (2009).
+
+    Attributes
+    ----------
+    weights : LinearWeightsPosterior
+        Over a :class:`~.whitened.WhitenedInducingBasis`.
     """
 
     weights: LinearWeightsPosterior
-    kernel: object
 
     def mean(self, X: Tensor) -> Tensor:
         """Posterior mean of f, shape (p,)."""
@@ -122,16 +126,15 @@ class AugmentedPosterior:
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of f, shapes (p,), (p,)."""
         mean, variance = self.weights.mean_and_variance(X)
-        return mean, variance + self._unexplained(X)
+        return mean, variance + self._basis.unexplained(X)
 
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of f, shape (p, p)."""
-        return self.weights.covariance(X) + torch.diag(self._unexplained(X))
+        return self.weights.covariance(X) + self._basis.unexplained_covariance(X)
 
-    def _unexplained(self, X: Tensor) -> Tensor:
-        basis = self.weights.basis
-        explained = sum(basis.features(X, b).square().sum(1) for b in range(basis.n_blocks))
-        return (gram_diag(self.kernel, X) - explained).clamp_(min=0.0)
+    @property
+    def _basis(self) -> WhitenedInducingBasis:
+        return cast(WhitenedInducingBasis, self.weights.basis)
 
 
 def counting_weights(statistics: StreamingGram) -> StreamingGram:
@@ -172,7 +175,7 @@ def fit_statistics(
             statistics.basis, mean, draws - mean[:, None], noise
         )
     augmented = plan.basis == "inducing" and options.augment
-    posterior = AugmentedPosterior(weights, kernel) if augmented else weights
+    posterior = AugmentedPosterior(weights) if augmented else weights
     return Fit(
         posterior,
         plan,

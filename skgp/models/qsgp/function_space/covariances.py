@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram_diag, gram_tile
+from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
 from skgp.models.qsgp.weight_space.design import Basis
+from skgp.models.qsgp.weight_space.whitened import inducing_parts
 from skgp.models.tensor_state import TensorState
 from skgp.variational.gaussian import WeightGaussian
 from skgp.variational.optimum import optimal_gaussian, optimal_std
@@ -73,8 +74,10 @@ class WeightCovariance(TensorState):
     .. math:: \mathbb V[f(x)] = k(x)^T C C^T k(x)
               + \frac{\sigma^2 k(x, x)^2}{k(x)^T W k(x) + \sigma^2 k(x, x)},
 
-    the second term where `augment`; it is independent from one test point to the next. W holds the
-    row weights, 1 in the paper.
+    the second term v(x) where `augment`. W holds the row weights, 1 in the paper. The proposition
+    is about one test point. Between two, v is given the prior's correlation,
+    :math:`\sqrt{v(x) v(x') / (k(x, x) k(x', x'))}\, k(x, x')`: draws are as smooth as the prior's,
+    far from the data they are the prior's, and no variance depends on what is predicted together.
 
     Attributes
     ----------
@@ -102,7 +105,11 @@ class WeightCovariance(TensorState):
     def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
         """Joint covariance, shape (p, p)."""
         K = gram_tile(kernel, X, Z)
-        return self.q.covariance(K) + torch.diag(self._augmentation(kernel, X, K))
+        posterior = self.q.covariance(K)
+        if not self.augment:
+            return posterior
+        scale = (self._augmentation(kernel, X, K) / gram_diag(kernel, X)).sqrt()
+        return posterior + scale[:, None] * gram(kernel, X) * scale
 
     def _augmentation(self, kernel, X: Tensor, K: Tensor) -> Tensor:
         prior = gram_diag(kernel, X)
@@ -124,7 +131,7 @@ class PathwiseCovariance(TensorState):
     Attributes
     ----------
     prior : Basis
-        Random features of the prior draws.
+        Features of the prior draws. What inducing points among them leave of the prior is added.
     prior_weights : Tensor of shape (n_features, s)
     sample_weights : Tensor of shape (n, s)
         :math:`A^{-1} (f_s(Z) + \varepsilon_s)`.
@@ -141,12 +148,15 @@ class PathwiseCovariance(TensorState):
 
     def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
         """Variances, shape (p,), with a relative standard error of ``sqrt(2 / s)``."""
-        return self.deviations(kernel, X, Z).square().mean(1)
+        return self.deviations(kernel, X, Z).square().mean(1) + sum(
+            basis.unexplained(X) for basis in inducing_parts(self.prior)
+        )
 
     def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
-        """Joint covariance, shape (p, p), of rank at most s."""
+        """Joint covariance, shape (p, p); of rank s and what the prior's features leave."""
         deviations = self.deviations(kernel, X, Z)
-        return deviations @ deviations.T / deviations.shape[1]
+        drawn = deviations @ deviations.T / deviations.shape[1]
+        return drawn + sum(basis.unexplained_covariance(X) for basis in inducing_parts(self.prior))
 
 
 def weight_covariance(

@@ -198,7 +198,7 @@ def _held_out_moments(
         n_dense_columns=n_dense_columns,
     )
     posterior = ClassifierPosterior(problem.design.basis, weights, problem.offset[columns], q)
-    latent_posterior = LatentPosterior(posterior, kernel, 0.0 if kernel is None else amplitude)
+    latent_posterior = LatentPosterior(posterior, 0.0 if kernel is None else amplitude)
     return latent_posterior.mean_and_variance(problem.X[held_out])
 
 

@@ -103,7 +103,7 @@ def fit_laplace(
         )
     fit.posterior.basis = basis  # predictions are in float64
     augmented = plan.basis == "inducing" and options.augment
-    posterior: Posterior = AugmentedPosterior(fit.posterior, kernel) if augmented else fit.posterior
+    posterior: Posterior = AugmentedPosterior(fit.posterior) if augmented else fit.posterior
     total = float(len(data.y) if data.weight is None else data.weight.sum())
     return Fit(
         posterior,

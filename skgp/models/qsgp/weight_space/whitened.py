@@ -10,8 +10,9 @@ It is the model of inducing points (basis :math:`k(\cdot, Z)`, prior precision
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram, gram_tile
+from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import jittered_cholesky
+from skgp.models.qsgp.weight_space.design import Basis
 
 # Largest error of a float32 feature, relative to the prior's standard deviation, that passes.
 _SINGLE_TOLERANCE = 1e-3
@@ -97,6 +98,20 @@ class WhitenedInducingBasis:
         whitened = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
         return whitened[:, columns].to(X.dtype)
 
+    def unexplained(self, X: Tensor) -> Tensor:
+        r""":math:`k(x, x) - \phi(x)^T \phi(x)`, what the points leave of the prior; shape (p,)."""
+        explained = sum(self.features(X, b).square().sum(1) for b in range(self.n_blocks))
+        return (gram_diag(self.kernel, X) - explained).clamp_(min=0.0)
+
+    def unexplained_covariance(self, X: Tensor) -> Tensor:
+        r""":math:`K_{**} - Q_{**}`, the joint law of what they leave; shape (p, p)."""
+        left = gram(self.kernel, X)
+        for block in range(self.n_blocks):
+            features = self.features(X, block)  # (p, width)
+            left -= features @ features.mT
+        left.diagonal().clamp_(min=0.0)
+        return left
+
     def in_single_precision(self, X: Tensor) -> "WhitenedInducingBasis":
         """Return a basis that takes float32 rows in float32 if that costs no accuracy, or itself.
 
@@ -134,3 +149,44 @@ class WhitenedInducingBasis:
         self.__dict__.update(state)
         self.Z = torch.from_numpy(state["Z"])
         self._factor, self.jitter = jittered_cholesky(gram(self.kernel, self.Z))
+
+
+class SumBasis:
+    r"""Bases of the summands of a kernel side by side, whose Gram matrices add.
+
+    Parameters
+    ----------
+    parts : list of Basis
+    """
+
+    def __init__(self, parts: list[Basis]):
+        self.parts = parts
+        self.n_features = sum(part.n_features for part in parts)
+        self.n_blocks = sum(part.n_blocks for part in parts)
+
+    def block_slice(self, block: int) -> slice:
+        """Columns of a block within ``0..m``."""
+        first, part, block = self._place(block)
+        columns = part.block_slice(block)
+        return slice(first + columns.start, first + columns.stop)
+
+    def features(self, X: Tensor, block: int) -> Tensor:
+        """Columns of a block, shape (n, width)."""
+        _, part, block = self._place(block)
+        return part.features(X, block)
+
+    def _place(self, block: int) -> tuple[int, Basis, int]:
+        """First column of a block's part, the part, and the block within it."""
+        first = 0
+        for part in self.parts:
+            if block < part.n_blocks:
+                return first, part, block
+            first, block = first + part.n_features, block - part.n_blocks
+        raise IndexError(f"block {block} is beyond the last.")
+
+
+def inducing_parts(basis: Basis) -> list[WhitenedInducingBasis]:
+    """The inducing points among the parts of a basis, which leave something of the prior."""
+    if isinstance(basis, WhitenedInducingBasis):
+        return [basis]
+    return [points for part in getattr(basis, "parts", ()) for points in inducing_parts(part)]
