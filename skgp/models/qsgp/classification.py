@@ -141,13 +141,12 @@ class ClassificationStream:
     Parameters
     ----------
     online : OnlineLaplace
-    kernel : sklearn kernel expression
     inducing : bool
         Whether the basis consists of inducing points, which can be augmented.
     """
 
-    def __init__(self, online: OnlineLaplace, kernel, inducing: bool):
-        self._online, self._kernel, self._inducing = online, kernel, inducing
+    def __init__(self, online: OnlineLaplace, inducing: bool):
+        self._online, self._inducing = online, inducing
 
     @property
     def n_iter(self) -> int:
@@ -184,7 +183,7 @@ def start_stream(
     else:
         basis = WhitenedInducingBasis(kernel, Z)
     online = OnlineLaplace(basis, len(offset), offset, likelihood)
-    return ClassificationStream(online, kernel, Z is not None)
+    return ClassificationStream(online, Z is not None)
 
 
 def _fit_newton(
@@ -237,9 +236,7 @@ def _fit_newton(
     weights = ClassifierPosterior(_exact(design.basis), fit.weights, offset, q)
     augmented = plan.basis == "inducing" and options.augment
     return ClassificationFit(
-        LatentPosterior(weights, choice.prior_variance)
-        if augmented
-        else LatentPosterior(weights),
+        LatentPosterior(weights, choice.prior_variance) if augmented else LatentPosterior(weights),
         plan,
         kernel,
         amplitude=choice.prior_variance,
