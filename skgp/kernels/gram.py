@@ -7,6 +7,7 @@ Values and gradients with respect to ``theta`` agree with scikit-learn's
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
@@ -189,5 +190,6 @@ def _check_inputs(kernel: Kernel, X: Tensor, Z: Tensor | None) -> None:
 def _gram_shape(X: Tensor, Z: Tensor | None) -> torch.Size:
     if Z is None:
         return X.shape[:-1] + X.shape[-2:-1]
-    batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
-    return batch + (X.shape[-2], Z.shape[-2])
+    # torch's own loads sympy, in half a second.
+    batch = np.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
+    return torch.Size((*batch, X.shape[-2], Z.shape[-2]))

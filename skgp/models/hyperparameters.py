@@ -34,6 +34,7 @@ from skgp.kernels.gram import split_noise
 from skgp.models.neighbors import CandidateSearch
 from skgp.models.objectives import leave_one_out_log_density, log_marginal_likelihood
 from skgp.models.replicates import Replicates
+from skgp.training.adam import Adam
 from skgp.training.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
@@ -301,7 +302,7 @@ def fit_leave_one_out(
     X, n = data.X, data.X.shape[0]
     lower, upper = X.new_tensor(kernel.bounds).T
     theta = X.new_tensor(kernel.theta).requires_grad_()
-    optimizer = torch.optim.Adam([theta], lr=settings.learning_rate, betas=(0.9, 0.99))
+    optimizer = Adam([theta], lr=settings.learning_rate, betas=(0.9, 0.99))
     candidates = _candidates(X, settings.max_candidates, generator)
     k = min(settings.n_neighbors, candidates.shape[0] - 1)
     history: list[float] = []

@@ -3,25 +3,35 @@
 The loop is made of short methods; a solver with steps of its own overrides one of them:
 
 >>> import torch
+>>> from skgp.training import Adam
 >>> x = torch.zeros(2, requires_grad=True)
 >>> loop = TrainingLoop(
 ...     {"x": x},
 ...     lambda iteration: ((x - 1) ** 2).sum(),
-...     torch.optim.SGD([x], lr=0.5),
+...     Adam([x], lr=1.0),
 ... )
->>> _ = loop.run(max_iter=3)
->>> x.detach().tolist(), loop.n_iter, loop.history["loss"]
-([1.0, 1.0], 3, [2.0, 0.0, 0.0])
+>>> _ = loop.run(max_iter=2)
+>>> loop.n_iter, [round(loss, 3) for loss in loop.history["loss"]]
+(2, [2.0, 0.0])
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Schedule = Callable[[int], float]
 StoppingRule = Callable[[int, float], bool]
+
+
+class Optimizer(Protocol):
+    """Moves parameters by their gradients: `skgp.training.Adam`, or one of torch's."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self) -> None: ...
+    def step(self) -> None: ...
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -75,7 +85,7 @@ def exponential_decay(start: float, end: float, n_steps: int) -> Schedule:
 
 
 class TrainingLoop:
-    """Minimise a (stochastic) loss by the steps of a torch optimizer.
+    """Minimise a (stochastic) loss by the steps of an optimizer.
 
     Parameters
     ----------
@@ -84,7 +94,7 @@ class TrainingLoop:
     compute_loss : callable
         ``compute_loss(iteration) -> Tensor``, a scalar with a graph to the parameters. Draws its
         own minibatch.
-    optimizer : torch.optim.Optimizer
+    optimizer : Optimizer
     schedule : callable or None, default=None
         Maps an iteration to the learning rate of every parameter group; None leaves it alone.
     stopping : sequence of callables, default=()
@@ -109,7 +119,7 @@ class TrainingLoop:
         self,
         parameters: Mapping[str, Tensor],
         compute_loss: Callable[[int], Tensor],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         *,
         schedule: Schedule | None = None,
         stopping: Sequence[StoppingRule] = (),

@@ -25,7 +25,7 @@ from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.holdout import BestState
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.training import Training, posterior_loss
-from skgp.training import LossPlateau, TrainingLoop, sample_without_replacement
+from skgp.training import Adam, LossPlateau, TrainingLoop, sample_without_replacement
 from skgp.training.stopping import StopRecorder
 
 __all__ = ["BATCH_PER_INDUCING", "LEARNING_RATE", "MAX_ITER", "fit_minibatch"]
@@ -164,7 +164,7 @@ class _BoundedAdam(TrainingLoop):
         **options,
     ) -> None:
         groups = [{"params": [leaf], "share": _SHARES[name]} for name, leaf in parameters.items()]
-        optimizer = torch.optim.Adam(groups, betas=_MOMENTS)
+        optimizer = Adam(groups, betas=_MOMENTS)
         super().__init__(parameters, compute_loss, optimizer, **options)
         self.bounds = bounds
         self.project()

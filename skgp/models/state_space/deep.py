@@ -30,6 +30,7 @@ from skgp.models.state_space.inducing.conditionals import condition
 from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
 from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.small_matrices import inner, matvec
+from skgp.training.adam import Adam
 
 __all__ = ["StateSpaceLayer", "fit_layers"]
 
@@ -194,7 +195,7 @@ def fit_layers(
         The negative bound, estimated, at each iteration.
     """
     leaves = [t for layer in layers for t in (layer.theta, layer.linear)] + list(others)
-    adam = torch.optim.Adam(leaves, lr=learning_rate)
+    adam = Adam(leaves, lr=learning_rate)
     history: list[float] = []
     for iteration in range(n_iter):
         left = decay ** (iteration / n_iter)

@@ -33,7 +33,7 @@ from skgp.models.dlm.data import SparseData
 from skgp.models.swsgp.bound import Objective, bound, kl_weight
 from skgp.models.swsgp.coordinates import Coordinates
 from skgp.models.swsgp.state import SWSGPState
-from skgp.training import NonFiniteLossError, TrainingLoop, sample_without_replacement
+from skgp.training import Adam, NonFiniteLossError, TrainingLoop, sample_without_replacement
 
 __all__ = [
     "LEARNING_RATE",
@@ -232,7 +232,7 @@ class _MinibatchLoss:
 
 
 class _Steps(TrainingLoop):
-    """Fused steps of Adam, each kind of coordinate at its own rate and within its bounds."""
+    """Steps of Adam, each kind of coordinate at its own rate and within its bounds."""
 
     average_from: int | None = None
 
@@ -244,11 +244,10 @@ class _Steps(TrainingLoop):
         **options,
     ) -> None:
         groups = [{"params": [leaf], "share": _SHARES[name]} for name, leaf in parameters.items()]
-        # Fused: one pass over the vectors of size M, in place of one for each operation.
         super().__init__(
             parameters,
             compute_loss,
-            torch.optim.Adam(groups, betas=_MOMENTS, fused=True),
+            Adam(groups, betas=_MOMENTS),
             **options,
         )
         self.bounds = {name: box for name, box in bounds.items() if name in parameters}

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
-from skgp.training import LossPlateau, exponential_decay, sample_without_replacement
+from skgp.training import Adam, LossPlateau, exponential_decay, sample_without_replacement
 
 from .basis import StochasticBasis
 from .likelihood_sgd_state import LikelihoodSGDResult, LikelihoodState, initial_state
@@ -250,7 +250,7 @@ class _Solver:
         self.basis, self.likelihood = basis, likelihood
         self.options, self.state, self.generator = options, state, generator
         self.theta: Tensor | None = None
-        self.adam: torch.optim.Adam | None = None
+        self.adam: Adam | None = None
         self.history: dict[str, list[float]] = {"loss": [], "support_log_prob": []}
 
     def start_learning(self) -> None:
@@ -258,7 +258,7 @@ class _Solver:
         state = self.state
         start = torch.as_tensor(self.basis.kernel.theta) if state.theta is None else state.theta
         self.theta = start.detach().to(torch.float64).clone().requires_grad_()
-        self.adam = torch.optim.Adam([self.theta])
+        self.adam = Adam([self.theta])
         if state.hyper_moments:
             self.adam.load_state_dict(state.hyper_moments)
 

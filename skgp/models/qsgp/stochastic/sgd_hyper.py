@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from skgp.training import Adam
+
 from .basis import StochasticBasis
 from .estimators import constant_loss, diagonal_loss, quadratic_loss, sample_design
 from .sgd_sampling import IndexSet
@@ -30,7 +32,7 @@ class HyperParameters:
         self.theta = start.detach().to(torch.float64).clone().requires_grad_()
         noise = torch.tensor(state.noise_variance, dtype=torch.float64)
         self.log_noise = noise.log().requires_grad_()
-        self.optimizer = torch.optim.Adam([self.theta, self.log_noise])
+        self.optimizer = Adam([self.theta, self.log_noise])
         if state.hyper_moments:
             self.optimizer.load_state_dict(state.hyper_moments)
 
