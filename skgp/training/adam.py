@@ -51,7 +51,7 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        given = list(parameters)
+        given: list[Any] = list(parameters)
         groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
         self.param_groups: list[dict[str, Any]] = [{"lr": lr, **group} for group in groups]
         self.betas, self.eps = betas, eps
