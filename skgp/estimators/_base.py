@@ -44,6 +44,13 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         "verbose": ["verbose"],
     }
 
+    #: Fitted attributes that ``partial_fit`` or a warm start changes in place.
+    _updated_in_place: frozenset[str] = frozenset()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether a fit came to its end: `fit_context` sets all of its state at once."""
+        return hasattr(self, "kernel_")
+
     @abstractmethod
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         """Return the posterior mean of f, shape (n,)."""

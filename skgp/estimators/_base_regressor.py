@@ -37,6 +37,9 @@ covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X
             self._likelihood = StudentT(scale, df)
         return self
 
+``fit_context`` makes it a transaction: ``self`` is a draft, whose state replaces that of the
+estimator at the end; where the fit raises, nothing has changed. It warns by ``warn_caller``.
+
 Rows of weight 0 are dropped by ``_validate_training``: what follows sees positive weights only. It
 does not copy X where it need not: a fit that keeps rows of X keeps a copy. A regressor of counts
 asks ``_validate_training(..., counts=True)``, takes ``z = self._keep_target(y)`` and refuses a

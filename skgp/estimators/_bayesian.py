@@ -1,6 +1,5 @@
 """Exact GPs averaged over their hyper-parameters: the face of :mod:`skgp.models.bayesian`."""
 
-import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
 
@@ -25,6 +24,7 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._posterior_summary import element_names
 from skgp.estimators._threads import threads
+from skgp.estimators._warnings import warn_caller
 from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.mixture import MixtureState
@@ -289,11 +289,9 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         """Samples of the hyper-parameters; a single one where there is nothing to sample."""
         if self.optimizer is None or kernel.n_dims == 0:
             if self.optimizer is not None:
-                warnings.warn(
+                warn_caller(
                     f"kernel={kernel} has no free hyper-parameter: there is nothing to average "
                     "over, and one plain model is fitted. Set optimizer=None to say so.",
-                    UserWarning,
-                    stacklevel=3,
                 )
             fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
             return single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
@@ -383,11 +381,10 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
     def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
         """Warn of what keeps the samples from being trusted."""
         if samples.diagnostics["problems"] and not interrupted:
-            warnings.warn(
+            warn_caller(
                 "The samples of the hyper-parameters may not stand for their posterior: "
                 f"{'; '.join(samples.diagnostics['problems'])}. See summary() and diagnostics_.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
         if self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(self.kernel_.clone_with_theta(self.map_))

@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from sklearn.exceptions import ConvergenceWarning
 
 from skgp.estimators._compat import is_one_of_many_fits
+from skgp.estimators._warnings import warn_caller
 
 Callback = Callable[[int, Mapping[str, Any]], bool]
 State = Callable[[], dict[str, Any]]
@@ -244,10 +244,9 @@ def fit_session(
         yield session
     estimator.interrupted_ = session.interrupted
     if session.interrupted:
-        warnings.warn(
+        warn_caller(
             f"The fit of {type(estimator).__name__} was interrupted by Ctrl-C. It keeps what it "
             "had learnt by then and can predict; fit again for the full training.",
             ConvergenceWarning,
-            stacklevel=3,
         )
     context.call_on_fit_task_end(estimator=estimator, **data, reconstruction_attributes={})

@@ -1,12 +1,11 @@
 """Inducing points: where the kernels of a sparse basis are centred."""
 
-import warnings
-
 import numpy as np
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import to_tensor
+from skgp.estimators._warnings import warn_caller
 from skgp.kernels.length_scales import length_scales
 from skgp.models.inducing import greedy_variance
 
@@ -67,11 +66,9 @@ def inducing_points(
 def warn_of_few_rows(n_inducing: int, n_distinct: int) -> None:
     """Warn that there are fewer distinct rows than inducing points asked for."""
     if n_inducing > n_distinct:
-        warnings.warn(
+        warn_caller(
             f"n_inducing={n_inducing} is more than the {n_distinct} distinct rows of X; it is "
             f"lowered to {n_distinct}. Give n_inducing={n_distinct} or less to avoid this warning.",
-            UserWarning,
-            stacklevel=3,
         )
 
 

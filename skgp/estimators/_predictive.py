@@ -4,7 +4,6 @@
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +15,7 @@ from sklearn.utils import gen_batches
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._counts import check_counts
+from skgp.estimators._warnings import warn_caller
 from skgp.likelihoods import Gaussian, Laplace, NumericLikelihood, Poisson, StudentT
 from skgp.linalg.exceptions import NumericalWarning
 
@@ -305,12 +305,11 @@ def clip_variance(var: np.ndarray) -> np.ndarray:
     negative = var < 0
     if not negative.any():
         return var
-    warnings.warn(
+    warn_caller(
         f"{negative.sum()} of {var.size} predicted variances were negative, the least "
         f"{var.min():.3g} for a target of unit variance, and were set to 0. If that is not a "
         'rounding error, fit with dtype="float64" or a greater noise variance.',
         NumericalWarning,
-        stacklevel=2,
     )
     return np.maximum(var, 0.0)
 

@@ -212,6 +212,8 @@ class QSGPRegressor(BaseGPRegressor):
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    _updated_in_place = frozenset({"_statistics", "_sgd_state"})
+
     def __init__(
         self,
         kernel=None,

@@ -175,6 +175,8 @@ class QSGPClassifier(BaseGPClassifier):
         "warm_start": ["boolean"],
     }
 
+    _updated_in_place = frozenset({"_online", "_sgd_state"})
+
     def __init__(
         self,
         kernel=None,
