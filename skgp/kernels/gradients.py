@@ -41,7 +41,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from .distances import exp_decay_
+from .distances import correct_far_, exp_decay_, far_limit, scaled_inputs
 from .expression import Node, bind, check_kernel
 from .gram import gram
 from .specs import ActiveDims
@@ -233,28 +233,38 @@ class _StationaryTerm:
         self._constant = float(torch.stack(constants).prod()) if constants else 1.0
         self._alpha = leaf.params.get("alpha")
         self._profile, root = _profile(leaf)
-        centre, scale = X.mean(0), leaf.params["length_scale"] / root
-        self._A, self._B = (X - centre) / scale, (Z - centre) / scale
+        self._A, self._B, _ = scaled_inputs(X, Z, leaf.params["length_scale"] / root)
         a2, b2 = (M.square().sum(1, keepdim=True) for M in (self._A, self._B))
         one = torch.ones_like
         self._A_norm = torch.cat([-2 * self._A, a2, one(a2)], 1)
         self._B_norm = torch.cat([self._B, one(b2), b2], 1)
-        # Squared distances below this are rounding, and 0.
-        self._floor = 16 * torch.finfo(X.dtype).eps * float(torch.maximum(a2.max(), b2.max()))
+        # Squared distances below this are rounding, and 0; far rows are free of it.
+        largest, limit = float(torch.maximum(a2.max(), b2.max())), far_limit(X.dtype)
+        self._any_far = largest > limit
+        self._floor = 16 * torch.finfo(X.dtype).eps * min(largest, limit)
         self._squares = X.new_zeros(X.shape[1], dtype=torch.float64)
         # Sums of W o k and of W o dk / d log alpha.
         self._value, self._shape = self._squares.new_zeros(2).unbind()
 
     def add(self, rows: slice, columns: slice, W: Tensor) -> None:
+        A, B = self._A[rows], self._B[columns]
+        a2, b2 = self._A_norm[rows, -2:-1], self._B_norm[columns, -1:]
         s = (self._A_norm[rows] @ self._B_norm[columns].T).clamp_min_(0)
+        if self._any_far:
+            correct_far_(s, A, B, a2, b2)
         if self._alpha is not None:
             self._shape += (W * _shape_derivative(s, float(self._alpha))).sum()
         k, slope = self._profile(s, self._floor)
         self._value += torch.tensordot(W, k)
         H = slope.mul_(W)
-        A, B = self._A[rows], self._B[columns]
-        moments = H.sum(1) @ A.square() + H.sum(0) @ B.square() - 2 * (A * (H @ B)).sum(0)
-        self._squares += moments
+        if self._any_far:  # moments of far rows would cancel: one column at a time by differences
+            apart = H * (torch.maximum(a2, b2.T) > far_limit(a2.dtype))
+            H = H - apart
+            pairs = zip(A.T, B.T, strict=True)
+            self._squares += torch.stack(
+                [apart.mul((a[:, None] - b).square_()).sum() for a, b in pairs]
+            )
+        self._squares += H.sum(1) @ A.square() + H.sum(0) @ B.square() - 2 * (A * (H @ B)).sum(0)
 
     def gradient(self) -> Tensor:
         return torch.cat([self._of(factor) for factor in self._factors])

@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from .covariance import covariance
-from .distances import METRICS, exp_decay_, scaled_inputs
+from .distances import METRICS, correct_far_, exp_decay_, scaled_inputs
 from .expression import Node
 from .specs import ActiveDims, Cosine
 
@@ -46,7 +46,7 @@ def evaluate_tile(node: Node, X: Tensor, Z: Tensor, out: Tensor) -> Tensor:
 
 
 def largest_square(node: Node, X: Tensor) -> float:
-    """Largest squared norm S of the centred rows of X (n, d), over the length scales of a kernel.
+    """Largest squared norm S of the rows of X (n, d) from an origin, over a kernel's length scales.
 
     A tile's squared distances, from the expanded square, err by about ``eps S``: short length
     scales, or rows far from the others, ask for more digits than float32 has.
@@ -108,22 +108,22 @@ def _tile_gaussian(length_scale, log_scale, X, Z, out) -> Tensor:
     """exp(log_scale - |x - z|^2 / (2 l^2)) by one product, a clamp and an exponential."""
     A, B, _ = scaled_inputs(X, Z, length_scale)
     # (a, -|a|^2/2, 1) . (b, 1, c - |b|^2/2) is the exponent, c = log_scale.
-    A = torch.cat([A, A.square().sum(1, keepdim=True) / -2, torch.ones_like(A[:, :1])], 1)
-    norms = log_scale - B.square().sum(1, keepdim=True) / 2
-    B = torch.cat([B, torch.ones_like(norms), norms], 1)
-    K = torch.matmul(A, B.T, out=out)
+    a2, b2 = A.square().sum(1, keepdim=True), B.square().sum(1, keepdim=True)
+    left = torch.cat([A, a2 / -2, torch.ones_like(a2)], 1)
+    right = torch.cat([B, torch.ones_like(b2), log_scale - b2 / 2], 1)
+    K = torch.matmul(left, right.T, out=out)
     top = log_scale.item()
+    correct_far_(K, A, B, a2, b2, lambda squares: top - squares / 2)
     return exp_decay_(K.clamp_max_(top), top)
 
 
 def _tile_squared(X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None) -> Tensor:
     """Squared distance of scaled inputs, clamped at 0."""
     A, B, _ = scaled_inputs(X, Z, scale)
-    A, B = (
-        torch.cat([-2 * A, A.square().sum(1, keepdim=True), torch.ones_like(A[:, :1])], 1),
-        torch.cat([B, torch.ones_like(B[:, :1]), B.square().sum(1, keepdim=True)], 1),
-    )
-    return torch.matmul(A, B.T, out=out).clamp_min_(0)
+    a2, b2 = A.square().sum(1, keepdim=True), B.square().sum(1, keepdim=True)
+    left = torch.cat([-2 * A, a2, torch.ones_like(a2)], 1)
+    right = torch.cat([B, torch.ones_like(b2), b2], 1)
+    return correct_far_(torch.matmul(left, right.T, out=out).clamp_min_(0), A, B, a2, b2)
 
 
 def _tile_matern(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:

@@ -23,15 +23,15 @@ def inputs(n, seed, offset=0.0):
 
 
 def test_largest_square_is_that_of_the_shortest_scale():
-    X = torch.tensor([[1.0, 0.0], [5.0, 0.0], [3.0, 3.0]])  # centred: (-2, -1), (2, -1), (0, 2)
+    X = torch.tensor([[1.0, 0.0], [5.0, 0.0], [3.0, 3.0]])  # from (1, 0): 0, (4, 0), (2, 3)
 
     def square(kernel):
         return tiles.largest_square(bind(kernel, None, dtype=X.dtype, device=X.device), X)
 
-    assert square(RBF(0.1)) == pytest.approx(500)
-    assert square(2.0 * RBF(1.0) + Matern([0.1, 1.0])) == pytest.approx(401)
-    assert square(ActiveDims(RBF(0.1), [1]) * RBF(1.0)) == pytest.approx(400)
-    assert square(ExpSineSquared(10.0, 0.5)) == pytest.approx(20)
+    assert square(RBF(0.1)) == pytest.approx(1600)
+    assert square(2.0 * RBF(1.0) + Matern([0.1, 1.0])) == pytest.approx(1600)
+    assert square(ActiveDims(RBF(0.1), [1]) * RBF(1.0)) == pytest.approx(900)
+    assert square(ExpSineSquared(10.0, 0.5)) == pytest.approx(64)
     assert square(DotProduct() + ConstantKernel(3.0)) == 0
 
 
