@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.estimators._backend import Backend, resolve_backend
 from skgp.estimators._compat import StrOptions, check_sample_weight
 from skgp.estimators._predictive import clip_variance
+from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
 
 #: Bytes that the hooks may take at once while predicting.
@@ -96,6 +97,17 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
                 "Give one length scale, or one a column."
             ) from error
         return kernel
+
+    def _begin_fit(self) -> None:
+        """Compare the model asked for with that of the last fit, once the data are validated.
+
+        Sets ``_goes_on``: whether a warm start was asked for and there is a fit to go on from.
+        """
+        model = asked_model(self)
+        self._goes_on = getattr(self, "warm_start", False) and model == getattr(
+            self, "_fitted_model", None
+        )
+        self._fitted_model = model
 
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""

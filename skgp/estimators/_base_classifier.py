@@ -161,6 +161,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         codes = encode(y, classes)
         sample_weight = self._fold_class_weight(classes, codes, sample_weight)
         self.classes_ = classes
+        self._begin_fit()
         return X, codes, sample_weight
 
     def _validate_batch(
@@ -215,6 +216,8 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         codes = encode(y, known)
         sample_weight = self._fold_class_weight(known, codes, sample_weight)
         self.classes_ = known
+        if first:
+            self._begin_fit()
         return X, codes, sample_weight
 
     def _validate_rows(self, X, y, sample_weight, *, reset: bool):

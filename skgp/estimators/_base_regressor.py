@@ -115,6 +115,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
         if counts:
             check_counts(y)
+        if reset:
+            self._begin_fit()
         return keep_weighted_rows(X, y.astype(np.float64, copy=False), sample_weight)
 
     def _standardise_target(

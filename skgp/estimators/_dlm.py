@@ -86,7 +86,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         Rows of a minibatch. None takes all rows at once while n M is below 1e6 (1e7 for q alone),
         and beyond that 4 M, at least 1000. Closed forms take no minibatches.
     warm_start : bool, default=False
-        Start from the hyper-parameters, points and posterior of the last fit.
+        Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
+        likelihood, number of points or of columns begins anew.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to say when a joint search stops, which could overfit; q then
         learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with

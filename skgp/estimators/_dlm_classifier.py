@@ -87,8 +87,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         Rows of a minibatch. None takes all rows at once while n M, times the number of classes
         beyond two, is below 1e6 (1e7 for q alone).
     warm_start : bool, default=False
-        Start from the hyper-parameters, points and posterior of the last fit, if the classes are
-        as many.
+        Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
+        likelihood, number of points or of columns, or set of classes begins anew.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to say when a joint search stops, which could overfit; q then
         learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with

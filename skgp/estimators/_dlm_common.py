@@ -140,7 +140,7 @@ class SparseGPMixin:
             "inducing": inducing,
             "offset": backend.tensor(offset),
             "generator": backend.generator(),
-            "start": self._warm_state(data.X, data.y.shape[1], backend),
+            "start": self._warm_state(backend),
             "callback": callback,
         }
         settings = self._settings(data, objective, kernels)
@@ -167,13 +167,10 @@ class SparseGPMixin:
             *(backend.tensor(tensor.numpy()) for tensor in tensors),
         )
 
-    def _warm_state(self, X: torch.Tensor, n_latent: int, backend: Backend) -> SparseState | None:
-        """Where the last fit ended, if a warm start is wanted and its shapes still fit."""
-        if not (self.warm_start and hasattr(self, "_posterior")):
-            return None
-        state = self._state(backend)
-        fits = state.Z.shape[1] == X.shape[1] and len(state.offset) == n_latent
-        return state if fits and self._asked_inducing == self.n_inducing else None
+    def _warm_state(self, backend: Backend) -> SparseState | None:
+        """Where the last fit ended, if this one goes on from there with as many points."""
+        goes_on = self._goes_on and self._asked_inducing == self.n_inducing
+        return self._state(backend) if goes_on else None
 
     def _keep(self, fit: SparseFit) -> None:
         """Copy what was learned to attributes."""

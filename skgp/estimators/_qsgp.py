@@ -110,7 +110,8 @@ class QSGPRegressor(BaseGPRegressor):
         Of "sgd", which starts again with a tenth of it where it diverges.
     warm_start : bool, default=False
         Start from the hyper-parameters of the last fit and, with "sgd", from its weights and basis
-        functions, if there are as many.
+        functions, if there are as many. Another kernel, likelihood, basis or number of columns
+        begins anew.
     early_stopping : bool, default=False
         With "sgd", hold `validation_fraction` of the rows out, score them every 50 iterations and
         stop when their squared error has not fallen for five scores. No effect on other solvers.
@@ -212,6 +213,8 @@ class QSGPRegressor(BaseGPRegressor):
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    #: Seed and state of the last stochastic fit, where a later one may go on from it.
+    _sgd_state: tuple[int, SGDState] | None = None
     _updated_in_place = frozenset({"_statistics", "_sgd_state"})
 
     def __init__(
@@ -420,7 +423,7 @@ class QSGPRegressor(BaseGPRegressor):
         The scale is where that of Laplace noise may start; None where there is nothing to tell.
         """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
-        if self.warm_start and hasattr(self, "kernel_"):
+        if self._goes_on:
             kernels = [self.kernel_]
         elif self.kernel is None:
             kernels = default_kernels(X, sample_weight)
@@ -455,7 +458,7 @@ class QSGPRegressor(BaseGPRegressor):
 
     def _previous(self, backend) -> tuple[int, SGDState | None]:
         """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
-        if self.warm_start and hasattr(self, "_sgd_state"):
+        if self._goes_on and self._sgd_state is not None:
             return self._sgd_state
         return backend.seed, None
 
@@ -485,8 +488,8 @@ class QSGPRegressor(BaseGPRegressor):
         """Copy the fitted state to attributes."""
         if backend.device.type != "cpu":
             fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
-        if self.warm_start and fit.state is not None:
-            self._sgd_state = self._previous(backend)[0], fit.state
+        state = self._previous(backend)[0], fit.state
+        self._sgd_state = state if self.warm_start and fit.state is not None else None
         for name in _OPTIONAL:  # of an earlier fit
             self.__dict__.pop(name, None)
         for name, value in self._fitted_attributes(kernel, fit).items():

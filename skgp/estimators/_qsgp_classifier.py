@@ -92,7 +92,8 @@ class QSGPClassifier(BaseGPClassifier):
     learning_rate : float, default=0.1
         Of "sgd".
     warm_start : bool, default=False
-        Start from the hyper-parameters of the last fit and, with "sgd", from its weights.
+        Start from the hyper-parameters of the last fit and, with "sgd", from its weights. Another
+        kernel, likelihood, basis, number of columns or set of classes begins anew.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit; "auto" is "cuda" where there is one, else "cpu". "sgd" and predictions run on
@@ -175,6 +176,8 @@ class QSGPClassifier(BaseGPClassifier):
         "warm_start": ["boolean"],
     }
 
+    #: Seed and state of the last stochastic fit, where a later one may go on from it.
+    _sgd_state: tuple[int, Any] | None = None
     _updated_in_place = frozenset({"_online", "_sgd_state"})
 
     def __init__(
@@ -362,7 +365,7 @@ class QSGPClassifier(BaseGPClassifier):
     def _learn_kernel(self, session, X, Y, sample_weight, generator):
         """Return the kernel with learned hyper-parameters, and what the search found out."""
         self.history_ = {"hyperparameters": [], "solve": []}
-        if self.warm_start and hasattr(self, "kernel_"):
+        if self._goes_on:
             kernels = [self.kernel_]
         elif self.kernel is None:
             kernels = default_classification_kernels(X, sample_weight)
@@ -448,7 +451,7 @@ class QSGPClassifier(BaseGPClassifier):
 
     def _previous(self, backend: Backend) -> tuple[int, Any]:
         """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
-        if self.warm_start and hasattr(self, "_sgd_state"):
+        if self._goes_on and self._sgd_state is not None:
             return self._sgd_state
         return backend.seed, None
 
@@ -456,8 +459,8 @@ class QSGPClassifier(BaseGPClassifier):
         """Copy the fitted state to attributes."""
         if backend.device.type != "cpu":
             fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
-        if self.warm_start and fit.state is not None:
-            self._sgd_state = self._previous(backend)[0], fit.state
+        state = self._previous(backend)[0], fit.state
+        self._sgd_state = state if self.warm_start and fit.state is not None else None
         self._forget_relevance()
         for name, value in self._fitted_attributes(fit).items():
             setattr(self, name, value)

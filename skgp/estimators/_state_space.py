@@ -73,7 +73,8 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         Gain of evidence in an iteration, in nats an observation, below which to stop. With less
         than 0.001 nats in all it stops in any case.
     warm_start : bool, default=False
-        Start from the kernel and the likelihood of the last fit.
+        Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
+        number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
         Not used by the fit, which draws nothing.
     device : str or torch.device, default="auto"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
 from torch import Tensor
 
@@ -132,8 +131,8 @@ class StateSpaceMixin:
             Of the likelihood.
         """
         start = None
-        if self.warm_start and self.optimizer is not None and hasattr(self, "_states"):
-            signals, start = self._warm(signals, X.shape[1])
+        if self._goes_on:
+            signals, start = self._warm(X.shape[1])
         self._columns = [0]
         if X.shape[1] > 1:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
@@ -161,7 +160,6 @@ class StateSpaceMixin:
                 parameters = fits[0].parameters
         # What a warm start needs besides the states.
         self._likelihood_parameters = parameters.cpu().numpy()
-        self._asked = self._request()
         kernels = [_kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters.cpu()
@@ -300,16 +298,6 @@ class StateSpaceMixin:
         self._stream, self._states = stream, pickle.loads(pickle.dumps(fits))
         self._evidence = float(sum(fit.elbo for fit in fits))
 
-    def _request(self) -> tuple:
-        """What a warm start must find asked for again."""
-        return (
-            self.n_features_in_,
-            None if self.kernel is None else clone(self.kernel),
-            self.likelihood,
-            getattr(self, "link", None),
-            getattr(self, "degrees_of_freedom", None),
-        )
-
     def _n_bins(self) -> int:
         """Bins of a column of an additive model."""
         return _N_BINS if self.n_inducing in (None, "auto") else self.n_inducing
@@ -321,12 +309,8 @@ class StateSpaceMixin:
         self.n_iter_ = n_iter
         self.history_ = {"solve": history}
 
-    def _warm(
-        self, signals: list[Kernel | None], n_columns: int
-    ) -> tuple[list[Kernel | None], Tensor | None]:
-        """Kernels and likelihood of the last fit, where it was asked for the same model."""
-        if self._asked != self._request():
-            return signals, None
+    def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
+        """Kernels and likelihood of the last fit."""
         parts, parameters = _parts(self._states[0]), to_tensor(self._likelihood_parameters)
         if n_columns == 1:
             return [*parts], parameters

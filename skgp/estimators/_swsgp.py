@@ -115,7 +115,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         Rows of a step of Adam.
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
-        from its posterior. A fit of another kind or of other shapes starts anew.
+        from its posterior. Another kernel, method, likelihood, projection or number of columns
+        begins anew.
     validation_fraction : float, default=0.1
         Of the rows to hold out where something is chosen by them (amplitude and KL weight without
         Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the rows. q

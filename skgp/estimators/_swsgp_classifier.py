@@ -101,7 +101,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         Rows of a step of Adam.
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
-        from its posterior. A fit of another kind or of other shapes starts anew.
+        from its posterior. Another kernel, method, likelihood, projection, number of columns or set
+        of classes begins anew.
     validation_fraction : float, default=0.1
         Of the rows to hold out to choose the amplitude of the kernel, the KL weight and
         ``coupling_``, and to judge a polish: at most 4000, and no fewer than 500 or a third of the

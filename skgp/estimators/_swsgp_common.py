@@ -22,6 +22,7 @@ from skgp.estimators._threads import threads
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
 from skgp.models.neighbors import distinct
+from skgp.models.replicates import Replicates
 from skgp.models.swsgp.fit import Settings, fit_swsgp
 from skgp.models.swsgp.kriging import KrigingModel
 from skgp.models.swsgp.posterior import SWSGPPosterior
@@ -197,7 +198,6 @@ class SWSGPMixin:
             )
         self._set_posterior(fit.state)
         self._summary = pickle.loads(pickle.dumps(fit.summary))
-        self._kind = self._kind_of_fit()
         self._keep_kl_weight(fit.kl_weight)
         self.elbo_ = fit.elbo
         if start is None:
@@ -275,23 +275,13 @@ class SWSGPMixin:
 
     def _warm_state(self, data: SparseData, backend: Backend):
         """Where the last fit ended, if this one goes on from there."""
-        if not self._goes_on(data):
+        if not (self._keeps_kernel(data) and isinstance(self._posterior, SWSGPPosterior)):
             return None
         return self._posterior.state.to(backend.device).to(backend.dtype)
 
-    def _goes_on(self, data: SparseData) -> bool:
-        """Whether a warm start is wanted, and the last fit was of this kind and these shapes."""
-        posterior = getattr(self, "_posterior", None)
-        if not (self.warm_start and isinstance(posterior, SWSGPPosterior)):
-            return False
-        state = posterior.state
-        shapes = state.Z.shape[1], state.n_latent
-        return shapes == (data.X.shape[1], data.y.shape[1]) and self._kind == self._kind_of_fit()
-
-    def _kind_of_fit(self) -> tuple:
-        """What a warm start cannot change."""
-        names = ("method", "likelihood", "link", "degrees_of_freedom", "kernel", "optimizer")
-        return tuple(str(getattr(self, name, None)) for name in names)
+    def _keeps_kernel(self, data: SparseData | Replicates) -> bool:
+        """Whether this fit goes on from the last, whose projection had as many components."""
+        return self._goes_on and self.inducing_points_.shape[1] == data.X.shape[1]
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -50,8 +50,8 @@ class LabelsMixin:
         self, session, X, sample_weight, data: SparseData, offset: np.ndarray, backend: Backend
     ) -> Kernel:
         """Return the kernel of the latent functions, learned if it is to be."""
-        if self._goes_on(data):
-            return self._posterior.state.kernel
+        if self._keeps_kernel(data):
+            return self.kernel_
         if self.kernel is None:
             # Principal components share a unit.
             projected = self._projection is not None

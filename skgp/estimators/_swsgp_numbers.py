@@ -39,8 +39,9 @@ class NumbersMixin:
         self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend
     ) -> tuple[Kernel, WhiteKernel]:
         """Return the kernel of f and the noise that goes with it, learned if they are to be."""
-        if self._goes_on(SparseData(data.X, data.y[:, None])):
-            return self._posterior.state.kernel, split_noise(self.kernel_)[1] or WhiteKernel()
+        if self._keeps_kernel(data):
+            signal, white = split_noise(self.kernel_)
+            return signal, white or WhiteKernel()
         if self.kernel is None:
             kernels = default_kernels(X, sample_weight)
             kernels = [kernels[i] for i in _SMOOTHNESS] if len(kernels) > 1 else kernels
