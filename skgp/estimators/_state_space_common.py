@@ -374,8 +374,13 @@ def _parts(state: State, *, split: bool = False) -> list[Kernel]:
 
 
 def _kernel_of(state: State) -> Kernel:
-    """The kernel of f as one expression."""
-    kernel, *others = _parts(state)
-    for other in others:
-        kernel = Sum(kernel, other)
-    return kernel
+    """The kernel of f as one expression.
+
+    The sum is a balanced tree: scikit-learn asks each operand for its bounds twice, which takes
+    2^c steps of c summands added one after the other, and c^2 of a balanced tree.
+    """
+    kernels = _parts(state)
+    while len(kernels) > 1:
+        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
+        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
+    return kernels[0]

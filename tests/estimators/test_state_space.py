@@ -554,3 +554,15 @@ def test_quantiles_of_counts_and_outliers(data, counts, X_new):
     assert (quantile >= stats.poisson(rate).ppf(0.9)).all()
     drawn = make_counts(30, 1, mean=5.0, dispersion=50.0, length_scale=1.0, random_state=0)
     assert model.set_params(link="softplus").fit(*drawn).score(*drawn) > 0
+
+
+def test_forty_columns_fit_in_a_moment():
+    X = np.random.default_rng(0).normal(size=(20, 40))
+    model = StateSpaceGPRegressor(max_iter=3, random_state=0).fit(X, X[:, 0])
+    assert len(model.component_kernels_) == 40
+    names = [str(part) for part in model.component_kernels_]
+    first, second = model.kernel_.k1, model.kernel_  # signal, signal + noise
+    assert str(second.k2).startswith("WhiteKernel")
+    while hasattr(first, "k1") and type(first).__name__ == "Sum":
+        first = first.k1
+    assert str(first) == names[0]
