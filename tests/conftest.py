@@ -1,4 +1,4 @@
-"""What every test shares: few threads, reproducible examples, seeded data."""
+"""What every test shares: the environment, reproducible examples, seeded data."""
 
 import os
 import signal
@@ -7,9 +7,13 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The test problems are tiny: a second thread costs more than it brings. Set before torch loads.
-for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
+# Set before torch, NumPy and SciPy load, here and nowhere else: `make test`, `.ci/run` and a bare
+# `pytest` run the same thing. On problems so small a second thread costs more than it brings.
+_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+for _variable in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, _threads)
+# Without it scikit-learn skips its checks of array API input.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

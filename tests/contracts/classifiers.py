@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp.estimators import log_predictive_density_scorer
 from tests.contracts.common import EstimatorContract, Recorder, sklearn_checks
+from tests.same import assert_same
 
 __all__ = ["ClassifierContract", "Recorder", "sklearn_checks"]
 
@@ -225,7 +226,7 @@ class ClassifierContract(EstimatorContract):
         codes = (y == "yes").astype(int)
         estimator = self.make(kernel=self.kernel(), optimizer=None).fit(X, labels[codes])
         assert estimator.classes_.tolist() == labels.tolist()
-        np.testing.assert_array_equal(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
         # scikit-learn's metrics do not read boxed numbers: no call of score.
         assert (estimator.predict(X) == labels[codes]).mean() >= self.least_score
         assert np.isfinite(estimator.log_predictive_density(X, labels[codes])).all()
@@ -236,7 +237,7 @@ class ClassifierContract(EstimatorContract):
         X, y = data
         estimator = self.make(kernel=self.kernel(), optimizer=None)
         estimator.fit(X, pandas.Series(y, dtype=dtype))
-        np.testing.assert_array_equal(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
 
     def test_names_of_the_classes_do_not_matter(self, problem, X_new):
         X, y = problem
@@ -307,7 +308,7 @@ class ClassifierContract(EstimatorContract):
     def test_class_weight_leaves_silent_classes_at_one(self, data, X_new):
         found = self.proba(*data, X_new, class_weight={"yes": 5.0})
         expected = self.proba(*data, X_new, class_weight={"yes": 5.0, "no": 1.0})
-        np.testing.assert_array_equal(found, expected)
+        assert_same(found, expected)
         assert found[:, 1].mean() > self.proba(*data, X_new)[:, 1].mean()
 
     # ---- scikit-learn around it ------------------------------------------------------------

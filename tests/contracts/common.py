@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 from skgp.estimators import log_predictive_density_scorer
+from tests.same import assert_same
 
 
 def sklearn_checks(*estimators, expected_failed_checks=None):
@@ -151,7 +152,7 @@ class EstimatorContract:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = self.outputs(other, pandas.DataFrame(X_new, columns=["a", "b"]))
-        np.testing.assert_array_equal(found, self.outputs(fitted, X_new))
+        assert_same(found, self.outputs(fitted, X_new))
 
     @pytest.mark.parametrize("scoring", [None, log_predictive_density_scorer])
     def test_grid_search_reaches_into_the_kernel(self, data, scoring):
@@ -169,7 +170,7 @@ class EstimatorContract:
         text = pickle.dumps(fitted)
         assert len(text) < self.pickle_bytes
         found = self.outputs(pickle.loads(text), X_new)
-        np.testing.assert_array_equal(found, self.outputs(fitted, X_new))
+        assert_same(found, self.outputs(fitted, X_new))
 
     def test_fitted_state_holds_no_tensor(self, fitted):
         tensors = [name for name, value in vars(fitted).items() if isinstance(value, torch.Tensor)]
@@ -190,15 +191,15 @@ class EstimatorContract:
         estimator = self.make(kernel=self.kernel(), optimizer=None).fit(X, y)
         before = self.outputs(estimator, X_new)
         X[:], y[:] = 0, y[0]
-        np.testing.assert_array_equal(self.outputs(estimator, X_new), before)
+        assert_same(self.outputs(estimator, X_new), before)
 
     def test_optimizer_none_keeps_the_kernel(self, fitted):
         np.testing.assert_allclose(fitted.kernel_.theta, self.kernel().theta, rtol=1e-12)
 
     def test_same_random_state_gives_the_same_fit(self, data, X_new):
         first, second = (self.make_iterative(random_state=5).fit(*data) for _ in range(2))
-        np.testing.assert_array_equal(first.kernel_.theta, second.kernel_.theta)
-        np.testing.assert_array_equal(self.outputs(first, X_new), self.outputs(second, X_new))
+        assert_same(first.kernel_.theta, second.kernel_.theta)
+        assert_same(self.outputs(first, X_new), self.outputs(second, X_new))
 
     def test_fit_and_predict_touch_no_global_state(self, data):
         before = torch.get_rng_state(), torch.get_default_dtype(), torch.is_grad_enabled()
@@ -225,7 +226,7 @@ class EstimatorContract:
     def test_callbacks_do_not_change_the_fit(self, data, X_new):
         plain = self.make_iterative().fit(*data)
         watched = self.make_iterative().set_callbacks(Recorder()).fit(*data)
-        np.testing.assert_array_equal(self.outputs(watched, X_new), self.outputs(plain, X_new))
+        assert_same(self.outputs(watched, X_new), self.outputs(plain, X_new))
 
     def test_callback_stops_each_stage_early(self, data, X_new):
         recorder = Recorder(stop_after=2)
@@ -293,7 +294,7 @@ class EstimatorContract:
         thread.start()
         thread.join()
         expected = self.outputs(self.make().fit(*data), X_new)
-        np.testing.assert_array_equal(self.outputs(result[0], X_new), expected)
+        assert_same(self.outputs(result[0], X_new), expected)
 
     # ---- bad and awkward input -----------------------------------------------------------
 
@@ -370,7 +371,7 @@ class EstimatorContract:
             warnings.simplefilter("ignore", ConvergenceWarning)
             mapped = self.make().fit(X_map, y_map)
             found = self.outputs(mapped, X_map)
-        np.testing.assert_array_equal(found, self.outputs(self.make().fit(X, y), X))
+        assert_same(found, self.outputs(self.make().fit(X, y), X))
 
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
     def test_predictions_do_not_depend_on_the_batch(self, data, dtype):

@@ -27,6 +27,7 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 from skgp.datasets import make_counts
 from skgp.estimators import log_predictive_density_scorer
 from tests.contracts.common import EstimatorContract, Recorder, sklearn_checks
+from tests.same import assert_same
 
 __all__ = [
     "CountRegressorContract",
@@ -113,7 +114,7 @@ class PredictiveContract(EstimatorContract):
     def test_sample_y_depends_on_its_random_state_only(self, fitted, X_new):
         default = fitted.sample_y(X_new)
         assert default.shape == (7, 1)
-        np.testing.assert_array_equal(default, fitted.sample_y(X_new, 1, random_state=0))
+        assert_same(default, fitted.sample_y(X_new, 1, random_state=0))
         assert not np.allclose(default, fitted.sample_y(X_new, 1, random_state=1))
 
     def test_score_is_weighted_r2(self, fitted, data):
@@ -316,7 +317,7 @@ class CountRegressorContract(PredictiveContract):
         quantiles = fitted.predict_quantiles(X_new, levels)
         assert quantiles.dtype == np.float64
         np.testing.assert_array_equal(quantiles, np.rint(quantiles))
-        np.testing.assert_array_equal(fitted.predict_quantiles(X_new, 0.9), quantiles[:, 3])
+        assert_same(fitted.predict_quantiles(X_new, 0.9), quantiles[:, 3])
         for row, x in enumerate(X_new[:3]):
             below = np.append(self.probabilities(fitted, x).cumsum(), 0.0)  # the last is P(y < 0)
             at = quantiles[row].astype(int)
@@ -352,14 +353,14 @@ class CountRegressorContract(PredictiveContract):
         assert (fitted.y_mean_, fitted.y_scale_) == (0, 1)
         assert not hasattr(fitted, "noise_variance_")
         raw = clone(fitted).set_params(normalize_y=False).fit(X, y)
-        np.testing.assert_array_equal(self.outputs(raw, X_new), self.outputs(fitted, X_new))
+        assert_same(self.outputs(raw, X_new), self.outputs(fitted, X_new))
 
     def test_whole_numbers_of_any_type_give_the_same_fit(self, fitted, data, X_new):
         X, y = data
         expected = self.outputs(fitted, X_new)
         for dtype in (np.uint8, np.int32, np.float32, np.float64):
             other = clone(fitted).fit(X, y.astype(dtype))
-            np.testing.assert_array_equal(self.outputs(other, X_new), expected)
+            assert_same(self.outputs(other, X_new), expected)
 
     def test_dataframe_columns_are_checked(self):
         pytest.importorskip("pandas")

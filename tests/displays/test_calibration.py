@@ -7,6 +7,7 @@ from sklearn.datasets import make_moons
 
 from skgp.displays import expected_calibration_error
 from tests.estimators._dense_classifier import DenseGPClassifier
+from tests.same import assert_same
 
 
 def naive(hit, confidence, n_bins):
@@ -96,6 +97,6 @@ def test_reliability_diagram_of_scikit_learn_draws_a_classifier():
     y = np.array(["down", "up"])[codes]
     estimator = DenseGPClassifier(random_state=0).fit(X[:60], y[:60])
     display = CalibrationDisplay.from_estimator(estimator, X[60:], y[60:], n_bins=5)
-    np.testing.assert_array_equal(display.y_prob, estimator.predict_proba(X[60:])[:, 1])
+    assert_same(display.y_prob, estimator.predict_proba(X[60:])[:, 1])
     assert display.pos_label == "up" and display.estimator_name == "DenseGPClassifier"
     matplotlib.pyplot.close("all")

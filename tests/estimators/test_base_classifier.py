@@ -22,6 +22,7 @@ from skgp.estimators._labels import (
 from skgp.linalg.exceptions import NumericalWarning
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 from tests.estimators._dense_classifier import DenseGPClassifier
+from tests.same import assert_same
 
 
 class TestModeratedProbit(ClassifierContract):
@@ -185,7 +186,7 @@ def test_predictions_follow_the_likelihood_of_the_fit(data):
     estimator = DenseGPClassifier(random_state=0).fit(X, y)
     before = estimator.predict_proba(X)
     estimator.set_params(likelihood="logit", moderated=False)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(estimator)).predict_proba(X), before)
+    assert_same(pickle.loads(pickle.dumps(estimator)).predict_proba(X), before)
 
 
 @pytest.mark.parametrize("labels", [["a"] * 30, list(range(30)), ["a", "b"] * 15])
@@ -195,7 +196,7 @@ def test_refused_labels_leave_the_last_fit_alone(data, labels):
     before = estimator.predict_proba(X)
     with pytest.raises(ValueError, match="class"):
         estimator.fit(X, labels)
-    np.testing.assert_array_equal(estimator.predict_proba(X), before)
+    assert_same(estimator.predict_proba(X), before)
     assert set(estimator.predict(X)) == {-1, 1}
 
 

@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from skgp import BayesianGPRegressor
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
+from tests.same import assert_same
 
 # Fewer samples than the defaults, for time alone.
 SMALL = dict(n_samples=256, min_ess=50, n_keep=16, random_state=0)
@@ -79,7 +80,7 @@ class TestMixture:
         assert len(text) < samples + 8 * 40 * (fitted.n_kept_ + 4) + 15_000
         expected = fitted.predict(X_new, return_cov=True)
         for got, value in zip(pickle.loads(text).predict(X_new, return_cov=True), expected):  # noqa: B905
-            np.testing.assert_array_equal(got, value)
+            assert_same(got, value)
 
     def test_it_is_wider_than_a_gaussian_of_its_moments_in_the_tails(self, fitted, X_new):
         assert fitted.n_kept_ > 10
@@ -119,7 +120,7 @@ def test_summary_is_that_of_the_weighted_samples(fitted):
     assert "ess_tail" in text and len(text.splitlines()) == 1 + len(summary.names)
     frame = pytest.importorskip("pandas") and summary.to_frame()
     assert list(frame.index) == fitted.hyperparameter_names_
-    np.testing.assert_array_equal(frame["mean"], summary.mean)
+    assert_same(frame["mean"], summary.mean)
 
 
 def test_summary_of_chains_has_r_hat(data):
@@ -229,7 +230,7 @@ def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
     alone = make(**settings).fit(*data).predict(X_new, return_std=True)
     with parallel_config("threading"):
         together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
-    np.testing.assert_array_equal(together, alone)
+    assert_same(together, alone)
 
 
 @pytest.mark.parametrize("backend", ["loky", "dask"])
@@ -292,7 +293,7 @@ def test_kernel_without_free_hyperparameters_is_one_plain_model(data, X_new):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = make(kernel=kernel, optimizer=None).fit(*data)
-    np.testing.assert_array_equal(model.predict(X_new), plain.predict(X_new))
+    assert_same(model.predict(X_new), plain.predict(X_new))
     assert model.posterior_samples_.shape == (1, 0) and model.summary().names == []
 
 
@@ -309,7 +310,7 @@ def test_ctrl_c_while_sampling_keeps_the_samples_so_far(data, X_new):
     recorder = Recorder(stop_after=n_search + 2)
     stopped = clone(full).set_callbacks(recorder).fit(*data)
     assert len(stopped.posterior_samples_) == 2 * 256
-    np.testing.assert_array_equal(stopped.posterior_samples_, full.posterior_samples_[: 2 * 256])
+    assert_same(stopped.posterior_samples_, full.posterior_samples_[: 2 * 256])
     assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
 
 

@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import DLMGPRegressor
 from tests.contracts.estimators import RegressorContract, rbf_kernel, sklearn_checks
+from tests.same import assert_same
 
 test_sklearn = sklearn_checks(
     DLMGPRegressor(likelihood="student_t", n_inducing=6, max_iter=3, random_state=0)
@@ -193,7 +194,7 @@ def test_attributes_of_student_t_noise_do_not_outlive_it(data, X_new):
     assert not hasattr(estimator, "degrees_of_freedom_")
     gaussian = kept(likelihood="gaussian").fit(*data)
     found = estimator.predict_quantiles(X_new, [0.1])
-    np.testing.assert_array_equal(found, gaussian.predict_quantiles(X_new, [0.1]))
+    assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
 
 
 @pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])

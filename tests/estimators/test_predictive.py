@@ -18,6 +18,7 @@ from skgp.estimators._predictive import (
 from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
 from tests.contracts.estimators import rbf_kernel, z_scores
 from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor
+from tests.same import assert_same
 
 LIKELIHOODS = {
     "gaussian": None,
@@ -165,7 +166,7 @@ def test_added_noise_adds_to_the_variance_only(name, latent):
     noise = {"laplace": 2 * 0.4**2, "student": 3 * 0.4**2}[name]
     assert predictive._additive_variance() == pytest.approx(noise)
     found_mean, found = predictive._predictive_covariance(mean, covariance)
-    np.testing.assert_array_equal(found_mean, mean)
+    assert_same(found_mean, mean)
     np.testing.assert_allclose(found, covariance + noise * np.eye(6), rtol=1e-12)
 
 
@@ -177,8 +178,8 @@ def test_counts_vary_with_their_rates_and_for_themselves(name, latent):
     predictive = Predictive(LIKELIHOODS[name])
     found_mean, found = predictive._predictive_covariance(mean, covariance)
     expected_mean, expected_var = predictive._predictive_moments(mean, covariance.diagonal())
-    np.testing.assert_array_equal(found_mean, expected_mean)
-    np.testing.assert_array_equal(found.diagonal(), expected_var)
+    assert_same(found_mean, expected_mean)
+    assert_same(found.diagonal(), expected_var)
     of_rates = dense_covariance(rate, mean, covariance)
     np.testing.assert_allclose(found, of_rates + np.diag(expected_mean), rtol=1e-6, atol=1e-9)
     with pytest.raises(AttributeError, match="Predictive has no noise_variance_: .* Poisson "):
@@ -221,7 +222,7 @@ def test_by_elements_broadcasts_and_holds_few_at_once(monkeypatch):
     np.testing.assert_array_equal(total, x + y)
     np.testing.assert_array_equal(product, x * y)
     assert sizes == [4, 4, 4, 3]
-    np.testing.assert_array_equal(by_elements(torch.exp, y), np.exp(y))
+    assert_same(by_elements(torch.exp, y), np.exp(y))
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -258,8 +259,8 @@ def test_student_noise_of_few_degrees_of_freedom_has_infinite_std(df, recwarn):
     estimator.df = df
     estimator.fit(X, y)
     mean, std = estimator.predict(X, return_std=True)
-    np.testing.assert_array_equal(mean, estimator.predict(X))
-    np.testing.assert_array_equal(mean, estimator.latent_mean_and_variance(X)[0])
+    assert_same(mean, estimator.predict(X))
+    assert_same(mean, estimator.latent_mean_and_variance(X)[0])
     assert np.isinf(std).all() and estimator.noise_variance_ == np.inf
     covariance = estimator.predict(X, return_cov=True)[1]
     assert np.isinf(covariance.diagonal()).all() and np.isinf(covariance).sum() == 30

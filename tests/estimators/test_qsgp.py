@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from skgp import QSGPRegressor
 from skgp.linalg.exceptions import NumericalWarning
 from tests.contracts.estimators import Recorder, RegressorContract, sklearn_checks
+from tests.same import assert_same
 
 test_sklearn = sklearn_checks(QSGPRegressor(random_state=0))
 
@@ -112,7 +113,7 @@ def test_combination_fits_predicts_pickles_and_clones(combination, data, X_new):
     again = clone(estimator).fit(*data).predict(X_new, return_std=True)
     copied = pickle.loads(pickle.dumps(estimator)).predict(X_new, return_std=True)
     for other in (again, copied):
-        np.testing.assert_array_equal(other, (mean, std))
+        assert_same(other, (mean, std))
 
 
 @pytest.mark.parametrize("options", SOLVERS, ids=name)
@@ -338,7 +339,7 @@ def test_warm_start_begins_with_the_last_hyperparameters(data):
     estimator = make(optimizer="auto", warm_start=True).fit(*data)
     found = estimator.kernel_.theta
     estimator.set_params(optimizer=None).fit(*data)
-    np.testing.assert_array_equal(estimator.kernel_.theta, found)
+    assert_same(estimator.kernel_.theta, found)
 
 
 @pytest.mark.parametrize("basis", ["fourier", "inducing"])
@@ -361,7 +362,7 @@ def test_early_stopping_trains_on_the_other_rows_only(data, X_new):
     fit = make(**options).fit(X, y)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(seed_of(fit)))
     y[order[:6]] += 100
-    np.testing.assert_array_equal(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
+    assert_same(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
     y[order[6:]] += 100
     assert not np.allclose(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
 

@@ -16,6 +16,7 @@ from skgp import QSGPClassifier
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp import classification
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+from tests.same import assert_same
 
 KERNEL = ConstantKernel(9.0) * RBF([0.7, 0.7])
 
@@ -257,9 +258,9 @@ def test_first_batch_decides_and_fit_begins_anew(moons):
     kernel, offset = model.kernel_, model.offset_.copy()
     model.partial_fit(X[90:], y[90:])
     assert model.kernel_ == kernel
-    np.testing.assert_array_equal(model.offset_, offset)
+    assert_same(model.offset_, offset)
     model.fit(X, y)
     expected = QSGPClassifier(n_basis=100, random_state=0).fit(X, y)
-    np.testing.assert_array_equal(model.predict_proba(X), expected.predict_proba(X))
+    assert_same(model.predict_proba(X), expected.predict_proba(X))
     with pytest.raises(ValueError, match="partial_fit needs solver='newton'"):
         QSGPClassifier(solver="sgd").partial_fit(X, y)

@@ -10,6 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 from skgp import QSGPRegressor
 from skgp.linalg.exceptions import NumericalWarning
 from tests.contracts.estimators import RegressorContract, rbf_kernel, sklearn_checks
+from tests.same import assert_same
 
 test_sklearn = sklearn_checks(QSGPRegressor(likelihood="laplace", random_state=0))
 
@@ -182,7 +183,7 @@ def test_basis_fits_predicts_and_pickles(options, expected, dtype, data, X_new):
     joint = fit.predict(X_new, return_cov=True)[1]
     np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
     again = pickle.loads(pickle.dumps(fit)).predict(X_new, return_std=True)
-    np.testing.assert_array_equal(again, (mean, std))
+    assert_same(again, (mean, std))
 
 
 def test_rows_of_equal_inputs_share_an_inducing_point(data):
@@ -210,7 +211,7 @@ def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
     estimator.set_params(likelihood="gaussian").fit(*data)
     assert not hasattr(estimator, "likelihood_scale_") and not hasattr(estimator, "elbo_")
     found = estimator.predict_quantiles(X_new, [0.1])
-    np.testing.assert_array_equal(found, gaussian.predict_quantiles(X_new, [0.1]))
+    assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from tests.contracts.estimators import (
     sklearn_checks,
     z_scores,
 )
+from tests.same import assert_same
 
 test_sklearn = sklearn_checks(StateSpaceGPRegressor())
 
@@ -170,7 +171,7 @@ def test_draws_are_joint(n_inducing, data, X_new):
     residual = fit.sample_y(X_new, 3000, random_state=1) - mean[:, None]
     assert np.abs(z_scores(residual, 0)).max() < 4
     assert np.abs(z_scores(residual[:, None] * residual, covariance)).max() < 4
-    np.testing.assert_array_equal(fit.sample_y(X_new, 2), fit.sample_y(X_new, 2))
+    assert_same(fit.sample_y(X_new, 2), fit.sample_y(X_new, 2))
 
 
 def test_components_are_the_summands_and_sum_to_the_mean(data, X_new):
@@ -185,7 +186,7 @@ def test_components_are_the_summands_and_sum_to_the_mean(data, X_new):
     alone.fit(data[0], z)
     share = fit.component_kernels_[0](X_new, data[0]) @ alone.alpha_
     np.testing.assert_allclose(mean[:, 0] / fit.y_scale_, share, atol=1e-6)
-    np.testing.assert_array_equal(fit.predict_components(X_new), mean)
+    assert_same(fit.predict_components(X_new), mean)
 
 
 @likelihoods
@@ -211,10 +212,10 @@ def test_missing_targets_are_rows_left_out(likelihood, data, counts, X_new):
     holes = np.where(missing, np.nan, y)
     fit = kept(likelihood=likelihood).fit(X, holes, weights)
     rest = kept(likelihood=likelihood).fit(X[~missing], y[~missing], weights[~missing])
-    np.testing.assert_array_equal(fit.predict(X_new), rest.predict(X_new))
+    assert_same(fit.predict(X_new), rest.predict(X_new))
     assert np.isfinite(fit.predict(X)).all()
     as_lists = kept(likelihood=likelihood).fit(X.tolist(), holes.tolist(), weights.tolist())
-    np.testing.assert_array_equal(as_lists.predict(X_new), rest.predict(X_new))
+    assert_same(as_lists.predict(X_new), rest.predict(X_new))
 
 
 def test_missing_targets_of_a_data_frame(data, X_new):
@@ -305,7 +306,7 @@ def test_callbacks_and_their_stop_in_every_part_of_a_fit(data, X_new):
     n_iter = recorder.ended.count("iteration")
     assert n_iter > fit.n_iter_  # those of the choice of the kernel
     plain = StateSpaceGPRegressor().fit(*data)
-    np.testing.assert_array_equal(fit.predict(X_new), plain.predict(X_new))
+    assert_same(fit.predict(X_new), plain.predict(X_new))
     for stop_after in (1, 3, n_iter):
         recorder = Recorder(stop_after=stop_after)
         fit = StateSpaceGPRegressor().set_callbacks(recorder).fit(*data)
@@ -428,7 +429,7 @@ def test_columns_that_no_part_sees_are_left_alone(columns):
     assert fit.predict_components(X).shape == (80, 1)
     other = X.copy()
     other[:, [0, 2]] = 7.0
-    np.testing.assert_array_equal(fit.predict(X), fit.predict(other))
+    assert_same(fit.predict(X), fit.predict(other))
     dense = GaussianProcessRegressor(kernel, optimizer=None).fit(X, (y - y.mean()) / y.std())
     expected = y.mean() + y.std() * dense.predict(X)
     np.testing.assert_allclose(fit.predict(X), expected, rtol=0.02)
@@ -488,7 +489,7 @@ def test_times_of_any_integer_type(data, X_new):
     X, y = np.rint(10 * data[0]), data[1]
     expected = kept().fit(X, y).predict(X_new)
     for dtype in (np.int64, np.uint16, np.float32):
-        np.testing.assert_array_equal(kept().fit(X.astype(dtype), y).predict(X_new), expected)
+        assert_same(kept().fit(X.astype(dtype), y).predict(X_new), expected)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from sklearn.gaussian_process.kernels import (
 
 from skgp.kernels import ActiveDims, Cosine, gram, has_state_space, state_space
 from tests.reference.state_space_kernels import CASES, EXACT, each_series_kernel
+from tests.same import assert_same
 
+EPS = torch.finfo(torch.float64).eps
 GAPS = torch.cat([torch.zeros(1), torch.logspace(-5, 2, 40)]).double()
 
 
@@ -89,7 +91,7 @@ def test_stated_error_follows_theta():
     moved = torch.tensor([math.log(0.4), math.log(2.0)], dtype=torch.float64)
     assert form.error() < 1e-8 < 1e-3 < form.error(moved)
     dynamics = form.at(form.parameters(moved))
-    assert abs(dynamics.observation @ dynamics.stationary @ dynamics.observation - 1) < 1e-14
+    assert abs(dynamics.observation @ dynamics.stationary @ dynamics.observation - 1) < 1e-12
     F, _ = dynamics.transition(GAPS)
     covariance = product(F, dynamics.stationary) @ dynamics.observation @ dynamics.observation
     error = covariance - dense(kernel.clone_with_theta(moved.numpy()), GAPS)
@@ -121,7 +123,7 @@ def test_rational_quadratic_stays_finite_at_the_bounds_of_alpha(alpha):
 
 def test_squared_exponential_is_a_matern_of_infinite_smoothness():
     first, second = dynamics_of(Matern(0.7, nu=np.inf)), dynamics_of(RBF(0.7))
-    assert torch.equal(first.transition(GAPS)[1], second.transition(GAPS)[1])
+    assert_same(first.transition(GAPS)[1], second.transition(GAPS)[1])
 
 
 # Markov -------------------------------------------------------------------------------------------
@@ -150,8 +152,11 @@ def test_noise_restores_the_stationary_covariance(case):
     F, Q = dynamics.transition(GAPS)
     P0 = dynamics.stationary
     error = product(F, P0, transposed(F)) + product(Q) - P0
-    assert error.abs().max() < 1e-13 * P0.abs().max()
-    assert torch.equal(Q, transposed(Q)) or (Q - transposed(Q)).abs().max() < 1e-15 * P0.max()
+    # Each entry sums d^2 products, which may cancel.
+    size = product(F.abs(), P0.abs(), transposed(F).abs()).max()
+    rounding = 4 * EPS * dynamics.n_states**2 * size
+    assert error.abs().max() < rounding
+    assert (Q - transposed(Q)).abs().max() < rounding
 
 
 @each_series_kernel()
@@ -159,7 +164,7 @@ def test_no_gap_changes_nothing(case):
     dynamics = dynamics_of(case.make())
     F, Q = dynamics.transition(torch.zeros(3, dtype=torch.float64))
     eye = torch.eye(dynamics.n_states, dtype=torch.float64)[..., None]
-    assert (F - eye).abs().max() < 1e-15 and (Q == 0).all()
+    assert (F - eye).abs().max() < 8 * EPS * dynamics.n_states and (Q == 0).all()
 
 
 @each_series_kernel(forgets=True)
@@ -168,7 +173,7 @@ def test_an_infinite_gap_forgets(case):
     gaps = torch.tensor([math.inf, 1.0], dtype=torch.float64)
     F, Q = dynamics.transition(gaps)
     assert (F[..., 0] == 0).all()
-    assert torch.allclose(Q[..., 0], dynamics.stationary, rtol=1e-15, atol=0)
+    assert torch.allclose(Q[..., 0], dynamics.stationary, rtol=1e-12, atol=0)
     ones = torch.ones_like(F)
     assert torch.isfinite(dynamics.transition_gradient(gaps, ones, ones)).all()
 
@@ -188,7 +193,8 @@ def test_blocks_are_all_there_is(case):
     parts = dynamics.block_transition(GAPS)
     for (s, block), (Fb, Qb) in zip(dynamics.blocks, parts, strict=True):
         assert block.n_states == s.stop - s.start
-        assert torch.equal(F[s, s], Fb) and torch.equal(Q[s, s], Qb)
+        assert_same(F[s, s], Fb)
+        assert_same(Q[s, s], Qb)
         F[s, s], Q[s, s] = 0, 0
     assert (F == 0).all() and (Q == 0).all()
 
@@ -199,7 +205,9 @@ def test_tiles_do_not_show():
     F, Q = dynamics.transition(gaps)
     some = torch.arange(0, 40_000, 3989)
     for whole, few in zip((F, Q), dynamics.transition(gaps[some]), strict=True):
-        assert (whole[..., some] - few).abs().max() < 1e-15
+        # Two exponentials, to which an error of eps in the exponent of up to log(1 / eps) is that
+        # many eps; vectors and what is left over of them are rounded differently.
+        assert (whole[..., some] - few).abs().max() < 100 * EPS * whole.abs().max()
 
 
 # Gradients ----------------------------------------------------------------------------------------
@@ -285,7 +293,7 @@ def test_the_form_is_a_copy_and_pickles_small():
     data = pickle.dumps((form, form.at()))
     assert len(data) < 5000
     again, dynamics = pickle.loads(data)
-    assert torch.equal(again.parameters(), form.parameters())
+    assert_same(again.parameters(), form.parameters())
     assert dynamics.blocks[0][1].primitives[0] is again.at().blocks[0][1].primitives[0]
 
 

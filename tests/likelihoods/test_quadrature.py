@@ -50,9 +50,9 @@ def test_expectation_equals_the_lognormal_mean():
 def test_log_expectation_equals_the_lognormal_mean_without_overflow():
     # exp(1000) overflows; the logarithm of its expectation is an ordinary number.
     value = log_expectation(lambda f: f + 1000, MEAN, VAR, n_points=40)
-    torch.testing.assert_close(value, 1000 + MEAN + VAR / 2, rtol=1e-14, atol=0)
+    torch.testing.assert_close(value, 1000 + MEAN + VAR / 2, rtol=1e-12, atol=0)
     value = log_expectation(lambda f: f - 1000, MEAN, VAR, n_points=400)
-    torch.testing.assert_close(value, -1000 + MEAN + VAR / 2, rtol=1e-14, atol=0)
+    torch.testing.assert_close(value, -1000 + MEAN + VAR / 2, rtol=1e-12, atol=0)
 
 
 def test_log_expectation_gradients_survive_underflowing_weights():
@@ -78,9 +78,9 @@ def test_moments_variance_does_not_cancel():
 def test_expectation_at_zero_variance_is_the_value_with_finite_gradients():
     mean, var = MEAN.clone().requires_grad_(), torch.zeros_like(VAR).requires_grad_()
     value = expectation(torch.sin, mean, var)
-    torch.testing.assert_close(value, MEAN.sin(), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(value, MEAN.sin(), rtol=1e-12, atol=1e-12)
     value.sum().backward()
-    torch.testing.assert_close(mean.grad, MEAN.cos(), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(mean.grad, MEAN.cos(), rtol=1e-12, atol=1e-12)
     assert torch.equal(var.grad, torch.zeros_like(VAR))
 
 

@@ -6,6 +6,7 @@ import torch
 
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.linalg.ulisse import ulisse
+from tests.same import assert_same
 
 N, N_DRAWS, STOP = 14, 700, 0.3
 
@@ -83,8 +84,8 @@ def test_ulisse_without_coins_equals_the_direct_solve(system, start):
     result = run(*system, start=start, stop=0.0, n_paired=2, tol=1e-12)
     expected = np.linalg.solve(A, B.T).T
     np.testing.assert_allclose(result.solution, expected, rtol=1e-8, atol=1e-8)
-    np.testing.assert_array_equal(result.second, result.solution[:2])
-    np.testing.assert_array_equal(result.iterate, result.solution)
+    assert_same(result.second, result.solution[:2])
+    assert_same(result.iterate, result.solution)
     assert result.converged and result.truncated == (False, False) and result.survival == []
     assert result.n_iter == result.n_sure
     assert (result.residual <= 1e-12).all()
@@ -220,7 +221,7 @@ def test_ulisse_in_float32(system):
 def test_ulisse_is_reproducible_from_its_generator(system):
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     a, b = (run(*system, g, stop=STOP, n_paired=1) for g in generators)
-    torch.testing.assert_close(a.solution, b.solution, rtol=0, atol=0)
+    assert_same(a.solution, b.solution)
 
 
 def test_ulisse_max_iter_warns(system):

@@ -8,6 +8,7 @@ from scipy.special import gammaln
 from scipy.stats import kstest, multivariate_t, norm, t
 
 from skgp.samplers.importance import StudentT, adaptive_importance_sampling
+from tests.same import assert_same
 
 
 class Gaussian:
@@ -172,8 +173,8 @@ def test_importance_sampling_does_not_depend_on_the_workers(n_jobs):
     alone = run(None)
     with parallel_config("threading"):
         together = run(n_jobs)
-    np.testing.assert_array_equal(alone.points, together.points)
-    np.testing.assert_array_equal(alone.log_weights, together.log_weights)
+    assert_same(alone.points, together.points)
+    assert_same(alone.log_weights, together.log_weights)
 
 
 def test_importance_sampling_stops_by_callback_and_keeps_its_points(rng):
@@ -207,9 +208,9 @@ def test_importance_sampling_is_the_same_however_often_it_calls_back():
 
     (whole, few), (parts, many), (stopped, _) = run(None), run(20), run(20, 3)
     assert few == [1, 2] and many == [1, 1, 2, 2]
-    np.testing.assert_array_equal(whole.points, parts.points)
-    np.testing.assert_array_equal(whole.log_weights, parts.log_weights)
-    np.testing.assert_array_equal(stopped.points, whole.points[:52])
+    assert_same(whole.points, parts.points)
+    assert_same(whole.log_weights, parts.log_weights)
+    assert_same(stopped.points, whole.points[:52])
     assert stopped.round.tolist() == [0] * 32 + [1] * 20
     assert stopped.weights.sum() == pytest.approx(1.0)
 

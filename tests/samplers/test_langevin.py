@@ -17,6 +17,7 @@ from skgp.samplers import (
     stochastic_langevin,
 )
 from skgp.samplers.langevin_steps import STEPS, LangevinChain, Settings, kick_matrix
+from tests.same import assert_same
 
 
 class Noisy:
@@ -189,9 +190,9 @@ def test_stein_weights_fulfil_the_identities_and_sharpen_moments(rng):
 
 def test_stein_weights_are_equal_where_draws_are_few_or_the_gradient_another(rng):
     u = rng.standard_normal((50, 3))
-    np.testing.assert_array_equal(stein_weights(u, -u, 11.0), np.full(50, 0.02))
-    np.testing.assert_array_equal(stein_weights(u, -u - 50.0, 50.0), np.full(50, 0.02))
-    np.testing.assert_array_equal(stein_weights(u[:1], -u[:1], 50.0), [1.0])
+    assert_same(stein_weights(u, -u, 11.0), np.full(50, 0.02))
+    assert_same(stein_weights(u, -u - 50.0, 50.0), np.full(50, 0.02))
+    assert_same(stein_weights(u[:1], -u[:1], 50.0), [1.0])
     first_alone = stein_weights(u, -u, 13.0)
     np.testing.assert_allclose(first_alone @ u, 0.0, atol=1e-7)
     assert abs(first_alone @ u[:, 0] ** 2 - 1) > 0.01
@@ -279,8 +280,8 @@ def test_langevin_does_not_depend_on_the_workers(sampler):
     alone = run(None)
     with parallel_config("threading"):
         together = run(2)
-    np.testing.assert_array_equal(alone.points, together.points)
-    np.testing.assert_array_equal(alone.weights, together.weights)
+    assert_same(alone.points, together.points)
+    assert_same(alone.weights, together.weights)
     assert not np.array_equal(alone.points[0], alone.points[1])
 
 
@@ -328,8 +329,8 @@ def test_langevin_draws_the_same_however_often_it_calls_back():
 
     (seldom, few), (often, many) = run(25), run(10)
     assert few == [25, 30, 55, 70] and many == [10, 20, 25, 30, 40, 50, 55, 65, 70]
-    np.testing.assert_array_equal(seldom.points, often.points)
-    np.testing.assert_array_equal(seldom.weights, often.weights)
+    assert_same(seldom.points, often.points)
+    assert_same(seldom.weights, often.weights)
 
 
 def test_a_chain_gone_astray_is_reported_and_left_out(rng):

@@ -20,6 +20,7 @@ from skgp.models.bayesian.stochastic_gradient import StochasticGradient
 from skgp.models.bayesian.targets import BankGradient, SeededGradient
 from skgp.models.replicates import merge_replicates
 from skgp.priors import LogNormal
+from tests.same import assert_same
 
 N = 40
 
@@ -130,7 +131,7 @@ def test_a_set_up_that_did_not_converge_leaves_the_mode(monkeypatch):
 
     monkeypatch.setattr(langevin, "set_up", failing)
     run = sample_stochastic(target(), rng=np.random.default_rng(1))
-    np.testing.assert_array_equal(run.u, run.map_[None])
+    assert_same(run.u, run.map_[None])
     assert run.diagnostics["problems"][0] == "the search did not converge; give starts"
     assert "mode stands alone" in run.diagnostics["problems"][1]
 
@@ -151,7 +152,7 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
     monkeypatch.setattr(exact, "_LARGE", 1)
     many, often = run()
     assert seldom == 2 and often == 15
-    np.testing.assert_array_equal(few.u, many.u)
+    assert_same(few.u, many.u)
 
 
 def test_a_stop_keeps_the_samples_so_far():
@@ -179,8 +180,8 @@ def test_samples_do_not_depend_on_the_workers(sampler):
     alone = run(None)
     with parallel_config("threading"):
         together = run(2)
-    np.testing.assert_array_equal(alone.u, together.u)
-    np.testing.assert_array_equal(alone.weights, together.weights)
+    assert_same(alone.u, together.u)
+    assert_same(alone.weights, together.weights)
 
 
 @pytest.mark.slow
@@ -205,7 +206,7 @@ def test_targets_are_picklable_and_leave_their_matrix_behind():
         first, _ = one(start.mode, 1, np.random.default_rng(0), None)
         stored = pickle.dumps(one)
         second, memory = pickle.loads(stored)(start.mode, 1, np.random.default_rng(0), None)
-        np.testing.assert_array_equal(first, second)
+        assert_same(first, second)
         assert memory.n_products > 0 and np.isfinite(first).all()
 
 

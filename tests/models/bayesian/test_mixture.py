@@ -17,6 +17,7 @@ from skgp.models.bayesian.gaussian_mixture import (
 )
 from skgp.models.bayesian.mixture import MixtureState
 from skgp.models.replicates import merge_replicates
+from tests.same import assert_same
 
 KERNELS = {
     "ard": 1.0 * RBF([1.0, 2.0]) + WhiteKernel(0.1),
@@ -137,12 +138,12 @@ def test_factors_are_kept_within_the_budget_and_never_pickled():
     assert len(state._factors) == 5
     again = pickle.loads(text)
     assert not again._factors
-    np.testing.assert_array_equal(again.moments(X_new), expected)
+    assert_same(again.moments(X_new), expected)
     one = 8 * state.n_rows**2
     for budget, kept in ((0, 0), (2.5 * one, 2)):
         state, _ = make_state(KERNELS["ard"], memory_budget=budget)
-        np.testing.assert_array_equal(state.moments(X_new), expected)
-        np.testing.assert_array_equal(state.moments(X_new), expected)
+        assert_same(state.moments(X_new), expected)
+        assert_same(state.moments(X_new), expected)
         assert len(state._factors) == kept
 
 
@@ -193,7 +194,7 @@ def test_at_other_hyperparameters_equals_a_state_of_its_own():
     X, y, weight, _ = problem()
     u = kernel.theta + 0.5
     own = MixtureState(kernel, merge_replicates(X, y, weight, torch.device("cpu")), u[None])
-    np.testing.assert_array_equal(state.at(kernel, u).moments(X_new), own.moments(X_new))
+    assert_same(state.at(kernel, u).moments(X_new), own.moments(X_new))
 
 
 def test_kernel_without_free_hyperparameters():
@@ -250,7 +251,7 @@ def test_quantiles_of_one_component_are_gaussian_and_rows_do_not_meet():
     parts = [
         mixture_quantiles(w, mean[:, [i]], var[:, [i]], np.array([0.02, 0.9])) for i in range(5)
     ]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert_same(np.concatenate(parts), whole)
 
 
 def test_density_and_moments_of_mixtures_by_quadrature():

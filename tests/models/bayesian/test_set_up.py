@@ -27,6 +27,7 @@ from skgp.models.bayesian.set_up import measure_curvature, set_up
 from skgp.models.bayesian.starts import NeighborPosterior, find_start
 from skgp.models.bayesian.stochastic_gradient import StochasticGradient
 from skgp.models.replicates import merge_replicates
+from tests.same import assert_same
 
 F64 = {"dtype": torch.float64}
 
@@ -110,8 +111,8 @@ def test_set_up_counts_its_gradients(few_joint_rows, monkeypatch):
 
 def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
     first, second = (set_up(make_posterior(), rng=np.random.default_rng(3)) for _ in range(2))
-    np.testing.assert_array_equal(first.mode, second.mode)
-    np.testing.assert_array_equal(first.covariance, second.covariance)
+    assert_same(first.mode, second.mode)
+    assert_same(first.covariance, second.covariance)
     assert first.field.rank == second.field.rank
 
 
@@ -225,8 +226,8 @@ def test_a_step_is_refused_where_systems_fail(generator, monkeypatch):
     before, metric = search.u.copy(), search.metric.copy()
     monkeypatch.setattr(polish_module, "_MAX_CG", 0)
     search.step()
-    np.testing.assert_array_equal(search.u, before)
-    np.testing.assert_array_equal(search.metric, metric)
+    assert_same(search.u, before)
+    assert_same(search.metric, metric)
     assert search.n_refused == 1 and search._trust < polish_module._LONGEST / 2
     monkeypatch.undo()
     search.step()
@@ -241,7 +242,7 @@ def test_a_step_is_refused_where_it_overshoots(generator):
     direction = search._direction()
     direction *= 0.7 / np.linalg.norm(direction)
     search.step()
-    np.testing.assert_array_equal(search.u, start)
+    assert_same(search.u, start)
     assert search.n_refused == 1
     # Along the step the metric is now the inverse of the curvature seen.
     curvature = np.linalg.inv(exact(posterior).covariance)
@@ -368,7 +369,7 @@ def test_find_start_prefers_a_given_start_that_is_better(few_joint_rows, monkeyp
     posterior = make_posterior(200)
     good = exact(posterior).mode
     start = find_start(posterior, np.random.default_rng(0), [good + 3, good, good - 2])
-    np.testing.assert_array_equal(start.u, good)
+    assert_same(start.u, good)
 
 
 def test_find_start_of_few_rows_is_the_mode():

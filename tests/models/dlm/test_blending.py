@@ -13,6 +13,7 @@ from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.square_loss import evidence_ratio, square_posterior
 from skgp.models.families import GaussianFamily
 from tests.reference import sparse as dense
+from tests.same import assert_same
 
 FAMILY = GaussianFamily(0.3, (1e-4, 5.0))
 OBJECTIVE = Objective(FAMILY)
@@ -36,7 +37,7 @@ def test_blended_lies_between_the_mean_and_that_of_least_squares(weighted):
         found = blended(state, problem.data, Blend(share, 0.05))
         expected = (1 - share) * state.mean + share * least_squares
         torch.testing.assert_close(found.mean, expected, rtol=1e-8, atol=1e-8)
-        assert torch.equal(found.root, state.root)
+        assert_same(found.root, state.root)
 
 
 def test_choose_blend_takes_the_least_squares_where_the_mean_is_bad():

@@ -18,6 +18,7 @@ from skgp.models.dlm.collapsed import (
 )
 from skgp.models.dlm.data import SparseData
 from tests.reference import sparse as dense
+from tests.same import assert_same
 
 NAMES = list(dense.KERNELS)
 BETAS = [1e-3, 0.3, 1.0, 7.0]
@@ -235,7 +236,8 @@ def test_posterior_from_precision_shares_one_matrix(rng):
     A = rng.standard_normal((6, 6))
     precision, projection = torch.tensor(A @ A.T + np.eye(6)), torch.tensor(rng.normal(size=(6, 2)))
     mean, root = posterior_from_precision(precision, projection)
-    assert root.shape == (2, 6, 6) and torch.equal(root[0], root[1])
+    assert root.shape == (2, 6, 6)
+    assert_same(root[0], root[1])
     torch.testing.assert_close(mean, torch.linalg.solve(precision, projection))
 
 

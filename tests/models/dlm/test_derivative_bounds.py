@@ -8,6 +8,7 @@ import torch
 
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.models.dlm.derivative_bounds import derivative_bounds, sufficient_samples
+from tests.same import assert_same
 
 LIKELIHOODS = {
     "gaussian": (Gaussian(0.3), (-1.0, 0.7)),
@@ -87,7 +88,7 @@ def test_bounds_keep_shape_and_dtype(name, dtype):
     y = torch.tensor(targets, dtype=dtype).expand(3, -1)
     for bound in derivative_bounds(likelihood, y):
         assert bound.shape == y.shape and bound.dtype == dtype
-        assert torch.equal(bound[0], bound[2])
+        assert_same(bound[0], bound[2])
     for bound in derivative_bounds(likelihood, y[:0]):
         assert bound.shape == y[:0].shape
 

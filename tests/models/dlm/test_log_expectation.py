@@ -9,6 +9,7 @@ import torch
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.models.dlm.log_expectation import FORMS, log_expectation_loss
 from tests.reference.product_density import ProductDensity
+from tests.same import assert_same
 
 # likelihood, y, mean, variance, mode of the likelihood
 CASES = {
@@ -185,7 +186,7 @@ def test_smooth_bmc_without_smoothing_is_bmc(form):
             for gradient in ("bmc", "smooth_bmc")
         )
         for value, other in zip(plain, smooth, strict=True):
-            assert torch.equal(value, other)
+            assert_same(value, other)
 
 
 @pytest.mark.parametrize("form", FORMS["bmc"])

@@ -11,6 +11,7 @@ from skgp.models.dlm.reference import ReferenceGaussian, kl_from_standard_normal
 from skgp.models.dlm.training import posterior_loss
 from skgp.models.families import GaussianFamily
 from tests.reference import sparse as dense
+from tests.same import assert_same
 
 M, C = 5, 2
 
@@ -31,7 +32,8 @@ def coordinates(rng):
 def test_reference_starts_at_itself(reference):
     start = reference.start()
     mean, root = reference.posterior(**start)
-    assert torch.equal(mean, reference.mean) and torch.equal(root, reference.root)
+    assert_same(mean, reference.mean)
+    assert_same(root, reference.root)
     assert start["alpha"].shape == (M, C) and start["triangle"].shape == (C, 15)
 
 
@@ -92,7 +94,7 @@ def test_kl_of_unwhitened_posteriors_is_the_same():
 def test_kl_from_standard_normal_is_0_at_the_prior_and_positive_elsewhere():
     eye = torch.eye(M, dtype=torch.float64)[None]
     zero = torch.zeros(M, 1, dtype=torch.float64)
-    assert float(kl_from_standard_normal(zero, eye)) == pytest.approx(0, abs=1e-14)
+    assert float(kl_from_standard_normal(zero, eye)) == pytest.approx(0, abs=1e-12)
     for scale in (0.9, 1.1):
         assert float(kl_from_standard_normal(zero, scale * eye)) > 0
 

@@ -18,6 +18,7 @@ from skgp.models.qsgp.classification_plan import resolve_classification
 from skgp.models.qsgp.classification_results import ClassificationOptions
 from skgp.models.qsgp.plan import Plan
 from tests.reference import laplace as reference
+from tests.same import assert_same
 
 LOGIT = Bernoulli()
 KERNEL = 3.0 * RBF(0.9)
@@ -72,7 +73,7 @@ def test_classifier_with_a_point_a_row_is_that_of_scikit_learn():
     np.testing.assert_allclose(actual[0][:, 0].numpy(), mean, atol=1e-6)
     np.testing.assert_allclose(actual[1][:, 0].numpy(), variance, rtol=1e-6)
     np.testing.assert_allclose(actual[1][-2:, 0].numpy(), 3.0, rtol=1e-9)  # the prior's
-    assert torch.equal(found.posterior.mean(X_new), actual[0])
+    assert_same(found.posterior.mean(X_new), actual[0])
     assert found.amplitude == 1.0 and found.kernel is KERNEL
 
 
@@ -291,4 +292,4 @@ def test_classifier_sgd_refuses_weights():
 def test_classifier_is_reproducible():
     X, Y = sample(80)
     one, other = (fit(X, Y, basis="fourier", n_basis=24).posterior.mean(X) for _ in range(2))
-    assert torch.equal(one, other)
+    assert_same(one, other)

@@ -14,6 +14,7 @@ from skgp.models.qsgp import classification_sgd as module
 from skgp.models.qsgp.classification_results import ClassificationOptions
 from skgp.models.qsgp.classification_sgd import fit_sgd_classifier
 from skgp.models.qsgp.plan import Plan
+from tests.same import assert_same
 
 LOGIT = Bernoulli()
 KERNEL = 3.0 * RBF(0.9)
@@ -148,7 +149,7 @@ def test_sgd_fit_of_an_iteration_is_not_changed_by_the_next(data):
     fit(X, Y, options(max_iter=4), covariance="chevron", callback=callback)
     for one, moments in zip(fits, means, strict=True):
         for now, then in zip(one.posterior.mean_and_variance(X), moments, strict=True):
-            assert torch.equal(now, then)
+            assert_same(now, then)
 
 
 def test_sgd_hyperparameters_are_those_of_the_predictions(data):

@@ -14,6 +14,7 @@ from skgp.models.state_space.fit import fit_series
 from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.state import SeriesState
+from tests.same import assert_same
 
 NOISE = GaussianFamily(0.1, (1e-6, 10.0))
 NEW = torch.linspace(-3, 14, 9, dtype=torch.float64)
@@ -85,7 +86,7 @@ def test_states_pickle_small_and_predict_the_same(data, n_inducing):
     text = pickle.dumps(state)
     assert len(text) < (3 * 8 * 50 + 2000 if n_inducing is None else 20 * 8 * 50 + 3000)
     for a, b in zip(pickle.loads(text).moments(NEW), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert_same(a, b)
 
 
 def test_inducing_states_at_all_times_are_exact(data):

@@ -26,6 +26,7 @@ from skgp.models.state_space.objectives import VariationalEvidence
 from skgp.models.state_space.series import make_series
 from skgp.models.state_space.sites import fit_sites
 from tests.reference.state_space_inducing import inducing_matrices, site_posterior, titsias_bound
+from tests.same import assert_same
 
 KERNELS = {
     "matern12": Matern(0.7, nu=0.5),
@@ -391,7 +392,7 @@ def test_state_pickles_small_and_predicts_the_same(times, f_sites):
     stored = pickle.dumps(state)
     assert len(stored) < 4000
     for got, expected in zip(pickle.loads(stored).moments(times), before, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        assert_same(got, expected)
 
 
 def test_kl_vanishes_for_sites_that_say_nothing():

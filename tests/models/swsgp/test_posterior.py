@@ -13,6 +13,7 @@ from skgp.models.swsgp.kriging import KrigingModel
 from skgp.models.swsgp.posterior import SWSGPPosterior
 from skgp.models.swsgp.state import SWSGPState
 from tests.reference import swsgp as dense
+from tests.same import assert_same
 
 M, H, C = 14, 5, 2
 kinds = pytest.mark.parametrize("kind", ["diagonal", "full"])
@@ -123,7 +124,7 @@ def test_pickle_holds_the_state_and_no_search(kind):
     again = pickle.loads(after)
     assert "search" not in vars(again) and again.neighbors == "auto"
     for got, want in zip(again.mean_and_variance(X), expected, strict=True):
-        assert torch.equal(got, want)
+        assert_same(got, want)
 
 
 # ---- jointly -------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def test_joint_covariance_has_the_variances_of_eq_13(seed, kind):
 def test_joint_covariance_is_positive_semidefinite_with_duplicates(seed, kind):
     found = posterior_of(problem := awkward(seed), kind)[0]
     _, covariance = found.mean_and_covariance(torch.tensor(problem.X))
-    torch.testing.assert_close(covariance, covariance.mT, rtol=0, atol=0)
+    assert_same(covariance, covariance.mT)
     assert float(torch.linalg.eigvalsh(covariance).min()) > -1e-10
     # Rows that are equal are one: all of their variance is shared.
     np.testing.assert_allclose(covariance[:, 0], covariance[:, 8], rtol=0, atol=EPS)

@@ -20,6 +20,7 @@ from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 from skgp.variational.gaussian import WeightGaussian
 from tests.models.qsgp.weight_space.test_design import CountingBasis
 from tests.reference.weights import dense_features
+from tests.same import assert_same
 
 P, M, C = 23, 20, 3
 BASIS = FourierFeatures(2.0 * RBF(1.2), M, 2, seed=3, block_size=3)
@@ -69,7 +70,7 @@ def test_posterior_equals_the_dense_formula(X, weights, rng, n_dense, tile_bytes
 def test_posterior_without_covariance_has_no_variance(X, weights):
     posterior = ClassifierPosterior(BASIS, weights, OFFSET)
     mean, variance = posterior.mean_and_variance(X)
-    assert torch.equal(mean, posterior.mean(X))
+    assert_same(mean, posterior.mean(X))
     assert torch.equal(variance, torch.zeros(P, C, dtype=torch.float64))
 
 
@@ -91,7 +92,8 @@ def test_posterior_predicts_in_float64_and_no_rows(X, weights, rng):
         posterior.mean_and_variance(rounded.double()),
         strict=True,
     ):
-        assert single.dtype == torch.float64 and torch.equal(single, double)
+        assert single.dtype == torch.float64
+        assert_same(single, double)
     assert posterior.mean(rounded).dtype == torch.float64
     assert [moment.shape for moment in posterior.mean_and_variance(X[:0])] == [(0, C)] * 2
 
@@ -111,7 +113,7 @@ def test_posterior_pickles_as_arrays(X, weights, rng, n_dense):
     for first, second in zip(
         posterior.mean_and_variance(X), again.mean_and_variance(X), strict=True
     ):
-        assert torch.equal(first, second)
+        assert_same(first, second)
 
 
 def test_posterior_pickle_has_the_size_that_is_documented(weights):

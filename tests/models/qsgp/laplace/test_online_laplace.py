@@ -20,6 +20,7 @@ from skgp.models.qsgp.laplace.online_laplace import OnlineLaplace
 from skgp.models.qsgp.weight_space.design import StreamedDesign
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
+from tests.same import assert_same
 
 N, M, C = 150, 24, 3
 BASIS = FourierFeatures(4.0 * RBF(1.2), M, 2, seed=3, block_size=5)
@@ -205,8 +206,9 @@ def test_online_state_pickles_as_arrays_and_goes_on(X, Y):
     assert b"torch._utils" not in stored  # what a pickled tensor is rebuilt by
     assert len(stored) < 8 * C * M * (M + 1) + 4000
     copy = pickle.loads(stored).update(X[60:], Y[60:])
-    assert torch.equal(copy.weights, state.update(X[60:], Y[60:]).weights)
-    assert torch.equal(copy.precision, state.precision) and copy.n_rows_seen == N
+    assert_same(copy.weights, state.update(X[60:], Y[60:]).weights)
+    assert copy.n_rows_seen == N
+    assert_same(copy.precision, state.precision)
 
 
 def test_online_posterior_is_left_alone_by_later_batches(X, Y, X_new):
@@ -215,13 +217,14 @@ def test_online_posterior_is_left_alone_by_later_batches(X, Y, X_new):
     before = posterior.mean_and_variance(X_new)
     state.update(X[60:], Y[60:])
     for moment, later in zip(before, posterior.mean_and_variance(X_new), strict=True):
-        assert torch.equal(moment, later)
+        assert_same(moment, later)
 
 
 def test_online_no_rows_change_nothing(X, Y):
     state = online().update(X, Y)
     weights = state.weights.clone()
-    assert torch.equal(state.update(X[:0], Y[:0]).weights, weights) and state.n_rows_seen == N
+    assert state.n_rows_seen == N
+    assert_same(state.update(X[:0], Y[:0]).weights, weights)
 
 
 def test_online_error_leaves_the_state_alone(X, Y):
@@ -229,7 +232,8 @@ def test_online_error_leaves_the_state_alone(X, Y):
     weights, precision = state.weights.clone(), state.precision.clone()
     with pytest.raises(FloatingPointError, match="gradient is not finite at Newton step 1"):
         state.update(torch.full((3, 2), torch.nan), Y[:3])
-    assert torch.equal(state.weights, weights) and torch.equal(state.precision, precision)
+    assert_same(state.weights, weights)
+    assert_same(state.precision, precision)
     assert state.n_rows_seen == N
 
 

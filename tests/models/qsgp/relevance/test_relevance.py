@@ -21,6 +21,7 @@ from skgp.models.qsgp.relevance.relevance_dictionary import (
 from skgp.models.qsgp.relevance.relevance_steps import ALIGNED, EvidenceState, Move
 from skgp.models.replicates import Replicates
 from tests.reference import relevance as reference
+from tests.same import assert_same
 
 KERNEL = RBF(2.0)
 GRID = torch.linspace(-10, 10, 400, dtype=torch.float64)[:, None]
@@ -389,7 +390,7 @@ def test_posterior_pickles_small_and_predicts_the_same():
     fit = fit_relevance(KERNEL, *sinc(500))
     stored = pickle.dumps(fit.posterior)
     assert len(stored) < 8000
-    assert torch.equal(pickle.loads(stored).mean(GRID), fit.posterior.mean(GRID))
+    assert_same(pickle.loads(stored).mean(GRID), fit.posterior.mean(GRID))
 
 
 def test_variance_shrinks_far_from_the_vectors():

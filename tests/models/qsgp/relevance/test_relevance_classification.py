@@ -17,6 +17,7 @@ from skgp.models.qsgp.relevance.relevance_classification import (
 from skgp.models.qsgp.relevance.relevance_dictionary import Dictionary, RelevanceBasis
 from skgp.models.qsgp.relevance.relevance_steps import EvidenceState
 from tests.reference import relevance as reference
+from tests.same import assert_same
 
 KERNEL = RBF(1.0)
 LOGIT = Bernoulli(link="logit")
@@ -85,7 +86,8 @@ def test_inner_steps_leave_the_state_alone():
     proposal, first = _inner_steps(state, 4, 1e-3, torch.zeros(len(S), dtype=torch.bool))
     assert first == int(proposal.indices[0])
     assert len(state.indices) == 0
-    assert torch.equal(state.S, S) and torch.equal(state.Q, Q)
+    assert_same(state.S, S)
+    assert_same(state.Q, Q)
     allowed = torch.zeros(len(S), dtype=torch.bool)
     allowed[first] = True
     assert _inner_steps(state, 1, 1e-3, allowed)[1] != first
@@ -229,7 +231,7 @@ def test_posterior_pickles_small_and_predicts_the_same():
     posterior = fit_relevance_classifier(KERNEL, X, Y, LOGIT).posterior
     stored = pickle.dumps(posterior)
     assert len(stored) < 10_000
-    assert torch.equal(pickle.loads(stored).mean(X), posterior.mean(X))
+    assert_same(pickle.loads(stored).mean(X), posterior.mean(X))
 
 
 @pytest.mark.parametrize(

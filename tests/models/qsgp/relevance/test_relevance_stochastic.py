@@ -28,6 +28,7 @@ from skgp.models.qsgp.stochastic.sgd_sampling import everything, sample_indices
 from skgp.training import sample_without_replacement
 from tests.models.qsgp.stochastic_problems import z_score
 from tests.reference import relevance as reference
+from tests.same import assert_same
 
 KERNEL = RBF(2.0)
 GRID = torch.linspace(-10, 10, 400, dtype=torch.float64)[:, None]
@@ -130,9 +131,9 @@ def test_sparse_basis_has_a_diagonal_precision():
     rows, columns = torch.tensor([0, 3]), torch.tensor([3, 5, 0])
     s = basis.log_precision.exp()
     dense = torch.diag(s)[rows][:, columns]
-    assert torch.equal(basis.precision(rows, columns), dense)
-    assert torch.equal(basis.precision_diag(columns), s[columns])
-    assert torch.equal(basis.log_precision_diag(rows), basis.log_precision[rows])
+    assert_same(basis.precision(rows, columns), dense)
+    assert_same(basis.precision_diag(columns), s[columns])
+    assert_same(basis.log_precision_diag(rows), basis.log_precision[rows])
 
 
 def test_control_sums_follow_the_mean_through_steps_and_pruning(generator):
@@ -242,7 +243,7 @@ def test_fit_is_deterministic_for_a_generator():
         for seed in (1, 1, 2)
     ]
     assert fits[0].history == fits[1].history != fits[2].history
-    assert torch.equal(fits[0].precision, fits[1].precision)
+    assert_same(fits[0].precision, fits[1].precision)
 
 
 def test_zero_targets_and_one_row_stay_finite():
@@ -277,7 +278,7 @@ def test_mean_field_posterior_pickles_small():
     for values in zip(
         again.mean_and_variance(GRID), fit.posterior.mean_and_variance(GRID), strict=True
     ):
-        assert torch.equal(*values)
+        assert_same(*values)
 
 
 @pytest.mark.parametrize(

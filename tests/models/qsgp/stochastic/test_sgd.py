@@ -17,6 +17,7 @@ from skgp.models.qsgp.stochastic.sgd_sampling import everything
 from skgp.models.qsgp.stochastic.sgd_state import NonFiniteStepError, proposition_1
 from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
 from tests.reference import qsgp as reference
+from tests.same import assert_same
 
 NOISE = 0.05
 KERNEL = ConstantKernel(1.2) * RBF(0.7)
@@ -241,8 +242,8 @@ def test_fit_reads_read_only_memory_maps(tmp_path):
     from_file = fit(fourier_basis(), *mapped, max_iter=20)
     from_memory = fit(fourier_basis(), X, y, max_iter=20)
     from_tensor = fit(fourier_basis(), torch.tensor(X), torch.tensor(y), max_iter=20)
-    torch.testing.assert_close(from_file.mu, from_memory.mu, rtol=0, atol=0)
-    torch.testing.assert_close(from_file.mu, from_tensor.mu, rtol=0, atol=0)
+    assert_same(from_file.mu, from_memory.mu)
+    assert_same(from_file.mu, from_tensor.mu)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -251,8 +252,8 @@ def test_fit_repeats_itself_for_a_seed(optimizer):
     options = dict(optimizer=optimizer, max_iter=30, covariance="chevron", n_dense_columns=3)
     first, second = (fit(fourier_basis(), X, y, **options) for _ in range(2))
     other = fit(fourier_basis(), X, y, seed=1, **options)
-    torch.testing.assert_close(first.q.factor(), second.q.factor(), rtol=0, atol=0)
-    torch.testing.assert_close(first.mu, second.mu, rtol=0, atol=0)
+    assert_same(first.q.factor(), second.q.factor())
+    assert_same(first.mu, second.mu)
     assert not torch.equal(first.mu, other.mu)
 
 
@@ -267,7 +268,7 @@ def test_warm_start_continues_a_fit():
         X, y, fourier_basis(), NOISE, generator=generator, max_iter=20, state=half.state, **options
     )
     assert rest.n_iter == 40
-    torch.testing.assert_close(rest.mu, whole.mu, rtol=0, atol=0)
+    assert_same(rest.mu, whole.mu)
 
 
 def test_warm_start_with_another_shape_is_refused():

@@ -14,6 +14,7 @@ from skgp.models.qsgp.weight_space import gauss_seidel as gauss_seidel_module
 from skgp.models.qsgp.weight_space.design import StreamedDesign
 from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
 from tests.reference import weights as reference
+from tests.same import assert_same
 
 N, M, NOISE = 50, 44, 0.2
 BASIS = FourierFeatures(RBF(1.0), M, 2, seed=5, block_size=4)
@@ -238,7 +239,7 @@ def test_gauss_seidel_order_follows_the_generator(problem):
             callback=lambda iteration, info: iteration == 2,
         ).solution
 
-    assert torch.equal(run(0), run(0))
+    assert_same(run(0), run(0))
     assert not torch.equal(run(0), run(1))
 
 

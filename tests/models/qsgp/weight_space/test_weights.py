@@ -15,6 +15,7 @@ from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior, gram_p
 from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 from tests.reference import variational as variational_reference
 from tests.reference import weights as reference
+from tests.same import assert_same
 
 N, M, NOISE = 40, 18, 0.1
 FOURIER = FourierFeatures(RBF(1.0), M, 2, seed=3, block_size=4)
@@ -50,7 +51,7 @@ def test_posterior_predictions_equal_dense_ones(rng, X_new, monkeypatch, n_root,
     both = posterior.mean_and_variance(X_new)
     np.testing.assert_allclose(both[0].numpy(), Phi @ mean, atol=1e-13)
     np.testing.assert_allclose(both[1].numpy(), np.diag(covariance), atol=1e-12)
-    assert torch.equal(posterior.variance(X_new), both[1])
+    assert_same(posterior.variance(X_new), both[1])
 
 
 def test_posterior_predictions_do_not_depend_on_the_batch(rng, X_new):
@@ -66,7 +67,7 @@ def test_posterior_predicts_in_float64_from_float32_inputs(rng, X_new):
     posterior, _, _ = random_posterior(rng)
     X = X_new.float()
     assert posterior.mean(X).dtype == torch.float64
-    assert torch.equal(posterior.mean(X), posterior.mean(X.double()))
+    assert_same(posterior.mean(X), posterior.mean(X.double()))
 
 
 def test_posterior_sample_has_its_moments(rng, X_new, generator):
@@ -98,8 +99,8 @@ def test_posterior_pickles_small_and_exactly(rng, X_new):
     posterior, _, _ = random_posterior(rng)
     state = pickle.dumps(posterior)
     again = pickle.loads(state)
-    assert torch.equal(again.variance(X_new), posterior.variance(X_new))
-    assert torch.equal(again.mean(X_new), posterior.mean(X_new))
+    assert_same(again.variance(X_new), posterior.variance(X_new))
+    assert_same(again.mean(X_new), posterior.mean(X_new))
     view = torch.zeros(10**6, dtype=torch.float64)[:M]  # must not drag its storage along
     thin = LinearWeightsPosterior(FOURIER, view, view[:, None], view[:0], noise_variance=1.0)
     assert len(pickle.dumps(thin)) < len(state)
@@ -187,7 +188,7 @@ def test_whitened_basis_pickle_leaves_the_factor_out(data):
     basis = WhitenedInducingBasis(RBF(0.8), data[0])
     state = pickle.dumps(basis)
     assert len(state) < 8 * N * N
-    assert torch.equal(pickle.loads(state).features(data[0], 0), basis.features(data[0], 0))
+    assert_same(pickle.loads(state).features(data[0], 0), basis.features(data[0], 0))
 
 
 @pytest.mark.parametrize("block_size", [None, 4])
@@ -202,9 +203,9 @@ def test_whitened_basis_in_single_precision_is_close(data, block_size):
         torch.testing.assert_close(single.double(), exact, rtol=0, atol=2e-5)
         # It is a float32 evaluation, not a rounded float64 one.
         assert not torch.equal(single, basis.features(X.float(), b))
-        assert torch.equal(fast.features(X, b), exact)  # rows in float64 stay there
+        assert_same(fast.features(X, b), exact)  # rows in float64 stay there
         exact = fast.in_double_precision().features(X.float(), b)
-        assert torch.equal(exact, basis.features(X.float(), b))
+        assert_same(exact, basis.features(X.float(), b))
     assert basis.in_double_precision() is basis
     assert fast.in_double_precision()._factor is basis._factor  # shared, not copied
 
@@ -229,7 +230,7 @@ def test_whitened_basis_in_single_precision_pickles(data):
     fast = WhitenedInducingBasis(RBF(0.8), 3.0 * X[:8]).in_single_precision(X)
     copy = pickle.loads(pickle.dumps(fast))
     assert copy.single and copy.jitter == fast.jitter
-    assert torch.equal(copy.features(X.float(), 0), fast.features(X.float(), 0))
+    assert_same(copy.features(X.float(), 0), fast.features(X.float(), 0))
 
 
 def test_whitened_basis_times_the_factor_is_the_kernel(data):
