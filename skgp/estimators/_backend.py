@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,13 +18,20 @@ class Backend:
     device : torch.device
     dtype : torch.dtype
         Of the training. Prediction is in float64 whatever this is.
-    seed : int
-        Drawn from ``random_state``; seeds what regenerates its own numbers (random features).
+    random_state : int, RandomState instance or None
     """
 
     device: torch.device
     dtype: torch.dtype
-    seed: int
+    random_state: int | np.random.RandomState | None
+
+    @cached_property
+    def seed(self) -> int:
+        """Drawn from ``random_state`` at the first use; a fit that draws nothing leaves it alone.
+
+        As in scikit-learn, None draws from NumPy's global generator.
+        """
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def generator(self) -> torch.Generator:
         """Return a new ``torch.Generator`` on the CPU, seeded by ``seed``.
@@ -56,8 +64,7 @@ def resolve_backend(device: str | torch.device, dtype: str, random_state) -> Bac
     ValueError
         If torch does not know ``device`` or finds none.
     """
-    seed = int(check_random_state(random_state).randint(2**31 - 1))
-    return Backend(resolve_device(device), getattr(torch, dtype), seed)
+    return Backend(resolve_device(device), getattr(torch, dtype), random_state)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
