@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.series import Series, make_series
-from skgp.models.tensor_state import TensorState
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import quadrature
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["Likelihood", "NumericLikelihood", "aligned", "check_positive", "check_var"]
 
 
-class Likelihood(abc.ABC):
+class Likelihood(TensorState, abc.ABC):
     r"""Density :math:`p(y \mid f)` of one observation given one latent value.
 
     The public methods check and broadcast their arguments, then call the method of the same name

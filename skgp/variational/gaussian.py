@@ -23,15 +23,15 @@ S               ``prior_precision``     ``(m,)`` diagonal, ``(m, m)`` or None (i
 =============== ======================= ===========================================
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["PredictionAccumulator", "WeightGaussian"]
 
 
-class WeightGaussian:
+class WeightGaussian(TensorState):
     r"""The Gaussian :math:`q(w) = N(\mu, C C^T)` with a chevron factor C.
 
     Parameters
@@ -179,12 +179,6 @@ class WeightGaussian:
         accumulator = self.accumulator(len(Phi), full_cov=full_cov)
         accumulator.add(Phi, slice(0, self.n_features))
         return accumulator
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value.detach().cpu().numpy() for key, value in self.__dict__.items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({key: torch.from_numpy(value) for key, value in state.items()})
 
 
 class PredictionAccumulator:

@@ -44,10 +44,10 @@ from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.kernels.tiles import evaluate_tile
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.preconditioners import rp_cholesky
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.bayesian.gaussian_mixture import mixture_moments
 from skgp.models.bayesian.inverses import ExactInverse, IterativeInverse, nystrom_factor
 from skgp.models.replicates import Replicates
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["MixtureState"]
 
@@ -141,7 +141,11 @@ class MixtureState(TensorState):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_factors": {}}
+        return super().__getstate__() | {"_factors": {}, "_bind": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind = Binder(self._signal)
 
     @property
     def n_samples(self) -> int:

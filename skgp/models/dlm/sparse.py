@@ -37,7 +37,7 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.models.tensor_state import TensorState
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = [
     "FixedFeatures",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.sde import state_space
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.posterior import Posterior, posterior
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["SeriesState"]
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.neighbors import NeighborSearch, distinct
 from skgp.models.swsgp.joint import joint_errors, sparse_rows
 from skgp.models.swsgp.label_link import LabelLink
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["KrigingModel", "merge_rows"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.models.tensor_state import TensorState
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["LabelLink"]
 

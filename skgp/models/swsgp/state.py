@@ -6,7 +6,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.models.tensor_state import TensorState
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["SWSGPState"]
 

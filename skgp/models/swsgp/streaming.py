@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods.base import Likelihood
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.neighbors import NeighborSearch, distinct
 from skgp.models.swsgp.conditionals import Tiles, prior_variance
 from skgp.models.swsgp.local_prior import local_prior
@@ -30,7 +31,6 @@ from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.row_weights import row_weights
 from skgp.models.swsgp.state import SWSGPState
 from skgp.models.swsgp.system import LocalSystem, Sites
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["Summary", "summarize", "update"]
 

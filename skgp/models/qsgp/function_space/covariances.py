@@ -13,9 +13,9 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis
 from skgp.models.qsgp.weight_space.whitened import inducing_parts
-from skgp.models.tensor_state import TensorState
 from skgp.variational.gaussian import WeightGaussian
 from skgp.variational.optimum import optimal_gaussian, optimal_std
 

@@ -43,6 +43,7 @@ from skgp.kernels.operators import KernelOperator, kernel_matmul
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.preconditioners import LowRank, NystromPreconditioner, rp_cholesky
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.function_space.covariances import (
     Covariance,
     DenseCovariance,
@@ -51,7 +52,6 @@ from skgp.models.qsgp.function_space.covariances import (
     perturbed_targets,
     weight_covariance,
 )
-from skgp.models.tensor_state import TensorState
 
 Callback = Callable[[int, dict], bool | None]
 

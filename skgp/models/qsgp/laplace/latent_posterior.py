@@ -7,11 +7,11 @@ for all of them.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign, block_width, row_chunks
 from skgp.variational.gaussian import WeightGaussian
 
@@ -20,7 +20,7 @@ __all__ = ["ClassifierPosterior"]
 _TILE_BYTES = 2**27  # of features and of products with roots held at once
 
 
-class ClassifierPosterior:
+class ClassifierPosterior(TensorState):
     r"""Means and variances of c latent functions at new rows.
 
     Parameters
@@ -50,8 +50,6 @@ class ClassifierPosterior:
     with variances; memory beside the state and the basis' own: 128 MiB of tiles and one block of
     dense columns in float64.
     """
-
-    _ARRAYS = ("weights", "offset", "tail_std", "columns")
 
     def __init__(
         self,
@@ -118,15 +116,3 @@ class ClassifierPosterior:
                 std = tail_std[first - k : part.stop - k].to(X.device)
                 variance += F[:, first - part.start :].square() @ std.square()
         return mean, variance + dense.square().sum(2).mT
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            key: value.cpu().numpy() if isinstance(value, Tensor) else value
-            for key, value in self.__dict__.items()
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name in self._ARRAYS:
-            if state[name] is not None:
-                setattr(self, name, torch.from_numpy(state[name]))

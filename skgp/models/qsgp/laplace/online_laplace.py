@@ -23,6 +23,7 @@ from torch import Tensor
 
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
 from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.laplace.newton_problem import (
     NewtonProblem,
@@ -32,7 +33,6 @@ from skgp.models.qsgp.laplace.newton_problem import (
     prior_variances,
 )
 from skgp.models.qsgp.weight_space.design import MEMORY_BUDGET, Basis, StreamedDesign
-from skgp.models.tensor_state import TensorState
 from skgp.variational.gaussian import WeightGaussian
 
 __all__ = ["OnlineLaplace"]

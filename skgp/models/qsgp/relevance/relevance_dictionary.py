@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from skgp.kernels import gram_tile
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.stochastic.sgd_sampling import take_rows
 from skgp.models.qsgp.weight_space.design import StreamedDesign, check_sample_weight
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.tensor_state import TensorState
 from skgp.training import sample_without_replacement
 
 MAX_ROWS = 20_000

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
+from skgp.linalg.tensor_state import TensorState
 from skgp.training import sample_without_replacement
 from skgp.variational import WeightGaussian
 
@@ -20,7 +21,7 @@ Array = Tensor | np.ndarray
 
 
 @dataclass
-class LikelihoodState:
+class LikelihoodState(TensorState):
     r"""Everything that a later call needs to continue.
 
     Attributes

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
+
 __all__ = ["AdaGrad", "Adam", "Momentum", "NystromAdaGrad", "SparseOptimizer", "make_optimizer"]
 
 Columns = Tensor | slice
@@ -26,7 +28,7 @@ class SparseOptimizer(Protocol):
         """Return the change of the rows `indices` (k, q) and their new moments."""
 
 
-class AdaGrad:
+class AdaGrad(TensorState):
     r"""AdaGrad (Duchi et al., 2011), appendix I.1: :math:`-\rho\, g / \sqrt{\sum g^2}` an entry."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -106,7 +108,7 @@ class NystromAdaGrad(AdaGrad):
         return (gradient - B.T @ torch.cholesky_solve(B @ gradient, L)) / damping
 
 
-class Momentum:
+class Momentum(TensorState):
     r"""Heavy ball, :math:`v \leftarrow \beta v + (1 - \beta) g`, with one step size a sample.
 
     The step :math:`-\rho\, v / \sqrt{\sum \overline{g^2}}` divides by the root of the sum of the
@@ -139,7 +141,7 @@ class Momentum:
         return step, {"velocity": velocity, "sum_squares": total}
 
 
-class Adam:
+class Adam(TensorState):
     """Adam (Kingma and Ba, 2015) whose moments age only when their row is sampled."""
 
     def __init__(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels import FourierFeatures
+from skgp.linalg.tensor_state import TensorState
 from skgp.training import sample_without_replacement
 from skgp.variational import WeightGaussian
 
@@ -49,7 +50,7 @@ class NonFiniteStepError(FloatingPointError):
 
 
 @dataclass
-class SGDState:
+class SGDState(TensorState):
     r"""Everything that a later call needs to continue.
 
     Attributes

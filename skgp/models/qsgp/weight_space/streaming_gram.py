@@ -11,6 +11,7 @@ over the data.
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import (
     GRAM_TILE,
     MEMORY_BUDGET,
@@ -23,7 +24,7 @@ from skgp.models.qsgp.weight_space.design import (
 _MAX_ROWS_FLOAT32 = 4096  # bounds the rounding of a float32 sum before float64 takes over
 
 
-class StreamingGram:
+class StreamingGram(TensorState):
     r"""Running :math:`A = \Phi^T W \Phi` and :math:`b = \Phi^T W y` of all rows seen.
 
     Parameters
@@ -116,8 +117,7 @@ class StreamingGram:
         weight = torch.ones_like(y) if sample_weight is None else sample_weight
         check_sample_weight(weight, X.shape[0])
         y, weight = y.to(X.device, torch.float64), weight.to(X.device, torch.float64)
-        if self.n_rows == 0:
-            self._move(X.device)
+        self._move(X.device)
         max_rows = X.shape[0] if self.dtype == torch.float64 else _MAX_ROWS_FLOAT32
         row_bytes = self.basis.n_features * self.dtype.itemsize
         for rows in row_chunks(X.shape[0], row_bytes, self.memory_budget, max_rows):

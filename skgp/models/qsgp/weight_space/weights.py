@@ -9,11 +9,10 @@ their deviations from the mean. Features are regenerated block by block in float
 does not depend on the rows predicted together.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign, row_chunks
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
 from skgp.variational.gaussian import WeightGaussian
@@ -22,7 +21,7 @@ from skgp.variational.optimum import optimal_gaussian
 _PRODUCT_BYTES = 2**27  # of Phi R held at once when variances are predicted
 
 
-class LinearWeightsPosterior:
+class LinearWeightsPosterior(TensorState):
     r"""Gaussian over the weights of a basis, and its predictions of the noise-free f.
 
     Parameters
@@ -164,18 +163,6 @@ class LinearWeightsPosterior:
         first = min(max(columns.start, head), columns.stop)  # a block may straddle head and tail
         std = self.tail_std[max(first - head, 0) : max(columns.stop - head, 0)]
         return F[:, first - columns.start :], std.to(F.device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            key: value.cpu().numpy() if isinstance(value, Tensor) else value
-            for key, value in self.__dict__.items()
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays = ("mean_weights", "root", "tail_std")
-        self.__dict__.update(state)
-        for name in arrays:
-            setattr(self, name, torch.from_numpy(state[name]))
 
 
 def gram_posterior(

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis
 
 # Largest error of a float32 feature, relative to the prior's standard deviation, that passes.
 _SINGLE_TOLERANCE = 1e-3
 
 
-class WhitenedInducingBasis:
+class WhitenedInducingBasis(TensorState):
     r"""Features :math:`k(X, Z) L^{-T}` of m inducing points, for m up to about 1e4.
 
     Parameters
@@ -142,13 +143,16 @@ class WhitenedInducingBasis:
         return other
 
     def __getstate__(self) -> dict:
-        state = {key: value for key, value in self.__dict__.items() if key != "_factor"}
-        return state | {"Z": self.Z.cpu().numpy()}
+        state = super().__getstate__()
+        del state["_factor"]
+        return state
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.Z = torch.from_numpy(state["Z"])
+        super().__setstate__(state)
         self._factor, self.jitter = jittered_cholesky(gram(self.kernel, self.Z))
+
+    def __deepcopy__(self, memo: dict) -> "WhitenedInducingBasis":
+        return self  # nothing changes it
 
 
 class SumBasis:

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from skgp.models.tensor_state import TensorState
+from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["Bins", "make_bins"]
 

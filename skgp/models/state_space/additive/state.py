@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.state import SeriesState
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["AdditiveState", "BinnedState", "Outcome"]
 

@@ -15,8 +15,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.additive.binning import Bins
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["AdditiveStatistics", "add_cross_tables", "bin_sums", "rows_of"]
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.elements import Element, ElementTree
 from skgp.models.state_space.small_matrices import (
     inner,
@@ -35,7 +36,6 @@ from skgp.models.state_space.small_matrices import (
     outer,
     symmetrize,
 )
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["Chain", "PairPosterior", "PairSites", "infer_pairs"]
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space.inducing.conditionals import Conditionals, condition
 from skgp.models.state_space.inducing.draws import draw_jointly
 from skgp.models.state_space.inducing.pair_sites import Chain, PairPosterior, PairSites, infer_pairs
-from skgp.models.tensor_state import TensorState
 
 __all__ = ["InducingState"]
 

@@ -1,0 +1,95 @@
+"""Fitted estimators through ``pickle`` and ``skops``."""
+
+import copy
+import pickle
+import pickletools
+
+import numpy as np
+import pytest
+
+from skgp import (
+    BayesianGPRegressor,
+    DLMGPRegressor,
+    QSGPClassifier,
+    QSGPRegressor,
+    StateSpaceGPRegressor,
+    SWSGPClassifier,
+    SWSGPRegressor,
+)
+from tests.contracts.catalogue import CHEAP, cheap, rows
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: What each estimator holds by default, and other states that it may hold.
+STATES = [
+    *((make, {}) for make in CHEAP),
+    (DLMGPRegressor, {"likelihood": "student_t"}),
+    (DLMGPRegressor, {"likelihood": "poisson"}),
+    (SWSGPRegressor, {"likelihood": "student_t"}),
+    (SWSGPRegressor, {"method": "kriging"}),
+    (SWSGPClassifier, {"method": "kriging"}),
+    (StateSpaceGPRegressor, {"likelihood": "student_t"}),
+    (StateSpaceGPRegressor, {"n_inducing": 5}),
+    (QSGPRegressor, {"likelihood": "laplace"}),
+    (QSGPRegressor, {"basis": "fourier", "n_basis": 20, "covariance": "chevron"}),
+    (QSGPRegressor, {"solver": "cg", "covariance": "samples"}),
+    (QSGPRegressor, {"solver": "sgd", "max_iter": 5, "warm_start": True}),
+    (QSGPClassifier, {"solver": "sgd", "max_iter": 5, "warm_start": True}),
+    (QSGPClassifier, {"basis": "relevance"}),
+    (BayesianGPRegressor, {"optimizer": "auto", "n_samples": 64, "min_ess": 5}),
+]
+
+
+def target(make, params, n=30, seed=0):
+    X, y = rows(make, n, seed=seed)
+    return X, np.rint(3 * abs(y)) if params.get("likelihood") == "poisson" else y
+
+
+def streams(make, params):
+    return hasattr(make(**params), "partial_fit") and params.get("solver") not in ("sgd", "cg")
+
+
+@pytest.fixture(params=STATES, ids=lambda s: "-".join([s[0].__name__, *map(str, s[1].values())]))
+def fitted(request):
+    make, params = request.param
+    estimator = cheap(make, **params)
+    if streams(make, params) and params.get("basis") != "relevance":
+        return estimator.partial_fit(*target(make, params))
+    return estimator.fit(*target(make, params))
+
+
+def test_skops_needs_no_types_but_those_of_skgp_and_kernels(fitted):
+    skops = pytest.importorskip("skops.io")
+    data = skops.dumps(fitted)
+    untrusted = skops.get_untrusted_types(data=data)
+    assert all(t.startswith(("skgp.", "sklearn.gaussian_process.kernels.")) for t in untrusted)
+    X = np.linspace(-1, 6, 9)[:, None]
+    loaded = skops.loads(data, trusted=untrusted)
+    np.testing.assert_allclose(
+        loaded.latent_mean_and_variance(X), fitted.latent_mean_and_variance(X), rtol=1e-10
+    )
+    if hasattr(fitted, "predict_quantiles"):
+        quantiles = (e.predict_quantiles(X, [0.1, 0.9]) for e in (loaded, fitted))
+        np.testing.assert_allclose(*quantiles, rtol=1e-7)
+
+
+def test_pickle_and_deep_copy_hold_no_tensor_storage(fitted):
+    text = pickle.dumps(fitted)
+    names = {str(argument) for _, argument, _ in pickletools.genops(text)}
+    assert not [name for name in names if "_rebuild_tensor" in name or "torch.storage" in name]
+    X = np.linspace(-1, 6, 9)[:, None]
+    for other in (pickle.loads(text), copy.deepcopy(fitted)):
+        np.testing.assert_allclose(
+            other.latent_mean_and_variance(X), fitted.latent_mean_and_variance(X), rtol=1e-10
+        )
+
+
+@pytest.mark.parametrize("make", [c for c in CHEAP if hasattr(c, "partial_fit")])
+def test_stream_goes_on_after_skops(make):
+    skops = pytest.importorskip("skops.io")
+    estimator = cheap(make).partial_fit(*rows(make))
+    data = skops.dumps(estimator)
+    loaded = skops.loads(data, trusted=skops.get_untrusted_types(data=data))
+    X, y = rows(make, 12, seed=2)
+    found, expected = (e.partial_fit(X, y).latent_mean_and_variance(X) for e in (loaded, estimator))
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-10)
