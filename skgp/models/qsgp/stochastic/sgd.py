@@ -36,6 +36,7 @@ from torch import Tensor
 from skgp.training import LossPlateau, exponential_decay
 
 from .basis import StochasticBasis
+from .sgd_hyper import COMPLEXITIES
 from .sgd_solver import Callback, Options, Solver
 from .sgd_state import SGDResult, SGDState, initial_state
 
@@ -61,7 +62,8 @@ def fit_sgd(
     max_iter: int = 1000,
     tol: float | None = None,
     learn_hyperparameters: bool = False,
-    hyper_learning_rate: float = 1e-5,
+    hyper_learning_rate: float | None = None,
+    complexity: str = "bound",
     freeze_iterations: int = 0,
     symmetric: bool = True,
     control: str = "projection",
@@ -110,7 +112,12 @@ def fit_sgd(
         iterations; None never does.
     learn_hyperparameters : bool, default=False
         Maximise the ELBO in theta and the noise variance as well, by Adam. Needs a diagonal S.
-    hyper_learning_rate : float, default=1e-5
+    hyper_learning_rate : float, optional
+        By default ``10 / max_iter``, at most 0.01: what goes one way all the time can change by a
+        factor of 200. (The paper has 1e-5 for 1e5 iterations.)
+    complexity : {"bound", "support"}
+        What the hyper-parameters pay for: the paper's bound, which is too much where m is not far
+        below n, or an estimate from the support rows (:mod:`.sgd_hyper`).
     freeze_iterations : int, default=0
         Iterations before hyper-parameters move, counted over warm starts.
     symmetric : bool, default=True
@@ -175,12 +182,19 @@ def fit_sgd(
             f"state has {len(state.weights)} basis functions and {state.n_dense} dense columns; "
             f"the call asks for {basis.n_features} and {k}. Start without state."
         )
+    if complexity not in COMPLEXITIES or (complexity == "support" and not len(state.X_support)):
+        raise ValueError(
+            f'complexity must be "bound", or "support" with n_support > 0, got {complexity!r}.'
+        )
+    if hyper_learning_rate is None:
+        hyper_learning_rate = min(10 / max_iter, 0.01)
     start = state.n_iter
     options = Options(
         batch_size=min(batch_size, len(X)),
         basis_batch_size=basis_batch_size,
         column_batch_size=column_batch_size,
         learn_hyperparameters=learn_hyperparameters,
+        complexity=complexity,
         freeze_iterations=freeze_iterations,
         symmetric=symmetric,
         rate=_shifted(exponential_decay(learning_rate, learning_rate * decay, max_iter), start),

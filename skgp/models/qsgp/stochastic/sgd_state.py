@@ -27,6 +27,7 @@ __all__ = [
     "initial_state",
     "proposition_1",
     "raise_non_finite",
+    "sum_again",
 ]
 
 
@@ -60,7 +61,8 @@ class SGDState(TensorState):
     theta : Tensor or None
         Current log hyper-parameters; None keeps the kernel's own.
     initial_theta : Tensor or None
-        Those of the control variates' features.
+        Those of the control variates' features: the initial ones, or those they were last built
+        at.
     noise_variance : float
     X_support, y_support : Tensor of shape (n_support, d) and (n_support,)
     sums, precision_sums : Tensor of shape (n_support, 1 + k)
@@ -155,8 +157,8 @@ class SGDResult:
         Whether `tol` or the callback ended it.
     history : dict of str to list of float
         "loss": estimate of -ELBO in nats (up to :math:`\tfrac12 \log|S|` for a dense S);
-        "support_mse": mean squared error of the mean on the support rows, exact at the initial
-        hyper-parameters; "noise_variance" of each iteration.
+        "support_mse": mean squared error of the mean on the support rows, at the hyper-parameters
+        of the control variates; "noise_variance" of each iteration.
     state : SGDState
         To continue from, ``fit_sgd(..., state=result.state)``.
     """
@@ -250,15 +252,24 @@ def continued_state(
         sums=torch.zeros_like(state.sums),
         precision_sums=torch.zeros_like(state.precision_sums),
     )
+    sum_again(new, basis)
+    return new
+
+
+@torch.no_grad()
+def sum_again(state: SGDState, basis: StochasticBasis) -> None:
+    """Recompute the running sums, at the initial hyper-parameters of the state; in place."""
     if not len(state.X_support):
-        return new
-    factors = [(support_features(basis, state.X_support, theta), new.sums)]
+        return
+    X, theta = state.X_support, state.initial_theta
+    factors = [(support_features(basis, X, theta), state.sums)]
     if len(state.precision_sums):
-        factors.append((nystrom_factor(basis, state.X_support, theta), new.precision_sums))
+        factors.append((nystrom_factor(basis, X, theta), state.precision_sums))
+    for _, sums in factors:
+        sums.zero_()
     for indices in torch.arange(basis.n_features).split(basis.block_size):
         for factor, sums in factors:
             sums += factor(indices).to(sums) @ state.weights[indices].to(sums)
-    return new
 
 
 def _some_rows(n: int, generator: torch.Generator) -> Tensor:

@@ -133,6 +133,7 @@ class _Stochastic:
             max_iter=max_iter,
             tol=None if o.early_stopping else o.tol,
             learn_hyperparameters=o.learn_hyperparameters and basis.diagonal_precision,
+            complexity="support" if len(state.X_support) else "bound",
             freeze_iterations=max_iter // 10,
             generator=self.generator,
             callback=callback,
