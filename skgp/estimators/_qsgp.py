@@ -19,6 +19,7 @@ from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, 
 from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.likelihoods import Laplace
+from skgp.linalg.memory import memory_budget
 from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
 from skgp.models.qsgp.results import Fit, Options, fit_statistics
 from skgp.models.qsgp.robust.robust_hyperparameters import robust_location_scale
@@ -129,6 +130,10 @@ class QSGPRegressor(BaseGPRegressor):
     n_jobs : int or None, default=None
         Threads of torch while fitting and predicting; None leaves them as they are, but fits few
         rows in one; -1 takes all processors, one fewer for each further number below.
+    memory_budget : float or None, default=None
+        Bytes for the largest object of the fit, such as the kernel matrix that "cg" keeps; by
+        default 70% of what is free on the machine or the `device`. It decides which basis "auto"
+        is where there are many rows, and no result otherwise.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -210,6 +215,7 @@ class QSGPRegressor(BaseGPRegressor):
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "warm_start": ["boolean"],
         "early_stopping": ["boolean"],
+        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
@@ -244,6 +250,7 @@ class QSGPRegressor(BaseGPRegressor):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -270,6 +277,7 @@ class QSGPRegressor(BaseGPRegressor):
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     # ---- training ------------------------------------------------------------------------
@@ -481,6 +489,7 @@ class QSGPRegressor(BaseGPRegressor):
             learn_hyperparameters=self.optimizer is not None,
             refit_noise=self._learns_noise(white),
             dtype=backend.dtype,
+            memory_budget=memory_budget(self.memory_budget, backend.device),
             seed=self._previous(backend)[0],
         )
 

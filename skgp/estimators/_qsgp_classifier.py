@@ -20,6 +20,7 @@ from skgp.estimators._qsgp_routes import kept_rows
 from skgp.estimators._threads import threads
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.likelihoods import Bernoulli
+from skgp.linalg.memory import memory_budget
 from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.models.hyperparameters import HyperparameterFit
 from skgp.models.moderation import FEW_ROWS_MODERATION
@@ -104,6 +105,9 @@ class QSGPClassifier(BaseGPClassifier):
     n_jobs : int or None, default=None
         Threads of torch while fitting and predicting; None leaves them as they are, but fits few
         rows in one; -1 takes all processors.
+    memory_budget : float or None, default=None
+        Bytes of features that are kept between iterations, the others being made anew; by default
+        70% of what is free on the machine or the `device`.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -174,6 +178,7 @@ class QSGPClassifier(BaseGPClassifier):
         "tol": [Interval(Real, 0, None, closed="neither"), None],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "warm_start": ["boolean"],
+        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
     }
 
     #: Seed and state of the last stochastic fit, where a later one may go on from it.
@@ -206,6 +211,7 @@ class QSGPClassifier(BaseGPClassifier):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -231,6 +237,7 @@ class QSGPClassifier(BaseGPClassifier):
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     # ---- training ------------------------------------------------------------------------
@@ -444,6 +451,7 @@ class QSGPClassifier(BaseGPClassifier):
             max_iter=self.max_iter,
             tol=self.tol,
             learning_rate=self.learning_rate,
+            memory_budget=int(memory_budget(self.memory_budget, backend.device)),
             learn_hyperparameters=self.optimizer is not None and found.kernel.n_dims > 0,
             dtype=backend.dtype,
             seed=self._previous(backend)[0],

@@ -67,12 +67,16 @@ class KernelOperator:
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
         self._X = X.to(distance_dtype)
         self._starts = range(0, n, _TILE)
-        itemsize = torch.finfo(dtype).bits // 8
-        self.stored = itemsize * n * (n + _TILE) / 2 <= memory_budget
+        self.stored = self.stored_bytes(n, dtype) <= memory_budget
         self._panels: list[Tensor] = []
         if self.stored:
             for start in self._starts:
                 self._panels.append(self._panel(start))
+
+    @staticmethod
+    def stored_bytes(n: int, dtype: torch.dtype) -> float:
+        """Bytes of the upper triangle of n rows, whole tiles on the diagonal."""
+        return dtype.itemsize * n * (n + _TILE) / 2
 
     def diag(self) -> Tensor:
         """Diagonal of K, shape (n,), in the dtype of the distances."""

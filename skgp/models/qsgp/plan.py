@@ -5,10 +5,13 @@ rows n                           ``basis="auto"``, ``solver="auto"``
 ===============================  ==================================================================
 up to 4000                       inducing, m = n, dense Cholesky: the exact GP
 K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
-K fits in memory (about 6e4)     inducing, m = n, block conjugate gradients, pathwise draws
+K fits in memory (see below)     inducing, m = n, block conjugate gradients, pathwise draws
 more                             Fourier features (inducing points where the kernel has no spectral
                                  density), streaming Gram matrix and Cholesky
 ===============================  ==================================================================
+
+Memory is that of the machine (:mod:`skgp.linalg.memory`), or as asked: 8 GB hold the matrix of 60
+thousand rows in float32 and its preconditioner.
 
 Stochastic gradients are never chosen: they are the only solver that needs neither O(n) nor O(m)
 memory an iteration, and the slowest to converge.
@@ -21,6 +24,9 @@ to 3000 rows, else as many as about two minutes allow; and relevance vectors
 import warnings
 from dataclasses import dataclass, replace
 
+import torch
+
+from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectral import has_spectral_density
 from skgp.linalg.exceptions import NumericalWarning
 
@@ -29,6 +35,7 @@ CHOLESKY_ROWS = 16_000  # exact GP, factor dropped after the solve
 CHOLESKY_FEATURES = 8_192  # streaming Gram matrix of m x m float64: 0.5 GB
 STREAMING_FEATURES = 1_024  # of partial_fit, whose first call cannot know how many rows will come
 STOCHASTIC_FEATURES = 100_000  # the paper's m
+PRECONDITIONER_RANK = 4_000  # of conjugate gradients, where the matrix is ill conditioned
 LAPLACE_ROWS = 3_000  # rows up to which Laplace noise has a basis function for each
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
@@ -88,7 +95,7 @@ def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
         Training rows.
     kernel : sklearn kernel expression without noise
     memory_budget : float
-        Bytes that a kernel matrix may take.
+        Bytes for a kernel matrix and what its products need beside it.
 
     Raises
     ------
@@ -96,7 +103,7 @@ def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
         Where basis, n_basis, solver and covariance cannot be had together.
     """
     basis, reason = asked.basis, asked.reason
-    fits = 2.0 * n * n <= memory_budget
+    fits = stored_solve_bytes(n) <= memory_budget
     if basis == "auto":
         basis, reason = _choose_basis(asked, n, kernel, fits)
     n_basis = _choose_size(asked, basis, n, fits)
@@ -105,6 +112,17 @@ def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
         solver = _choose_solver(basis, n_basis, n)
     plan = Plan(basis, n_basis, solver, asked.covariance, reason)
     return with_covariance(plan, asked.covariance, n)
+
+
+def stored_solve_bytes(n: int) -> float:
+    """Bytes of conjugate gradients with a stored kernel matrix: that, and the preconditioner."""
+    rank = min(n // 2, PRECONDITIONER_RANK)
+    return KernelOperator.stored_bytes(n, stored_dtype(n)) + 8.0 * n * rank
+
+
+def stored_dtype(n: int, asked: torch.dtype = torch.float64) -> torch.dtype:
+    """In which conjugate gradients keep the kernel matrix of n rows."""
+    return asked if n <= CHOLESKY_ROWS else torch.float32
 
 
 def streaming_plan(asked: Plan, n: int, kernel) -> Plan:

@@ -32,7 +32,7 @@ from skgp.models.qsgp.function_space.function_space import (
     pivoted_factor,
 )
 from skgp.models.qsgp.function_space.pathwise import pathwise_posterior
-from skgp.models.qsgp.plan import CHOLESKY_ROWS, DENSE_ROWS, Plan, resolve, with_covariance
+from skgp.models.qsgp.plan import DENSE_ROWS, Plan, resolve, stored_dtype, with_covariance
 from skgp.models.qsgp.results import (
     AugmentedPosterior,
     Fit,
@@ -155,7 +155,7 @@ class _Fitter:
             self.y,
             self.noise,
             rank=self._preconditioner_rank(),
-            dtype=o.dtype if self.n <= CHOLESKY_ROWS else torch.float32,
+            dtype=stored_dtype(self.n, o.dtype),
             tol=1e-2 if o.tol is None else o.tol,
             max_iter=200 if o.max_iter is None else o.max_iter,
             memory_budget=o.memory_budget,

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.models.qsgp.plan import Plan
+from skgp.models.qsgp.plan import PRECONDITIONER_RANK, Plan
 from skgp.models.qsgp.stochastic.sgd_state import SGDState
 from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood, refit_noise
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
@@ -34,7 +34,7 @@ class Options:
     refit_noise: bool = True
     n_samples: int = 63
     n_prior_features: int = 32_768
-    preconditioner_rank: int = 4_000
+    preconditioner_rank: int = PRECONDITIONER_RANK
     memory_budget: float = 8e9
     dtype: torch.dtype = torch.float64
     seed: int = 0

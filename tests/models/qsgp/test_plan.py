@@ -21,6 +21,7 @@ from skgp.models.qsgp.plan import (
     resolve,
     resolve_laplace,
     resolve_relevance,
+    stored_solve_bytes,
     streaming_plan,
     with_covariance,
 )
@@ -57,9 +58,22 @@ def test_resolve_chooses_by_the_number_of_rows(n, kernel, basis, solver, covaria
 
 
 def test_resolve_chooses_by_the_memory_that_a_kernel_matrix_takes():
-    n = 20_000
-    assert resolved(n, memory_budget=2.0 * n * n).basis == "inducing"
-    assert resolved(n, memory_budget=2.0 * n * n - 1).basis == "fourier"
+    n, needed = 20_000, stored_solve_bytes(20_000)
+    assert 2.0 * n * n < needed < 4.0 * n * n
+    assert resolved(n, memory_budget=needed).basis == "inducing"
+    assert resolved(n, memory_budget=needed - 1).basis == "fourier"
+
+
+@pytest.mark.parametrize("memory_budget", [1e8, 8e9])
+def test_conjugate_gradients_are_chosen_only_where_the_kernel_matrix_is_kept(memory_budget):
+    """The upper triangle in tiles of 2048 rows; no number of rows lies between two rules."""
+    chosen = []
+    for n in range(1_000, 90_000, 40):
+        if resolved(n, memory_budget=memory_budget).solver == "cg":
+            itemsize = 8 if n <= CHOLESKY_ROWS else 4
+            assert itemsize * n * (n + 2048) / 2 <= memory_budget
+            chosen.append(n)
+    assert chosen == [] or max(chosen) > 0.9 * (memory_budget / 2.6) ** 0.5
 
 
 @pytest.mark.parametrize(
