@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.estimators._backend import Backend, resolve_backend
 from skgp.estimators._compat import StrOptions, check_sample_weight
+from skgp.estimators._options import Option, warn_of_idle_options
 from skgp.estimators._predictive import clip_variance
 from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
@@ -45,6 +46,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         "verbose": ["verbose"],
     }
 
+    #: Where parameters have an effect that not always have one.
+    _option_rules: tuple[Option, ...] = ()
     #: Fitted attributes that ``partial_fit`` or a warm start changes in place.
     _updated_in_place: frozenset[str] = frozenset()
 
@@ -102,7 +105,9 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         """Compare the model asked for with that of the last fit, once the data are validated.
 
         Sets ``_goes_on``: whether a warm start was asked for and there is a fit to go on from.
+        Warns of parameters without effect.
         """
+        warn_of_idle_options(self, fitted=False)
         model = asked_model(self)
         self._goes_on = getattr(self, "warm_start", False) and model == getattr(
             self, "_fitted_model", None

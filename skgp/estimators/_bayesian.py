@@ -22,6 +22,7 @@ from skgp.estimators._bayesian_predictive import FEW_ROWS, MixturePredictive
 from skgp.estimators._callbacks import FitSession, fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._options import options
 from skgp.estimators._posterior_summary import element_names
 from skgp.estimators._threads import threads
 from skgp.estimators._warnings import warn_caller
@@ -173,6 +174,13 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         "optimizer": [StrOptions({"auto", "map"}), None],
         "memory_budget": [Interval(Real, 0, None, closed="neither")],
     }
+
+    _option_rules = (
+        options("roulette schedule n_probes preconditioner_rank", solver=("cg",)),
+        options("n_chains n_warmup", sampler=("hmc", "langevin", "mala", "sgld")),
+        options("sampler n_chains n_warmup n_samples min_ess n_keep", optimizer=("auto",)),
+        options("prior", optimizer=("auto", "map")),
+    )
 
     def __init__(
         self,

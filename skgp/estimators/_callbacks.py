@@ -26,6 +26,7 @@ from typing import Any
 from sklearn.exceptions import ConvergenceWarning
 
 from skgp.estimators._compat import is_one_of_many_fits
+from skgp.estimators._options import warn_of_idle_options
 from skgp.estimators._warnings import warn_caller
 
 Callback = Callable[[int, Mapping[str, Any]], bool]
@@ -243,6 +244,7 @@ def fit_session(
         session = FitSession(estimator, context, data, interrupt)
         yield session
     estimator.interrupted_ = session.interrupted
+    warn_of_idle_options(estimator, fitted=True)
     if session.interrupted:
         warn_caller(
             f"The fit of {type(estimator).__name__} was interrupted by Ctrl-C. It keeps what it "

@@ -18,6 +18,7 @@ from skgp.estimators._inducing import (
     inducing_points,
     warn_of_few_rows,
 )
+from skgp.estimators._options import Option, options
 from skgp.estimators._threads import threads
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.data import SparseData, SparseState
@@ -66,6 +67,14 @@ class SparseGPMixin:
         "early_stopping": ["boolean", StrOptions({"auto"})],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
+
+    _option_rules: tuple[Option, ...] = (
+        options("beta", objective=("log_loss", "square_loss", "elbo")),
+        options("gradient", objective=("log_loss",)),
+        options("n_gradient_samples", gradient=STOCHASTIC_GRADIENTS),
+        options("early_stopping", hyperparameters=("joint",)),
+        options("validation_fraction", early_stopping=(True, "auto"), beta=("auto",)),
+    )
 
     def _objective(
         self, name: str, family: Family, n_rows: int, *, learn: bool = True
@@ -145,7 +154,7 @@ class SparseGPMixin:
         }
         settings = self._settings(data, objective, kernels)
         with threads(self.n_jobs, single=len(data) * self.n_inducing < _LARGE):
-            if self.beta == "auto" and len(data) > 1:
+            if self.beta == "auto" and self.objective != "fitc" and len(data) > 1:
                 fit, self.beta_path_ = fit_beta_path(
                     kernels, data, objective, settings, **arguments
                 )

@@ -14,6 +14,7 @@ from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
 from skgp.estimators._threads import threads
@@ -219,6 +220,20 @@ class QSGPRegressor(BaseGPRegressor):
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    _option_rules = (
+        options(
+            "batch_size basis_batch_size n_support learning_rate early_stopping", solver=("sgd",)
+        ),
+        options("n_dense_columns", covariance=("chevron",)),
+        options("feature_map", basis=("fourier",)),
+        options("validation_fraction", early_stopping=(True,)),
+        options(
+            "max_iter tol",
+            solver=("cg", "gauss-seidel", "sgd"),
+            likelihood=("laplace",),
+            basis=("relevance",),
+        ),
+    )
     #: Seed and state of the last stochastic fit, where a later one may go on from it.
     _sgd_state: tuple[int, SGDState] | None = None
     _updated_in_place = frozenset({"_statistics", "_sgd_state"})

@@ -16,6 +16,7 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._options import options
 from skgp.estimators._qsgp_routes import kept_rows
 from skgp.estimators._threads import threads
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
@@ -181,6 +182,11 @@ class QSGPClassifier(BaseGPClassifier):
         "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
     }
 
+    _option_rules = (
+        options("batch_size basis_batch_size n_support learning_rate bound", solver=("sgd",)),
+        options("n_dense_columns", covariance=("chevron",)),
+        options("feature_map", basis=("fourier",)),
+    )
     #: Seed and state of the last stochastic fit, where a later one may go on from it.
     _sgd_state: tuple[int, Any] | None = None
     _updated_in_place = frozenset({"_online", "_sgd_state"})
@@ -348,26 +354,26 @@ class QSGPClassifier(BaseGPClassifier):
         self.offset_ = base_rate_offset(both, weight, link=self.likelihood)
         with fit_session(self, X, Y, sample_weight=sample_weight, n_stages=1) as session:
             found = self._learn_kernel(session, X, Y, sample_weight, backend.generator())
-        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
-        plan = streaming_classification(asked, len(X), found.kernel)
-        Z = None
-        if plan.basis == "inducing":
-            rng = np.random.RandomState(backend.seed)
-            Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
-        self._online = start_stream(
-            found.kernel,
-            X.shape[1],
-            plan,
-            self._likelihood,
-            offset=to_tensor(self.offset_),
-            Z=Z,
-            feature_map=self.feature_map,
-            seed=backend.seed,
-        )
-        self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
-        self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
-        self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
-        self._forget_relevance()
+            asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+            plan = streaming_classification(asked, len(X), found.kernel)
+            Z = None
+            if plan.basis == "inducing":
+                rng = np.random.RandomState(backend.seed)
+                Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
+            self._online = start_stream(
+                found.kernel,
+                X.shape[1],
+                plan,
+                self._likelihood,
+                offset=to_tensor(self.offset_),
+                Z=Z,
+                feature_map=self.feature_map,
+                seed=backend.seed,
+            )
+            self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
+            self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
+            self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
+            self._forget_relevance()
 
     def _learn_kernel(self, session, X, Y, sample_weight, generator):
         """Return the kernel with learned hyper-parameters, and what the search found out."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.estimators._inducing import warn_of_few_rows
+from skgp.estimators._options import Option, options
 from skgp.estimators._series_kernels import (
     column_kernels,
     default_component_kernel,
@@ -62,6 +63,11 @@ class StateSpaceMixin:
         "tol": [Interval(Real, 0, None, closed="left")],
         "warm_start": ["boolean"],
     }
+
+    _option_rules: tuple[Option, ...] = (
+        options("inducing", n_features_in_=(1,)),
+        options("posterior", n_features_in_=range(2, 2**31)),
+    )
 
     #: One a latent process.
     _states: list[State]

@@ -17,6 +17,7 @@ from skgp.estimators._inducing import (
     inducing_points,
     warn_of_few_rows,
 )
+from skgp.estimators._options import Option, options
 from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
 from skgp.estimators._threads import threads
 from skgp.models.dlm.data import SparseData
@@ -63,6 +64,22 @@ class SWSGPMixin:
         "warm_start": ["boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
+
+    _option_rules: tuple[Option, ...] = (
+        options(
+            "kl_weight covariance inducing init solver polish max_iter tol learning_rate"
+            " batch_size validation_fraction",
+            method=("variational",),
+        ),
+        options("inducing polish", optimizer=("auto",)),
+        options(
+            "learning_rate batch_size",
+            solver=("adam",),
+            polish=(True, "auto"),
+            inducing=("learned",),
+            covariance=("full",),
+        ),
+    )
 
     # ---- training ------------------------------------------------------------------------
 
