@@ -76,7 +76,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
         left as they are.
     max_iter : int, default=200
-        Iterations over all rows at once, or steps with minibatches, of each part of the fit.
+        Iterations over all rows at once, or pairs of steps with minibatches, of each part of the
+        fit.
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few rows: n at most `n_inducing` (twice that for counts), and 500.
@@ -127,6 +128,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     validation_loss_ : float or None
         Mean loss of the rows held out; None without any.
     n_iter_ : int
+        Of the longest part of the fit, at most `max_iter`.
     history_ : dict of lists
         "start" and "solve": objective an observation, of the evidence bound and of the objective;
         "validation": losses of the rows held out.

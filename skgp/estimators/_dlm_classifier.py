@@ -77,7 +77,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int, default=200
-        Iterations over all rows at once, or steps with minibatches, of each part of the fit.
+        Iterations over all rows at once, or pairs of steps with minibatches, of each part of the
+        fit.
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few rows: n at most 2 `n_inducing`, and 500.
@@ -130,6 +131,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int
+        Of the longest part of the fit, at most `max_iter`.
     history_ : dict of lists
         "start" and "solve": objective an observation, of the evidence bound and of the objective;
         "validation": losses of the rows held out.

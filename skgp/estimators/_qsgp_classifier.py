@@ -37,6 +37,8 @@ from skgp.models.qsgp.plan import Plan
 
 # Rows from which on more than one thread pays.
 _LARGE = 1_000
+# Attributes that not every fit sets.
+_OPTIONAL = ("log_marginal_likelihood_value_", "elbo_", "relevance_", "n_relevance_vectors_")
 
 
 class QSGPClassifier(BaseGPClassifier):
@@ -126,6 +128,11 @@ class QSGPClassifier(BaseGPClassifier):
         mean. Chosen by rows left out.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Constant parts of the latent functions.
+    log_marginal_likelihood_value_ : float
+        Laplace's approximation, in nats, under the basis used, summed over the latent functions.
+        Set where the covariance is full, and for relevance vectors.
+    elbo_ : float
+        Of "sgd": the bound in nats, estimated by the last tenth of the iterations.
     n_iter_ : int
     validation_ : dict of str to dict
         Mean log density of rows left out, in nats: "amplitude", by factor of the amplitude that a
@@ -373,7 +380,7 @@ class QSGPClassifier(BaseGPClassifier):
             self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
             self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
             self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
-            self._forget_relevance()
+            self._forget_optional()
 
     def _learn_kernel(self, session, X, Y, sample_weight, generator):
         """Return the kernel with learned hyper-parameters, and what the search found out."""
@@ -475,22 +482,24 @@ class QSGPClassifier(BaseGPClassifier):
             fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
         state = self._previous(backend)[0], fit.state
         self._sgd_state = state if self.warm_start and fit.state is not None else None
-        self._forget_relevance()
+        self._forget_optional()
         for name, value in self._fitted_attributes(fit).items():
             setattr(self, name, value)
         if self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(self.kernel_)
 
-    def _forget_relevance(self) -> None:
-        """Drop what only a fit of relevance vectors has."""
-        for name in ("relevance_", "n_relevance_vectors_"):
+    def _forget_optional(self) -> None:
+        """Drop what an earlier fit may have had."""
+        for name in _OPTIONAL:
             self.__dict__.pop(name, None)
 
     def _fitted_attributes(self, fit: ClassificationFit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""
         low, high = amplitude_range(fit.kernel)
         factor = fit.amplitude if low < high else 1.0
+        values = {"log_marginal_likelihood_value_": fit.log_evidence, "elbo_": fit.elbo}
         return {
+            **{name: value for name, value in values.items() if value is not None},
             "kernel_": scale_amplitude(fit.kernel, factor),
             "basis_": fit.plan.basis,
             "solver_": fit.plan.solver,

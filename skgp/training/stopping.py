@@ -165,18 +165,25 @@ class StopRecorder:
     ----------
     stopped : bool
     n_calls : int
+    n_longest : int
+        Iterations of the longest of the parts told of by :meth:`end_part`.
     """
 
     def __init__(self, callback: Callable[[int, dict], bool | None] | None) -> None:
         self.callback = callback
         self.stopped = False
         self.n_calls = 0
+        self.n_longest = 0
 
     def __call__(self, iteration: int, info: dict) -> bool:
         self.n_calls += 1
         if self.callback is not None and self.callback(self.n_calls, info):
             self.stopped = True
         return self.stopped
+
+    def end_part(self, n_iter: int) -> None:
+        """Tell that one of several solvers in a row took `n_iter` iterations."""
+        self.n_longest = max(self.n_longest, n_iter)
 
     def check(self, info: dict) -> None:
         """As a call, but raises :class:`Stopped` where that returns True."""

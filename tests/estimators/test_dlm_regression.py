@@ -13,7 +13,7 @@ from skgp import DLMGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._scorers import log_predictive_density_scorer
 from skgp.models.dlm.beta_path import BETAS
-from tests.contracts.estimators import CountRegressorContract
+from tests.contracts.estimators import CountRegressorContract, Recorder
 
 QUICK = dict(n_inducing=15, max_iter=30, random_state=0)
 
@@ -55,11 +55,13 @@ def test_few_rows_draw_ratios_of_length_scales_of_the_default_kernel_together():
 
 def test_beta_auto_reports_its_path_and_costs_few_fits():
     X, y = wave()
-    single = DLMGPRegressor(**QUICK).fit(X, y)
-    model = DLMGPRegressor(beta="auto", **QUICK).fit(X, y)
+    counts = Recorder(), Recorder()
+    single = DLMGPRegressor(**QUICK).set_callbacks(counts[0]).fit(X, y)
+    model = DLMGPRegressor(beta="auto", **QUICK).set_callbacks(counts[1]).fit(X, y)
     assert model.beta_ in model.beta_path_
     assert list(model.beta_path_) == [beta for beta in BETAS if beta in model.beta_path_]
-    assert model.n_iter_ <= 4 * single.n_iter_
+    n_single, n_path = (recorder.ended.count("iteration") for recorder in counts)
+    assert n_path <= 4 * n_single
     assert single.beta_ == 1.0 and single.beta_path_ == {}
 
 

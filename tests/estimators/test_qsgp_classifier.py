@@ -264,3 +264,27 @@ def test_first_batch_decides_and_fit_begins_anew(moons):
     assert_same(model.predict_proba(X), expected.predict_proba(X))
     with pytest.raises(ValueError, match="partial_fit needs solver='newton'"):
         QSGPClassifier(solver="sgd").partial_fit(X, y)
+
+
+def test_evidence_is_that_of_the_laplace_approximation(moons):
+    """Balanced classes have no offset, and all rows as inducing points are the dense process."""
+    X, y = moons
+    dense = GaussianProcessClassifier(KERNEL, optimizer=None).fit(X, y)
+    model = fitted(X, y, tol=1e-10)
+    assert model.covariance_ == "full" and abs(model.offset_[0]) < 1e-12
+    expected = dense.log_marginal_likelihood_value_
+    assert model.log_marginal_likelihood_value_ == pytest.approx(expected, rel=1e-5)
+
+
+def test_evidence_and_bound_are_those_of_the_last_fit(moons):
+    X, y = moons
+    model = fitted(X, y, n_basis=40)
+    exact = model.log_marginal_likelihood_value_
+    assert not hasattr(model, "elbo_")
+    model.set_params(solver="sgd", max_iter=200).fit(X, y)
+    assert not hasattr(model, "log_marginal_likelihood_value_")
+    assert np.isfinite(model.elbo_) and model.elbo_ < exact + 5
+    model.set_params(solver="newton", covariance="diagonal").fit(X, y)
+    assert not hasattr(model, "log_marginal_likelihood_value_") and not hasattr(model, "elbo_")
+    model.set_params(basis="relevance", solver="auto", covariance="auto", n_basis=None).fit(X, y)
+    assert np.isfinite(model.log_marginal_likelihood_value_)

@@ -101,6 +101,7 @@ class SparseFit:
     held_out_loss : float or None
         Of the state that step 3 chose, an observation; None without rows held out.
     n_iter : int
+        Of the longest part of steps 3 and 4; steps with minibatches count by pairs.
     history : dict of str to list of float
         "start", "solve": objective an observation; "validation": loss of the rows held out.
     """
@@ -250,12 +251,13 @@ def minimise(
         # Fewer rows bear as much less of the regulariser.
         scaled = replace(objective, beta=objective.beta * few.total / data.total)
         found = fit_collapsed(state, few, scaled, watch=watch, **options)
+        recorder.end_part(len(found.history))
         with torch.no_grad():
             posterior = collapsed_posterior(found.state, data, objective)
         return replace(found, state=found.state.with_posterior(*posterior))
     if _by_minibatches(state, data, objective, settings):
         options["max_iter"] *= _STEPS_PER_ITERATION
-        return fit_minibatch(
+        found = fit_minibatch(
             state,
             data,
             objective,
@@ -265,7 +267,11 @@ def minimise(
             watch=watch,
             **options,
         )
-    return fit_posterior(state, data, objective, watch=watch, **options)
+        recorder.end_part(-(-len(found.history) // _STEPS_PER_ITERATION))
+        return found
+    found = fit_posterior(state, data, objective, watch=watch, **options)
+    recorder.end_part(len(found.history))
+    return found
 
 
 def _by_minibatches(
@@ -337,7 +343,7 @@ def _report(
         elbo=-total_loss(state, data, replace(objective, name="elbo", beta=1.0)),
         noise_variance=objective.family.noise_variance(state.likelihood),
         held_out_loss=held_out_loss,
-        n_iter=max(1, recorder.n_calls),
+        n_iter=max(1, recorder.n_longest),
         history=history,
     )
 

@@ -41,7 +41,7 @@ from skgp.models.qsgp.laplace.amplitude import (
     by_held_out_rows,
     by_leaving_one_out,
 )
-from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance
+from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance, log_evidence_of
 from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
 from skgp.models.qsgp.laplace.newton import fit_newton
 from skgp.models.qsgp.laplace.newton_problem import laplace_curvature
@@ -233,6 +233,9 @@ def _fit_newton(
         kind=plan.covariance,
         n_dense_columns=options.n_dense_columns,
     )
+    evidence = None
+    if plan.covariance == "full":
+        evidence = float(log_evidence_of(fit, q, prior_variance=choice.prior_variance).sum())
     weights = ClassifierPosterior(_exact(design.basis), fit.weights, offset, q)
     augmented = plan.basis == "inducing" and options.augment
     return ClassificationFit(
@@ -244,6 +247,7 @@ def _fit_newton(
         n_iter=max(1, fit.n_iter),
         history=[info["loss"] for info in fit.history],
         scores={"amplitude": choice.amplitude_scores, "moderation": choice.moderation_scores},
+        log_evidence=evidence,
     )
 
 
@@ -281,6 +285,7 @@ def _fit_relevance(
         moderation=1.0,
         n_iter=max(1, fit.n_iter),
         history=fit.history,
+        log_evidence=fit.log_evidence,
         relevance=fit.indices,
     )
 

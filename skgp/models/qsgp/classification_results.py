@@ -65,6 +65,10 @@ class ClassificationFit:
     scores : dict of str to dict
         Mean log density of rows left out, in nats: "amplitude", by factor of the kernel's, and
         "moderation", by factor of the posterior variance.
+    log_evidence : float or None
+        Laplace's, summed over the latent functions, where its determinants are at hand.
+    elbo : float or None
+        Of stochastic gradients: mean estimate over the last tenth of the iterations.
     relevance : Tensor of shape (r,) or None
         Rows kept by ``basis="relevance"``.
     state : LikelihoodState or None
@@ -79,6 +83,8 @@ class ClassificationFit:
     n_iter: int = 1
     history: list[float] = field(default_factory=list)
     scores: dict = field(default_factory=dict)
+    log_evidence: float | None = None
+    elbo: float | None = None
     relevance: Tensor | None = None
     state: Any = None
 

@@ -86,7 +86,9 @@ def fit_sgd_classifier(
         callback=watch,
         state=state,
     )
-    fit = route.fit(state, result.history["loss"])
+    losses = result.history["loss"]
+    last = losses[-(-len(losses) * 9 // 10) :] or losses
+    fit = replace(route.fit(state, losses), elbo=-sum(last) / len(last))
     if not n_held_out:
         return fit
     mean, variance = fit.posterior.mean_and_variance(X_held)

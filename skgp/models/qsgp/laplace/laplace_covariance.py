@@ -13,6 +13,7 @@ the evidence lower bound, exactly as for a Gaussian likelihood of precision c
 """
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -149,6 +150,29 @@ def log_evidence(
         B.diagonal().add_(1.0)
         volume[j] = log_det(jittered_cholesky(B).factor)
     return -fit.loss - 0.5 * volume
+
+
+def log_evidence_of(
+    fit: NewtonFit, covariances: Sequence[WeightGaussian], *, prior_variance: float | Tensor = 1.0
+) -> Tensor:
+    r"""As `log_evidence`, from covariances at hand.
+
+    .. math:: |I + a \Phi^T \operatorname{diag}(c) \Phi| = a^m / |\Sigma|.
+
+    Parameters
+    ----------
+    fit : NewtonFit
+    covariances : sequence of c WeightGaussian
+        :math:`\Sigma` of each column, from :func:`laplace_covariance` with ``kind="full"``.
+    prior_variance : float or Tensor of shape (c,)
+
+    Returns
+    -------
+    Tensor of shape (c,)
+    """
+    log_det_prior = covariances[0].n_features * prior_variances(prior_variance, len(fit.loss)).log()
+    log_det_posterior = torch.stack([q.log_det() for q in covariances])
+    return -fit.loss - 0.5 * (log_det_prior.to(fit.loss) - log_det_posterior.to(fit.loss))
 
 
 def _gaussian(
