@@ -22,6 +22,7 @@ from skgp.estimators._backend import Backend, resolve_backend
 from skgp.estimators._compat import StrOptions, check_sample_weight
 from skgp.estimators._options import Option, warn_of_idle_options
 from skgp.estimators._predictive import clip_variance
+from skgp.estimators._threads import in_few_threads
 from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
 
@@ -54,6 +55,11 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def __sklearn_is_fitted__(self) -> bool:
         """Whether a fit came to its end: `fit_context` sets all of its state at once."""
         return hasattr(self, "kernel_")
+
+    @property
+    def _n_threads(self) -> int | None:
+        """Threads of fits and predictions, as ``n_jobs`` counts."""
+        return self.n_jobs
 
     @abstractmethod
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
@@ -132,6 +138,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         mean, var = self._by_chunks(self._latent_mean_and_variance, X)
         return mean, clip_variance(var)
 
+    @in_few_threads
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent process f.
 

@@ -67,6 +67,7 @@ from skgp.estimators._backend import to_tensor
 from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._compat import StrOptions
 from skgp.estimators._labels import class_weights, distinct_labels, encode, natural_dtype
+from skgp.estimators._threads import in_few_threads
 from skgp.kernels import split_noise
 from skgp.likelihoods import Bernoulli
 
@@ -255,6 +256,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     # ---- the public interface -----------------------------------------------------------
 
+    @in_few_threads
     def _log_proba(self, X: np.ndarray) -> np.ndarray:
         """Return the log-probability of each class, shape (n, n_classes)."""
         if self.moderation_:

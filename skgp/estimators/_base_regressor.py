@@ -58,6 +58,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._counts import check_counts
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
+from skgp.estimators._threads import in_few_threads
 
 
 class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
@@ -178,6 +179,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
 
     # ---- the public interface -----------------------------------------------------------
 
+    @in_few_threads
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False):
         """Predict a new observation y at each row of X.
 
@@ -233,6 +235,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean, var = super().latent_mean_and_variance(X)
         return self._to_y(mean), self.y_scale_**2 * var
 
+    @in_few_threads
     def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike) -> np.ndarray:
         """Predict quantiles of a new observation y at each row of X.
 
@@ -291,6 +294,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         lower, upper = self.predict_quantiles(X, [tail, 1 - tail]).T
         return lower, upper
 
+    @in_few_threads
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
         """Draw new observations y, jointly over the rows of X.
 
@@ -310,6 +314,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         rng = check_random_state(random_state)
         return self._to_y(self._observation_samples(X, n_samples, rng))
 
+    @in_few_threads
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         r"""Return the log-density of each observation under its own prediction.
 

@@ -18,13 +18,12 @@ from skgp.estimators._bayesian_common import (
     make_posterior,
     resolve_plan,
 )
-from skgp.estimators._bayesian_predictive import FEW_ROWS, MixturePredictive
+from skgp.estimators._bayesian_predictive import MixturePredictive
 from skgp.estimators._callbacks import FitSession, fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._options import options
 from skgp.estimators._posterior_summary import element_names
-from skgp.estimators._threads import threads
 from skgp.estimators._warnings import warn_caller
 from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
@@ -260,10 +259,9 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
                 return make_posterior(kernel, rows, self.prior, X, z, sample_weight)
 
             rng = backend.rng()
-            with threads(None, single=len(z) < FEW_ROWS):
-                kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
-                samples = self._learn(session, kernel, posterior_of, data, plan, rng)
-                self._keep(kernel, samples, data, plan, rng)
+            kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
+            samples = self._learn(session, kernel, posterior_of, data, plan, rng)
+            self._keep(kernel, samples, data, plan, rng)
             self._report(samples, session.interrupted)
         return self
 

@@ -6,11 +6,9 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
-from skgp.estimators._threads import threads
+from skgp.estimators._threads import in_few_threads
 from skgp.models.bayesian.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.models.bayesian.mixture import MixtureState
-
-FEW_ROWS = 500  # below, one thread is the fastest
 
 
 class MixturePredictive:
@@ -63,6 +61,7 @@ class MixturePredictive:
             self.sampler_,
         )
 
+    @in_few_threads
     def plug_in(self):
         """Return a fitted copy that predicts with the optimum ``map_`` alone, for comparison.
 
@@ -71,8 +70,7 @@ class MixturePredictive:
         check_is_fitted(self)
         other = copy.copy(self)
         other.kernel_ = self.kernel_.clone_with_theta(self.map_)
-        with threads(None, single=self._state.n_rows < FEW_ROWS):
-            other._state = self._state.at(self.kernel_, self.map_)
+        other._state = self._state.at(self.kernel_, self.map_)
         other._noise_variance = float(other._state.noise[0])
         other.posterior_samples_, other.sample_weights_ = self.map_[None], np.ones(1)
         other.sample_chains_, other.sample_log_posterior_ = np.zeros(1, int), np.full(1, np.nan)
@@ -81,28 +79,27 @@ class MixturePredictive:
 
     # ---- prediction, in the standardised scale -----------------------------------------------
 
+    @property
+    def _n_threads(self):
+        return None  # of ``n_jobs``, which are of joblib
+
     def _bytes_per_row(self):
         return 64 * self._state.n_samples
 
     def _latent_mean(self, X):
-        with self._threads():
-            return self._state.mean(X)
+        return self._state.mean(X)
 
     def _latent_mean_and_variance(self, X):
-        with self._threads():
-            return self._state.moments(X)
+        return self._state.moments(X)
 
     def _latent_mean_and_covariance(self, X):
-        with self._threads():
-            return self._state.covariance(X)
+        return self._state.covariance(X)
 
     def _latent_samples(self, X, n_samples, rng):
-        with self._threads():
-            return self._state.draws(X, n_samples, rng)
+        return self._state.draws(X, n_samples, rng)
 
     def _observation_samples(self, X, n_samples, rng):
-        with self._threads():
-            return self._state.draws(X, n_samples, rng, noise=True)
+        return self._state.draws(X, n_samples, rng, noise=True)
 
     def _quantiles(self, X, levels):
         return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
@@ -115,9 +112,5 @@ class MixturePredictive:
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Weights (S,), means and variances (S, n) of z under each sample."""
-        with self._threads():
-            mean, var = self._state.component_moments(X)
+        mean, var = self._state.component_moments(X)
         return self._state.weights, mean, var + self._state.noise[:, None]
-
-    def _threads(self):
-        return threads(None, single=self._state.n_rows < FEW_ROWS)

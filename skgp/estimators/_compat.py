@@ -16,6 +16,8 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
+from skgp.estimators._threads import in_few_threads
+
 __all__ = [
     "Interval",
     "StrOptions",
@@ -33,7 +35,8 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     The method runs on a draft, a copy of the estimator, whose state replaces the estimator's in one
     assignment at the very end. Until then the estimator is as it was: where the method raises, or
     is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
-    ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first.
+    ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
+    takes the threads that `skgp.linalg.threads` says.
 
     Parameters
     ----------
@@ -43,7 +46,7 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     validated = _fit_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 
     def decorator(method: Callable) -> Callable:
-        run = validated(method)
+        run = validated(in_few_threads(method))
         streams = method.__name__ == "partial_fit"
 
         @functools.wraps(method)

@@ -14,7 +14,6 @@ from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._regression_likelihood import RegressionLikelihood
-from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.models.dlm.data import SparseData
 from skgp.models.replicates import distinct_observations
@@ -101,8 +100,9 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -341,6 +341,5 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
-        with threads(self.n_jobs):
-            covariance = self._posterior.covariance(to_tensor(X))
+        covariance = self._posterior.covariance(to_tensor(X))
         return self._means(X)[:, 0], covariance[0].numpy()

@@ -12,7 +12,6 @@ from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.estimators._threads import threads
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.models.dlm.data import SparseData
@@ -25,8 +24,6 @@ _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
 _FEW_ROWS = 100
 # ... and entries of the c matrices n x M that are made of those left out.
 _LEFT_OUT_NUMBERS = 1e7
-# Rows times inducing points from which on more than one thread pays.
-_LARGE = 1e5
 
 
 class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
@@ -102,8 +99,9 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -341,9 +339,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
             generator = backend.generator()
             order = torch.randperm(len(data), generator=generator, device=generator.device)
             data = data.rows(order[:n_rows].sort().values)
-        with threads(self.n_jobs, single=len(data) * self.n_inducing_ < _LARGE):
-            moments = left_out_moments(self._posterior, data, objective, self._likelihood)
-            return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
+        moments = left_out_moments(self._posterior, data, objective, self._likelihood)
+        return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 
     @property
     def _coupling(self) -> float:

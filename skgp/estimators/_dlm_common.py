@@ -19,7 +19,6 @@ from skgp.estimators._inducing import (
     warn_of_few_rows,
 )
 from skgp.estimators._options import Option, options
-from skgp.estimators._threads import threads
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.evidence import has_evidence
@@ -29,8 +28,6 @@ from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.streaming import update
 from skgp.models.families import Family, GaussianFamily
 
-# Rows times inducing points from which on more than one thread pays.
-_LARGE = 1e5
 # Rows below which too few could be held out to say when to stop a joint search.
 _FEW_ROWS = 100
 # Rows an inducing point up to which the process is nearly exact: a joint search only overfits.
@@ -153,14 +150,11 @@ class SparseGPMixin:
             "callback": callback,
         }
         settings = self._settings(data, objective, kernels)
-        with threads(self.n_jobs, single=len(data) * self.n_inducing < _LARGE):
-            if self.beta == "auto" and self.objective != "fitc" and len(data) > 1:
-                fit, self.beta_path_ = fit_beta_path(
-                    kernels, data, objective, settings, **arguments
-                )
-            else:
-                self.beta_path_ = {}
-                fit = fit_sparse(kernels, data, objective, settings, **arguments)
+        if self.beta == "auto" and self.objective != "fitc" and len(data) > 1:
+            fit, self.beta_path_ = fit_beta_path(kernels, data, objective, settings, **arguments)
+        else:
+            self.beta_path_ = {}
+            fit = fit_sparse(kernels, data, objective, settings, **arguments)
         self._keep(fit)
         if self.n_inducing_ < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct_rows(X)))
@@ -197,14 +191,13 @@ class SparseGPMixin:
 
     def _add_rows(self, data: SparseData, objective: Objective, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call."""
-        with threads(self.n_jobs, single=len(data) * self.n_inducing_ < _LARGE):
-            state = update(
-                self._state(backend),
-                data,
-                replace(objective, beta=self.beta_),
-                max_iter=self.max_iter,
-                tol=self.tol,
-            )
+        state = update(
+            self._state(backend),
+            data,
+            replace(objective, beta=self.beta_),
+            max_iter=self.max_iter,
+            tol=self.tol,
+        )
         self._posterior = pickle.loads(pickle.dumps(state.posterior()))
 
     # ---- prediction, in the standardised scale ---------------------------------------------
@@ -215,11 +208,9 @@ class SparseGPMixin:
 
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
-        with threads(self.n_jobs):
-            return self._posterior.mean(to_tensor(X)).numpy()
+        return self._posterior.mean(to_tensor(X)).numpy()
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
-        with threads(self.n_jobs):
-            mean, var = self._posterior.mean_and_variance(to_tensor(X))
+        mean, var = self._posterior.mean_and_variance(to_tensor(X))
         return mean.numpy(), var.numpy()

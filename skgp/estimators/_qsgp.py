@@ -17,7 +17,6 @@ from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
-from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.likelihoods import Laplace
 from skgp.linalg.memory import memory_budget
@@ -28,10 +27,6 @@ from skgp.models.qsgp.stochastic.sgd_state import SGDState
 from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
 from skgp.models.replicates import Replicates
 
-# Rows from which on more than one thread pays: of the search, with batches of small matrices, and
-# of the solve.
-_LARGE_SEARCH = 10_000
-_LARGE_SOLVE = 1_000
 # Attributes that not every fit sets.
 _OPTIONAL = (
     "log_marginal_likelihood_value_",
@@ -129,8 +124,9 @@ class QSGPRegressor(BaseGPRegressor):
         float64, and the residual is checked.
         Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch while fitting and predicting; None leaves them as they are, but fits few
-        rows in one; -1 takes all processors, one fewer for each further number below.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     memory_budget : float or None, default=None
         Bytes for the largest object of the fit, such as the kernel matrix that "cg" keeps; by
         default 70% of what is free on the machine or the `device`. It decides which basis "auto"
@@ -357,19 +353,18 @@ class QSGPRegressor(BaseGPRegressor):
             return self._fit(X, y, sample_weight, streaming=True)
         X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
         backend = self._resolve_backend()
-        with threads(self.n_jobs):
-            self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
-            self._standardise_by(self._statistics)
-            signal, white = split_noise(self.kernel_)
-            fit = fit_statistics(
-                self._statistics.standardised(self.y_mean_, self.y_scale_),
-                Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_),
-                signal,
-                float(white.noise_level),
-                self._options(backend, white),
-                backend.generator(),
-                refit=self._learns_noise(white),
-            )
+        self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
+        self._standardise_by(self._statistics)
+        signal, white = split_noise(self.kernel_)
+        fit = fit_statistics(
+            self._statistics.standardised(self.y_mean_, self.y_scale_),
+            Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_),
+            signal,
+            float(white.noise_level),
+            self._options(backend, white),
+            backend.generator(),
+            refit=self._learns_noise(white),
+        )
         self._keep(self.kernel_, fit, backend)
         return self
 
@@ -382,30 +377,26 @@ class QSGPRegressor(BaseGPRegressor):
             z = self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             generator = backend.generator()
-            with threads(self.n_jobs, single=len(X) < _LARGE_SEARCH):
-                data = search_data(
-                    X, z, sample_weight, self.likelihood, self.solver, backend.device
-                )
-                rows = data
-                if asked.basis == "relevance":
-                    rows = Replicates(*to_tensors(X, z, sample_weight, torch.device("cpu")))
-                kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
+            data = search_data(X, z, sample_weight, self.likelihood, self.solver, backend.device)
+            rows = data
+            if asked.basis == "relevance":
+                rows = Replicates(*to_tensors(X, z, sample_weight, torch.device("cpu")))
+            kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
             if streaming:
                 asked = streaming_plan(asked, len(data.y), split_noise(kernel)[0])
-            with threads(self.n_jobs, single=len(X) < _LARGE_SOLVE):
-                state = None
-                if self.solver == "sgd" and asked.basis != "relevance":
+            state = None
+            if self.solver == "sgd" and asked.basis != "relevance":
 
-                    def state():  # what it has learnt so far can predict at any time
-                        return self._fitted_attributes(kernel, callback.info["fit"]())
+                def state():  # what it has learnt so far can predict at any time
+                    return self._fitted_attributes(kernel, callback.info["fit"]())
 
-                with session.stage("solve", state=state) as callback:
-                    fit = self._solve(kernel, scale, rows, asked, backend, generator, callback)
-                self._statistics = None
-                if streaming:
-                    basis = fit.statistics.basis
-                    self._statistics = StreamingGram(basis, dtype=backend.dtype)
-                    self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
+            with session.stage("solve", state=state) as callback:
+                fit = self._solve(kernel, scale, rows, asked, backend, generator, callback)
+            self._statistics = None
+            if streaming:
+                basis = fit.statistics.basis
+                self._statistics = StreamingGram(basis, dtype=backend.dtype)
+                self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
             self._keep(kernel, fit, backend)
             if fit.relevance is not None:
                 self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
@@ -554,16 +545,13 @@ class QSGPRegressor(BaseGPRegressor):
         return to_tensor(X, dtype=torch.float64, device=torch.device("cpu"))
 
     def _latent_mean(self, X):
-        with threads(self.n_jobs):
-            return self._posterior.mean(self._tensor(X)).numpy()
+        return self._posterior.mean(self._tensor(X)).numpy()
 
     def _latent_mean_and_variance(self, X):
-        with threads(self.n_jobs):
-            mean, variance = self._posterior.mean_and_variance(self._tensor(X))
+        mean, variance = self._posterior.mean_and_variance(self._tensor(X))
         return mean.numpy(), self.calibration_ * variance.numpy()
 
     def _latent_mean_and_covariance(self, X):
-        with threads(self.n_jobs):
-            X = self._tensor(X)
-            covariance = self._posterior.covariance(X)
-            return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()
+        X = self._tensor(X)
+        covariance = self._posterior.covariance(X)
+        return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()

@@ -18,7 +18,6 @@ from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._options import options
 from skgp.estimators._qsgp_routes import kept_rows
-from skgp.estimators._threads import threads
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.memory import memory_budget
@@ -35,8 +34,6 @@ from skgp.models.qsgp.classification_results import ClassificationFit, Classific
 from skgp.models.qsgp.laplace.common_scale import refine_length_scales
 from skgp.models.qsgp.plan import Plan
 
-# Rows from which on more than one thread pays.
-_LARGE = 1_000
 # Attributes that not every fit sets.
 _OPTIONAL = ("log_marginal_likelihood_value_", "elbo_", "relevance_", "n_relevance_vectors_")
 
@@ -106,8 +103,9 @@ class QSGPClassifier(BaseGPClassifier):
         Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
         either way, where a comparison shows that they can. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch while fitting and predicting; None leaves them as they are, but fits few
-        rows in one; -1 takes all processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     memory_budget : float or None, default=None
         Bytes of features that are kept between iterations, the others being made anew; by default
         70% of what is free on the machine or the `device`.
@@ -282,16 +280,15 @@ class QSGPClassifier(BaseGPClassifier):
             backend = self._resolve_backend()
             generator = backend.generator()
             self._online = None  # a stream ends here
-            with threads(self.n_jobs, single=len(X) < _LARGE):
-                found = self._learn_kernel(session, X, Y, sample_weight, generator)
-                state = None
-                if self.solver == "sgd":  # what it has learnt so far can predict at any time
+            found = self._learn_kernel(session, X, Y, sample_weight, generator)
+            state = None
+            if self.solver == "sgd":  # what it has learnt so far can predict at any time
 
-                    def state():
-                        return self._fitted_attributes(callback.info["fit"]())
+                def state():
+                    return self._fitted_attributes(callback.info["fit"]())
 
-                with session.stage("solve", state=state) as callback:
-                    fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
+            with session.stage("solve", state=state) as callback:
+                fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
             self._keep(fit, backend)
             if fit.relevance is not None:
                 self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
@@ -336,15 +333,14 @@ class QSGPClassifier(BaseGPClassifier):
         )
         Y = one_vs_rest(codes, len(self.classes_))
         backend = self._resolve_backend()
-        with threads(self.n_jobs, single=len(X) < _LARGE):
-            if first:
-                self._start_stream(X, Y, sample_weight, backend)
-            rows = (
-                None if a is None else to_tensor(a, device=backend.device)
-                for a in (X, Y, sample_weight)
-            )
-            self._online.update(*rows)
-            self._posterior = self._online.posterior(augment=self.augment)
+        if first:
+            self._start_stream(X, Y, sample_weight, backend)
+        rows = (
+            None if a is None else to_tensor(a, device=backend.device)
+            for a in (X, Y, sample_weight)
+        )
+        self._online.update(*rows)
+        self._posterior = self._online.posterior(augment=self.augment)
         if backend.device.type != "cpu":
             self._posterior = pickle.loads(pickle.dumps(self._posterior))
         self.n_iter_ = max(1, self._online.n_iter)
@@ -516,10 +512,8 @@ class QSGPClassifier(BaseGPClassifier):
     # ---- prediction ------------------------------------------------------------------------
 
     def _latent_mean(self, X):
-        with threads(self.n_jobs):
-            return self._posterior.mean(to_tensor(X)).numpy()
+        return self._posterior.mean(to_tensor(X)).numpy()
 
     def _latent_mean_and_variance(self, X):
-        with threads(self.n_jobs):
-            mean, variance = self._posterior.mean_and_variance(to_tensor(X))
+        mean, variance = self._posterior.mean_and_variance(to_tensor(X))
         return mean.numpy(), variance.numpy()

@@ -20,8 +20,8 @@ from skgp.estimators._compat import (
 from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import with_noise
 from skgp.estimators._regression_likelihood import RegressionLikelihood
-from skgp.estimators._state_space_common import LARGE, StateSpaceMixin
-from skgp.estimators._threads import threads
+from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._threads import in_few_threads
 from skgp.kernels import split_noise
 
 # Of a standardised target: variance of the noise to start with, and its bounds.
@@ -82,8 +82,9 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     dtype : {"float64"}, default="float64"
         Single precision is refused.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -310,13 +311,13 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            mean, covariance = self._states[0].covariance(self._inputs(X))
+        mean, covariance = self._states[0].covariance(self._inputs(X))
         return mean.numpy(), covariance.numpy()
 
     def _latent_samples(self, X, n_samples, rng):
         return self._draws(X, n_samples, int(rng.randint(2**31 - 1)))
 
+    @in_few_threads
     def predict_components(self, X: ArrayLike, return_std: bool = False):
         """Predict what each part of the model adds to f.
 

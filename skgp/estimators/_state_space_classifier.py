@@ -9,8 +9,8 @@ from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.estimators._state_space_common import LARGE, StateSpaceMixin
-from skgp.estimators._threads import threads
+from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._threads import in_few_threads
 from skgp.likelihoods import Bernoulli
 from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.models.families import FixedFamily
@@ -61,8 +61,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     dtype : {"float64"}, default="float64"
         Single precision is refused.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -270,13 +271,12 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         weight = None if sample_weight is None else to_tensor(sample_weight[rows])
         labels = to_tensor(Y[rows])
         moments = self._latent_moments(X[rows])
-        with threads(self.n_jobs, single=len(rows) < LARGE):
-            found = [
-                left_out_moments(self._likelihood, y, mean, var, weight)
-                for y, mean, var in zip(labels.T, *(to_tensor(m).T for m in moments), strict=True)
-            ]
-            mean, var = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
-            return best_coupling(self._likelihood, labels, mean, var, weight)
+        found = [
+            left_out_moments(self._likelihood, y, mean, var, weight)
+            for y, mean, var in zip(labels.T, *(to_tensor(m).T for m in moments), strict=True)
+        ]
+        mean, var = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
+        return best_coupling(self._likelihood, labels, mean, var, weight)
 
     @property
     def _coupling(self) -> float:
@@ -301,6 +301,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     def _latent_mean_and_variance(self, X):
         return self._moments(X)
 
+    @in_few_threads
     def predict_components(self, X: ArrayLike, return_std: bool = False):
         """Predict what each part of the model adds to f, on the scale of the link.
 

@@ -22,7 +22,6 @@ from skgp.estimators._series_kernels import (
     summands,
 )
 from skgp.estimators._state_space_rows import Rows
-from skgp.estimators._threads import threads
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
 from skgp.models.families import Family, GaussianFamily
@@ -34,9 +33,6 @@ from skgp.models.state_space.fit import fit_series
 from skgp.models.state_space.inducing.state import InducingState
 from skgp.models.state_space.state import SeriesState
 from skgp.models.state_space.streaming import add_rows
-
-#: Rows from which on more than one thread pays.
-LARGE = 50_000
 
 # Bins of a column of an additive model.
 _N_BINS = 512
@@ -148,22 +144,21 @@ class StateSpaceMixin:
         search = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets = list(offsets)
         self._stream = None
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            if X.shape[1] == 1:
-                parameters = self._fit_series(kernels, rows, family, offsets, start, search)
-            else:
-                data = self._stream_of(rows, family) if stream else rows
-                fits = self._fit_additive(
-                    [kernels] * len(targets),
-                    data,
-                    family,
-                    parameters=start,
-                    optimise=self.optimizer is not None,
-                    **search,
-                )
-                self._keep_additive(fits)
-                self._stream = data if stream or len(X) <= _FEW_ROWS else None
-                parameters = fits[0].parameters
+        if X.shape[1] == 1:
+            parameters = self._fit_series(kernels, rows, family, offsets, start, search)
+        else:
+            data = self._stream_of(rows, family) if stream else rows
+            fits = self._fit_additive(
+                [kernels] * len(targets),
+                data,
+                family,
+                parameters=start,
+                optimise=self.optimizer is not None,
+                **search,
+            )
+            self._keep_additive(fits)
+            self._stream = data if stream or len(X) <= _FEW_ROWS else None
+            parameters = fits[0].parameters
         # What a warm start needs besides the states.
         self._likelihood_parameters = parameters.cpu().numpy()
         kernels = [_kernel_of(state) for state in self._states]
@@ -271,14 +266,13 @@ class StateSpaceMixin:
             If the model is additive and the rows before are gone.
         """
         rows = self._tensors(X, targets, weight, backend)
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            if X.shape[1] > 1:
-                self._add_to_columns(rows, family)
-                return
-            states = [
-                add_rows(state, series, likelihood)
-                for state, series in zip(self._states, rows.series(), strict=True)
-            ]
+        if X.shape[1] > 1:
+            self._add_to_columns(rows, family)
+            return
+        states = [
+            add_rows(state, series, likelihood)
+            for state, series in zip(self._states, rows.series(), strict=True)
+        ]
         self._states = pickle.loads(pickle.dumps(states))
 
     def _add_to_columns(self, rows: Rows, family: Family) -> None:
@@ -347,24 +341,21 @@ class StateSpaceMixin:
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
         x = self._inputs(X)
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            found = [state.moments(x) for state in self._states]
+        found = [state.moments(x) for state in self._states]
         mean, var = (torch.stack(part, dim=1).numpy() for part in zip(*found, strict=True))
         return mean, var
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of the components, shapes (n, p, c)."""
         x = self._inputs(X)
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            found = [state.components(x) for state in self._states]
+        found = [state.components(x) for state in self._states]
         mean, var = (torch.stack(part, dim=2).numpy() for part in zip(*found, strict=True))
         return mean, var
 
     def _draws(self, X: np.ndarray, n_samples: int, seed: int) -> np.ndarray:
         """Joint draws of the first latent process, (n, n_samples)."""
         state, generator = self._states[0], torch.Generator().manual_seed(seed)
-        with threads(self.n_jobs, single=len(X) < LARGE):
-            return state.samples(self._inputs(X), n_samples, generator).numpy()
+        return state.samples(self._inputs(X), n_samples, generator).numpy()
 
     @property
     def component_kernels_(self) -> list[Kernel]:

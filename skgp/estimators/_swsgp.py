@@ -14,7 +14,6 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_numbers import NumbersMixin
-from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.models.replicates import Replicates
 
@@ -127,8 +126,9 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -377,8 +377,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
-        with threads(self.n_jobs):
-            X = to_tensor(self._inputs(X))
-            union = self.joint_prediction == "union"
-            mean, covariance = self._posterior.mean_and_covariance(X, union=union)
+        X = to_tensor(self._inputs(X))
+        union = self.joint_prediction == "union"
+        mean, covariance = self._posterior.mean_and_covariance(X, union=union)
         return mean[:, 0].numpy(), covariance[0].numpy()

@@ -113,8 +113,9 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads of torch; None leaves them as they are, but fits few rows in one; -1 takes all
-        processors.
+        Threads while fitting and predicting. None takes one, and for single large operations
+        (factors and products of matrices of a thousand rows or more) all that torch has; a number
+        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 

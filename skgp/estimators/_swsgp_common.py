@@ -19,7 +19,6 @@ from skgp.estimators._inducing import (
 )
 from skgp.estimators._options import Option, options
 from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
-from skgp.estimators._threads import threads
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
 from skgp.models.neighbors import distinct
@@ -34,8 +33,6 @@ from skgp.models.swsgp.streaming import update
 _MAX_INDUCING = 100_000
 # Inducing points, of the rows, up to which "auto" polishes.
 _SPARSE = 0.25
-#: Rows from which on more than one thread pays.
-LARGE = 20_000
 
 
 class SWSGPMixin:
@@ -200,19 +197,18 @@ class SWSGPMixin:
             share = len(Z) / min(self.n_neighbors, len(Z))
             settings = replace(settings, kl_weight=self._kl_factor * share)
         settings = replace(settings, polish=self._polishes(len(Z), len(data)))
-        with threads(self.n_jobs, single=len(data) < LARGE):
-            fit = fit_swsgp(
-                kernel,
-                family,
-                data,
-                Z,
-                position.to(backend.device),
-                offset=backend.tensor(offset),
-                settings=settings,
-                generator=backend.generator(),
-                start=start,
-                callback=callback,
-            )
+        fit = fit_swsgp(
+            kernel,
+            family,
+            data,
+            Z,
+            position.to(backend.device),
+            offset=backend.tensor(offset),
+            settings=settings,
+            generator=backend.generator(),
+            start=start,
+            callback=callback,
+        )
         self._set_posterior(fit.state)
         self._summary = pickle.loads(pickle.dumps(fit.summary))
         self._keep_kl_weight(fit.kl_weight)
@@ -270,21 +266,20 @@ class SWSGPMixin:
             )
         state = self._posterior.state.to(backend.device).to(backend.dtype)
         likelihood = family.make(state.likelihood)
-        with threads(self.n_jobs, single=len(data) < LARGE):
-            state, self._summary = update(
-                state,
-                self._summary,
-                data.X,
-                data.y,
-                likelihood,
-                n_neighbors=self.n_neighbors,
-                kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
-                kl_factor=self._kl_factor,
-                weight=data.weight,
-                max_inducing=self._max_inducing(),
-                neighbors=self.neighbors,
-                tol=self.tol,
-            )
+        state, self._summary = update(
+            state,
+            self._summary,
+            data.X,
+            data.y,
+            likelihood,
+            n_neighbors=self.n_neighbors,
+            kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
+            kl_factor=self._kl_factor,
+            weight=data.weight,
+            max_inducing=self._max_inducing(),
+            neighbors=self.neighbors,
+            tol=self.tol,
+        )
         self._set_posterior(state)
         if self.kl_weight == "auto":
             share = state.n_inducing / min(self.n_neighbors, state.n_inducing)
@@ -308,14 +303,12 @@ class SWSGPMixin:
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
-        with threads(self.n_jobs):
-            mean, var = self._posterior.mean_and_variance(to_tensor(self._inputs(X)))
+        mean, var = self._posterior.mean_and_variance(to_tensor(self._inputs(X)))
         return mean.numpy(), var.reshape(len(mean), -1).expand_as(mean).numpy()
 
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
-        with threads(self.n_jobs):
-            return self._posterior.mean(to_tensor(self._inputs(X))).numpy()
+        return self._posterior.mean(to_tensor(self._inputs(X))).numpy()
 
 
 def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

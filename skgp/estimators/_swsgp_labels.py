@@ -11,8 +11,6 @@ from skgp.estimators._default_kernel import (
 )
 from skgp.estimators._inducing import cluster_centres, distinct_rows, inducing_points
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.estimators._swsgp_common import LARGE
-from skgp.estimators._threads import threads
 from skgp.likelihoods import Bernoulli
 from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.models.dlm.data import SparseData
@@ -61,11 +59,7 @@ class LabelsMixin:
             kernels = [self._resolve_kernel(X, lambda: None)]
         if self.optimizer is None:
             return kernels[0]
-        single = len(data) < LARGE
-        with (
-            session.stage("hyperparameters") as callback,
-            threads(self.n_jobs, single=single),
-        ):
+        with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
                 data.X.double(),
@@ -109,18 +103,17 @@ class LabelsMixin:
     def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
         rows = _in_double(self._kriging_rows(data, backend))
-        with threads(self.n_jobs, single=len(data) < LARGE):
-            model = krige_labels(
-                kernel,
-                None,
-                rows.X,
-                label_codes(rows.y),
-                n_classes=len(self.classes_),
-                n_neighbors=self.n_neighbors,
-                generator=backend.generator(),
-                weight=rows.weight,
-                neighbors=self.neighbors,
-            )
+        model = krige_labels(
+            kernel,
+            None,
+            rows.X,
+            label_codes(rows.y),
+            n_classes=len(self.classes_),
+            n_neighbors=self.n_neighbors,
+            generator=backend.generator(),
+            weight=rows.weight,
+            neighbors=self.neighbors,
+        )
         self._set_kriging(model)
 
     def _append_kriging(self, data: SparseData, backend: Backend) -> None:
@@ -138,8 +131,7 @@ class LabelsMixin:
         return self._by_chunks(self._kriged_log_proba, X)
 
     def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
-        with threads(self.n_jobs):
-            return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
+        return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
 
 
 def class_centres(

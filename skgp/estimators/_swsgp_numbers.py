@@ -6,8 +6,6 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from skgp.estimators._backend import Backend
 from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
-from skgp.estimators._swsgp_common import LARGE
-from skgp.estimators._threads import threads
 from skgp.kernels.gram import split_noise
 from skgp.models.dlm.data import SparseData
 from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
@@ -52,10 +50,7 @@ class NumbersMixin:
             kernels = [with_noise(kernel)]
         if self.optimizer is None:
             return split_noise(kernels[0])
-        with (
-            session.stage("hyperparameters") as callback,
-            threads(self.n_jobs, single=len(data.y) < LARGE),
-        ):
+        with session.stage("hyperparameters") as callback:
             found = search_hyperparameters(
                 kernels,
                 data,

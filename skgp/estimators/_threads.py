@@ -1,25 +1,28 @@
-"""Threads of torch for the time of a fit or a prediction."""
+"""The threads of a fit or a prediction (see `skgp.linalg.threads`)."""
 
-import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import joblib
-import torch
+
+from skgp.linalg.threads import one_thread
+
+__all__ = ["in_few_threads", "threads_of"]
 
 
-@contextlib.contextmanager
-def threads(n_jobs: int | None, *, single: bool = False) -> Iterator[None]:
-    """Give torch `n_jobs` threads for a while, in joblib's count.
+def threads_of(estimator) -> AbstractContextManager[None]:
+    """One thread, or as many as ``n_jobs`` asks for in joblib's count, for a while."""
+    n_jobs = estimator._n_threads
+    return one_thread(None if n_jobs is None else joblib.effective_n_jobs(n_jobs))
 
-    None leaves them as they are, or gives one where `single`: small operations take longer to hand
-    out than to do, many times longer where other processes keep the processors busy.
-    """
-    if n_jobs is None and not single:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if n_jobs is None else joblib.effective_n_jobs(n_jobs))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+def in_few_threads(method: Callable) -> Callable:
+    """Decorate a public method that predicts."""
+
+    @functools.wraps(method)
+    def limited(self, *args, **kwargs):
+        with threads_of(self):
+            return method(self, *args, **kwargs)
+
+    return limited

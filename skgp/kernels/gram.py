@@ -12,6 +12,8 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
+from skgp.linalg.threads import ENTRY, large_operation
+
 from .covariance import covariance, variance
 from .distances import METRICS
 from .expression import (
@@ -169,7 +171,8 @@ def gram_tile(
             f"got {tuple(out.shape)} and {out.dtype}."
         )
     out = X.new_empty(shape) if out is None else out
-    return evaluate_tile(node, X, Z, out)
+    with large_operation(ENTRY * out.numel()):
+        return evaluate_tile(node, X, Z, out)
 
 
 def _check_inputs(kernel: Kernel, X: Tensor, Z: Tensor | None) -> None:

@@ -23,7 +23,10 @@ from torch import Tensor
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.tiles import evaluate_tile, largest_square
+from skgp.linalg.threads import ENTRY, large_operation
 
+# Flops that an entry of a stored matrix is worth: it comes from memory.
+_PASS = 50
 _TILE = 2048  # rows of a panel: large enough for full matrix-multiply speed
 _MIRRORED = 512  # side of a tile that is written twice, the second time transposed
 # Of squared distances. At 2.6e-4 (20 thousand rows of house_8L, some far out) gradients of the
@@ -89,9 +92,10 @@ class KernelOperator:
         for i, start in enumerate(self._starts):
             stop = min(start + _TILE, self.shape[0])
             panel = self._panels[i] if self.stored else self._panel(start)
-            out[start:stop] += panel @ V[start:]
-            if stop < self.shape[0]:
-                out[stop:] += panel[:, stop - start :].T @ V[start:stop]
+            with large_operation(_PASS * panel.numel()):
+                out[start:stop] += panel @ V[start:]
+                if stop < self.shape[0]:
+                    out[stop:] += panel[:, stop - start :].T @ V[start:stop]
         return out
 
     def columns(self, index: Tensor) -> Tensor:
@@ -207,7 +211,8 @@ class RowOperator:
         """``V K`` for V of shape (k, n)."""
         n = len(self.inputs)
         if self.stored:
-            return V @ self._matrix(n, n)
+            with large_operation(_PASS * n**2):
+                return V @ self._matrix(n, n)
         out = torch.zeros_like(V)
         for start in range(0, n, _TILE):
             stop = min(start + _TILE, n)
@@ -247,7 +252,8 @@ def kernel_matmul(
         In the dtype of `X`. ``O(n m (d + k))``.
     """
     rows = tile_rows(Z.shape[0], X.dtype, memory_budget)
-    return torch.cat([gram_tile(kernel, tile, Z) @ V for tile in X.split(rows)])
+    with large_operation(ENTRY * X.shape[0] * Z.shape[0]):
+        return torch.cat([gram_tile(kernel, tile, Z) @ V for tile in X.split(rows)])
 
 
 def theta_gradient(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg.threads import large_operation
 
 __all__ = ["CholeskyResult", "cho_solve", "jittered_cholesky", "log_det", "reverse_cholesky"]
 
@@ -66,7 +67,8 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
             [1.0000, 1.4142]], dtype=torch.float64), jitter=0.0)
     """
     _check_square(A)
-    factor, info = torch.linalg.cholesky_ex(A)
+    with large_operation(A.numel() * A.shape[-1] / 3):
+        factor, info = torch.linalg.cholesky_ex(A)
     failed = info != 0
     if not failed.any():
         return CholeskyResult(factor, 0.0)
@@ -127,7 +129,20 @@ def cho_solve(L: Tensor, B: Tensor) -> Tensor:
     """
     if B.ndim == L.ndim - 1:
         return torch.cholesky_solve(B.unsqueeze(-1), L).squeeze(-1)
-    return torch.cholesky_solve(B, L)
+    with large_operation(2 * B.numel() * L.shape[-1]):
+        return torch.cholesky_solve(B, L)
+
+
+def cho_inverse(L: Tensor) -> Tensor:
+    """Inverse of :math:`L L^T`, (..., n, n), given the lower factor; O(n^3)."""
+    with large_operation(2 / 3 * L.numel() * L.shape[-1]):
+        return torch.cholesky_inverse(L)
+
+
+def tri_solve(A: Tensor, B: Tensor, *, upper: bool) -> Tensor:
+    """Solve :math:`A X = B` for a triangular A (..., n, n) and B (..., n, k); O(n^2 k)."""
+    with large_operation(B.numel() * A.shape[-1]):
+        return torch.linalg.solve_triangular(A, B, upper=upper)
 
 
 def log_det(L: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag, split_noise
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, tri_solve
 
 _MAX_NEWTON = 100
 _MAX_HALVINGS = 30
@@ -174,7 +174,7 @@ def laplace_predict(
     prior = gram_diag(kernel, X_new, theta)
     var = []
     for root in fit.root.T:
-        half = torch.linalg.solve_triangular(_factor(K, root), root[:, None] * K_new, upper=False)
+        half = tri_solve(_factor(K, root), root[:, None] * K_new, upper=False)
         var.append((prior - half.square().sum(0)).clamp(min=0))
     return fit.offset + K_new.mT @ fit.alpha, torch.stack(var, dim=1)
 
@@ -330,7 +330,7 @@ class _LogEvidence(torch.autograd.Function):
         total = torch.zeros_like(K)
         for j in range(alphas.shape[1]):
             alpha, root = alphas[:, j], roots[:, j]
-            inverse = torch.cholesky_inverse(_factor(K, root))
+            inverse = cho_inverse(_factor(K, root))
             third = ctx.problem.column(j).third(K @ alpha)
             s = 0.5 * (1 - inverse.diagonal()) * third
             u = s - root * (inverse @ (root * (K @ s)))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, split_noise, split_theta
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.models.replicates import Replicates
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -72,7 +72,7 @@ class _GaussianLogDensity(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         L, alpha = ctx.saved_tensors
-        return 0.5 * grad * (torch.outer(alpha, alpha) - torch.cholesky_inverse(L)), None
+        return 0.5 * grad * (torch.outer(alpha, alpha) - cho_inverse(L)), None
 
 
 def leave_one_out_log_density(

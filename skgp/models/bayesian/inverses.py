@@ -12,7 +12,7 @@ from torch import Tensor
 from skgp.kernels import gram_tile
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import block_cg
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
 
 __all__ = ["ExactInverse", "IterativeInverse", "nystrom_factor"]
@@ -43,7 +43,7 @@ class ExactInverse:
         return V.T @ V
 
     def _half(self, K: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self._L, K, upper=False)
+        return tri_solve(self._L, K, upper=False)
 
 
 class IterativeInverse:
@@ -109,4 +109,4 @@ def nystrom_factor(kernel: Any, theta: Tensor, M: Tensor, X: Tensor, dtype: torc
     K = gram_tile(kernel, M, M, theta)
     K.diagonal().add_(_JITTER[dtype] * K.diagonal().mean())
     L = jittered_cholesky(K).factor
-    return torch.linalg.solve_triangular(L, gram_tile(kernel, M, X, theta), upper=False)
+    return tri_solve(L, gram_tile(kernel, M, X, theta), upper=False)

@@ -20,7 +20,7 @@ from skgp.kernels.distances import METRICS
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.tiles import evaluate_tile
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.objectives import gaussian_log_density
 from skgp.models.replicates import Replicates
@@ -210,7 +210,7 @@ class LogPosterior:
         L, noise = self._factor(theta)
         alpha = torch.cholesky_solve(data.y[:, None], L)[:, 0]
         value = self._value(L, data.y @ alpha, noise)
-        W = torch.cholesky_inverse(L)
+        W = cho_inverse(L)
         del L
         W.neg_().addr_(alpha, alpha).mul_(0.5)
         gradient = np.zeros(self.n_dims)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
+from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky, tri_solve
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.sparse import inducing_factor
 
@@ -97,7 +97,7 @@ def statistics(
         K = gram(kernel, data.X[part], Z, theta=theta, method="expand")
         scaled = K if weight is None else weight[part].sqrt() * K
         G = G + _WhitenedGram.apply(scaled, L)
-        b = b + torch.linalg.solve_triangular(L, K.mT @ y[part], upper=False)
+        b = b + tri_solve(L, K.mT @ y[part], upper=False)
     return Statistics(G, b, (y * data.y).sum(), prior, data.total)
 
 
@@ -110,7 +110,7 @@ class _WhitenedGram(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, K: Tensor, L: Tensor) -> Tensor:
-        Phi = torch.linalg.solve_triangular(L, K.mT, upper=False)
+        Phi = tri_solve(L, K.mT, upper=False)
         G = Phi @ Phi.mT
         ctx.save_for_backward(Phi, L, G)
         return G
@@ -118,7 +118,7 @@ class _WhitenedGram(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slope: Tensor):
         Phi, L, G = ctx.saved_tensors
-        P = torch.linalg.solve_triangular(L.mT, slope + slope.mT, upper=True)  # L^-T S
+        P = tri_solve(L.mT, slope + slope.mT, upper=True)  # L^-T S
         return Phi.mT @ P.mT, -(P @ G).tril()
 
 
@@ -127,7 +127,7 @@ def elbo_loss(sums: Statistics, noise: Tensor, *, beta: float = 1.0) -> Tensor:
     M, t = len(sums.gram), beta * noise
     A, b = _raised(sums.gram, t), sums.projection
     L = jittered_cholesky(A).factor
-    explained = torch.linalg.solve_triangular(L, b, upper=False).square().sum()
+    explained = tri_solve(L, b, upper=False).square().sum()
     fit = (sums.sum_square - explained) / (2 * noise)
     complexity = 0.5 * beta * (2 * L.diagonal().log().sum() - M * t.log())
     unexplained = (sums.sum_prior - sums.gram.trace()) / (2 * noise)
@@ -157,7 +157,7 @@ def posterior_from_precision(precision: Tensor, projection: Tensor) -> tuple[Ten
     precision = precision.expand(projection.shape[1], *precision.shape[-2:])
     U = reverse_cholesky(precision).factor  # U U^T = P, so that U^-T is the factor of P^-1
     identity = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device).expand_as(U)
-    root = torch.linalg.solve_triangular(U.mT, identity, upper=False)
+    root = tri_solve(U.mT, identity, upper=False)
     mean = root @ (root.mT @ projection.mT[:, :, None])
     return mean[..., 0].mT, root
 
@@ -168,7 +168,7 @@ def fitc_loss(
     """Negative log marginal likelihood of FITC, a scalar in nats; O(n M^2)."""
     G, b, variance = _fitc_statistics(kernel, data, Z, noise, theta)
     L = jittered_cholesky(_raised(G, 1.0)).factor
-    explained = torch.linalg.solve_triangular(L, b, upper=False).square().sum()
+    explained = tri_solve(L, b, upper=False).square().sum()
     rows = data.y[:, 0].square() / variance + variance.log() + _LOG_2PI
     return 0.5 * (data.weighted_sum(rows) - explained) + L.diagonal().log().sum()
 
@@ -196,7 +196,7 @@ def _fitc_statistics(kernel, data: SparseData, Z: Tensor, noise: Tensor, theta):
     """G, b and the variances (n,) of the targets given w."""
     L = inducing_factor(kernel, Z, theta)
     K = gram(kernel, data.X, Z, theta=theta, method="expand")
-    Phi = torch.linalg.solve_triangular(L, K.mT, upper=False)
+    Phi = tri_solve(L, K.mT, upper=False)
     prior = gram_diag(kernel, data.X, theta=theta)
     variance = (prior - Phi.square().sum(0)).clamp_min(0.0) + noise
     weighted = Phi / variance if data.weight is None else Phi * (data.weight / variance)

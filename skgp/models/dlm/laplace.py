@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
-from skgp.linalg.cholesky import jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det
 
 __all__ = ["LaplaceEvidence"]
 
@@ -148,7 +148,7 @@ class _Evidence(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         K, alpha, g, root, L = ctx.saved_tensors
-        inverse = torch.cholesky_inverse(L)
+        inverse = cho_inverse(L)
         s = 0.5 * (1 - inverse.diagonal(dim1=1, dim2=2)) * ctx.problem.third(g)
         u = s - root * (inverse @ (root * (s @ K))[..., None])[..., 0]
         outer = (0.5 * alpha + u).mT @ alpha

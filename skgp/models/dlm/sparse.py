@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, tri_solve
 from skgp.linalg.tensor_state import TensorState
 
 __all__ = [
@@ -89,7 +89,7 @@ def inducing_factor(
 
 def whitened_features(kernel, X: Tensor, Z: Tensor, L: Tensor) -> Tensor:
     r"""Columns :math:`\phi(x_i) = L^{-1} k_u(x_i)`, shape (M, n); :math:`O(n M^2)`."""
-    return torch.linalg.solve_triangular(L, gram(kernel, Z, X), upper=False)
+    return tri_solve(L, gram(kernel, Z, X), upper=False)
 
 
 def latent_moments(
@@ -132,9 +132,9 @@ def latent_moments(
     :math:`O(n M^2 c)` time, :math:`O(n M c)` memory.
     """
     L = inducing_factor(kernel, Z, theta)
-    weights = torch.linalg.solve_triangular(L.mT, mean, upper=True)
-    scaled_root = torch.linalg.solve_triangular(L.mT, root, upper=True)
-    B = scaled_root @ scaled_root.mT - torch.cholesky_inverse(L)
+    weights = tri_solve(L.mT, mean, upper=True)
+    scaled_root = tri_solve(L.mT, root, upper=True)
+    B = scaled_root @ scaled_root.mT - cho_inverse(L)
     K = gram(kernel, X, Z, theta=theta, method="expand")
     f_mean, excess = _QuadraticForms.apply(K, weights, B)
     prior = gram_diag(kernel, X, theta=theta)
@@ -227,7 +227,7 @@ class SparsePosterior(TensorState):
         )
         # The whitening is that of the training, whose precision gave the jitter.
         self.factor = inducing_factor(kernel, self.Z, jitter=jitter_of(Z.dtype))
-        self.weights = torch.linalg.solve_triangular(self.factor.mT, self.whitened_mean, upper=True)
+        self.weights = tri_solve(self.factor.mT, self.whitened_mean, upper=True)
 
     @property
     def n_inducing(self) -> int:
@@ -246,7 +246,7 @@ class SparsePosterior(TensorState):
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, c) of f; O(n M^2 c)."""
         K = gram(self.kernel, X, self.Z)
-        features = torch.linalg.solve_triangular(self.factor, K.mT, upper=False)
+        features = tri_solve(self.factor, K.mT, upper=False)
         unexplained = (gram_diag(self.kernel, X) - features.square().sum(0)).clamp_min(0.0)
         explained = (self.root.mT @ features).square().sum(1)  # (c, n)
         return self.offset + K @ self.weights, (unexplained + explained).mT

@@ -42,7 +42,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.models.dlm.collapsed import Statistics, posterior_from_precision
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.sparse import inducing_factor
@@ -101,7 +101,7 @@ def square_loss(sums: Statistics, *, beta: float) -> Tensor:
     """Least value of the objective over a, a scalar in squared units of y; O(M^3)."""
     A = sums.gram.diagonal_scatter(sums.gram.diagonal() + ridge(sums, beta))
     L = jittered_cholesky(A).factor
-    explained = torch.linalg.solve_triangular(L, sums.projection, upper=False).square().sum()
+    explained = tri_solve(L, sums.projection, upper=False).square().sum()
     return 0.5 * (sums.sum_square - explained)
 
 
@@ -139,10 +139,10 @@ def calibrated_variance(
     """The factor s of the module docstring, from leave-one-out residuals; O(n M^2)."""
     t = ridge(sums, beta)
     L = inducing_factor(kernel, Z)
-    Phi = torch.linalg.solve_triangular(L, gram(kernel, Z, data.X), upper=False)
+    Phi = tri_solve(L, gram(kernel, Z, data.X), upper=False)
     A = jittered_cholesky(sums.gram.diagonal_scatter(sums.gram.diagonal() + t)).factor
     weight = torch.ones_like(data.y[:, 0]) if data.weight is None else data.weight
-    leverage = torch.linalg.solve_triangular(A, Phi, upper=False).square().sum(0)  # of weight 1
+    leverage = tri_solve(A, Phi, upper=False).square().sum(0)  # of weight 1
     residual = data.y[:, 0] - (Phi.mT @ cho_solve(A, sums.projection))[:, 0]
     # One observation is left out, also where a row stands for several.
     kept = (1 - leverage).clamp_min(torch.finfo(Phi.dtype).eps)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
+from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.weight_space.design import Basis
 from skgp.models.qsgp.weight_space.whitened import inducing_parts
@@ -49,21 +50,21 @@ class DenseCovariance(TensorState):
     def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
         """Variances, shape (p,). ``O(n^2 p)``."""
         K = gram_tile(kernel, X, Z).T
-        root = torch.linalg.solve_triangular(self.factor, K, upper=False)
+        root = tri_solve(self.factor, K, upper=False)
         if self.prior_factor is None:
             prior = gram_diag(kernel, X)
         else:
-            prior = torch.linalg.solve_triangular(self.prior_factor, K, upper=False)
+            prior = tri_solve(self.prior_factor, K, upper=False)
             prior = prior.square().sum(0)
         return prior - root.square().sum(0)
 
     def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
         """Joint covariance, shape (p, p). ``O(n^2 p + n p^2)``."""
         K = gram_tile(kernel, X, Z).T
-        root = torch.linalg.solve_triangular(self.factor, K, upper=False)
+        root = tri_solve(self.factor, K, upper=False)
         if self.prior_factor is None:
             return gram_tile(kernel, X, X) - root.T @ root
-        prior = torch.linalg.solve_triangular(self.prior_factor, K, upper=False)
+        prior = tri_solve(self.prior_factor, K, upper=False)
         return prior.T @ prior - root.T @ root
 
 

@@ -41,7 +41,7 @@ from torch import Tensor
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator, kernel_matmul
 from skgp.linalg.cg import block_cg
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import LowRank, NystromPreconditioner, rp_cholesky
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.qsgp.function_space.covariances import (
@@ -149,8 +149,8 @@ def fit_dense(
     A.diagonal().add_(row_noise)
     factor, jitter = jittered_cholesky(A)
     del A
-    z = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
-    weights = torch.linalg.solve_triangular(factor.T, z, upper=True)[:, 0]
+    z = tri_solve(factor, y[:, None], upper=False)
+    weights = tri_solve(factor.T, z, upper=True)[:, 0]
     fit_term = float(z.square().sum()) + X.shape[0] * math.log(2 * math.pi)
     calibration = 1.0
     uncertainty: Covariance
@@ -159,8 +159,8 @@ def fit_dense(
         uncertainty = DenseCovariance(factor, prior_factor)
     elif covariance == "samples":
         prior_weights, targets = perturbed_targets(prior, X, row_noise, n_samples, generator)
-        half = torch.linalg.solve_triangular(factor, targets, upper=False)
-        betas = torch.linalg.solve_triangular(factor.T, half, upper=True)
+        half = tri_solve(factor, targets, upper=False)
+        betas = tri_solve(factor.T, half, upper=True)
         uncertainty = PathwiseCovariance(prior, prior_weights, betas)
         calibration = leave_one_out_z2(weights, betas)
     else:
