@@ -62,7 +62,7 @@ setup(
         "numpy>=1.26",
         "scikit-learn>=1.9,<2",
         "scipy>=1.12",
-        "threadpoolctl>=3.2",  # of scikit-learn, too
+        "threadpoolctl>=3.2",
         "torch>=2.6,<3",
     ],
     extras_require=EXTRAS,
