@@ -1,6 +1,9 @@
 """Sphinx configuration."""
 
+import csv
 import importlib.util
+import inspect
+from pathlib import Path
 
 import skgp
 
@@ -34,8 +37,27 @@ if HAS_GALLERY:
     }
 
 
+def write_defaults():
+    """Write the parameters whose defaults differ between estimators, for ``common.rst``."""
+    public = [getattr(skgp, name) for name in skgp.__all__]
+    estimators = [value for value in public if hasattr(value, "fit")]
+    parameters = {e.__name__: inspect.signature(e).parameters for e in estimators}
+    names = dict.fromkeys(name for found in parameters.values() for name in found)
+    rows = {
+        name: [repr(p[name].default) if name in p else "" for p in parameters.values()]
+        for name in names
+    }
+    with open(Path(__file__).parent / "user_guide" / "defaults.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["", *(name.replace("GP", "GP ") for name in parameters)])
+        for name, row in rows.items():
+            if len(set(row) - {""}) > 1:
+                writer.writerow([name, *row])
+
+
 def setup(app):
-    """Tell the pages whether there is a gallery: ``.. only:: gallery``."""
+    """Write the table of defaults; tell the pages whether there is a gallery."""
+    write_defaults()
     if HAS_GALLERY:
         app.tags.add("gallery")
 
