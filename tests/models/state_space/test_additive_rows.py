@@ -13,6 +13,7 @@ from skgp.likelihoods import Bernoulli
 from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.state_space.additive.binning import make_bins
 from skgp.models.state_space.additive.covariances import _CORRELATIONS, Covariances
+from skgp.models.state_space.additive.dense import DensePrior, condition
 from skgp.models.state_space.additive.fit import fit_additive
 from skgp.models.state_space.additive.objectives import VariationalRows
 from skgp.models.state_space.additive.rows import make_rows
@@ -286,3 +287,22 @@ def test_samples_have_the_moments_of_the_posterior():
     variances = covariance.diagonal()
     error = ((variances[:, None] * variances + covariance**2) / n_samples).sqrt()
     assert ((torch.cov(draws) - covariance) / error).abs().max() < 4
+
+
+@pytest.mark.parametrize("noise", [1e-8, 1e-4, 1e8])
+def test_evidence_keeps_its_digits_at_any_noise(noise):
+    """log N(y | 0, K + noise I) where the variance of the prior is 1e12 times the noise."""
+    X, _ = make_data()
+    X = X + 0.01 * torch.arange(len(X))[:, None]  # all rows differ
+    y = torch.sin(X[:, 0])
+    kernels = [5e3 * Matern(7.0, nu=1.5), 50.0 * Matern(3.0, nu=2.5)]
+    prior = DensePrior(dynamics_of(kernels), X.T.contiguous())
+    weight = torch.full_like(y, 1 / noise)
+    posterior = condition(prior, weight * y, weight)
+    found = posterior.log_normalizer - 0.5 * float(weight @ y**2)
+    found -= 0.5 * len(y) * np.log(2 * np.pi * noise)
+    A = sum(component_grams(kernels, X)) + noise * np.eye(len(y))
+    alpha = np.linalg.solve(A, y.numpy())
+    expected = -0.5 * (y.numpy() @ alpha + np.linalg.slogdet(2 * np.pi * A)[1])
+    assert abs(found - expected) < 1e-5 * (1 + abs(expected))
+    np.testing.assert_allclose(posterior.alpha, alpha, rtol=1e-4, atol=1e-6 * np.abs(alpha).max())

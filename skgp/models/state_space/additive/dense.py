@@ -98,7 +98,9 @@ class DensePosterior:
     def __init__(self, prior: DensePrior, beta: Tensor, weight: Tensor) -> None:
         self.prior, self.beta, self.weight = prior, beta, weight
         self._solve()
-        self.mean = prior.K @ self.alpha
+        # Where the site is sharper than the prior, K alpha would lose the digits that mu has.
+        sharp = weight * prior.K.diagonal() > 1
+        self.mean = torch.where(sharp, (beta - self.alpha) / weight, prior.K @ self.alpha)
         self._log_det = float(log_det(self._chol))
         self.log_normalizer = 0.5 * (float(beta @ self.mean) - self._log_det)
 
@@ -155,8 +157,13 @@ class _Convex(DensePosterior):
         B = (self._root[:, None] * K).mul_(self._root)
         B.diagonal().add_(1.0)
         self._chol = jittered_cholesky(B).factor
-        push = self._root * cho_solve(self._chol, self._root * (K @ self.beta))
-        self.alpha = self.beta - push
+        # With beta = beta_0 + W^1/2 b, beta_0 where W is 0: alpha = beta_0 + W^1/2 B^-1 (b - W^1/2
+        # K beta_0). The difference beta - W mu has no digits left where the noise is small.
+        absent = self._root == 0
+        b = torch.where(absent, 0, self.beta / self._root)
+        beta_0 = torch.where(absent, self.beta, 0)
+        b -= self._root * (K @ beta_0)
+        self.alpha = beta_0 + self._root * cho_solve(self._chol, b)
 
     @cached_property
     def var(self) -> Tensor:
