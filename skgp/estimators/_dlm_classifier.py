@@ -53,8 +53,9 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         path of warm starts from 1 down and up, which costs two to four single fits.
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
-    n_inducing : int, default=200
-        Number of inducing points M; lowered to the number of distinct rows, with a warning.
+    n_inducing : int or "auto", default="auto"
+        Number of inducing points M; lowered to the number of distinct rows, with a warning. "auto"
+        is 200, or the number of distinct rows.
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
@@ -174,7 +175,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         objective="log_loss",
         beta=1.0,
         likelihood="probit",
-        n_inducing=200,
+        n_inducing="auto",
         inducing="learned",
         init="k-means",
         hyperparameters="joint",
@@ -289,7 +290,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
             return self
         backend = self._resolve_backend()
         data = self._data(X, codes, sample_weight, backend)
-        self._add_rows(data, self._log_loss_or_bound(len(data), learn=False), backend)
+        self._add_rows(data, self._log_loss_or_bound(learn=False), backend)
         return self
 
     def _check_objective(self) -> None:
@@ -318,7 +319,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         kernels = self._kernels(X, sample_weight)
         data = self._data(X, codes, sample_weight, backend)
         with session.stage("solve") as callback:
-            objective = self._log_loss_or_bound(len(data))
+            objective = self._log_loss_or_bound()
             fit = self._fit_sparse(kernels, data, objective, offset, backend, callback)
         self._likelihood = Bernoulli(self.likelihood)
         self.coupling_ = self._choose_coupling(data, fit.objective, backend)
@@ -367,10 +368,10 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])
         return float(len(shares) * shares.min())
 
-    def _log_loss_or_bound(self, n_rows: int, *, learn: bool = True) -> Objective:
+    def _log_loss_or_bound(self, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say."""
         family = FixedFamily(Bernoulli(self.likelihood))
-        return self._objective(self.objective, family, n_rows, learn=learn)
+        return self._objective(self.objective, family, learn=learn)
 
     # ---- prediction ------------------------------------------------------------------------
 

@@ -47,15 +47,24 @@ class RegressionLikelihood:
                 f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
             )
 
-    def _family(self, white: WhiteKernel | None) -> Family:
-        """The likelihood and its free parameters; `white` is the noise to begin with."""
+    def _family(self, white: WhiteKernel | None, *, floor: float | None = None) -> Family:
+        """The likelihood and its free parameters.
+
+        Parameters
+        ----------
+        white : WhiteKernel or None
+            The noise to begin with; None of counts.
+        floor : float, optional
+            Least variance of noise that is learned; ``_noise_floor`` by default.
+        """
+        floor = self._noise_floor if floor is None else floor
         if self.likelihood == "poisson" or white is None:
             return FixedFamily(Poisson(self.link))
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
             low, high = map(float, np.ravel(white.noise_level_bounds))
-            bounds = min(max(low, self._noise_floor), high), high
+            bounds = min(max(low, floor), high), high
         if self.likelihood == "gaussian":
             return GaussianFamily(level, bounds)
         if self.degrees_of_freedom == "auto":

@@ -16,7 +16,6 @@ References
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ def fit_beta_path(
     objective: Objective,
     settings: Settings,
     *,
-    inducing: Callable[[Any], Tensor],
+    inducing: Callable[..., Tensor],
     offset: Tensor,
     generator: torch.Generator,
     start: SparseState | None = None,

@@ -7,7 +7,6 @@ log-loss.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ def start_state(
     data: SparseData,
     objective: Objective,
     settings: Settings,
-    inducing: Callable[[Any], Tensor],
+    inducing: Callable[..., Tensor],
     offset: Tensor,
     generator: torch.Generator,
     recorder: StopRecorder,
@@ -96,7 +95,7 @@ def _by_evidence(
     data: SparseData,
     bound: Objective,
     settings: Settings,
-    inducing: Callable[[Any], Tensor],
+    inducing: Callable[..., Tensor],
     offset: Tensor,
     generator: torch.Generator,
     recorder: StopRecorder,

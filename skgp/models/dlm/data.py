@@ -36,6 +36,11 @@ class SparseData:
         """Number of observations, rows of weight w counted w times."""
         return float(len(self) if self.weight is None else self.weight.sum())
 
+    def double(self) -> "SparseData":
+        """The same in float64."""
+        weight = None if self.weight is None else self.weight.double()
+        return SparseData(self.X.double(), self.y.double(), weight)
+
     def rows(self, index: Tensor) -> "SparseData":
         """The rows of an index or mask."""
         index = index.to(self.X.device)

@@ -3,10 +3,14 @@ r"""Direct loss minimisation for sparse Gaussian processes, from a kernel and ro
 The posterior q(u) of a sparse GP, and its hyper-parameters, minimise the loss that the predictions
 are judged by [1]_ (:mod:`skgp.models.dlm.objective`). ``fit_sparse`` takes these steps:
 
+Where every input is an inducing point, Gaussian noise needs none of them
+(:mod:`skgp.models.dlm.exact`). Otherwise,
+
 1. *Kernel.* Of several families, the one whose evidence bound on some rows is best.
 2. *Start.* Hyper-parameters, inducing points and q(u) maximise the evidence bound, which is a sound
    if timid guide: collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few
-   rows, hyper-parameters maximise the evidence itself (:mod:`skgp.models.dlm.bound_search`).
+   rows, hyper-parameters maximise the evidence itself (:mod:`skgp.models.dlm.bound_search`). More
+   inducing points follow where they predict held-out data better (:mod:`skgp.models.dlm.size`).
 3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
 4. *Rows held out* of step 3 say when to stop the joint search, which can overfit
    (:mod:`skgp.models.dlm.holdout`), and whether it gained anything; q(u) then learns from all rows.
@@ -46,10 +50,12 @@ from skgp.models.dlm.blending import blended, choose_blend
 from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.exact import dense_start, of_bayes_rule
 from skgp.models.dlm.holdout import BestState, clearly_worse, split
 from skgp.models.dlm.minibatch import fit_minibatch
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
+from skgp.models.dlm.size import grown
 from skgp.models.dlm.square_loss import calibrated_variance, evidence_ratio, ridge
 from skgp.models.dlm.training import (
     LEAST_BETA,
@@ -122,7 +128,7 @@ def fit_sparse(
     objective: Objective,
     settings: Settings,
     *,
-    inducing: Callable[[Any], Tensor],
+    inducing: Callable[..., Tensor],
     offset: Tensor,
     generator: torch.Generator,
     start: SparseState | None = None,
@@ -138,7 +144,7 @@ def fit_sparse(
     objective : Objective
     settings : Settings
     inducing : callable
-        ``inducing(kernel)`` gives points (M, d) to begin with, in the metric of a kernel.
+        ``inducing(kernel, M=None)`` gives points (M, d) to begin with, in the metric of a kernel.
     offset : Tensor of shape (c,)
         Prior means of the latent functions.
     generator : torch.Generator
@@ -153,11 +159,27 @@ def fit_sparse(
     """
     recorder = StopRecorder(callback)
     history: dict[str, list[float]] = {"start": [], "solve": [], "validation": []}
-    if start is None:
+    if settings.exact:
+        begun = dense_start(
+            kernels,
+            data,
+            objective,
+            inducing,
+            offset,
+            generator,
+            recorder,
+            max_iter=settings.max_iter,
+            start=start,
+        )
+        start, history["start"] = begun.state, begun.history
+        data, objective = data.double(), of_bayes_rule(objective)
+    elif start is None:
         begun = start_state(
             kernels, data, objective, settings, inducing, offset, generator, recorder
         )
         start, history["start"] = begun.state, begun.history
+        if not recorder.stopped:
+            start = grown(start, data, objective, settings, inducing, generator)
     if settings.early_stopping and _can_overfit(objective, settings):
         return _fit_watched(start, data, objective, settings, generator, recorder, history)
     state, objective = start, in_units_of(start, data, objective)

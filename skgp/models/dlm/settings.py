@@ -33,6 +33,11 @@ class Settings:
     ratio_std : float or None
         Standard deviation a priori of the log ratios of length scales in such a start, around those
         of the kernels; None is without a prior.
+    exact : bool
+        Whether the fit is that of a dense Gaussian process (:mod:`skgp.models.dlm.exact`).
+    sizes : tuple of int
+        Numbers of inducing points, beyond those of the start, that may be tried in this order
+        (:mod:`skgp.models.dlm.size`).
     """
 
     start_iter: int = 100
@@ -45,3 +50,5 @@ class Settings:
     learning_rate: float | None = None
     dense_start: bool = False
     ratio_std: float | None = None
+    exact: bool = False
+    sizes: tuple[int, ...] = ()

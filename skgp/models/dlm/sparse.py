@@ -54,7 +54,7 @@ def jitter_of(dtype: torch.dtype) -> float:
 
     It bounds :math:`\\|L^{-1}\\|`, by which the rounding of kernel values is magnified.
     """
-    return 1e-6 if dtype == torch.float64 else 1e-4
+    return 1e-8 if dtype == torch.float64 else 1e-4
 
 
 def inducing_factor(

@@ -1,0 +1,69 @@
+"""How many inducing points: more of them while they predict held-out data better.
+
+The collapsed posterior of Gaussian noise costs one pass over the data for each number of points, at
+the hyper-parameters of the start. Twice as many points make every later step four times as dear, so
+that their gain has to be worth it, not only beyond chance.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.learning import improves
+from skgp.models.dlm.data import SparseData, SparseState
+from skgp.models.dlm.holdout import held_out_losses, split
+from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.settings import Settings
+from skgp.models.dlm.training import collapsed_posterior
+from skgp.models.families import GaussianFamily
+
+__all__ = ["grown"]
+
+_MAX_ROWS = 20_000  # to learn q from, and to judge it by
+_WORTH = 0.02  # nats an observation that twice as many points must gain
+
+
+def grown(
+    state: SparseState,
+    data: SparseData,
+    objective: Objective,
+    settings: Settings,
+    inducing: Callable[..., Tensor],
+    generator: torch.Generator,
+) -> SparseState:
+    """The state with as many inducing points as pay.
+
+    Parameters
+    ----------
+    state : SparseState
+        Of the start.
+    data, objective, settings, inducing, generator
+        As for :func:`~skgp.models.dlm.fit.fit_sparse`.
+
+    Returns
+    -------
+    SparseState
+        Of one of ``settings.sizes``, or as it was; of Gaussian noise alone. O(n M^2) for each.
+    """
+    if not (settings.sizes and isinstance(objective.family, GaussianFamily)):
+        return state
+    bound = replace(objective, name="elbo", beta=1.0)
+    few = data.some_rows(_MAX_ROWS, generator)
+    kept, held_out = split(few, settings.validation_fraction, generator)
+
+    def judged(state: SparseState) -> tuple[SparseState, Tensor]:
+        with torch.no_grad():
+            state = state.with_posterior(*collapsed_posterior(state, kept, bound))
+        return state, held_out_losses(state, bound, held_out)
+
+    best, losses = judged(state)
+    for size in settings.sizes:
+        Z = inducing(state.kernel, size)
+        larger = SparseState.prior(state.kernel, state.likelihood, Z, state.offset)
+        trial, trial_losses = judged(larger)
+        if not improves(trial_losses, losses, least_effect=_WORTH):
+            break
+        best, losses = trial, trial_losses
+    return state if len(best.Z) == len(state.Z) else best
