@@ -46,8 +46,6 @@ __all__ = [
 #: Nats an observation below which a gain is none: .3% of the loss of a fair coin, .69.
 LEAST_EFFECT = 2e-3
 
-_STARTS = 1000  # where the first of evenly spaced observations may lie
-
 _Candidate = TypeVar("_Candidate")
 Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState
@@ -209,8 +207,11 @@ def k_folds(
     """
     unit, order, value = _units_by_target(y, X, random, classes)
     dealt = order[np.bincount(value)[value][order] > 1] if classes else order
-    # Neighbours in the order of y are in different folds: a class of two units is in two.
-    dealt_to = _permutation(n_folds, random)[np.arange(len(dealt)) % n_folds]
+    # A permutation of the folds for each n_folds units in the order of y; of classes always the
+    # same one, so that neighbours are in different folds and a class of two units is in two.
+    n_rounds = 1 if classes else -(-len(dealt) // n_folds)
+    rounds = _permutation(n_rounds * n_folds, random).reshape(n_rounds, n_folds).argsort(1)
+    dealt_to = np.resize(rounds, len(dealt))
     fold_of = np.full(len(order), -1)
     fold_of[dealt] = np.unique(dealt_to, return_inverse=True)[1].reshape(-1)
     return fold_of[unit]
@@ -245,8 +246,10 @@ def held_out_rows(
     n_out = min(n_out, len(order))
     held_out = np.zeros(n_units, dtype=bool)
     if n_out > 0:
-        start = _permutation(_STARTS, random)[0] / _STARTS
-        held_out[order[((np.arange(n_out) + start) * len(order) / n_out).astype(int)]] = True
+        # One unit by chance of each of n_out nearly equal parts of the order.
+        edges = np.arange(n_out + 1) * len(order) // n_out
+        place = _permutation(len(order), random)[:n_out] / len(order)
+        held_out[order[edges[:-1] + (place * np.diff(edges)).astype(int)]] = True
     return held_out[unit]
 
 

@@ -1,11 +1,18 @@
-r"""The weight :math:`\beta` of the divergence, chosen by rows held out along a warm-started path.
+r"""The weight :math:`\beta` of the KL divergence, by held-out data along a path of warm starts.
+
+Three parts of the data are held out, each for a purpose of its own, as a loss that was chosen by is
+too low to choose by or to report: one says when each fit stops, and which of its states is kept;
+one chooses beta; one is scored once, by the fit that was chosen. A single fit of all the data with
+that beta follows.
 
 The path begins with :math:`\beta = 1`, searched for as in a fit of that weight alone. From its best
 state it goes down, each fit beginning at the best state of the last one, q(u) first and then,
-"joint", everything; then, from the state of :math:`\beta = 1`, it goes up likewise. Losses of the
-rows held out are smooth along the path, so that either way ends once they have risen twice in a
-row; the whole path costs about as much as two to four single fits [1]_. (One way, from the greatest
-weight down, would end in poorer optima: what a great weight has smoothed away does not come back.)
+"joint", everything; then, from the state of :math:`\beta = 1`, it goes up likewise. Losses are
+smooth along the path, so that either way ends once they have risen twice in a row; the whole path
+costs about as much as two to four single fits [1]_. (One way, from the greatest weight down, would
+end in poorer optima: what a great weight has smoothed away does not come back.) Of the weights that
+predict equally well, within a standard error, the nearest to 1 is chosen
+(:mod:`skgp.learning.selection`).
 
 References
 ----------
@@ -13,6 +20,7 @@ References
    via coordinate descent: the same device.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,18 +28,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from skgp.learning import choose
 from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.fit import (
     Callback,
     SparseFit,
     finish,
+    fit_sparse,
     in_units_of,
     minimise,
     of_few_iterations,
     of_posterior_alone,
 )
-from skgp.models.dlm.holdout import BestState, split
+from skgp.models.dlm.holdout import BestState, held_out_losses, split
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.training.stopping import StopRecorder
@@ -43,6 +53,8 @@ BETAS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.015)
 _FIRST = 1.0
 _STEPS = 5  # a warm fit of the path has a fifth of the iterations of a single one
 _MAX_RISES = 2
+_FEWEST = 30  # observations: fewer cannot be split by their purposes, and beta stays 1
+_MOST_HELD_OUT = 0.2
 
 
 def fit_beta_path(
@@ -69,20 +81,36 @@ def fit_beta_path(
     Returns
     -------
     fit : SparseFit
-        Of all rows, with the beta chosen as that of its objective.
+        Of all rows, with the beta chosen as that of its objective. Its ``held_out_loss`` is of rows
+        that neither stopped nor chose.
     path : dict of float to float
-        Mean loss of the rows held out for each beta tried, in nats (half the squared error for
-        "square_loss").
+        Mean loss, of the part that chooses, for each beta tried, in nats (half the squared error
+        for "square_loss"); empty below 30 rows, which beta = 1 is for.
     """
+    objective = replace(objective, beta=_FIRST)
+    if len(data) < _FEWEST:
+        fit = fit_sparse(
+            kernels,
+            data,
+            objective,
+            settings,
+            inducing=inducing,
+            offset=offset,
+            generator=generator,
+            start=start,
+            callback=callback,
+        )
+        return fit, {}
     recorder = StopRecorder(callback)
     history: dict[str, list[float]] = {"start": [], "solve": [], "validation": []}
-    objective = replace(objective, beta=_FIRST)
+    parts = _Parts.of(data, settings.validation_fraction, generator)
+    kept = parts.training
+    asked = start
     if start is None:
         begun = start_state(
-            kernels, data, objective, settings, inducing, offset, generator, recorder
+            kernels, kept, objective, settings, inducing, offset, generator, recorder
         )
         start, history["start"] = begun.state, begun.history
-    kept, held_out = split(data, settings.validation_fraction, generator)
     state, objective = start, in_units_of(start, kept, objective)
     if objective.name == "log_loss":
         free = objective if settings.joint else of_posterior_alone(objective)
@@ -90,13 +118,14 @@ def fit_beta_path(
 
     def fit_at(beta: float, state: SparseState, effort: Settings) -> _Point:
         at_beta = replace(objective, beta=beta)
-        watch, alone = BestState(at_beta, held_out), of_posterior_alone(at_beta)
+        watch, alone = BestState(at_beta, parts.stopping), of_posterior_alone(at_beta)
         for stage, settings_of in ((alone, of_few_iterations(settings)), (at_beta, effort)):
             found = minimise(state, kept, stage, settings_of, watch, generator, recorder)
             history["solve"] += found.history
             state = found.state
             watch.score(state)
-        return _Point(at_beta, watch)
+        best = watch.best_state
+        return _Point(at_beta, best, held_out_losses(best, at_beta, parts.choosing))
 
     tried = [fit_at(_FIRST, state, settings)]
     warm = replace(settings, max_iter=max(1, settings.max_iter // _STEPS))
@@ -108,40 +137,79 @@ def fit_beta_path(
             # Hyper-parameters that overfit must not be passed on: it is the best state that is.
             way.append(fit_at(beta, way[-1].state, warm))
         tried += way[1:]
-    tried.sort(key=lambda point: -point.objective.beta)
     chosen = _choose(tried)
-    path = {point.objective.beta: point.loss for point in tried}
+    path = {point.objective.beta: point.loss for point in sorted(tried, key=_descending)}
     history["validation"] = list(path.values())
-    fit = finish(
-        chosen.state,
+    reported = float(held_out_losses(chosen.state, chosen.objective, parts.reporting).mean())
+    if recorder.stopped:
+        return finish(
+            chosen.state,
+            data,
+            chosen.objective,
+            settings,
+            reported,
+            generator,
+            recorder,
+            history,
+            (kept, parts.stopping),
+        ), path
+    fit = fit_sparse(
+        [chosen.state.kernel],
         data,
-        chosen.objective,
+        replace(objective, beta=chosen.objective.beta),
         settings,
-        chosen.loss,
-        generator,
-        recorder,
-        history,
-        (kept, held_out),
+        inducing=inducing,
+        offset=offset,
+        generator=generator,
+        start=asked,
+        callback=recorder,
     )
-    return fit, path
+    history = {name: history[name] + fit.history[name] for name in ("start", "solve")} | {
+        "validation": history["validation"]
+    }
+    return replace(fit, held_out_loss=reported, n_iter=recorder.n_calls, history=history), path
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What each part of the data is for."""
+
+    training: SparseData
+    stopping: SparseData
+    choosing: SparseData
+    reporting: SparseData
+
+    @classmethod
+    def of(cls, data: SparseData, fraction: float, generator: torch.Generator) -> "_Parts":
+        """Three parts of this fraction of all, at most a fifth each, and the rest."""
+        fraction = min(fraction, _MOST_HELD_OUT)
+        rest, stopping = split(data, fraction, generator)
+        both, reporting = split(rest, fraction / (1 - fraction), generator)
+        training, choosing = split(both, fraction / (1 - 2 * fraction), generator)
+        return cls(training, stopping, choosing, reporting)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """One beta of the path: its best state, and the loss of the rows held out."""
+    """One beta of the path: its best state, and the losses (n,) of the part that chooses."""
 
     objective: Objective
-    watch: BestState
+    state: SparseState
+    losses: Tensor
 
     @property
     def loss(self) -> float:
-        """Mean loss of the rows held out."""
-        return self.watch.loss
+        """Their mean."""
+        return float(self.losses.mean())
 
-    @property
-    def state(self) -> SparseState:
-        """The state that has them."""
-        return self.watch.best_state
+
+def _descending(point: _Point) -> float:
+    return -point.objective.beta
+
+
+def _from_one(point: _Point) -> tuple[float, float]:
+    """How far beta is from 1; of equals the greater first, which regularises more."""
+    return abs(math.log(point.objective.beta)), -point.objective.beta
 
 
 def _ways() -> tuple[list[float], list[float]]:
@@ -156,5 +224,6 @@ def _has_risen(tried: list[_Point]) -> bool:
 
 
 def _choose(tried: list[_Point]) -> _Point:
-    """The point of the least loss; of equals the first, most regularised."""
-    return min(tried, key=lambda point: point.loss)
+    """The point nearest to the beta of Bayes' rule that is no worse than the best."""
+    ordered = sorted(tried, key=_from_one)
+    return ordered[choose([point.losses for point in ordered])]

@@ -8,17 +8,17 @@ Between it and the mean that was found,
 .. math:: a_s = (1 - s)\, a + s\, a_t,
 
 the log-loss is flat while the error falls fast, as it does for averages of predictions that err
-independently. The s chosen has the least sum, on rows held out, of the log-loss and of
-:math:`\log` RMSE, which but for a constant is the log-loss of the same means under a single
+independently. The s is chosen on held-out data by the sum of the log-loss and of the squared error
+in units of twice its mean at s = 0, which is the log-loss of the same means under a single
 variance: means should be good whatever variances go with them.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from skgp.learning import choose
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.holdout import held_out_losses
@@ -28,6 +28,7 @@ from skgp.models.dlm.square_loss import evidence_ratio, square_loss_path
 __all__ = ["Blend", "blended", "choose_blend"]
 
 _RIDGES = (1.0, 0.3, 0.1, 0.03)  # in units of the one that the evidence bound prefers
+# Both from the simplest: the evidence bound's ridge, and no blend.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -69,18 +70,18 @@ def choose_blend(
     means, ratios = _least_squares(state, kept)
     square = replace(objective, name="square_loss")
 
-    def squared_error(mean: Tensor) -> float:
-        rows = held_out_losses(_with_mean(state, mean), square, held_out)
-        return float(rows.mean().clamp_min(torch.finfo(rows.dtype).tiny))
+    def half_squares(mean: Tensor) -> Tensor:
+        return held_out_losses(_with_mean(state, mean), square, held_out)
 
-    best = min(zip(means, ratios, strict=True), key=lambda pair: squared_error(pair[0]))
+    found = half_squares(state.mean)
+    unit = 2 * found.mean().clamp_min(torch.finfo(found.dtype).tiny)
+    best = choose([half_squares(mean) / unit for mean in means])
 
-    def loss(share: float) -> float:
-        moved = _mixed(state, best[0], share)
-        rows = held_out_losses(moved, objective, held_out)
-        return float(rows.mean()) + 0.5 * math.log(squared_error(moved.mean))
+    def losses(share: float) -> Tensor:
+        moved = _mixed(state, means[best], share)
+        return held_out_losses(moved, objective, held_out) + half_squares(moved.mean) / unit
 
-    return Blend(min(_SHARES, key=loss), best[1])
+    return Blend(_SHARES[choose([losses(share) for share in _SHARES])], ratios[best])
 
 
 def blended(state: SparseState, data: SparseData, blend: Blend) -> SparseState:

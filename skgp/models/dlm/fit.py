@@ -46,12 +46,13 @@ from torch import Tensor
 
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram_diag
+from skgp.learning import improves
 from skgp.models.dlm.blending import blended, choose_blend
 from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.exact import dense_start, of_bayes_rule
-from skgp.models.dlm.holdout import BestState, clearly_worse, split
+from skgp.models.dlm.holdout import BestState, split
 from skgp.models.dlm.minibatch import fit_minibatch
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
@@ -215,7 +216,7 @@ def _fit_watched(
     before, losses_before = watch.best_state, watch.best_rows
     found = minimise(state, kept, objective, settings, watch, generator, recorder)
     history["solve"], history["validation"] = found.history, watch.losses
-    improved = clearly_worse(losses_before, watch.best_rows)
+    improved = improves(watch.best_rows, losses_before)
     chosen, loss = (watch.best_state, watch.loss) if improved else (before, watch.losses[0])
     parts = kept, held_out
     return finish(chosen, data, objective, settings, loss, generator, recorder, history, parts)

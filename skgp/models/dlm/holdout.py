@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from skgp.learning import held_out_rows
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.objective import Objective
 
@@ -23,7 +24,7 @@ _MAX_ROWS = 4000
 def split(
     data: SparseData, fraction: float, generator: torch.Generator
 ) -> tuple[SparseData, SparseData]:
-    """Rows to learn from and rows held out, at random.
+    """Rows to learn from and rows held out, stratified by y; equal rows of X stay together.
 
     Parameters
     ----------
@@ -38,9 +39,10 @@ def split(
     """
     n = len(data)
     n_out = min(max(1, round(fraction * n)), _MAX_ROWS, n - 1)
-    order = torch.randperm(n, generator=generator, device=generator.device)
-    held_out, kept = order[:n_out].sort().values, order[n_out:].sort().values
-    return data.rows(kept), data.rows(held_out)
+    labels = bool((data.y.abs() == 1).all())
+    y = data.y[:, 0] if data.y.shape[1] == 1 else data.y.argmax(1)
+    out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=labels))
+    return data.rows(~out), data.rows(out)
 
 
 def held_out_losses(state: SparseState, objective: Objective, data: SparseData) -> Tensor:

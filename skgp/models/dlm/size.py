@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.learning import improves
+from skgp.learning import choose
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.holdout import held_out_losses, split
 from skgp.models.dlm.objective import Objective
@@ -22,7 +22,7 @@ from skgp.models.families import GaussianFamily
 __all__ = ["grown"]
 
 _MAX_ROWS = 20_000  # to learn q from, and to judge it by
-_WORTH = 0.02  # nats an observation that twice as many points must gain
+_WORTH = 0.02  # nats an observation below which more points are not worth their time
 
 
 def grown(
@@ -53,17 +53,14 @@ def grown(
     few = data.some_rows(_MAX_ROWS, generator)
     kept, held_out = split(few, settings.validation_fraction, generator)
 
-    def judged(state: SparseState) -> tuple[SparseState, Tensor]:
+    def at(size: int) -> SparseState:
+        Z = inducing(state.kernel, size)
+        return SparseState.prior(state.kernel, state.likelihood, Z, state.offset)
+
+    def losses(state: SparseState) -> Tensor:
         with torch.no_grad():
             state = state.with_posterior(*collapsed_posterior(state, kept, bound))
-        return state, held_out_losses(state, bound, held_out)
+        return held_out_losses(state, bound, held_out)
 
-    best, losses = judged(state)
-    for size in settings.sizes:
-        Z = inducing(state.kernel, size)
-        larger = SparseState.prior(state.kernel, state.likelihood, Z, state.offset)
-        trial, trial_losses = judged(larger)
-        if not improves(trial_losses, losses, least_effect=_WORTH):
-            break
-        best, losses = trial, trial_losses
-    return state if len(best.Z) == len(state.Z) else best
+    tried = [state, *map(at, settings.sizes)]
+    return tried[choose([losses(each) for each in tried], least_effect=_WORTH)]
