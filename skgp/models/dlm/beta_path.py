@@ -164,10 +164,11 @@ def fit_beta_path(
         start=asked,
         callback=recorder,
     )
+    n_iter = max(recorder.n_longest, fit.n_iter)
     history = {name: history[name] + fit.history[name] for name in ("start", "solve")} | {
         "validation": history["validation"]
     }
-    return replace(fit, held_out_loss=reported, n_iter=recorder.n_calls, history=history), path
+    return replace(fit, held_out_loss=reported, n_iter=n_iter, history=history), path
 
 
 @dataclass(frozen=True)
