@@ -292,7 +292,7 @@ def test_kernel_without_free_hyperparameters_is_one_plain_model(data, X_new):
         model = make(kernel=kernel).fit(*data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plain = make(kernel=kernel, optimizer=None).fit(*data)
+        plain = BayesianGPRegressor(kernel, optimizer=None, random_state=0).fit(*data)
     assert_same(model.predict(X_new), plain.predict(X_new))
     assert model.posterior_samples_.shape == (1, 0) and model.summary().names == []
 

@@ -70,7 +70,9 @@ def kernel(n_columns=2):
 
 def make(**params):
     """An estimator with hyper-parameters kept, and small batches for "sgd"."""
-    defaults = dict(kernel=kernel(), optimizer=None, n_dense_columns=5, random_state=0)
+    defaults = dict(kernel=kernel(), optimizer=None, random_state=0)
+    if params.get("covariance") == "chevron":
+        defaults["n_dense_columns"] = 5
     if params.get("solver") == "sgd":
         defaults.update(max_iter=60, n_support=30, basis_batch_size=20, batch_size=30)
     return QSGPRegressor(**{**defaults, **params})
