@@ -23,6 +23,7 @@ from skgp.estimators._compat import StrOptions, check_sample_weight
 from skgp.estimators._options import Option, warn_of_idle_options
 from skgp.estimators._predictive import clip_variance
 from skgp.estimators._threads import in_few_threads
+from skgp.estimators._validation import bounded_inputs
 from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
 
@@ -123,7 +124,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""
         check_is_fitted(self)
-        return validate_data(self, X, reset=False, dtype=np.float64)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return bounded_inputs(X, self.kernel_.is_stationary())
 
     def _by_chunks(self, hook: Callable, X: np.ndarray):
         """Apply a latent hook to blocks of rows that fit in ``PREDICTION_MEMORY``."""

@@ -68,6 +68,7 @@ from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._compat import StrOptions
 from skgp.estimators._labels import class_weights, distinct_labels, encode, natural_dtype
 from skgp.estimators._threads import in_few_threads
+from skgp.estimators._validation import bounded_inputs, validate_training_data
 from skgp.kernels import split_noise
 from skgp.likelihoods import Bernoulli
 
@@ -223,7 +224,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     def _validate_rows(self, X, y, sample_weight, *, reset: bool):
         """Check rows, labels as such, and weights; drop the rows of weight 0."""
-        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64)
+        X, y = validate_training_data(self, X, y, reset=reset)
         y = natural_dtype(y)
         distinct_labels(y, "y")  # says what is wrong with a mixture, which the next line does not
         check_classification_targets(y)
@@ -360,6 +361,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         check_is_fitted(self)
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
+        X = bounded_inputs(X, self.kernel_.is_stationary())
         codes = encode(y, self.classes_)
         return self._log_proba(X)[np.arange(len(codes)), codes]
 

@@ -59,6 +59,7 @@ from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._counts import check_counts
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
 from skgp.estimators._threads import in_few_threads
+from skgp.estimators._validation import bounded_inputs, validate_training_data
 
 
 class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
@@ -108,12 +109,13 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         Raises
         ------
         ValueError
-            If X or y hold NaN or infinity, if y is not a vector of numbers or should hold counts
+            If X or y hold NaN or infinity, or X a number above 1e100, if y is not a vector of
+            numbers or should hold counts
             and does not, or if the weights are negative, all 0, or not one a row.
         TypeError
             If X is sparse.
         """
-        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
+        X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
         if counts:
             check_counts(y)
         if reset:
@@ -338,4 +340,5 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """
         check_is_fitted(self)
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
+        X = bounded_inputs(X, self.kernel_.is_stationary())
         return self._log_density(X, self._to_z(y)) - np.log(self.y_scale_)

@@ -4,6 +4,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, WhiteKernel
 
 from skgp.kernels.gram import split_noise
+from skgp.kernels.spreads import robust_std
 
 _NOISE_BOUNDS = (1e-5, 1e1)
 _FEW_ROWS = 200
@@ -91,9 +92,7 @@ def isotropic_classification_kernels(
 
 def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """Root mean square distance of the rows from their mean; 1 where all are equal."""
-    mean = np.average(X, axis=0, weights=sample_weight)
-    squares = np.average((X - mean) ** 2, axis=0, weights=sample_weight)
-    return float(np.sqrt(squares.sum())) or 1.0
+    return float(np.linalg.norm(robust_std(X, sample_weight))) or 1.0
 
 
 def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:
@@ -109,7 +108,7 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     normal distribution; 1 for a constant column.
     """
     mean = np.average(X, axis=0, weights=sample_weight)
-    std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=sample_weight))
+    std = robust_std(X, sample_weight)
     low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
     middle = (high - low) / 3.29
     spread = np.where(middle > 0, np.minimum(std, middle), std)

@@ -6,6 +6,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._warnings import warn_caller
+from skgp.kernels.distances import origin
 from skgp.kernels.length_scales import length_scales
 from skgp.models.inducing import greedy_variance
 
@@ -14,6 +15,8 @@ _PASSES = 2
 _BATCH_ROWS = 4_096
 # Rows among which points are chosen greedily.
 _GREEDY_ROWS = 20_000
+# Length scales beyond which all rows are equally far.
+_BEYOND = 1e6
 
 #: Ways of choosing inducing points.
 INITIALISERS = ("k-means", "random", "greedy")
@@ -107,8 +110,9 @@ def cluster_centres(
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
-    scale, middle = length_scales(kernel, to_tensor(X)).numpy(), X.mean(axis=0)
-    rows = ((X - middle) / scale).astype(np.float32)  # far from 0 they would lose their digits
+    scale, middle = length_scales(kernel, to_tensor(X)).numpy(), origin(to_tensor(X)).numpy()
+    # Far from 0 they would lose their digits.
+    rows = np.clip((X - middle) / scale, -_BEYOND, _BEYOND).astype(np.float32)
     kmeans = MiniBatchKMeans(
         n_points,
         init="random",

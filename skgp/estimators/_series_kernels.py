@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims
+from skgp.kernels.spreads import robust_range
 
 #: A default length scale in units of the range of the times, and its bounds.
 _LENGTH_SCALE, _LENGTH_BOUNDS = 0.02, (6e-6, 1e3)
@@ -117,8 +118,8 @@ def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Ker
 
 
 def _range(x: np.ndarray) -> float:
-    """Range of some times; 1 where all are equal."""
-    return float(np.ptp(x)) or 1.0
+    """Range of some times, but for a few far from the others; 1 where all are equal."""
+    return robust_range(x) or 1.0
 
 
 def summands(kernel: Kernel) -> list[Kernel]:

@@ -5,6 +5,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
 from .gram import gram, gram_diag
+from .spreads import robust_std
 
 __all__ = ["length_scales"]
 
@@ -35,7 +36,7 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
     """
     with torch.no_grad():
         rows = X[:: -(-len(X) // _ROWS)]
-        steps = 0.1 * X.std(dim=0, correction=0)
+        steps = 0.1 * X.new_tensor(robust_std(X.cpu().numpy()))
         steps[steps == 0] = 1.0
         moved = rows[:, None] + steps.diag()  # (p, d, d): one column moved at a time
         cross = gram(kernel, rows[:, None], moved)[:, 0]  # (p, d)

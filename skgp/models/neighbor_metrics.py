@@ -17,6 +17,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 
@@ -31,6 +32,7 @@ _HELD_VARIANCE = 0.9  # of the columns, by their principal components
 _MANY_POINTS = 4096  # below, principal components do not repay their computation
 _PCA_ROWS = 20_000
 _GROUP = 16
+_BEYOND = 1e100
 _CORRELATION_STEP = 2.0**-36  # correlations that differ by less count as equal
 
 
@@ -42,7 +44,7 @@ class ScaledDistance:
 
     def __init__(self, inverse: Tensor, Z: Tensor, method: str) -> None:
         self.inverse, self.Z = inverse, Z
-        self.centre = Z.double().mean(0)
+        self.centre = origin(Z.double())[0]
         self.principal: Tensor | None = None
         self.tree, self.faiss = None, None
         tree_columns = _TREE_COLUMNS_FAST if method == "fast" else _TREE_COLUMNS
@@ -122,7 +124,8 @@ class ScaledDistance:
         return points
 
     def _scaled(self, X: Tensor) -> Tensor:
-        return (X.double() - self.centre) * self.inverse
+        # Bounded, for the tree and the squares must be finite; beyond, all points are equally far.
+        return ((X.double() - self.centre) * self.inverse).clamp_(-_BEYOND, _BEYOND)
 
     def _differences(self, X: Tensor, points: Tensor) -> Tensor:
         difference = points.double() - X.double()[:, None]
@@ -135,7 +138,7 @@ class Correlation:
     def __init__(self, kernel, Z: Tensor) -> None:
         self.kernel, self.Z = kernel, Z.double()
         # Far from the origin float32 has no digits left; only stationary kernels may be moved.
-        self.centre = self.Z.mean(0) if stationary(kernel) else torch.zeros_like(self.Z[0])
+        self.centre = origin(self.Z)[0] if stationary(kernel) else torch.zeros_like(self.Z[0])
         self.points = (self.Z - self.centre).float()
         self.std = self._std(self.Z)
 
@@ -157,7 +160,7 @@ class Correlation:
         return self._steps(K / self.std[found] / self._std(X)[:, None])
 
     def measure_all(self, X: Tensor) -> Tensor:
-        K = gram(self.kernel, self.Z, X.double()).T
+        K = gram(self.kernel, X.double(), self.Z)
         return self._steps(K / self.std / self._std(X)[:, None])
 
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:

@@ -35,11 +35,13 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.metrics import inverse_length_scales
+from skgp.kernels.spreads import robust_std
 from skgp.models.neighbor_metrics import TILE, Correlation, ScaledDistance
 
 __all__ = ["CandidateSearch", "NeighborSearch", "distinct"]
 
 _METHODS = ("auto", "exact", "faiss")
+_SPREAD_ROWS = 10_000  # whose standard deviations stand for those of all
 
 
 class NeighborSearch:
@@ -204,7 +206,8 @@ class CandidateSearch:
         self._place[candidates] = everyone[: len(candidates)]
         points = X if torch.equal(candidates, everyone) else X[candidates]
         if kernel is None:
-            spread = X.double().std(0, correction=0)
+            some = X[:: -(-len(X) // _SPREAD_ROWS)].double()
+            spread = some.new_tensor(robust_std(some.cpu().numpy()))
             inverse = 1 / torch.where(spread > 0, spread, 1.0)
             self._metric: ScaledDistance | Correlation = ScaledDistance(inverse, points, "fast")
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from skgp.kernels import ActiveDims
+from skgp.kernels.spreads import robust_std
 from skgp.priors import LogNormal, Prior
 
 __all__ = ["default_priors", "resolve_priors"]
@@ -28,7 +29,8 @@ def default_priors(
     any other                   the value in `kernel`, as for periods, which only the user knows
     ==========================  ===========================================================
 
-    Each has standard deviation 1.5 in the logarithm.
+    Each has standard deviation 1.5 in the logarithm. Rows far from all others do not count in the
+    spread of a column.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ def default_priors(
     tuple of Prior
         One for each element of ``kernel.theta``.
     """
-    mean, spread = _mean_and_spread(np.asarray(X, dtype=float), sample_weight)
+    X = np.asarray(X, dtype=float)
+    mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
     # Rounding leaves a constant column a spread of about eps times its value.
     spread = np.where(spread <= _ROUNDING * np.abs(mean), 1.0, spread)
     mean_y, spread_y = _mean_and_spread(np.asarray(y, dtype=float), sample_weight)

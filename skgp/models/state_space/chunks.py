@@ -169,7 +169,15 @@ def _distinct(gaps: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _keys(gaps: Tensor, share: float = 1.0) -> Tensor:
-    """Gaps in units of the rounding of the times, whose span is `share` times the sum of gaps."""
-    span = float(gaps[gaps.isfinite()].sum()) * share
+    """Gaps in units of the rounding of the times, whose span is `share` times the sum of gaps.
+
+    One time far from all others has a rounding of its own: the unit is at most a millionth of the
+    median gap.
+    """
+    finite = gaps[gaps.isfinite()]
     info = torch.finfo(gaps.dtype)
-    return (gaps / max(8 * info.eps * span, info.tiny)).round_()
+    unit = 8 * info.eps * float(finite.sum()) * share
+    some = finite[finite > 0]
+    if len(some):
+        unit = min(unit, 1e-6 * float(some.median()))
+    return (gaps / max(unit, info.tiny)).round_()

@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.kernels import FourierFeatures
+from skgp.kernels.distances import origin
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.results import Options
 from skgp.models.qsgp.robust import robust_regression
@@ -36,7 +37,7 @@ def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
     Z = data.X[::3]
     fit = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(augment=False), Z=Z)
     basis = (
-        FourierFeatures(KERNEL, 40, 1, seed=0)
+        FourierFeatures(KERNEL, 40, 1, seed=0, origin=origin(data.X)[0])
         if plan.basis == "fourier"
         else WhitenedInducingBasis(KERNEL, Z)
     )

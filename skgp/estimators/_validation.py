@@ -1,0 +1,57 @@
+"""What estimators check of X and y beside what scikit-learn does, and what to do about it."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import validate_data
+
+#: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.
+LARGEST_INPUT = {"float64": 1e100, "float32": 1e15}
+
+
+def validate_training_data(estimator, X: ArrayLike, y: ArrayLike, **params):
+    """Return X and y of a fit as `sklearn.utils.validation.validate_data` does.
+
+    Raises
+    ------
+    ValueError
+        As it does, with a remedy where y holds NaN; and for an input too large to be squared, of
+        which the message names value, row and column.
+    """
+    try:
+        X, y = validate_data(estimator, X, y, dtype=np.float64, **params)
+    except ValueError as error:
+        if "Input y contains NaN" not in str(error):
+            raise
+        raise ValueError(
+            "Input y contains NaN. Drop the rows without a target; in a series, "
+            "StateSpaceGPRegressor takes NaN for what was not observed."
+        ) from error
+    return _refuse_large(X, getattr(estimator, "dtype", "float64")), y
+
+
+def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
+    """Return inputs of a prediction, those beyond the bound of a fit moved to it.
+
+    Nothing is as far away; a kernel that is not stationary grows without bound there.
+
+    Raises
+    ------
+    ValueError
+        If the kernel is not stationary and there is such an input.
+    """
+    limit = LARGEST_INPUT["float64"]
+    if not stationary or not X.size or max(X.max(), -X.min()) <= limit:
+        return _refuse_large(X, "float64")
+    return np.clip(X, -limit, limit)
+
+
+def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
+    limit = LARGEST_INPUT[dtype]
+    if X.size and max(X.max(), -X.min()) > limit:
+        row, column = np.unravel_index(np.abs(X).argmax(), X.shape)
+        raise ValueError(
+            f"X must lie between -{limit:g} and {limit:g} for dtype={dtype!r}; got "
+            f"{X[row, column]:g} in row {row}, column {column}. Drop the row, or give the column "
+            "other units."
+        )
+    return X
