@@ -32,6 +32,8 @@ __all__ = ["FourierFeatures", "has_spectral_density", "split_spectral"]
 CACHE_BYTES = 16 * 2**20
 # Elements of a piece of the projection that stay in a core's cache through all its passes.
 PIECE = 2**16
+# Radians, beyond which rows are not told apart.
+_LARGEST_PHASE = 1e8
 # Up to this many columns a second matrix product costs less than writing in strides.
 TWICE = 32
 
@@ -93,6 +95,8 @@ class FourierFeatures:
         Key of the counter-based generator, 0 <= seed < 2**64.
     block_size : int, default=1000
         Frequencies a block; at least one for each term of the expression.
+    origin : array-like of shape (d,), optional
+        From which X is measured; 0 by default. Near the data, no digits are lost.
 
     Attributes
     ----------
@@ -122,7 +126,8 @@ class FourierFeatures:
     own length scale and change weight, so rebuild the features when that length scale has moved
     far.
 
-    A phase w'x loses eps ``abs(w'x)``: standardise or centre the columns of X.
+    A phase w'x loses eps ``abs(w'x)``: give an origin near the data. Rows whose phases exceed 1e8
+    have no digits left that two computations would share, and count as if they lay there.
 
     Examples
     --------
@@ -143,6 +148,7 @@ class FourierFeatures:
         kind: str = "orthogonal",
         seed: int,
         block_size: int = 1000,
+        origin=None,
     ):
         check_kernel(kernel)
         _check_integers(n_features, n_inputs, seed, block_size)
@@ -152,6 +158,7 @@ class FourierFeatures:
         self.n_features = int(n_features)
         self.n_inputs = int(n_inputs)
         self.kind = kind
+        self.origin = None if origin is None else torch.as_tensor(origin).cpu().double().numpy()
         self.seed = int(seed)
         self.block_size = min(int(block_size), self.n_features // 2)
         self.n_blocks = -(-(self.n_features // 2) // self.block_size)
@@ -328,6 +335,9 @@ class FourierFeatures:
                 f"got shape {tuple(X.shape)} and dtype {X.dtype}."
             )
         W, amplitude = self.frequencies(block, theta, X.device)
+        if self.origin is not None:
+            X = X - X.new_tensor(self.origin)
+        X = _within_reach(X, W)
         W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
         shape = (X.shape[0], 2 * W.shape[0])
         if out is not None and (out.shape != shape or out.dtype != X.dtype):
@@ -345,6 +355,16 @@ class FourierFeatures:
     def all_features(self, X: Tensor, theta: Tensor | None = None) -> Tensor:
         """All features, shape (n, m), for m that fits in memory."""
         return torch.cat([self.features(X, b, theta) for b in range(self.n_blocks)], 1)
+
+
+def _within_reach(X: Tensor, W: Tensor) -> Tensor:
+    """Rows of X (n, d), where phases under W (b, d) are too large moved nearer."""
+    # The mean of the roots stands for heavy tails and for columns that few frequencies see.
+    typical = W.detach().abs().sqrt().mean(0).square().to(X)
+    phase = X.detach().abs() @ typical
+    if not len(phase) or float(phase.max()) <= _LARGEST_PHASE:
+        return X
+    return X * (_LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
 
 
 def _check_integers(n_features: int, n_inputs: int, seed: int, block_size: int) -> None:

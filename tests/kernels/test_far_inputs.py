@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
 
-from skgp.kernels import gram, gram_diag, gram_tile
+from skgp.kernels import FourierFeatures, gram, gram_diag, gram_tile
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import KernelOperator, RowOperator
 from tests.contracts.kernels import N_INPUTS, each_kernel
@@ -145,4 +145,23 @@ def test_units_and_offsets_change_no_covariance(make, reading):
         gram(make(scale), moved - 1e9, others - 1e9),
         rtol=1e-12,
         atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("kernel", [RBF([0.7, 1.9, 1.2]), Matern(0.9, nu=0.5)], ids=["rbf", "m12"])
+def test_fourier_features_do_not_depend_on_the_rows_beside(kernel):
+    features = FourierFeatures(kernel, 200, N_INPUTS, seed=0, origin=np.zeros(N_INPUTS))
+    X = torch.cat([with_far(inputs(30), far) for far in (1e6, 1e10, 1e15, 1e100)])
+    together = features.all_features(X)
+    alone = torch.cat([features.all_features(row) for row in X.split(1)])
+    assert together.isfinite().all()
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-7)
+
+
+def test_fourier_features_far_from_zero_are_those_from_an_origin():
+    X = (inputs(6) * 2**10).round() / 2**10  # exact after the offset
+    moved = FourierFeatures(RBF(0.8), 100, N_INPUTS, seed=0, origin=np.full(N_INPUTS, 2.0**30))
+    at_zero = FourierFeatures(RBF(0.8), 100, N_INPUTS, seed=0)
+    torch.testing.assert_close(
+        moved.all_features(X + 2.0**30), at_zero.all_features(X), rtol=0, atol=1e-12
     )

@@ -39,6 +39,7 @@ from skgp.kernels import (
     stationary,
 )
 from skgp.kernels.covariance import variance
+from skgp.kernels.distances import origin
 from skgp.kernels.expression import Binder, Node, theta_places
 from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.kernels.tiles import evaluate_tile
@@ -246,14 +247,20 @@ class MixtureState(TensorState):
         r"""Matheron's rule: :math:`g_* + k_*^T A^{-1} (y - g - \varepsilon)`, g from the prior."""
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
         seed = int(rng.choice(2**31 - 1))
-        features = FourierFeatures(kernel, _FEATURES, Z.shape[1], seed=seed, block_size=_BLOCK)
-        centre = self._X.mean(0)  # phases lose digits far from the origin
+        features = FourierFeatures(
+            kernel,
+            _FEATURES,
+            Z.shape[1],
+            seed=seed,
+            block_size=_BLOCK,
+            origin=origin(self._X)[0],
+        )
         g, out = self._X.new_zeros(self.n_rows, n_draws), Z.new_zeros(len(Z), n_draws)
         for block in range(features.n_blocks):
             size = features.block_slice(block).stop - features.block_slice(block).start
             weights = Z.new_tensor(rng.standard_normal((size, n_draws)))
-            g += features.features(self._X - centre, block) @ weights
-            out += features.features(Z - centre, block) @ weights
+            g += features.features(self._X, block) @ weights
+            out += features.features(Z, block) @ weights
         g += self._row_noise(s).sqrt()[:, None] * Z.new_tensor(rng.standard_normal(g.shape))
         solution = inverse.solve(self._y[:, None] - g)
         for rows, K in self._tiles(node, Z):
@@ -291,7 +298,7 @@ class MixtureState(TensorState):
         """Each sample (all by default) with its kernel and the inverse of its matrix A."""
         operator = None
         if self.solver == "cg":
-            centre = self._X.mean(0) if stationary(self._signal) else 0.0
+            centre = origin(self._X) if stationary(self._signal) else 0.0
             operator = RowOperator(
                 self._signal,
                 self._X - centre,

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels import gram_diag, gram_tile, split_noise, stationary
+from skgp.kernels.distances import origin
 from skgp.kernels.expression import theta_places
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
@@ -140,7 +141,7 @@ class StochasticGradient:
         kernel, data = posterior.kernel, posterior.data
         self._signal, _ = split_noise(kernel)
         self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
-        centre = data.X.mean(0) if stationary(self._signal) else 0.0
+        centre = origin(data.X) if stationary(self._signal) else 0.0
         self.operator = RowOperator(
             self._signal, data.X - centre, dtype=dtype, memory_budget=memory_budget
         )

@@ -21,6 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.exceptions import NumericalWarning
@@ -317,6 +318,7 @@ class _Fitter:
             self.X.shape[1],
             kind=self.options.feature_map,
             seed=self.options.seed,
+            origin=origin(self.X)[0],
         )
 
     def _prior_features(self, m: int) -> Basis:
@@ -325,7 +327,8 @@ class _Fitter:
         parts: list[Basis] = []
         if spectral is not None:
             seed = self.options.seed + 1
-            parts.append(FourierFeatures(spectral, m, self.X.shape[1], seed=seed))
+            zero = origin(self.X)[0]
+            parts.append(FourierFeatures(spectral, m, len(zero), seed=seed, origin=zero))
         if rest is not None:
             rank = min(self.n, 2_000)
             pivots = pivoted_factor(rest, self.X, rank, generator=self.generator).pivots

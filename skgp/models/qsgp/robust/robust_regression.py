@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.kernels.distances import origin
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp.plan import Plan
@@ -71,8 +72,15 @@ def fit_laplace(
     """
     basis: Basis
     if plan.basis == "fourier":
-        d = data.X.shape[1]
-        basis = FourierFeatures(kernel, plan.size, d, kind=options.feature_map, seed=options.seed)
+        zero = origin(data.X)[0]
+        basis = FourierFeatures(
+            kernel,
+            plan.size,
+            len(zero),
+            kind=options.feature_map,
+            seed=options.seed,
+            origin=zero,
+        )
     elif Z is None:
         raise ValueError("Z, the inducing points, is needed for basis='inducing'.")
     else:
