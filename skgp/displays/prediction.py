@@ -1,5 +1,7 @@
 """Displays of what a regressor predicts: a band around its mean, and how often the band holds."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,9 +71,9 @@ class PredictiveBandDisplay:
         feature: int | str = 0,
         coverage: float = 0.95,
         grid_resolution: int = 200,
-        ax: "Axes | None" = None,
+        ax: Axes | None = None,
         **kwargs: Any,
-    ) -> "PredictiveBandDisplay":
+    ) -> PredictiveBandDisplay:
         """Predict along one feature, the others held at their medians, and draw.
 
         Parameters
@@ -124,12 +126,12 @@ class PredictiveBandDisplay:
 
     def plot(
         self,
-        ax: "Axes | None" = None,
+        ax: Axes | None = None,
         *,
         line_kwargs: dict[str, Any] | None = None,
         band_kwargs: dict[str, Any] | None = None,
         points_kwargs: dict[str, Any] | None = None,
-    ) -> "PredictiveBandDisplay":
+    ) -> PredictiveBandDisplay:
         """Draw on ``ax`` or on a new figure.
 
         Parameters
@@ -199,9 +201,9 @@ class CoverageDisplay:
         *,
         levels: ArrayLike = LEVELS,
         name: str | None = None,
-        ax: "Axes | None" = None,
+        ax: Axes | None = None,
         **kwargs: Any,
-    ) -> "CoverageDisplay":
+    ) -> CoverageDisplay:
         """Count the targets inside the intervals that an estimator predicts, and draw.
 
         Parameters
@@ -238,7 +240,7 @@ class CoverageDisplay:
         display = cls(nominal, observed, estimator_name=name or type(estimator).__name__)
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax: "Axes | None" = None, **kwargs: Any) -> "CoverageDisplay":
+    def plot(self, ax: Axes | None = None, **kwargs: Any) -> CoverageDisplay:
         """Draw on ``ax`` or on a new figure.
 
         Parameters
@@ -275,7 +277,7 @@ def require_matplotlib(caller: str) -> None:
         raise ImportError(f"{caller} needs matplotlib: pip install skgp[plot]") from error
 
 
-def _axes(ax: "Axes | None", caller: str) -> "Axes":
+def _axes(ax: Axes | None, caller: str) -> Axes:
     """Return ``ax``, or the axes of a new figure."""
     if ax is not None:
         return ax

@@ -81,9 +81,13 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.empty(0, device=resolved, dtype=torch.float64)
     except (RuntimeError, AssertionError, TypeError) as error:
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
+            reason = "needs CUDA, and torch finds none on this machine."
+        else:
+            reason = f"cannot be used for arrays of float64: {error}"
         raise ValueError(
-            f"device={device!r} cannot be used with float64: {error} "
-            'Use device="auto", "cpu", or a device that torch.cuda.is_available() confirms.'
+            f'device={device!r} {reason} Use device="auto" or "cpu", or install a build of torch '
+            "for the device."
         ) from error
     return resolved
 

@@ -41,7 +41,7 @@ works in logarithms: probabilities near 0 keep their digits. A ``fit`` reads::
             with session.stage("solve", max_iter=self.max_iter) as callback:
                 ...
             self.kernel_ = kernel.clone_with_theta(theta)
-            warn_at_bounds(self.kernel_)
+            warn_at_bounds(self.kernel_, self.kernel)
             self.moderation_ = ...
         return self
 
@@ -49,6 +49,8 @@ and a ``partial_fit`` calls ``_validate_batch`` instead of ``_validate_training`
 weight 0, a class that has no other rows included, and fold ``class_weight`` into the weights: what
 follows sees positive weights only.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any

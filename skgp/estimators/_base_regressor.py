@@ -33,7 +33,7 @@ covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X
             with session.stage("solve", max_iter=self.max_iter) as callback:
                 ...
             self.kernel_ = kernel.clone_with_theta(theta)
-            warn_at_bounds(self.kernel_)
+            warn_at_bounds(self.kernel_, self.kernel)
             self._likelihood = StudentT(scale, df)
         return self
 
@@ -45,6 +45,8 @@ does not copy X where it need not: a fit that keeps rows of X keeps a copy. A re
 asks ``_validate_training(..., counts=True)``, takes ``z = self._keep_target(y)`` and refuses a
 WhiteKernel by `skgp.estimators._counts.refuse_noise`.
 """
+
+from __future__ import annotations
 
 from abc import abstractmethod
 from typing import Any
@@ -59,7 +61,11 @@ from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._counts import check_counts
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
 from skgp.estimators._threads import in_few_threads
-from skgp.estimators._validation import bounded_inputs, validate_training_data
+from skgp.estimators._validation import (
+    bounded_inputs,
+    check_joint_memory,
+    validate_training_data,
+)
 
 
 class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
@@ -161,6 +167,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
     ) -> np.ndarray:
         """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
+        check_joint_memory(len(X), "Draw at fewer of them at once")
         mean, covariance = self._latent_mean_and_covariance(X)
         root = covariance_root(covariance)
         return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
@@ -208,11 +215,14 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         ------
         RuntimeError
             If both ``return_std`` and ``return_cov`` are True.
+        MemoryError
+            If there is no room for the covariance.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
         X = self._validate_prediction(X)
         if return_cov:
+            check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
             mean, covariance = self._predictive_covariance(*self._latent_mean_and_covariance(X))
             return self._to_y(mean), self.y_scale_**2 * covariance
         if self._predicts_latent and not return_std:

@@ -1,5 +1,7 @@
 """Exact GPs averaged over their hyper-parameters: the face of :mod:`skgp.models.bayesian`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from numbers import Integral, Real
 
@@ -392,5 +394,5 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
                 f"{'; '.join(samples.diagnostics['problems'])}. See summary() and diagnostics_.",
                 ConvergenceWarning,
             )
-        if self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(self.kernel_.clone_with_theta(self.map_))
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_.clone_with_theta(self.map_), self.kernel)

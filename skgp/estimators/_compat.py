@@ -4,6 +4,8 @@ skgp depends on scikit-learn >= 1.9. Third-party estimators need a few of its pr
 validate parameters as it does; a new scikit-learn release is checked here first.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
 from skgp.estimators._threads import in_few_threads
+from skgp.kernels import split_noise
 
 __all__ = [
     "Interval",
@@ -76,11 +79,22 @@ def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:
     return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
 
-def warn_at_bounds(kernel: Kernel) -> None:
-    """Warn about each optimised hyper-parameter that ended at one of its bounds.
+def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:
+    """Warn about each optimised hyper-parameter that the user wrote and that ended at a bound.
 
     The ``ConvergenceWarning`` is scikit-learn's own and names the parameter and the bound.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        As learned.
+    given : Kernel or None
+        As the user gave it. Of None nothing is checked, nor is noise that was added to it.
     """
+    if given is None:
+        return
+    if split_noise(given)[1] is None:
+        kernel = split_noise(kernel)[0]
     kernel._check_bounds_params()
 
 

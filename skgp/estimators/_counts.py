@@ -37,7 +37,7 @@ def check_counts(y: np.ndarray, name: str = "y") -> None:
     kind = "missing" if missing[row] else "negative" if negative[row] else "fractional"
     raise ValueError(
         f"{name} must hold counts, whole numbers of at least 0; got {y[row].item()!r} in row {row} "
-        f"(of {bad.sum()} that are none). {_ADVICE[kind]}"
+        f"({bad.sum()} of {len(y)} rows hold no count). {_ADVICE[kind]}"
     )
 
 

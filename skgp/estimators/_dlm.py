@@ -1,5 +1,7 @@
 """Sparse GPs trained on the loss that they are judged by: the face of :mod:`skgp.models.dlm`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Real
 
@@ -271,8 +273,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
                 self._fit_sparse(kernels, data, objective, offset, backend, callback, exact=exact)
             parameters = to_tensor(self._likelihood_parameters)
             self._describe(self._posterior.kernel, parameters, white)
-            if self.kernel is not None and self.optimizer is not None:
-                warn_at_bounds(self.kernel_)
+            if self.optimizer is not None:
+                warn_at_bounds(self.kernel_, self.kernel)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)

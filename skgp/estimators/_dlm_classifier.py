@@ -1,5 +1,7 @@
 """Sparse GP classifiers trained on the log-loss: the face of :mod:`skgp.models.dlm` for labels."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -326,8 +328,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         self.kernel_ = self._posterior.kernel
         self.offset_ = offset
         self.moderation_ = 1.0  # the loss averages over f with its whole variance
-        if self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(self.kernel_)
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_, self.kernel)
 
     def _choose_coupling(self, data: SparseData, objective: Objective, backend: Backend) -> float:
         """How far the claims of several classes count as independent, by rows left out."""

@@ -1,5 +1,7 @@
 """Labels of classes as arrays: what is accepted, codes, weights, and the one-vs-rest coding."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri

@@ -1,5 +1,7 @@
 """Quadruply stochastic Gaussian processes: the scikit-learn face of :mod:`skgp.models.qsgp`."""
 
+from __future__ import annotations
+
 import pickle
 from numbers import Integral, Real
 from typing import Any
@@ -450,8 +452,7 @@ class QSGPRegressor(BaseGPRegressor):
                 kernels, data, self.basis, self.likelihood, rows, generator, callback
             )
         self.history_["hyperparameters"] = found.history
-        if self.kernel is not None:
-            warn_at_bounds(found.kernel)
+        warn_at_bounds(found.kernel, self.kernel)
         return found.kernel, scale
 
     def _solve(self, kernel, scale, data, asked, backend, generator, callback) -> Fit:

@@ -1,5 +1,7 @@
 """Quadruply stochastic GP classification: the face of :mod:`skgp.models.qsgp.classification`."""
 
+from __future__ import annotations
+
 import pickle
 from dataclasses import replace
 from numbers import Integral, Real
@@ -481,8 +483,8 @@ class QSGPClassifier(BaseGPClassifier):
         self._forget_optional()
         for name, value in self._fitted_attributes(fit).items():
             setattr(self, name, value)
-        if self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(self.kernel_)
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_, self.kernel)
 
     def _forget_optional(self) -> None:
         """Drop what an earlier fit may have had."""

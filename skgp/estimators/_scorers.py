@@ -1,5 +1,7 @@
 """Scores that scikit-learn lacks, as callables for ``scoring=``."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.pipeline import Pipeline

@@ -1,5 +1,7 @@
 """Regression in state space: the face of :mod:`skgp.models.state_space`."""
 
+from __future__ import annotations
+
 from numbers import Real
 
 import numpy as np
@@ -276,8 +278,8 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
                     stream=stream,
                 )
             self._describe(kernel, parameters, white)
-            if self.kernel is not None and self.optimizer is not None:
-                warn_at_bounds(self.kernel_)
+            if self.optimizer is not None:
+                warn_at_bounds(self.kernel_, self.kernel)
 
     def _split_kernel(self, X: np.ndarray):
         """The kernel given, without noise (None for the default), and the noise (None: counts)."""

@@ -1,5 +1,7 @@
 """Classification in state space: the face of :mod:`skgp.models.state_space`."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -251,8 +253,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
             )
         self.moderation_ = 1.0
         self.coupling_ = self._choose_coupling(X, Y, sample_weight)
-        if self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(self.kernel_)
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_, self.kernel)
 
     def _base_rates(self, Y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Base rates, on the scale of f; of classes without rows yet, as if they had one."""

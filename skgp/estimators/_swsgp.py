@@ -1,5 +1,7 @@
 """Sparse-within-sparse GP regression: the face of :mod:`skgp.models.swsgp` for quantities."""
 
+from __future__ import annotations
+
 from numbers import Real
 
 import numpy as np
@@ -298,8 +300,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             with session.stage("solve", max_iter=self.max_iter) as callback:
                 self._solve(kernel, white, data, backend, callback)
             self._tell(white)
-            if self.kernel is not None and self.optimizer is not None:
-                warn_at_bounds(self.kernel_)
+            if self.optimizer is not None:
+                warn_at_bounds(self.kernel_, self.kernel)
         return self
 
     def _check_combination(self) -> None:

@@ -1,5 +1,7 @@
 """Sparse-within-sparse GP classification: the face of :mod:`skgp.models.swsgp` for labels."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -339,8 +341,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         if self.method == "variational":
             learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
             self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
-        if self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(self.kernel_)
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_, self.kernel)
 
     @property
     def _coupling(self) -> float:

@@ -1,9 +1,14 @@
 """What estimators check of X and y beside what scikit-learn does, and what to do about it."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import validate_data
 
+from skgp.linalg.memory import free_memory
+
+_JOINT_MATRICES = 3  # of the size of a joint covariance, that are held at once
 #: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.
 LARGEST_INPUT = {"float64": 1e100, "float32": 1e15}
 
@@ -43,6 +48,47 @@ def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
     if not stationary or not X.size or max(X.max(), -X.min()) <= limit:
         return _refuse_large(X, "float64")
     return np.clip(X, -limit, limit)
+
+
+def check_joint_memory(n_rows: int, remedy: str) -> None:
+    """Refuse a joint covariance of rows for which there is no room.
+
+    Raises
+    ------
+    MemoryError
+        Says how much it takes and how much there is.
+    """
+    need, free = _JOINT_MATRICES * 8.0 * n_rows**2, free_memory()
+    if need > free:
+        most = int((free / (_JOINT_MATRICES * 8.0)) ** 0.5)
+        raise MemoryError(
+            f"The joint covariance of {n_rows} rows takes {need / 1e9:.3g} GB, and "
+            f"{free / 1e9:.3g} GB are free: room for {most} rows. {remedy}."
+        )
+
+
+def check_likelihood(estimator) -> None:
+    """Say which estimators have a likelihood that this one lacks.
+
+    Raises
+    ------
+    ValueError
+        If there are any; else scikit-learn's own message is as good.
+    """
+    asked, name = getattr(estimator, "likelihood", None), type(estimator).__name__
+    own = estimator._parameter_constraints.get("likelihood")
+    if own is None or not isinstance(asked, str) or asked in own[0].options:
+        return
+    takers = [
+        cls.__name__
+        for cls in _descendants(type(estimator).__mro__[1])
+        if asked in getattr(cls._parameter_constraints.get("likelihood", [None])[0], "options", ())
+    ]
+    if takers:
+        raise ValueError(
+            f"likelihood={asked!r} is none of {name}, which has {sorted(own[0].options)}; "
+            f"{' and '.join(takers)} take it."
+        )
 
 
 def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:

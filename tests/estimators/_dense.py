@@ -76,7 +76,7 @@ class DenseGPRegressor(BaseGPRegressor):
                 loss = -best["log_marginal_likelihood_value_"]
                 if callback(iteration, {"loss": loss}):
                     break
-        warn_at_bounds(best["kernel_"])
+        warn_at_bounds(best["kernel_"], self.kernel)
         return best["kernel_"]
 
     def _set_state(self, **state):

@@ -108,7 +108,7 @@ class DenseGPClassifier(BaseGPClassifier):
                 self.n_iter_ = iteration + 1
                 if callback(iteration, {"loss": -best["log_marginal_likelihood_value_"]}):
                     break
-        warn_at_bounds(best["kernel_"])
+        warn_at_bounds(best["kernel_"], self.kernel)
         return best
 
     def _set_state(self, state):

@@ -301,7 +301,7 @@ def test_check_counts_accepts_whole_numbers(y):
     [
         (np.nan, "got nan in row 2 .* Drop or impute"),
         (np.inf, "got inf in row 2 .* Drop or impute"),
-        (-1.0, r"got -1.0 in row 2 \(of 2 that are none\). Correct or drop"),
+        (-1.0, r"got -1.0 in row 2 \(2 of 5 rows hold no count\). Correct or drop"),
         (0.5, "got 0.5 in row 2 .* Round them"),
     ],
 )
