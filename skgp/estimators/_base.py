@@ -25,7 +25,7 @@ from skgp.estimators._compat import StrOptions, check_sample_weight
 from skgp.estimators._options import Option, warn_of_idle_options
 from skgp.estimators._predictive import clip_variance
 from skgp.estimators._threads import in_few_threads
-from skgp.estimators._validation import bounded_inputs
+from skgp.estimators._validation import bounded_inputs, check_likelihood
 from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
 
@@ -63,6 +63,9 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _n_threads(self) -> int | None:
         """Threads of fits and predictions, as ``n_jobs`` counts."""
         return self.n_jobs
+    def _validate_params(self) -> None:
+        check_likelihood(self, BaseGP)
+        super()._validate_params()
 
     @abstractmethod
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import validate_data
@@ -67,28 +69,38 @@ def check_joint_memory(n_rows: int, remedy: str) -> None:
         )
 
 
-def check_likelihood(estimator) -> None:
-    """Say which estimators have a likelihood that this one lacks.
+def check_likelihood(estimator, base: type) -> None:
+    """Say which estimators, derived from `base`, have a likelihood that this one lacks.
 
     Raises
     ------
     ValueError
         If there are any; else scikit-learn's own message is as good.
     """
-    asked, name = getattr(estimator, "likelihood", None), type(estimator).__name__
-    own = estimator._parameter_constraints.get("likelihood")
-    if own is None or not isinstance(asked, str) or asked in own[0].options:
+    asked = getattr(estimator, "likelihood", None)
+    own = _likelihoods(type(estimator))
+    if not isinstance(asked, str) or asked in own:
         return
-    takers = [
-        cls.__name__
-        for cls in _descendants(type(estimator).__mro__[1])
-        if asked in getattr(cls._parameter_constraints.get("likelihood", [None])[0], "options", ())
-    ]
+    takers = sorted(cls.__name__ for cls in _descendants(base) if asked in _likelihoods(cls))
     if takers:
         raise ValueError(
-            f"likelihood={asked!r} is none of {name}, which has {sorted(own[0].options)}; "
-            f"{' and '.join(takers)} take it."
+            f"The 'likelihood' parameter of {type(estimator).__name__} must be one of "
+            f"{sorted(own)}; got {asked!r}, which these take: {', '.join(takers)}."
         )
+
+
+def _likelihoods(cls: type) -> set[str]:
+    """Values of the parameter of that name; empty for a class without it."""
+    constraints = cls._parameter_constraints.get("likelihood", [None])
+    return set(getattr(constraints[0], "options", ()))
+
+
+def _descendants(base: type) -> Iterator[type]:
+    """Classes of this package that derive from a class."""
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("skgp."):
+            yield cls
+            yield from _descendants(cls)
 
 
 def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,0 +1,77 @@
+"""What estimators say: the true cause, the value received, and what to do instead."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import skgp
+from skgp.estimators import _validation
+
+NAMES = [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
+REGRESSORS = [name for name in NAMES if name.endswith("Regressor")]
+X = np.linspace(0.0, 3.0, 20)[:, None]
+Y = np.sin(X[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures_can_be_read(name):
+    cls = getattr(skgp, name)
+    for method in ("fit", "predict", "latent_mean_and_variance"):
+        assert len(str(inspect.signature(getattr(cls, method)))) < 150
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_machine_without_cuda_is_told(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def refuse(*args, device, **kwargs):
+        raise RuntimeError(f"No driver for {device}")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    y = (Y > 0.5).astype(int) if name.endswith("Classifier") else Y
+    with pytest.raises(ValueError, match="device='cuda' needs CUDA, and torch finds none"):
+        getattr(skgp, name)(device="cuda").fit(X, y)
+
+
+@pytest.mark.parametrize("name", ["DLMGPRegressor", "SWSGPRegressor", "StateSpaceGPRegressor"])
+def test_rows_that_hold_no_counts_are_counted(name):
+    with pytest.raises(ValueError, match=r"got 0.5 in row 0 \(20 of 20 rows hold no count\)"):
+        getattr(skgp, name)(likelihood="poisson").fit(X, np.full(20, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "likelihood", "takers"),
+    [
+        ("QSGPRegressor", "poisson", "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor"),
+        ("QSGPRegressor", "student_t", "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor"),
+        ("DLMGPRegressor", "laplace", "QSGPRegressor"),
+        ("SWSGPRegressor", "logit", "DLMGPClassifier, QSGPClassifier"),
+    ],
+)
+def test_a_likelihood_of_other_estimators_names_them(name, likelihood, takers):
+    with pytest.raises(ValueError, match=f"'likelihood' parameter of {name} must .*{takers}"):
+        getattr(skgp, name)(likelihood=likelihood).fit(X, Y)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_missing_targets_lead_to_the_estimator_that_takes_them(name):
+    y = np.where(np.arange(20) == 7, np.nan, Y)
+    if name == "StateSpaceGPRegressor":
+        assert np.isfinite(skgp.StateSpaceGPRegressor(optimizer=None).fit(X, y).predict(X)).all()
+        return
+    with pytest.raises(ValueError, match=r"y contains NaN.*StateSpaceGPRegressor takes NaN"):
+        getattr(skgp, name)().fit(X, y)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_a_covariance_without_room_is_refused_with_its_size(name, monkeypatch):
+    model = getattr(skgp, name)(optimizer=None, random_state=0).fit(X, Y)
+    monkeypatch.setattr(_validation, "free_memory", lambda: 3 * 8.0 * 10**2)
+    model.predict(X[:10], return_cov=True)
+    with pytest.raises(
+        MemoryError, match=r"covariance of 20 rows .* room for 10 rows. Ask for few"
+    ):
+        model.predict(X, return_cov=True)
+    model.predict(X, return_std=True)
