@@ -161,7 +161,7 @@ def test_resolve_device_auto_finds_one():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests the lack of CUDA")
 def test_resolve_device_names_the_missing_device():
-    with pytest.raises(ValueError, match="device='cuda' cannot be used"):
+    with pytest.raises(ValueError, match="device='cuda' needs CUDA"):
         resolve_device("cuda")
 
 
