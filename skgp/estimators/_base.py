@@ -63,6 +63,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _n_threads(self) -> int | None:
         """Threads of fits and predictions, as ``n_jobs`` counts."""
         return self.n_jobs
+
     def _validate_params(self) -> None:
         check_likelihood(self, BaseGP)
         super()._validate_params()
