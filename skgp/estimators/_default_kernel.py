@@ -14,7 +14,7 @@ _LATENT_VARIANCE, _LATENT_BOUNDS = 4.0, (1e-3, 1e6)
 
 
 def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
-    """Return ARD kernels of decreasing smoothness, scaled to the columns of X, with noise.
+    """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
     Parameters
     ----------
@@ -24,20 +24,16 @@ def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> l
     Returns
     -------
     list of Kernel
-        ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2; of few rows,
-        which cannot tell them apart, the Matern of nu 5/2 alone. Variances start at those of a
-        standardised target; length scales at ``sqrt(d)`` times the columns' spreads, which puts two
-        typical rows about one length scale apart.
+        ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start
+        at those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads,
+        which puts two typical rows about one length scale apart. How many of these differ is for
+        :mod:`skgp.models.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
-    bounds = np.stack([1e-4 * length_scale, 1e4 * length_scale], axis=1)
-    shapes = [Matern(length_scale, bounds, nu=2.5)]
-    if X.shape[0] > _FEW_ROWS:
-        shapes = [RBF(length_scale, bounds), *shapes]
-        shapes += [Matern(length_scale, bounds, nu=nu) for nu in (1.5, 0.5)]
     return [
-        ConstantKernel(1.0, (1e-3, 1e4)) * shape + WhiteKernel(0.1, _NOISE_BOUNDS)
-        for shape in shapes
+        ConstantKernel(1.0, (1e-3, 1e4)) * _shape(nu, length_scale)
+        + WhiteKernel(0.1, _NOISE_BOUNDS)
+        for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 
 

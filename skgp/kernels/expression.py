@@ -32,6 +32,7 @@ from .specs import ActiveDims, Cosine
 __all__ = [
     "Binder",
     "Node",
+    "Part",
     "bind",
     "built_in",
     "check_kernel",
@@ -206,11 +207,15 @@ class Binder:
     ----------
     kernel : Kernel
         A checked expression. Later changes to it go unseen.
+
+    Attributes
+    ----------
+    part : Part
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._plan, self._n_dims = _plan(kernel, 0)
+        self.part, self._n_dims = _plan(kernel, 0)
 
     def __call__(
         self,
@@ -227,18 +232,21 @@ class Binder:
                     f"{self.kernel}, got {tuple(theta.shape)}."
                 )
             theta = theta.to(dtype=dtype, device=device)
-        return _bind(self._plan, theta, dtype, device)
+        return _bind(self.part, theta, dtype, device)
 
 
-class _Part(NamedTuple):
-    """A part of the expression and where its hyper-parameters are: in theta, or fixed."""
+class Part(NamedTuple):
+    """A part of the expression and where its hyper-parameters are: in theta, or fixed.
+
+    ``params`` holds the name, the place in theta (None of a fixed one) and the value of each.
+    """
 
     kernel: Kernel
     params: tuple[tuple[str, slice | None, Any], ...]
-    children: tuple[_Part, ...]
+    children: tuple[Part, ...]
 
 
-def _plan(kernel: Kernel, start: int) -> tuple[_Part, int]:
+def _plan(kernel: Kernel, start: int) -> tuple[Part, int]:
     """Read one part whose slice of theta begins at ``start``; return it and the slice's end."""
     children = []
     for child in children_of(kernel):
@@ -251,10 +259,10 @@ def _plan(kernel: Kernel, start: int) -> tuple[_Part, int]:
             place = slice(start, start + hyper.n_elements)
             start += hyper.n_elements
         params.append((hyper.name, place, getattr(kernel, hyper.name)))
-    return _Part(kernel, tuple(params), tuple(children)), start
+    return Part(kernel, tuple(params), tuple(children)), start
 
 
-def _bind(part: _Part, theta: Tensor | None, dtype, device) -> Node:
+def _bind(part: Part, theta: Tensor | None, dtype, device) -> Node:
     params: dict[str, Tensor] = {}
     for name, place, own in part.params:
         if place is None or theta is None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -41,12 +42,13 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from .distances import correct_far_, exp_decay_, far_limit, scaled_inputs
-from .expression import Node, bind, check_kernel
+from .covariance import covariance, variance
+from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
+from .expression import Binder, Node, bind, check_kernel
 from .gram import gram
 from .specs import ActiveDims
 
-__all__ = ["bilinear_gradient", "weighted_gradient"]
+__all__ = ["GramWithGradient", "bilinear_gradient", "weighted_gradient"]
 
 _CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 _ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
@@ -114,6 +116,100 @@ def weighted_gradient(
         float64.
     """
     return _evaluate(kernel, X, Z, theta, _DenseTiles(W, _side(X, memory_budget)))
+
+
+class GramWithGradient:
+    r"""K(X, X) at many theta, and :math:`\sum_{ij} W_{ij}\, \partial k_\theta(x_i, x_j)` of each.
+
+    Constants times one stationary leaf share one pass over the distances between value and
+    gradient, in closed form; any other expression, and inputs with far rows, go through autograd.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        An expression without WhiteKernel; asked once for its hyper-parameters.
+    X : Tensor of shape (n, d)
+
+    Examples
+    --------
+    >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> theta = torch.zeros(1, dtype=torch.float64)
+    >>> K, gradient = GramWithGradient(RBF(), X)(theta)
+    >>> gradient(torch.ones_like(K)).round(decimals=4)
+    tensor([1.2131], dtype=torch.float64)
+    """
+
+    def __init__(self, kernel: Kernel, X: Tensor) -> None:
+        check_kernel(kernel)
+        self._bind, self._X = Binder(kernel), X
+        self._centred = scaled_inputs(X, None, 1.0)[0]
+        factors = list(_factors(self._bind.part))
+        leaves = [f for f in factors if type(f.kernel) is not ConstantKernel]
+        self._closed = len(leaves) == 1 and type(leaves[0].kernel) in (RBF, Matern)
+        if self._closed:
+            ((_, self._place, self._length_scale),) = leaves[0].params
+            self._is_vector = np.size(self._length_scale) > 1
+            self._profile, self._root = _profile(leaves[0])
+            constants = [f.params[0][1:] for f in factors if f is not leaves[0]]
+            self._constants = [place for place, _ in constants if place is not None]
+            self._factor = math.prod(own for place, own in constants if place is None)
+
+    @torch.no_grad()
+    def __call__(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
+
+        W is symmetric. K is not to be changed; O(n^2 d) each.
+        """
+        if not self._closed:
+            return self._by_autograd(theta)
+        scale = (
+            theta.new_tensor(self._length_scale)
+            if self._place is None
+            else theta[self._place].exp()
+        )
+        A = self._centred * (self._root / scale)
+        squares = A.square()
+        norms = squares.sum(1)
+        largest = float(norms.max())
+        if largest > far_limit(A.dtype):
+            return self._by_autograd(theta)
+        s = torch.addmm(norms, A, A.T, alpha=-2).add_(norms[:, None]).clamp_min_(0)
+        s.fill_diagonal_(0)  # what is left of it is rounding
+        k, slope = self._profile(s, 16 * torch.finfo(A.dtype).eps * largest)
+        factor = math.prod(
+            (theta[place].exp().item() for place in self._constants), start=self._factor
+        )
+        if factor != 1:
+            k, slope = k.mul_(factor), slope.mul_(factor)
+
+        def gradient(W: Tensor) -> Tensor:
+            found = torch.zeros_like(theta)
+            for place in self._constants:
+                found[place] = torch.dot(W.reshape(-1), k.reshape(-1))
+            if self._place is not None:
+                H = slope * W
+                # -2 sum_ij H_ij (a_i - a_j)^2 of each column, H symmetric
+                each = 4 * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
+                found[self._place] = each if self._is_vector else each.sum()
+            return found
+
+        return k, gradient
+
+    def _by_autograd(self, theta: Tensor):
+        theta = theta.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            node = self._bind(theta, dtype=self._X.dtype, device=self._X.device)
+            K = covariance(node, self._X, None, METRICS["expand"])
+            K = K.expand(len(self._X), len(self._X))  # of a constant alone
+        value = K.detach().clone()
+        value.diagonal().copy_(variance(node, self._X).detach())  # distances by products err there
+
+        def gradient(W: Tensor) -> Tensor:
+            if not K.requires_grad:
+                return torch.zeros_like(theta)
+            return torch.autograd.grad(K, theta, W, materialize_grads=True)[0]
+
+        return value, gradient
 
 
 def _side(X: Tensor, memory_budget: float) -> int:

@@ -25,14 +25,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.kernels.gram import split_noise
+from skgp.models.kernel_choice import (
+    ChoiceSettings,
+    choose_kernel,
+    fit_families,
+    maximise_evidence,
+)
 from skgp.models.neighbors import CandidateSearch
-from skgp.models.objectives import leave_one_out_log_density, log_marginal_likelihood
+from skgp.models.objectives import leave_one_out_log_density
 from skgp.models.replicates import Replicates
 from skgp.training.adam import Adam
 from skgp.training.stopping import StopRecorder
@@ -77,8 +81,11 @@ class SearchSettings:
 
     Attributes
     ----------
+    exact_rows : int
+        Rows up to which the marginal likelihood of all decides: it then takes no longer than the
+        search by neighbours.
     subset_size : int
-        Rows of the dense GP.
+        Rows of the dense GP of more.
     dense_max_iter : int
         L-BFGS-B iterations.
     n_neighbors : int
@@ -93,6 +100,7 @@ class SearchSettings:
         Rows on which candidates are compared.
     """
 
+    exact_rows: int = 2500
     subset_size: int = 1000
     dense_max_iter: int = 40
     n_neighbors: int = 48
@@ -140,19 +148,11 @@ def fit_hyperparameters(
         return HyperparameterFit(kernels[0])
     callback = StopRecorder(callback)
     subset = torch.randperm(n, generator=generator)[: settings.subset_size]
-    sample = data.rows(subset)
-    dense = []
-    for kernel in kernels:
-        dense.append(
-            fit_marginal_likelihood(
-                kernel, sample, max_iter=settings.dense_max_iter, callback=callback
-            )
-        )
-        if callback.stopped:
-            break
-    best = max(dense, key=lambda fit: fit.log_marginal_likelihood)
-    if n <= settings.subset_size or callback.stopped:
-        return best
+    if n <= settings.exact_rows:
+        return _by_exact_evidence(kernels, data, subset, settings, generator, callback)
+    dense = _on_subset(kernels, data.rows(subset), settings, callback)
+    if callback.stopped:
+        return dense[0]
     comparison = _Comparison(data, settings, generator)
     short = replace(settings, n_steps=settings.n_steps // 4)
     scored = [comparison(fit) for fit in dense]
@@ -166,6 +166,45 @@ def fit_hyperparameters(
         longer = replace(settings, n_steps=settings.n_steps - short.n_steps)
         scored.append(comparison(_refine(best, comparison, longer, callback)))
     return max(scored, key=lambda fit: fit.score)
+
+
+def _by_exact_evidence(
+    kernels: list, data: Replicates, subset: Tensor, settings: SearchSettings, generator, callback
+) -> HyperparameterFit:
+    """The evidence of all observations decides; the search begins on some of many."""
+    max_iter = settings.dense_max_iter
+    if len(kernels) == 1:
+        kernel = kernels[0]
+        if len(subset) < len(data.y):
+            few = data.rows(subset)
+            kernel = fit_marginal_likelihood(
+                kernel, few, max_iter=max_iter, callback=callback
+            ).kernel
+            max_iter = 0 if callback.stopped else max_iter
+        return fit_marginal_likelihood(kernel, data, max_iter=max_iter, callback=callback)
+    kernel, history = choose_kernel(
+        kernels,
+        data,
+        generator=generator,
+        settings=ChoiceSettings(max_iter=max_iter),
+        callback=callback,
+    )
+    return HyperparameterFit(kernel, method="marginal likelihood", history=history)
+
+
+def _on_subset(
+    kernels: list, data: Replicates, settings: SearchSettings, callback
+) -> list[HyperparameterFit]:
+    """Fits of each family to some observations, the likeliest first."""
+    if len(kernels) == 1:
+        max_iter = settings.dense_max_iter
+        return [fit_marginal_likelihood(kernels[0], data, max_iter=max_iter, callback=callback)]
+    found, history = fit_families(
+        kernels, data, max_iter=settings.dense_max_iter, callback=callback
+    )
+    return [
+        HyperparameterFit(kernel, method="marginal likelihood", history=history) for kernel in found
+    ]
 
 
 class _Comparison:
@@ -217,48 +256,16 @@ def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> Hyperpa
 def fit_marginal_likelihood(
     kernel, data: Replicates, *, max_iter: int = 60, callback: Callback | None = None
 ) -> HyperparameterFit:
-    """Maximise :func:`log_marginal_likelihood` over theta within its bounds, by L-BFGS-B.
+    """Maximise :func:`~skgp.models.objectives.log_marginal_likelihood` over theta, by L-BFGS-B.
 
-    A step that makes the matrix numerically singular is refused (its objective is infinite); the
-    best theta seen is returned, also when `callback` stops the search.
+    Within its bounds; the best theta seen is returned, also when `callback` stops the search.
     """
-    history: list[float] = []
-    best: list = [math.inf, np.array(kernel.theta, dtype=float)]
-    total = _total_weight(data)
-
-    def objective(theta_array: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = data.X.new_tensor(theta_array).requires_grad_()
-        try:
-            loss = -log_marginal_likelihood(kernel, data, theta) / total
-            (gradient,) = torch.autograd.grad(loss, theta)
-        except ValueError:  # not positive definite even with jitter
-            return math.inf, np.zeros_like(theta_array)
-        value, slope = loss.item(), gradient.cpu().numpy().astype(float)
-        if not (math.isfinite(value) and np.isfinite(slope).all()):
-            return math.inf, np.zeros_like(theta_array)
-        if value < best[0]:
-            best[:] = [value, theta_array.copy()]
-        history.append(-value)
-        if callback is not None and callback(len(history), {"loss": value}):
-            raise StopIteration
-        return value, slope
-
-    try:
-        minimize(
-            objective,
-            np.array(kernel.theta, dtype=float),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=kernel.bounds,
-            options={"maxiter": max_iter, "ftol": 1e-6, "gtol": 1e-4},
-        )
-    except StopIteration:
-        pass
+    found, history = maximise_evidence(kernel, data, max_iter=max_iter, callback=callback)
     return HyperparameterFit(
-        kernel.clone_with_theta(best[1]),
+        found.kernel,
         method="marginal likelihood",
         history=history,
-        log_marginal_likelihood=-best[0] * total,
+        log_marginal_likelihood=-found.loss * found.family.total,
     )
 
 
