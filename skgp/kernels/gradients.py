@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -45,6 +44,7 @@ from torch import Tensor
 from .covariance import covariance, variance
 from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
 from .expression import Binder, Node, bind, check_kernel
+from .few_rows import stationary_leaf
 from .gram import gram
 from .specs import ActiveDims
 
@@ -143,16 +143,7 @@ class GramWithGradient:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
         self._centred = scaled_inputs(X, None, 1.0)[0]
-        factors = list(_factors(self._bind.part))
-        leaves = [f for f in factors if type(f.kernel) is not ConstantKernel]
-        self._closed = len(leaves) == 1 and type(leaves[0].kernel) in (RBF, Matern)
-        if self._closed:
-            ((_, self._place, self._length_scale),) = leaves[0].params
-            self._is_vector = np.size(self._length_scale) > 1
-            self._profile, self._root = _profile(leaves[0])
-            constants = [f.params[0][1:] for f in factors if f is not leaves[0]]
-            self._constants = [place for place, _ in constants if place is not None]
-            self._factor = math.prod(own for place, own in constants if place is None)
+        self._leaf = stationary_leaf(kernel)
 
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -160,14 +151,12 @@ class GramWithGradient:
 
         W is symmetric. K is not to be changed; O(n^2 d) each.
         """
-        if not self._closed:
+        leaf = self._leaf
+        if leaf is None:
             return self._by_autograd(theta)
-        scale = (
-            theta.new_tensor(self._length_scale)
-            if self._place is None
-            else theta[self._place].exp()
-        )
-        A = self._centred * (self._root / scale)
+        fixed = leaf.place is None
+        scale = theta.new_tensor(leaf.length_scale) if fixed else theta[leaf.place].exp()
+        A = self._centred * (leaf.root / scale)
         squares = A.square()
         norms = squares.sum(1)
         largest = float(norms.max())
@@ -175,22 +164,19 @@ class GramWithGradient:
             return self._by_autograd(theta)
         s = torch.addmm(norms, A, A.T, alpha=-2).add_(norms[:, None]).clamp_min_(0)
         s.fill_diagonal_(0)  # what is left of it is rounding
-        k, slope = self._profile(s, 16 * torch.finfo(A.dtype).eps * largest)
-        factor = math.prod(
-            (theta[place].exp().item() for place in self._constants), start=self._factor
-        )
-        if factor != 1:
-            k, slope = k.mul_(factor), slope.mul_(factor)
+        k, slope = _PROFILES[leaf.nu](s, 16 * torch.finfo(A.dtype).eps * largest)
+        amplitude = leaf.amplitude(theta)
+        k.mul_(amplitude)
 
         def gradient(W: Tensor) -> Tensor:
             found = torch.zeros_like(theta)
-            for place in self._constants:
+            for place in leaf.constants:
                 found[place] = torch.dot(W.reshape(-1), k.reshape(-1))
-            if self._place is not None:
+            if leaf.place is not None:
                 H = slope * W
                 # -2 sum_ij H_ij (a_i - a_j)^2 of each column, H symmetric
-                each = 4 * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
-                found[self._place] = each if self._is_vector else each.sum()
+                each = (4 * amplitude) * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
+                found[leaf.place] = each if leaf.is_vector else each.sum()
             return found
 
         return k, gradient
@@ -388,8 +374,8 @@ def _profile(leaf: Node):
         alpha = float(leaf.params["alpha"])
         return lambda s, floor: _rational_quadratic(s, alpha), 1.0
     if nu == math.inf:
-        return _rbf, 1.0
-    return {0.5: _matern12, 1.5: _matern32, 2.5: _matern52}[nu], math.sqrt(2 * nu)
+        return _PROFILES[nu], 1.0
+    return _PROFILES[nu], math.sqrt(2 * nu)
 
 
 def _rbf(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -422,6 +408,9 @@ def _rational_quadratic(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     base = s.mul_(1 / (2 * alpha)).add_(1)
     k = base.pow(-alpha)
     return k, k / base.mul_(-2)
+
+
+_PROFILES = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52, math.inf: _rbf}
 
 
 def _shape_derivative(s: Tensor, alpha: float) -> Tensor:

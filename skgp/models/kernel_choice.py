@@ -7,9 +7,9 @@ are therefore fitted with priors, to all of theta that maximises
 .. math:: \log p(y \mid \theta) - \sum_j \tfrac{\nu + 1}{2} \log\Big(1 + \frac{r_j^2}{\nu \tau^2}
           \Big) - \tfrac12 \Big(\frac{\log \sigma^2 - \log \sigma_0^2}{s}\Big)^2,
 
-:math:`r_j` the logarithm of length scale j over its start, less the mean of these over j. Student's t
-lets most columns share a scale while a few, or all but a few, leave it (sparse relevance, as of the
-horseshoe [2]_). Candidates, from the simplest to the most complex:
+:math:`r_j` the logarithm of length scale j over its start, less the mean of these over j. Student's
+t lets most columns share a scale while a few, or all but a few, leave it (sparse relevance, as the
+priors of [2]_). Candidates, from the simplest to the most complex:
 
 1. *shared*: the ratios of all length scales stay as they start, at the spreads of the columns;
 2. *grouped*: one scale for the columns whose length scales the evidence would shorten first, and
@@ -22,9 +22,9 @@ to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective
 :math:`\hat\theta - H^{-1} \nabla \ell_i`. A more complex candidate needs better densities *and*
 squared errors, by two standard errors: densities alone do not see what is rarer than 1 in n.
 
-Predictions with one theta are too narrow still. The corrected residuals say by how much, and
-amplitude and noise are raised by their mean square in units of the predicted variance, where that is
-above 1: a factor that leaves the mean as it is.
+Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
+and noise are raised by their mean square in units of the predicted variance, where that is above 1,
+a factor that leaves the mean as it is.
 
 References
 ----------
@@ -37,6 +37,7 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ _MOST_GROUPED = 32  # columns of the group of relevant ones
 # Log length scales to begin with of k relevant columns, relative to those of all: the root of k
 # and a bit more; and of the others, at which the kernel is nearly flat.
 _SHORT, _LONG = 0.3, 2.0
-_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf)
+_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def choose_kernel(
     generator: torch.Generator,
     settings: ChoiceSettings | None = None,
     callback: Callback | None = None,
-):
+) -> tuple[Any, list[float]]:
     """Choose a family and a structure of length scales.
 
     Parameters
@@ -198,14 +199,16 @@ class _Search:
         family: Family,
         theta: np.ndarray,
         groups: np.ndarray | None = None,
+        *,
         max_iter: int | None = None,
+        patience: float = 1.0,
     ) -> Choice:
         """Search from theta; elements of one group move together."""
         if groups is None:
             groups = np.arange(len(theta))
-        low, high = family.kernel.bounds.T
+        low, high = family.bounds.T
         theta = np.clip(theta, low, high)
-        size = int(groups.max()) + 1
+        size = int(groups.max(initial=-1)) + 1
         bounds = np.tile([-math.inf, math.inf], (size, 1))
         np.maximum.at(bounds[:, 0], groups, low - theta)
         np.minimum.at(bounds[:, 1], groups, high - theta)
@@ -220,6 +223,7 @@ class _Search:
             np.zeros(size),
             bounds,
             max_iter=0 if self.stopped else max_iter,
+            tol=self.settings.tol / patience,
             tell=self._tell,
         )
         return Choice(family, theta + x[groups], loss, groups)
@@ -245,11 +249,13 @@ class _Search:
             d > self.settings.max_separate and n <= self.settings.screen_rows
         ):
             return [shared], [fit for fit in tied if fit is not shared]
-        found, starts = [shared], [shared.theta]
+        found, starts, patience = [shared], [shared.theta], 1.0
         if self._weak(shared):
             found += self._grouped(family)
             starts += [family.start, *(fit.theta for fit in found[1:])]
-        separate = [min((self.run(family, t) for t in starts), key=lambda fit: fit.loss)]
+            patience = 10.0  # plateaus lead to what is relevant
+        runs = [self.run(family, theta, patience=patience) for theta in starts]
+        separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
             if fit is not shared and fit.loss < shared.loss + self.settings.close:
                 few = self.settings.few_iter
@@ -273,7 +279,9 @@ class _Search:
             theta[scales] += _LONG
             theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + _SHORT
             groups = family.grouped(order[:k])
-            found.append(self.run(family, theta, groups, max_iter=self.settings.few_iter))
+            found.append(
+                self.run(family, theta, groups, max_iter=self.settings.few_iter, patience=10.0)
+            )
             k *= 2
         return [min(found, key=lambda fit: fit.loss)]
 

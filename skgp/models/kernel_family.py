@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from skgp.kernels.expression import theta_places
 from skgp.models.evidence import EvidenceAt, ExactEvidence
 from skgp.models.replicates import Replicates
 
@@ -40,6 +39,8 @@ class ChoiceSettings:
         Standard errors by which a more complex candidate has to be better.
     max_iter, few_iter : int
         L-BFGS-B iterations of a search, and of one that begins near its end.
+    tol : float
+        Relative fall of the objective in an iteration below which a search ends.
     screen_rows : int
         Observations on which families are compared, and up to which leave-one-out is corrected:
         beyond, theta is certain enough.
@@ -58,6 +59,7 @@ class ChoiceSettings:
     n_errors: float = 2.0
     max_iter: int = 60
     few_iter: int = 15
+    tol: float = 1e-5
     screen_rows: int = 500
     max_separate: int = 300
     weak: float = 0.05
@@ -79,7 +81,8 @@ class Family:
         self.evidence = ExactEvidence(kernel, data)
         self.start = np.array(kernel.theta, dtype=float)
         self.scales = np.flatnonzero(_of_vectors(kernel))
-        self.noise_place = theta_places(kernel)[1]
+        self.noise_place = self.evidence.noise_place
+        self.bounds = np.asarray(kernel.bounds, dtype=float)
         weight = data.y.new_ones(len(data.y)) if data.weight is None else data.weight
         self.total = float(weight.sum())
         squares = float(weight @ data.y.square())
@@ -143,6 +146,7 @@ def minimise_within(
     bounds: np.ndarray,
     *,
     max_iter: int,
+    tol: float,
     tell: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[np.ndarray, float]:
     """The best point that L-BFGS-B sees, and its loss; infinite where the start is not usable.
@@ -155,6 +159,8 @@ def minimise_within(
     start : ndarray of shape (p,)
         Moved inside the bounds (p, 2).
     max_iter : int
+    tol : float
+        Relative fall of the loss in an iteration below which to stop; absolute below a loss of 1.
     tell : callable, optional
         Hears of the loss of each evaluation; True ends the search.
     """
@@ -178,7 +184,7 @@ def minimise_within(
 
     if len(start) == 0:
         return start, guarded(start)[0]
-    options = {"maxiter": max_iter, "ftol": 1e-6, "gtol": 1e-4}
+    options = {"maxiter": max_iter, "ftol": tol, "gtol": 1e-4}
     try:
         minimize(guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     except StopIteration:
@@ -229,8 +235,8 @@ def leave_one_out(
         If a covariance near theta has no factor.
     """
     _, slope, at = family.at(theta)
-    density, error = at.leave_one_out, at.residual.cpu().numpy()
-    variance = at.variance.cpu().numpy()
+    density, error = at.leave_one_out, at.residual
+    variance = at.variance
     if corrected and len(theta):
         size = int(groups.max()) + 1
         hessian = np.empty((size, size))
@@ -239,7 +245,7 @@ def leave_one_out(
             _, moved_slope, moved = family.at(theta + _STEP * (groups == k))
             hessian[k] = np.bincount(groups, moved_slope - slope, size) / _STEP
             of_density[:, k] = (moved.leave_one_out - density) / _STEP
-            of_error[:, k] = (moved.residual.cpu().numpy() - error) / _STEP
+            of_error[:, k] = (moved.residual - error) / _STEP
         values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
         inverse = (vectors / np.maximum(values, _LEAST_CURVATURE)) @ vectors.T
         moves = np.clip(-of_density @ inverse, -_FARTHEST, _FARTHEST)  # (n, size)
