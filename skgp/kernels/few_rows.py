@@ -27,7 +27,9 @@ class StationaryLeaf:
     nu : float
         Smoothness; infinite for RBF.
     place : slice or None
-        Of the length scale in theta, None where that is fixed at `length_scale`.
+        Of the length scale in theta, None where that is fixed.
+    length_scale : ndarray of shape () or (d,)
+        The kernel's own.
     is_vector : bool
     constants : list of slice
         Of the free constants.
@@ -37,7 +39,8 @@ class StationaryLeaf:
 
     def __init__(self, factors: list[Part], leaf: Part) -> None:
         self.nu = float(getattr(leaf.kernel, "nu", math.inf))
-        ((_, self.place, self.length_scale),) = leaf.params
+        ((_, self.place, length_scale),) = leaf.params
+        self.length_scale = np.asarray(length_scale, dtype=float)
         self.is_vector = np.size(self.length_scale) > 1
         constants = [factor.params[0][1:] for factor in factors if factor is not leaf]
         self.constants = [place for place, _ in constants if place is not None]

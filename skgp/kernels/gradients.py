@@ -144,6 +144,8 @@ class GramWithGradient:
         self._bind, self._X = Binder(kernel), X
         self._centred = scaled_inputs(X, None, 1.0)[0]
         self._leaf = stationary_leaf(kernel)
+        if self._leaf is not None:  # says what does not fit
+            scaled_inputs(X[:1], None, X.new_tensor(self._leaf.length_scale))
 
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

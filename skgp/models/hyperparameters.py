@@ -174,14 +174,13 @@ def _by_exact_evidence(
     """The evidence of all observations decides; the search begins on some of many."""
     max_iter = settings.dense_max_iter
     if len(kernels) == 1:
-        kernel = kernels[0]
+        start = HyperparameterFit(kernels[0])
         if len(subset) < len(data.y):
             few = data.rows(subset)
-            kernel = fit_marginal_likelihood(
-                kernel, few, max_iter=max_iter, callback=callback
-            ).kernel
-            max_iter = 0 if callback.stopped else max_iter
-        return fit_marginal_likelihood(kernel, data, max_iter=max_iter, callback=callback)
+            start = fit_marginal_likelihood(kernels[0], few, max_iter=max_iter, callback=callback)
+        if callback.stopped:
+            return start
+        return fit_marginal_likelihood(start.kernel, data, max_iter=max_iter, callback=callback)
     kernel, history = choose_kernel(
         kernels,
         data,

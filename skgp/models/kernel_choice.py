@@ -174,7 +174,7 @@ def fit_families(
 def raised(kernel, factor: float):
     """The expression with amplitude and noise times a factor, as far as its bounds allow."""
     signal, white = split_noise(kernel)
-    if factor == 1.0 or white.hyperparameter_noise_level.fixed:
+    if white is None or factor == 1.0 or white.hyperparameter_noise_level.fixed:
         return kernel
     factor = min(
         factor, amplitude_range(signal)[1], white.noise_level_bounds[1] / white.noise_level
@@ -204,10 +204,14 @@ class _Search:
         patience: float = 1.0,
     ) -> Choice:
         """Search from theta; elements of one group move together."""
+        low, high = family.bounds.T
+        if len(theta) != len(low):  # of a family of other hyper-parameters
+            theta = family.start
         if groups is None:
             groups = np.arange(len(theta))
-        low, high = family.bounds.T
         theta = np.clip(theta, low, high)
+        if self.stopped:
+            return Choice(family, theta, math.inf, groups)
         size = int(groups.max(initial=-1)) + 1
         bounds = np.tile([-math.inf, math.inf], (size, 1))
         np.maximum.at(bounds[:, 0], groups, low - theta)
@@ -222,14 +226,14 @@ class _Search:
             objective,
             np.zeros(size),
             bounds,
-            max_iter=0 if self.stopped else max_iter,
+            max_iter=max_iter,
             tol=self.settings.tol / patience,
             tell=self._tell,
         )
-        return Choice(family, theta + x[groups], loss, groups)
+        return Choice(family, theta + x[groups], float(loss), groups)
 
     def _tell(self, loss: float) -> bool:
-        self.history.append(-loss)
+        self.history.append(-float(loss))
         told = self.callback is not None and self.callback(len(self.history), {"loss": loss})
         self.stopped = self.stopped or bool(told)
         return self.stopped
@@ -238,10 +242,8 @@ class _Search:
         """Candidates from the simplest on, and other families with separate length scales."""
         tied: list[Choice] = []
         for family in families:
-            start = family.start
-            if tied and not self._weak(tied[-1]) and len(start) == len(tied[-1].theta):
-                start = tied[-1].theta
-            tied.append(self.run(family, start, family.tied))
+            begin = tied[-1].theta if tied and not self._weak(tied[-1]) else family.start
+            tied.append(self.run(family, begin, family.tied))
         shared = min(tied, key=lambda fit: fit.loss)
         family = shared.family
         n, d = family.data.X.shape
@@ -251,13 +253,14 @@ class _Search:
             return [shared], [fit for fit in tied if fit is not shared]
         found, starts, patience = [shared], [shared.theta], 1.0
         if self._weak(shared):
+            family = families[0]  # the losses of all are nearly equal: the smoothest sees farthest
             found += self._grouped(family)
             starts += [family.start, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
         runs = [self.run(family, theta, patience=patience) for theta in starts]
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
-            if fit is not shared and fit.loss < shared.loss + self.settings.close:
+            if fit.family is not family and fit.loss < shared.loss + self.settings.close:
                 few = self.settings.few_iter
                 separate.append(self.run(fit.family, separate[0].theta, max_iter=few))
         separate.sort(key=lambda fit: fit.loss)

@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 from skgp.kernels import ActiveDims, Cosine, split_noise
 from skgp.models import hyperparameters
+from skgp.models.evidence import ExactEvidence
 from skgp.models.hyperparameters import (
     HyperparameterFit,
     SearchSettings,
@@ -139,14 +140,14 @@ def test_fit_marginal_likelihood_respects_bounds_and_fixed_values():
 def test_fit_marginal_likelihood_refuses_a_singular_step(monkeypatch):
     """A theta at which no factor exists is worse than any other, and never returned."""
     kernel = KERNELS["ard"]()
-    true = hyperparameters.log_marginal_likelihood
+    true = ExactEvidence.__call__
 
-    def fragile(kernel_, data, theta):
+    def fragile(self, theta):
         if theta[-1] < np.log(0.05):
             raise ValueError("not positive definite")
-        return true(kernel_, data, theta)
+        return true(self, theta)
 
-    monkeypatch.setattr(hyperparameters, "log_marginal_likelihood", fragile)
+    monkeypatch.setattr(ExactEvidence, "__call__", fragile)
     fit = fit_marginal_likelihood(kernel, as_data(*smooth(noise=0.01)))
     assert np.log(0.05) <= fit.kernel.theta[-1] < kernel.theta[-1]
     assert np.isfinite(fit.log_marginal_likelihood)
@@ -260,7 +261,13 @@ def test_fit_leave_one_out_repeats_itself_for_a_seed():
 # ---------------------------------------------------------------------------- whole search
 
 QUICK = SearchSettings(
-    subset_size=40, dense_max_iter=15, n_neighbors=10, batch_size=32, n_steps=16, n_score_rows=64
+    exact_rows=40,
+    subset_size=40,
+    dense_max_iter=15,
+    n_neighbors=10,
+    batch_size=32,
+    n_steps=16,
+    n_score_rows=64,
 )
 WIGGLY = ActiveDims(Cosine(0.5, "fixed"), [0]) * RBF(5.0) + WhiteKernel(0.1)
 SMOOTH = 1.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1)
@@ -291,7 +298,7 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     fit = fit_hyperparameters(families, data, generator=generator, settings=QUICK)
     twin = torch.Generator().manual_seed(0)
     subset = torch.randperm(120, generator=twin)[: QUICK.subset_size]
-    dense = fit_marginal_likelihood(families[0], data.rows(subset), max_iter=QUICK.dense_max_iter)
+    dense = hyperparameters._on_subset(families, data.rows(subset), QUICK, None)[0]
     score = hyperparameters._Comparison(data, QUICK, twin)
     assert fit.score >= score(dense).score - 1e-12
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
