@@ -100,7 +100,7 @@ class ExactEvidence:
         NotPositiveDefiniteError
             If the covariance has no factor.
         """
-        at = self._of_few(theta) if self._few is not None else None
+        at = self._of_few(self._few, theta) if self._few is not None else None
         at = self._of_many(theta) if at is None else at
         data, place = self.data, self.noise_place
         if data.weight is None or data.scatter is None:
@@ -111,12 +111,12 @@ class ExactEvidence:
             at.gradient[place] += 0.5 * float(within.sum())
         return at._replace(value=at.value + float(data.log_power(noise).sum()))
 
-    def _of_few(self, theta: np.ndarray) -> EvidenceAt | None:
+    def _of_few(self, few: FewRowsGram, theta: np.ndarray) -> EvidenceAt | None:
         """Of distinct inputs; None where rows are far or the matrix is nearly singular."""
         y, n, place = self._y, len(self._y), self.noise_place
         noise = self._noise if place is None else math.exp(theta[place])
         row_noise = noise if self.data.weight is None else noise / self.data.weight.numpy()
-        K, of_signal, largest = self._few(theta[self._places])
+        K, of_signal, largest = few(theta[self._places])
         A = K.copy()
         A.flat[:: n + 1] += row_noise
         L, failed = dpotrf(A, lower=1, overwrite_a=1)

@@ -184,9 +184,15 @@ def minimise_within(
 
     if len(start) == 0:
         return start, guarded(start)[0]
-    options = {"maxiter": max_iter, "ftol": tol, "gtol": 1e-4}
     try:
-        minimize(guarded, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        minimize(
+            guarded,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
+        )
     except StopIteration:
         pass
     return best[1], best[0]
