@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import Bounds, minimize
 
 from skgp.models.evidence import EvidenceAt, ExactEvidence
 from skgp.models.replicates import Replicates
@@ -190,7 +190,7 @@ def minimise_within(
             start,
             jac=True,
             method="L-BFGS-B",
-            bounds=bounds,
+            bounds=Bounds(*bounds.T),
             options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
         )
     except StopIteration:
