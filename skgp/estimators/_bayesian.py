@@ -17,6 +17,7 @@ from skgp.estimators._bayesian_common import (
     choose_kernel,
     draw_samples,
     find_optimum,
+    fix_equal_bounds,
     make_posterior,
     resolve_plan,
 )
@@ -25,11 +26,11 @@ from skgp.estimators._callbacks import FitSession, fit_session
 from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._options import options
-from skgp.estimators._posterior_summary import element_names
 from skgp.estimators._warnings import warn_caller
 from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.mixture import MixtureState
+from skgp.models.bayesian.priors import element_names
 from skgp.models.objectives import log_marginal_likelihood
 from skgp.models.replicates import Replicates, merge_replicates
 
@@ -54,8 +55,9 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
     prior : Prior, list of Prior, dict or None, default=None
         Of the free hyper-parameters, in the units of ``kernel_``: `LogNormal`, `Gamma` or
         `HalfNormal` of :mod:`skgp.priors`; one for all, one for each, or a dict by
-        name (``"length_scale"``, or in full ``"k1__k2__length_scale"``). None: log-normal, wide
-        (a factor of 20 either way), around the scales of the data.
+        name (``"length_scale"``, in full ``"k1__k2__length_scale"``, or of one element
+        ``"length_scale[0]"``, ``"length_scale[pressure]"``). None: log-normal, wide (a factor of
+        20 either way), around the scales of the data; periods within 20% of the kernel's own.
     solver : {"auto", "cholesky", "cg"}, default="auto"
         Factorisations of the kernel matrix, up to 4000 distinct rows the default, or conjugate
         gradients.
@@ -66,8 +68,8 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         Of "cg": how linear systems are cut short without bias.
     schedule : {"constant", "paper"}, default="constant"
         Step sizes of "cg": held, or falling as in the paper.
-    n_chains : int, default=4
-        Of all samplers but "importance".
+    n_chains : int or "auto", default="auto"
+        Of all samplers but "importance". "auto": 8 of "hmc" up to 200 rows, 4 otherwise.
     n_warmup : int, default=50
         Draws of each chain that are dropped.
     n_samples : int or None, default=None
@@ -116,6 +118,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
     sample_log_posterior_ : ndarray of shape (s,)
         Up to a constant, in nats; NaN where not computed.
     hyperparameter_names_ : list of str, of length p
+        With the names of the columns where X had them: ``"length_scale[pressure]"``.
     priors_ : tuple of Prior, of length p
         Empty for ``optimizer=None``.
     diagnostics_ : dict
@@ -165,7 +168,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         "sampler": [StrOptions({"auto", "importance", "hmc", "langevin", "mala", "sgld"})],
         "roulette": [StrOptions({"adaptive", "paper"})],
         "schedule": [StrOptions({"constant", "paper"})],
-        "n_chains": [Interval(Integral, 1, None, closed="left")],
+        "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "n_warmup": [Interval(Integral, 0, None, closed="left")],
         "n_samples": [Interval(Integral, 1, None, closed="left"), None],
         "min_ess": [Interval(Real, 0, None, closed="neither")],
@@ -192,7 +195,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         sampler="auto",
         roulette="adaptive",
         schedule="constant",
-        n_chains=4,
+        n_chains="auto",
         n_warmup=50,
         n_samples=None,
         min_ess=400,
@@ -256,9 +259,10 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
             data = merge_replicates(X, z, sample_weight, backend.device)
             plan = resolve_plan(self.solver, self.sampler, len(data.y), self.memory_budget)
             self.history_, self.priors_ = {}, ()
+            columns = getattr(self, "feature_names_in_", None)
 
             def posterior_of(kernel: Kernel, rows: Replicates = data) -> LogPosterior:
-                return make_posterior(kernel, rows, self.prior, X, z, sample_weight)
+                return make_posterior(kernel, rows, self.prior, X, z, sample_weight, columns)
 
             rng = backend.rng()
             kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
@@ -278,7 +282,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
     ) -> Kernel:
         """The user's kernel, with noise, or the default that explains some rows best."""
         if self.kernel is not None:
-            return with_noise(self._resolve_kernel(X, lambda: None))
+            return fix_equal_bounds(with_noise(self._resolve_kernel(X, lambda: None)))
         kernels = default_kernels(X, sample_weight)
         if len(kernels) == 1 or self.optimizer is None:
             return kernels[0]
@@ -322,7 +326,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
                 schedule=self.schedule,
                 of_cg=of_cg,
                 rng=rng,
-                n_chains=self.n_chains,
+                n_chains=None if self.n_chains == "auto" else self.n_chains,
                 n_warmup=self.n_warmup,
                 n_samples=self.n_samples,
                 target_ess=self.min_ess,
@@ -360,7 +364,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         self.map_ = np.array(samples.map_)
         self.posterior_samples_, self.sample_weights_ = samples.u, samples.weights
         self.sample_chains_, self.sample_log_posterior_ = samples.chain, samples.log_posterior
-        self.hyperparameter_names_ = element_names(kernel)
+        self.hyperparameter_names_ = element_names(kernel, getattr(self, "feature_names_in_", None))
         self.diagnostics_ = samples.diagnostics
         self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
         self.n_kept_ = len(kept)

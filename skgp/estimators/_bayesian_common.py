@@ -1,6 +1,6 @@
 """What `BayesianGPRegressor` decides before it fits, and the calls of the samplers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def choose_kernel(
     few, recorder, ends = data.rows(rows), StopRecorder(callback), []
     for kernel in kernels:
         posterior = posterior_of(kernel, few)
-        mode = find_mode(posterior, [posterior.medians], tol=1e-5, callback=recorder)
+        mode = find_mode(posterior, [posterior.medians], tol=1e-3, callback=recorder)
         ends.append(mode.log_density)
         if recorder.stopped:
             break
@@ -112,9 +112,20 @@ def make_posterior(
     X: np.ndarray,
     z: np.ndarray,
     sample_weight: np.ndarray | None,
+    columns: Sequence[str] | None = None,
 ) -> LogPosterior:
     """The posterior of the kernel's hyper-parameters, under the user's priors or the defaults."""
-    return LogPosterior(kernel, data, resolve_priors(kernel, prior, X, z, sample_weight))
+    return LogPosterior(kernel, data, resolve_priors(kernel, prior, X, z, sample_weight, columns))
+
+
+def fix_equal_bounds(kernel: Kernel) -> Kernel:
+    """Fix, in place, what has no room between its bounds, at the value that they allow."""
+    for hyper in kernel.hyperparameters:
+        bounds = None if hyper.fixed else np.asarray(hyper.bounds, dtype=float)
+        if bounds is not None and (bounds[:, 0] == bounds[:, 1]).all():
+            value = bounds[:, 0] if hyper.n_elements > 1 else float(bounds[0, 0])
+            kernel.set_params(**{hyper.name: value, f"{hyper.name}_bounds": "fixed"})
+    return kernel
 
 
 def find_optimum(
@@ -141,6 +152,7 @@ def find_optimum(
     }
     if plan.solver == "cholesky":
         diagnostics["log_evidence"] = found.log_evidence
+        diagnostics["log_posterior_map"] = found.log_density
     return single_sample(found.mode, getattr(found, "log_density", np.nan), diagnostics)
 
 

@@ -45,7 +45,8 @@ class MixturePredictive:
     def to_arviz(self):
         """Return the samples as an ``arviz.InferenceData``, in the units of the hyper-parameters.
 
-        Those of "importance" are resampled to as many of equal weight as they are worth.
+        Those of "importance" are resampled to as many of equal weight as they are worth, as four
+        chains of independent draws.
 
         Raises
         ------
@@ -55,6 +56,7 @@ class MixturePredictive:
         check_is_fitted(self)
         return inference_data(
             self.kernel_,
+            self.hyperparameter_names_,
             self.posterior_samples_,
             self.sample_weights_,
             self.sample_chains_,
@@ -74,7 +76,13 @@ class MixturePredictive:
         other._noise_variance = float(other._state.noise[0])
         other.posterior_samples_, other.sample_weights_ = self.map_[None], np.ones(1)
         other.sample_chains_, other.sample_log_posterior_ = np.zeros(1, int), np.full(1, np.nan)
-        other.n_kept_ = 1
+        other.n_kept_, other.sampler_ = 1, "map"
+        other.diagnostics_ = {"sampler": "map", "converged": True, "problems": [], "ess": 1.0}
+        at_map = self.diagnostics_.get("log_posterior_map")
+        if at_map is not None and hasattr(self, "log_marginal_likelihood_value_"):
+            priors = zip(self.priors_, self.map_, strict=True)
+            log_prior = sum(float(prior.log_density(u)) for prior, u in priors)
+            other.log_marginal_likelihood_value_ = at_map - log_prior
         return other
 
     # ---- prediction, in the standardised scale -----------------------------------------------

@@ -9,17 +9,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.samplers import ess_bulk, ess_tail, r_hat, stratified_resample
 
 _LEVELS = (0.025, 0.5, 0.975)
-
-
-def element_names(kernel: Kernel) -> list[str]:
-    """Name of each element of ``kernel.theta``: ``k1__k2__length_scale[0]``, say."""
-    names = []
-    for hyper in kernel.hyperparameters:
-        if not hyper.fixed and hyper.n_elements == 1:
-            names.append(hyper.name)
-        elif not hyper.fixed:
-            names.extend(f"{hyper.name}[{i}]" for i in range(hyper.n_elements))
-    return names
+_ARVIZ_CHAINS = 4  # that independent draws are handed over as
 
 
 @dataclass(frozen=True)
@@ -122,13 +112,18 @@ def _weighted_ess(values: np.ndarray, weights: np.ndarray) -> tuple[float, float
 
 
 def inference_data(
-    kernel: Kernel, u: np.ndarray, weights: np.ndarray, chain: np.ndarray, sampler: str
+    kernel: Kernel,
+    names: list[str],
+    u: np.ndarray,
+    weights: np.ndarray,
+    chain: np.ndarray,
+    sampler: str,
 ) -> Any:
     """Samples as an ``arviz.InferenceData``, in the units of the hyper-parameters.
 
-    Those of importance sampling are resampled to as many of equal weight as they are worth, as one
-    chain. Chains stay as they are, which their diagnostics need; their weights are
-    ``sample_stats["weight"]``.
+    Those of importance sampling are resampled to as many of equal weight as they are worth and
+    shuffled: independent draws, of which any four parts are four chains. Chains stay as they are,
+    which their diagnostics need; their weights are ``sample_stats["weight"]``.
 
     Raises
     ------
@@ -142,17 +137,29 @@ def inference_data(
             'to_arviz() needs arviz, which is not installed: pip install "skgp[mcmc]"'
         ) from error
     if sampler == "importance":
-        n_draws = max(1, int(1 / (weights**2).sum()))
-        kept = stratified_resample(weights, n_draws, np.random.default_rng(0))
-        draws, stats = np.exp(u[kept])[None], None
+        n_draws = max(1, int(1 / (weights**2).sum()) // _ARVIZ_CHAINS)
+        rng = np.random.default_rng(0)
+        kept = rng.permutation(stratified_resample(weights, _ARVIZ_CHAINS * n_draws, rng))
+        draws, stats = np.exp(u[kept]).reshape(_ARVIZ_CHAINS, n_draws, -1), None
     else:
         groups = [chain == c for c in np.unique(chain)]
         draws = np.exp(np.stack([u[group] for group in groups]))
         stats = {"weight": np.stack([weights[group] for group in groups])}
     posterior, start = {}, 0
+    dims, coords = {}, {}
     for hyper in kernel.hyperparameters:
-        if not hyper.fixed:
-            values = draws[:, :, start : start + hyper.n_elements]
-            posterior[hyper.name] = values[:, :, 0] if hyper.n_elements == 1 else values
-            start += hyper.n_elements
-    return arviz.from_dict(posterior=posterior, sample_stats=stats)
+        if hyper.fixed:
+            continue
+        stop = start + hyper.n_elements
+        values = draws[:, :, start:stop]
+        posterior[hyper.name] = values[:, :, 0] if hyper.n_elements == 1 else values
+        if hyper.n_elements > 1:
+            dims[hyper.name] = [f"{hyper.name}_element"]
+            coords[f"{hyper.name}_element"] = [_label(name) for name in names[start:stop]]
+        start = stop
+    return arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
+
+
+def _label(name: str) -> str:
+    """What stands in the brackets of ``length_scale[pressure]``."""
+    return name.split("[", 1)[1][:-1]

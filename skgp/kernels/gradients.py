@@ -43,12 +43,12 @@ from torch import Tensor
 
 from .covariance import covariance, variance
 from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
-from .expression import Binder, Node, bind, check_kernel
+from .expression import Binder, Node, Part, bind, check_kernel
 from .few_rows import stationary_leaf
 from .gram import gram
 from .specs import ActiveDims
 
-__all__ = ["GramWithGradient", "bilinear_gradient", "weighted_gradient"]
+__all__ = ["GramWithGradient", "bilinear_gradient", "profile", "weighted_gradient"]
 
 _CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 _ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
@@ -316,7 +316,7 @@ class _StationaryTerm:
         constants = [f.params["constant_value"] for f in factors if f is not leaf]
         self._constant = float(torch.stack(constants).prod()) if constants else 1.0
         self._alpha = leaf.params.get("alpha")
-        self._profile, root = _profile(leaf)
+        self._profile, root = profile(leaf)
         self._A, self._B, _ = scaled_inputs(X, Z, leaf.params["length_scale"] / root)
         a2, b2 = (M.square().sum(1, keepdim=True) for M in (self._A, self._B))
         one = torch.ones_like
@@ -369,7 +369,7 @@ class _StationaryTerm:
         return value[None]
 
 
-def _profile(leaf: Node):
+def profile(leaf: Node | Part):
     """Profile of a leaf, and by what its length scale is divided: the root of 2 nu."""
     nu = getattr(leaf.kernel, "nu", math.inf)
     if type(leaf.kernel) is RationalQuadratic:

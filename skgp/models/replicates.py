@@ -62,9 +62,9 @@ class Replicates:
         return 0.5 * powers
 
     def row_noise(self, noise: Tensor) -> Tensor:
-        r""":math:`\sigma^2 / W` of each distinct input, shape (n,)."""
+        r""":math:`\sigma^2 / W` of each distinct input, (n,); (k, n) for noise (k, 1)."""
         if self.weight is None:
-            return noise.expand(self.y.shape)
+            return noise.expand(*noise.shape[:-1], len(self.y))
         return noise / self.weight
 
 

@@ -8,6 +8,8 @@ LogNormal      :math:`\theta = m e^{s z}`, z standard normal: u is Gaussian
 Gamma          :math:`p(\theta) = b^a \theta^{a-1} e^{-b\theta} / \Gamma(a)`
 HalfNormal     :math:`p(\theta) = \sqrt{2/\pi}\, e^{-\theta^2 / 2 s^2} / s`
 =============  ==============================================================
+
+All have ``median``, of theta, and ``log_sd``, the standard deviation of u.
 """
 
 import math
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import gammaincinv
+from scipy.special import gammaincinv, polygamma
 
 __all__ = ["Gamma", "HalfNormal", "LogNormal", "Prior"]
 
@@ -66,6 +68,10 @@ class LogNormal:
     def __post_init__(self) -> None:
         _check_positive(self, "median", "sd")
 
+    @property
+    def log_sd(self) -> float:
+        return self.sd
+
     def log_density(self, u):
         z = (u - math.log(self.median)) / self.sd
         return -0.5 * z**2 - math.log(self.sd) - 0.5 * math.log(2 * math.pi)
@@ -100,6 +106,10 @@ class Gamma:
     def median(self) -> float:
         return float(gammaincinv(self.shape, 0.5) / self.rate)
 
+    @property
+    def log_sd(self) -> float:
+        return math.sqrt(float(polygamma(1, self.shape)))
+
     def log_density(self, u):
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         return self.shape * u - self.rate * _exp(u) + constant
@@ -133,6 +143,10 @@ class HalfNormal:
     @property
     def median(self) -> float:
         return 0.6744897501960817 * self.scale
+
+    @property
+    def log_sd(self) -> float:
+        return math.pi / math.sqrt(8)
 
     def log_density(self, u):
         constant = 0.5 * math.log(2 / math.pi) - math.log(self.scale)

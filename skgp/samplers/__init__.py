@@ -3,29 +3,33 @@
 from skgp.samplers.diagnostics import (
     effective_sample_size,
     ess_bulk,
+    ess_spread,
     ess_tail,
     pareto_k,
     r_hat,
     stratified_resample,
 )
-from skgp.samplers.hmc import ChainState, HMCResult, hamiltonian_monte_carlo
+from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
 from skgp.samplers.importance import ImportanceSamples, adaptive_importance_sampling
 from skgp.samplers.langevin import LangevinResult, stochastic_langevin
 from skgp.samplers.langevin_steps import NoisyGradient
 from skgp.samplers.schedules import ConstantSchedule, PowerSchedule, noise_ratio
 from skgp.samplers.stein import stein_weights
+from skgp.samplers.student_t import StudentMixture, StudentT
 
 __all__ = [
-    "ChainState",
     "ConstantSchedule",
     "HMCResult",
     "ImportanceSamples",
     "LangevinResult",
     "NoisyGradient",
     "PowerSchedule",
+    "StudentMixture",
+    "StudentT",
     "adaptive_importance_sampling",
     "effective_sample_size",
     "ess_bulk",
+    "ess_spread",
     "ess_tail",
     "hamiltonian_monte_carlo",
     "noise_ratio",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
-from skgp.samplers.diagnostics import ess_bulk, r_hat
+from skgp.samplers.diagnostics import ess_bulk, ess_spread, ess_tail, r_hat
 
 __all__ = [
     "SEGMENT",
@@ -93,7 +93,8 @@ def advance_all(
     return [each[0] for each in advanced], tuple(np.stack(each) for each in arrays)
 
 
-def mixing(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """R-hat and bulk ESS (p,) of points (n_chains, n_draws, p)."""
+def mixing(points: np.ndarray) -> tuple[np.ndarray, ...]:
+    """R-hat, ESS of bulk, tail and spread, (p,) each, of points (n_chains, n_draws, p)."""
     columns = points.transpose(2, 0, 1)
-    return np.array([r_hat(c) for c in columns]), np.array([ess_bulk(c) for c in columns])
+    measures = (r_hat, ess_bulk, ess_tail, ess_spread)
+    return tuple(np.array([of(column) for column in columns]) for of in measures)

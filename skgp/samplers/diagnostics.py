@@ -22,6 +22,7 @@ from scipy.stats import rankdata
 __all__ = [
     "effective_sample_size",
     "ess_bulk",
+    "ess_spread",
     "ess_tail",
     "pareto_k",
     "r_hat",
@@ -95,6 +96,31 @@ def ess_tail(chains: np.ndarray) -> float:
         return math.nan
     quantiles = np.quantile(chains, [0.05, 0.95])
     return min(_ess(_split((chains <= q).astype(float))) for q in quantiles)
+
+
+def ess_spread(chains: np.ndarray) -> float:
+    """How many independent draws of a Gaussian would give the variance as exactly.
+
+    Of squared deviations s from the mean, :math:`2 v^2 / (V[s] / n_s)` with their own number of
+    effective draws: a heavy tail takes more draws than means do.
+
+    Parameters
+    ----------
+    chains : ndarray of shape (n_chains, n_draws)
+
+    Returns
+    -------
+    float
+        NaN where `r_hat` is. Cost O(N log N).
+    """
+    chains = _check_chains(chains)
+    if not _usable(chains):
+        return math.nan
+    squares = (chains - chains.mean()) ** 2
+    spread = squares.var()
+    return (
+        float(2 * squares.mean() ** 2 / spread * _ess(_split(squares))) if spread > 0 else math.inf
+    )
 
 
 def _check_chains(chains: np.ndarray) -> np.ndarray:

@@ -1,17 +1,20 @@
 r"""Adaptive importance sampling with Student-t proposals and deterministic-mixture weights.
 
-In round t, :math:`N_t` points are drawn from :math:`q_t = t_\nu(\mu_t, c_t^2 \Sigma_t)`, and all
-points of all rounds so far are weighted by the mixture of all proposals so far (AMIS [1]_),
+A round draws :math:`N_q` points from each of its proposals q, and all points of all rounds so far
+are weighted by the mixture of all proposals so far (AMIS [1]_),
 
-.. math:: w_i = \frac{\pi(x_i)}{\frac1N \sum_t N_t\, q_t(x_i)}, \qquad N = \sum_t N_t,
+.. math:: w_i = \frac{\pi(x_i)}{\frac1N \sum_q N_q\, q(x_i)}, \qquad N = \sum_q N_q.
 
-from which :math:`\mu_{t+1}` and :math:`\Sigma_{t+1}` follow. A poor first proposal thus costs
-points and leaves no heavy weights behind. Rounds end when the effective sample size suffices and
-the Pareto shape k of the weights [2]_ shows that their averages can be trusted.
+A poor first proposal thus costs points and leaves no heavy weights behind. The proposals of a round
+are one Student-t for each component of a mixture, which starts at the modes that are known and is
+fitted to the weighted points by a step of expectation maximisation [3]_, and, where one is given, a
+wide one that never changes: points in a region that the others miss carry heavy weights, so that
+it shows. Rounds end when the effective sample size suffices, for means and for spreads, and the
+Pareto shape k of the weights [2]_ shows that their averages can be trusted.
 
 Deviations from [1]_: points are mirrored pairs :math:`\mu \pm \delta` of a scrambled Sobol' set,
 which spares most of the Monte Carlo error of smooth functions (each point is still distributed as
-:math:`q_t`, so nothing is biased), and weights too uneven to refit a covariance are tempered for
+its proposal, so nothing is biased), and weights too uneven to refit a covariance are tempered for
 the refit.
 
 References
@@ -19,64 +22,31 @@ References
 .. [1] Cornuet, Marin, Mira and Robert (2012), Adaptive multiple importance sampling. Scandinavian
    Journal of Statistics 39(4).
 .. [2] Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling. JMLR 25.
+.. [3] Cappe, Douc, Guillin, Marin and Robert (2008), Adaptive importance sampling in general
+   mixture classes. Statistics and Computing 18.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from joblib import Parallel, delayed
-from scipy.special import chdtri, gammaln, logsumexp, ndtri
+from scipy.special import logsumexp
 
 from skgp.samplers.chains import Callback, cholesky_factor
 from skgp.samplers.diagnostics import effective_sample_size, pareto_k
+from skgp.samplers.student_t import StudentMixture, StudentT
 
-__all__ = ["ImportanceSamples", "StudentT", "adaptive_importance_sampling"]
+__all__ = ["ImportanceSamples", "adaptive_importance_sampling"]
 
 LogDensity = Callable[[np.ndarray], Any]
 
 _CHUNK = 16  # points of one job: the same for any number of workers
 _FIRST_SCALE, _SCALE = 1.1, 1.05
-_EDGE = 1e-10  # quasi-random numbers keep this distance from 0 and 1
-
-
-@dataclass(frozen=True)
-class StudentT:
-    """Multivariate Student-t distribution.
-
-    Attributes
-    ----------
-    location : ndarray of shape (p,)
-    factor : ndarray of shape (p, p)
-        Lower Cholesky factor of the scale matrix.
-    df : float
-        Degrees of freedom.
-    """
-
-    location: np.ndarray
-    factor: np.ndarray
-    df: float
-
-    def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Log-density of the rows of x (n, p), in nats; O(n p^2)."""
-        p, df = len(self.location), self.df
-        z = np.linalg.solve(self.factor, (x - self.location).T)
-        constant = gammaln((df + p) / 2) - gammaln(df / 2) - 0.5 * p * math.log(df * math.pi)
-        log_volume = np.log(np.diag(self.factor)).sum()
-        return constant - log_volume - 0.5 * (df + p) * np.log1p((z**2).sum(axis=0) / df)
-
-    def draw(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Quasi-random points (n_points, p) in pairs mirrored at the location; n_points even."""
-        p = len(self.location)
-        engine = torch.quasirandom.SobolEngine(p + 1, scramble=True, seed=int(rng.integers(2**31)))
-        uniform = engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(_EDGE, 1 - _EDGE)
-        radius = np.sqrt(self.df / chdtri(self.df, uniform[:, -1:]))
-        step = (ndtri(uniform[:, :-1]) * radius) @ self.factor.T
-        return self.location + np.concatenate([step, -step])
+_LEAST_SHARE = 0.05  # of a round's other points, below which a component is dropped
 
 
 @dataclass(frozen=True)
@@ -94,14 +64,19 @@ class ImportanceSamples:
         Which round drew the point, from 0.
     ess : float
         Effective number of points, of independent draws of the same weights.
+    ess_spread : float
+        The same for the variance of each coordinate, the least: how many independent draws of a
+        Gaussian would determine it as well.
     pareto_k : float
     mean : ndarray of shape (p,)
     covariance : ndarray of shape (p, p)
     log_normalizer : float
         Logarithm of the integral of the target; too low by about p (p + 3) / 4 s, as the proposals
         were fitted to points that they then weigh.
+    proposal : StudentMixture
+        What a further round would draw from.
     converged : bool
-        Whether `ess` and `pareto_k` reached what was asked for.
+        Whether `ess`, `ess_spread` and `pareto_k` reached what was asked for.
     """
 
     points: np.ndarray
@@ -109,16 +84,37 @@ class ImportanceSamples:
     log_weights: np.ndarray
     round: np.ndarray
     ess: float
+    ess_spread: float
     pareto_k: float
     mean: np.ndarray
     covariance: np.ndarray
     log_normalizer: float
     converged: bool
+    proposal: StudentMixture | None = None
 
     @property
     def weights(self) -> np.ndarray:
         """Weights (s,), of sum one."""
         return np.exp(self.log_weights)
+
+
+@dataclass
+class _Round:
+    """Points drawn together: proposals, how many of each, and what is evaluated so far."""
+
+    proposals: list[StudentT]
+    drawn: np.ndarray  # (n_points, p)
+    owner: np.ndarray  # (n_points,), index of the proposal
+    pair: np.ndarray  # (n_points,), mirrored points have the same
+    values: np.ndarray  # (n_evaluated,)
+
+    @property
+    def points(self) -> np.ndarray:
+        return self.drawn[: len(self.values)]
+
+    def counts(self) -> np.ndarray:
+        """Points evaluated of each proposal."""
+        return np.bincount(self.owner[: len(self.values)], minlength=len(self.proposals))
 
 
 def adaptive_importance_sampling(
@@ -127,6 +123,9 @@ def adaptive_importance_sampling(
     covariance: np.ndarray,
     *,
     rng: np.random.Generator,
+    shares: np.ndarray | None = None,
+    wide: tuple[np.ndarray, np.ndarray] | None = None,
+    wide_share: float = 1 / 8,
     target_ess: float = 400,
     max_pareto_k: float = 0.7,
     n_points: int = 256,
@@ -144,14 +143,23 @@ def adaptive_importance_sampling(
     log_density : callable
         Maps a point (p,) to its log-density; -inf (or NaN) where it vanishes. Picklable where
         `n_jobs` and joblib's backend ask for processes.
-    mean, covariance : ndarray of shape (p,) and (p, p)
-        Of a first, rough approximation of the target.
+    mean, covariance : ndarray of shape (p,) and (p, p), or (m, p) and (m, p, p)
+        Of a first, rough approximation of the target, or of the m components of one.
     rng : numpy.random.Generator
+    shares : ndarray of shape (m,), optional
+        Weights of the components; equal by default.
+    wide : (ndarray of shape (p,), ndarray of shape (p,)), optional
+        Centre and scales of a proposal that every round has, wide enough to reach whatever the
+        components may have missed.
+    wide_share : float, default=1/8
+        Its share of the points.
     target_ess : float, default=400
+        Rounds end at so many effective points, half of them for variances: mirrored pairs of a
+        Gaussian have as many.
     max_pareto_k : float, default=0.7
         Rounds end when both are met.
     n_points : int, default=256
-        Points a round; even. Powers of two keep Sobol' points balanced.
+        Points a round; even.
     max_rounds : int, default=20
     df : float, default=10
         Degrees of freedom of the proposals: tails heavier than a Gaussian's.
@@ -173,7 +181,7 @@ def adaptive_importance_sampling(
     Raises
     ------
     ValueError
-        If `covariance` is not positive definite, `n_points` is odd or less than 2, or the target
+        If a covariance is not positive definite, `n_points` is odd or less than 2, or the target
         vanishes at every point of the first round.
 
     Notes
@@ -186,27 +194,54 @@ def adaptive_importance_sampling(
             "n_points must be even and at least 2, and max_rounds and every at least 1; "
             f"got n_points={n_points}, max_rounds={max_rounds}, every={every}."
         )
-    proposals = [_proposal(np.asarray(mean, float), np.asarray(covariance, float), 0, df)]
-    points: list[np.ndarray] = []
-    values: list[np.ndarray] = []
+    means = np.atleast_2d(np.asarray(mean, float))
+    covariances = np.asarray(covariance, float).reshape(len(means), means.shape[1], -1)
+    mixture = [_proposal(*each, 0, df) for each in zip(means, covariances, strict=True)]
+    weights = np.ones(len(mixture)) if shares is None else np.asarray(shares, float)
+    others = [] if wide is None else [StudentT(wide[0], np.diag(wide[1]), df)]
+    n_wide = 2 * round(wide_share * n_points / 2) * len(others)
+    rounds: list[_Round] = []
     with Parallel(n_jobs=n_jobs) as parallel:
         for t in range(max_rounds):
-            drawn = proposals[-1].draw(n_points, rng)
-            points.append(drawn[:0])
-            values.append(np.empty(0))
-            stopped = False
-            while len(points[t]) < n_points and not stopped:
-                more = drawn[len(points[t]) : len(points[t]) + every]
-                found = _evaluate(log_density, more, parallel, chunk_size)
-                points[t], values[t] = np.r_[points[t], more], np.r_[values[t], found]
-                if len(points[t]) < n_points and not np.isfinite(np.concatenate(values)).any():
+            rounds.append(_draw(mixture, weights / weights.sum(), others, n_wide, n_points, rng))
+            now, stopped = rounds[-1], False
+            while len(now.values) < n_points and not stopped:
+                more = now.drawn[len(now.values) : len(now.values) + every]
+                now.values = np.r_[now.values, _evaluate(log_density, more, parallel, chunk_size)]
+                if len(now.values) < n_points and not _any_finite(rounds):
                     continue
-                samples = _weigh(proposals, points, values, target_ess, max_pareto_k)
+                samples = _weigh(rounds, target_ess, max_pareto_k)
                 stopped = callback is not None and bool(callback(t + 1, _info(samples)))
             if samples.converged or stopped or t + 1 == max_rounds:
                 break
-            proposals.append(_refitted(samples, df))
-    return samples
+            mixture, weights = _refitted(samples, mixture, weights, df)
+    mixture, weights = _refitted(samples, mixture, weights, df)
+    share = n_wide / n_points
+    shares = np.append((1 - share) * weights / weights.sum(), [share] * len(others))
+    return replace(samples, proposal=StudentMixture([*mixture, *others], shares))
+
+
+def _draw(
+    mixture: list[StudentT],
+    shares: np.ndarray,
+    others: list[StudentT],
+    n_wide: int,
+    n_points: int,
+    rng: np.random.Generator,
+) -> _Round:
+    """Points of a round: an even number of each proposal, in proportion to the shares."""
+    edges = 2 * np.rint(np.cumsum(shares) * (n_points - n_wide) / 2).astype(int)
+    counts = [*np.diff(edges, prepend=0).tolist(), *[n_wide] * len(others)]
+    proposals = [*mixture, *others]
+    drawn = [q.draw(n, rng) for q, n in zip(proposals, counts, strict=True) if n]
+    owner = np.repeat(np.arange(len(proposals)), counts)
+    firsts = np.cumsum([0, *counts])[:-1]
+    pair = [first + np.tile(np.arange(n // 2), 2) for first, n in zip(firsts, counts, strict=True)]
+    return _Round(proposals, np.concatenate(drawn), owner, np.concatenate(pair), np.empty(0))
+
+
+def _any_finite(rounds: list[_Round]) -> bool:
+    return any(np.isfinite(each.values).any() for each in rounds)
 
 
 def _info(samples: ImportanceSamples) -> dict[str, float]:
@@ -236,18 +271,17 @@ def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> St
     return StudentT(mean, scale * cholesky_factor(covariance), df)
 
 
-def _weigh(
-    proposals: list[StudentT],
-    points: list[np.ndarray],
-    values: list[np.ndarray],
-    target_ess: float,
-    max_pareto_k: float,
-) -> ImportanceSamples:
+def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> ImportanceSamples:
     """All points so far, weighted by the mixture of all proposals so far; O(rounds s p^2)."""
-    x, log_density = np.concatenate(points), np.concatenate(values)
-    share = np.log([len(each) / len(x) for each in points])
-    mixture = logsumexp([s + q.log_density(x) for s, q in zip(share, proposals, strict=True)], 0)
-    log_weights = log_density - mixture
+    x = np.concatenate([each.points for each in rounds])
+    log_density = np.concatenate([each.values for each in rounds])
+    terms = [
+        math.log(count / len(x)) + q.log_density(x)
+        for each in rounds
+        for q, count in zip(each.proposals, each.counts(), strict=True)
+        if count
+    ]
+    log_weights = log_density - logsumexp(terms, 0)
     total = float(logsumexp(log_weights))
     if not math.isfinite(total):
         raise ValueError(
@@ -256,19 +290,42 @@ def _weigh(
         )
     log_weights = log_weights - total
     mean, covariance = _moments(x, np.exp(log_weights))
+    sizes = [len(each.points) for each in rounds]
+    firsts = np.cumsum([0, *sizes])
+    pair = np.concatenate(
+        [first + each.pair[:size] for first, each, size in zip(firsts, rounds, sizes, strict=False)]
+    )
     ess, k = effective_sample_size(log_weights), pareto_k(log_weights)
+    spread = _ess_spread(x - mean, covariance.diagonal(), np.exp(log_weights), pair)
+    good = ess >= target_ess and spread >= target_ess / 2 and k < max_pareto_k
     return ImportanceSamples(
         points=x,
         log_density=log_density,
         log_weights=log_weights,
-        round=np.repeat(np.arange(len(points)), [len(each) for each in points]),
+        round=np.repeat(np.arange(len(rounds)), sizes),
         ess=ess,
+        ess_spread=spread,
         pareto_k=k,
         mean=mean,
         covariance=covariance,
         log_normalizer=total - math.log(len(x)),
-        converged=ess >= target_ess and k < max_pareto_k,
+        converged=good,
     )
+
+
+def _ess_spread(
+    centred: np.ndarray, var: np.ndarray, weights: np.ndarray, pair: np.ndarray
+) -> float:
+    r""":math:`2 v_j^2 / V[\hat v_j]`, the least over the coordinates.
+
+    The delta method for a ratio of sums over mirrored pairs, which are independent of each other:
+    :math:`V[\hat v] \approx \sum_{pairs} (\sum_{i \in pair} w_i ((x_i - m)^2 - v))^2`.
+    """
+    influence = weights[:, None] * (centred**2 - var)
+    sums = np.stack([np.bincount(pair, column) for column in influence.T], axis=1)
+    errors = (sums**2).sum(axis=0)
+    sizes = np.divide(2 * var**2, errors, out=np.full(len(var), np.inf), where=errors > 0)
+    return float(sizes.min())
 
 
 def _moments(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -277,18 +334,33 @@ def _moments(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return mean, (weights[:, None] * centred).T @ centred
 
 
-def _refitted(samples: ImportanceSamples, df: float) -> StudentT:
-    """The next proposal: the moments of the points, weights tempered where few carry them."""
-    p = samples.points.shape[1]
+def _refitted(
+    samples: ImportanceSamples, mixture: list[StudentT], shares: np.ndarray, df: float
+) -> tuple[list[StudentT], np.ndarray]:
+    """The next components: moments of the points, weights tempered where few carry them.
+
+    Each point counts for a component in proportion to its density there [3]_. A component of too
+    few points stays as it is, and one of next to no weight is dropped.
+    """
+    x, p = samples.points, samples.points.shape[1]
     # p (p + 1) / 2 numbers are fitted; 5 points for each direction keep their noise harmless.
-    enough = min(10 + 5 * p, 0.5 * len(samples.points))
-    weights = _tempered(samples.log_weights, enough)
-    mean, covariance = _moments(samples.points, weights)
-    return _proposal(mean, covariance, 1, df)
+    enough = min(10 + 5 * p, 0.5 * len(x))
+    log_weights = _tempered(samples.log_weights, enough)
+    terms = np.stack([q.log_density(x) for q in mixture]) + np.log(shares / shares.sum())[:, None]
+    log_parts = log_weights + terms - logsumexp(terms, axis=0)  # (m, s)
+    totals = logsumexp(log_parts, axis=1)
+    found, weights = [], []
+    for q, log_part, total in zip(mixture, log_parts, totals, strict=True):
+        if total < math.log(_LEAST_SHARE):
+            continue
+        fit = len(mixture) == 1 or effective_sample_size(log_part) >= enough / 2
+        found.append(_proposal(*_moments(x, np.exp(log_part - total)), 1, df) if fit else q)
+        weights.append(math.exp(total))
+    return found, np.array(weights)
 
 
 def _tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
-    """Weights raised to the greatest power, at most 1, that leaves an ESS of `enough`."""
+    """Log of weights raised to the greatest power, at most 1, that leaves an ESS of `enough`."""
     power, low = 1.0, 0.0
     if effective_sample_size(log_weights) < enough:
         high = 1.0
@@ -299,4 +371,4 @@ def _tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
         power = low
     # A power of exactly 0 would count points outside the support.
     log_weights = np.where(np.isfinite(log_weights), power * log_weights, -np.inf)
-    return np.exp(log_weights - logsumexp(log_weights))
+    return log_weights - logsumexp(log_weights)

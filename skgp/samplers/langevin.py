@@ -241,7 +241,7 @@ def _result(
     astray = n_astray > _ASTRAY * n_drawn
     astray &= not astray.all()
     points = settings.position(x)
-    r_hats, ess = mixing(points[~astray])
+    r_hats, ess, *_ = mixing(points[~astray])
     of_sgld = settings.step is STEPS["sgld"]
     kept = np.where(astray, 0.0, 1.0)[:, None] * np.ones(x.shape[:2])
     mala = settings.step is STEPS["mala"]

@@ -9,7 +9,13 @@ from joblib import parallel_config
 from scipy import stats
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    ExpSineSquared,
+    Matern,
+    WhiteKernel,
+)
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -52,7 +58,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def fitted(data):
-    return make(kernel=rbf_kernel(), n_samples=512, min_ess=200).fit(*data)
+    return make(kernel=rbf_kernel(), n_samples=2048, min_ess=200).fit(*data)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_summary_is_that_of_the_weighted_samples(fitted):
 
 def test_summary_of_chains_has_r_hat(data):
     model = make(kernel=rbf_kernel(), sampler="hmc", n_samples=40, n_warmup=15).fit(*data)
-    assert set(model.sample_chains_) == {0, 1, 2, 3} and model.sampler_ == "hmc"
+    assert set(model.sample_chains_) == set(range(8)) and model.sampler_ == "hmc"
     summary = model.summary()
     np.testing.assert_allclose(summary.r_hat, model.diagnostics_["r_hat"])
     np.testing.assert_allclose(summary.ess_tail, model.diagnostics_["ess_tail"])
@@ -304,14 +310,96 @@ def test_what_falls_short_is_listed_in_a_warning(data):
 
 
 def test_ctrl_c_while_sampling_keeps_the_samples_so_far(data, X_new):
-    # The search for the mode takes some 25 iterations, the fifth round of 4 points comes after.
-    full = make(n_samples=4 * 256, min_ess=1e9, kernel=rbf_kernel())
+    # The search for the mode takes some 25 iterations, four rounds of 512 points come after.
+    full = make(n_samples=4 * 512, min_ess=1e9, kernel=rbf_kernel())
     n_search = full.fit(*data).n_iter_ - 4
     recorder = Recorder(stop_after=n_search + 2)
     stopped = clone(full).set_callbacks(recorder).fit(*data)
-    assert len(stopped.posterior_samples_) == 2 * 256
-    assert_same(stopped.posterior_samples_, full.posterior_samples_[: 2 * 256])
+    assert len(stopped.posterior_samples_) == 2 * 512
+    assert_same(stopped.posterior_samples_, full.posterior_samples_[: 2 * 512])
     assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
+
+
+@pytest.mark.parametrize("n_done", [1, 3])
+def test_ctrl_c_in_hmc_keeps_every_draw_so_far(data, X_new, n_done):
+    """In the warm-up, two stretches of 25, as after it."""
+    full = make(kernel=rbf_kernel(), sampler="hmc", n_samples=50, min_ess=1e9).fit(*data)
+    recorder = Recorder(stop_after=full.n_iter_ - 4 + n_done)
+    stopped = clone(full).set_callbacks(recorder).fit(*data)
+    assert len(stopped.posterior_samples_) == 8 * 25
+    if n_done > 2:
+        assert_same(stopped.posterior_samples_[:25], full.posterior_samples_[:25])
+    warming_up = any("in the warm-up" in text for text in stopped.diagnostics_["problems"])
+    assert warming_up == (n_done < 3) and stopped.n_kept_ > 1
+    assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
+
+
+def test_plug_in_describes_itself_and_not_the_mixture(fitted, data):
+    plain, other = fitted.plug_in(), fitted.diagnostics_["problems"]
+    assert plain.diagnostics_["sampler"] == plain.sampler_ == "map"
+    assert plain.diagnostics_["ess"] == 1 and "pareto_k" not in plain.diagnostics_
+    assert fitted.sampler_ == "importance" and fitted.diagnostics_["problems"] is other
+    at = clone(fitted).set_params(kernel=plain.kernel_, optimizer=None).fit(*data)
+    assert plain.log_marginal_likelihood_value_ == pytest.approx(
+        at.log_marginal_likelihood_value_, abs=1e-6
+    )
+    assert plain.log_marginal_likelihood_value_ > fitted.log_marginal_likelihood_value_ - 1
+
+
+def test_names_and_priors_know_the_columns_of_a_data_frame(data):
+    pandas = pytest.importorskip("pandas")
+    X, y = data
+    frame = pandas.DataFrame(X, columns=["pressure", "depth"])
+    prior = {"length_scale[depth]": LogNormal(3.0, 0.2)}
+    model = make(kernel=rbf_kernel(), prior=prior).fit(frame, y)
+    assert model.hyperparameter_names_[1:3] == [
+        "k1__k2__length_scale[pressure]",
+        "k1__k2__length_scale[depth]",
+    ]
+    assert model.priors_[2] == LogNormal(3.0, 0.2) and model.priors_[1].sd == 1.5
+    by_place = make(kernel=rbf_kernel(), prior={"length_scale[1]": LogNormal(3.0, 0.2)}).fit(X, y)
+    assert by_place.priors_[2] == model.priors_[2]
+    assert by_place.hyperparameter_names_[2] == "k1__k2__length_scale[1]"
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 1.0), (1.0, 1.0 + 1e-9), (0.99, 1.01), "fixed"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampler": "hmc", "n_samples": 50}, {"optimizer": "map"}]
+)
+def test_bounds_that_leave_little_room_are_obeyed(data, X_new, bounds, settings):
+    X, y = data
+    kernel = ConstantKernel(1.0, bounds) * RBF([1.5, 1.5]) + WhiteKernel(0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = make(kernel=kernel, **settings).fit(X, y)
+        fixed = make(
+            kernel=ConstantKernel(1.0, "fixed") * RBF([1.5, 1.5]) + WhiteKernel(0.05), **settings
+        ).fit(X, y)
+    assert model.kernel_.k1.k1.constant_value == pytest.approx(1.0, abs=0.011)
+    std = fixed.predict(X_new, return_std=True)[1]
+    assert np.abs((model.predict(X_new) - fixed.predict(X_new)) / std).max() < 0.2
+
+
+def test_equal_bounds_fix_what_they_bound(data):
+    kernel = ConstantKernel(1.0, (2.0, 2.0)) * RBF([1.5, 1.5]) + WhiteKernel(0.05)
+    model = make(kernel=kernel, n_samples=64).fit(*data)
+    assert model.hyperparameter_names_[0] == "k1__k2__length_scale[0]"
+    assert model.kernel_.k1.k1.constant_value == 2.0
+    assert kernel.k1.k1.constant_value == 1.0  # the user's own is left alone
+    one = ConstantKernel() * RBF([1.5, 1.5], [(1e-2, 1e2), (1.5, 1.5)]) + WhiteKernel(0.05)
+    model = make(kernel=one).fit(*data)
+    assert np.ptp(model.posterior_samples_[:, 2]) < 1e-12 and model.diagnostics_["converged"]
+
+
+def test_a_kernel_that_is_not_positive_definite_is_named(data):
+    """Rows are no cause: the kernel is indefinite on two columns."""
+    X, y = data
+    kernel = ExpSineSquared(0.05, 1.0) + WhiteKernel(1e-9, (1e-10, 1e-9))
+    with pytest.raises(ValueError, match="vanishes at every start") as caught:
+        make(kernel=kernel).fit(10 * X, y)
+    assert (
+        "ExpSineSquared" in str(caught.value) and "remove nearly" not in str(caught.value).lower()
+    )
 
 
 def test_tiny_noise_and_unscaled_inputs(data):
@@ -328,6 +416,8 @@ def test_to_arviz(fitted):
     draws = fitted.to_arviz()
     assert isinstance(draws, arviz.InferenceData)
     assert draws.posterior["k1__k2__length_scale"].shape[2] == 2
+    assert draws.posterior["k2__noise_level"].shape[0] == 4
+    assert float(arviz.rhat(draws)["k2__noise_level"]) < 1.05
     mean = draws.posterior["k2__noise_level"].values.mean()
     assert mean == pytest.approx(fitted.summary().mean[-1], rel=0.1)
 

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from joblib import parallel_config
+from joblib import Parallel, parallel_config
 
 from skgp.samplers import ess_bulk, hamiltonian_monte_carlo
-from skgp.samplers.chains import cholesky_factor
-from skgp.samplers.hmc import ChainState, _iterate, _Settings
+from skgp.samplers.hmc_chains import Chains, evaluator
+from skgp.samplers.student_t import StudentMixture, StudentT
 from tests.same import assert_same
 
 
@@ -80,19 +80,71 @@ def test_hmc_stops_at_the_size_asked_for(rng):
     assert np.all(found.ess >= 200) and np.all(found.r_hat <= 1.05)
 
 
-def test_leapfrog_is_reversible_and_nearly_conserves_energy(rng):
+def test_leapfrog_is_reversible_and_nearly_conserves_energy():
     """With a tiny step nothing is rejected, and the energy error is of second order."""
-    settings = _Settings(log_gamma, np.ones(2), cholesky_factor(np.eye(2) / 3), 0, 0.8)
     lost = []
     for step in (0.2, 0.1):
-        draws = []
-        for seed in range(40):
-            chain_rng = np.random.default_rng(seed)
-            value, gradient = settings(np.full(2, 0.3))
-            chain = ChainState(np.full(2, 0.3), value, gradient, chain_rng, step)
-            draws.append(1 - _iterate(settings, chain)[0])
-        lost.append(np.mean(draws))
+        chains = Chains(
+            evaluator(log_gamma, False, Parallel()), np.ones(2), np.eye(2) / 3**0.5,
+            np.random.default_rng(0), 40, 0, 0.8, np.full((40, 2), 1.2), None, 1,
+        )  # fmt: skip
+        chains.step_size = step
+        lost.append(np.mean([1 - chains.move()[0].mean() for _ in range(3)]))
     assert lost[1] < 0.4 * lost[0] < 0.1
+
+
+def two_humps(x):
+    """A mixture of equal Gaussians five apart on either side of 0, and its gradient, (k, p)."""
+    low, high = -0.5 * (x[:, 0] + 5) ** 2, -0.5 * (x[:, 0] - 5) ** 2
+    value = np.logaddexp(low, high)
+    slope = -np.exp(low - value) * (x[:, 0] + 5) - np.exp(high - value) * (x[:, 0] - 5)
+    return value, slope[:, None]
+
+
+def test_jumps_link_modes_that_paths_do_not(rng):
+    jumps = StudentMixture([StudentT(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)],
+                           np.array([0.7, 0.3]))  # fmt: skip
+    settings = dict(rng=rng, n_draws=400, batched=True, starts=np.full((4, 1), 5.0))
+    stuck = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), **settings)
+    assert stuck.points.min() > 0
+    found = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), jumps=jumps, **settings)
+    share = (found.points[:, :, 0] > 0).astype(float)
+    assert abs(share.mean() - 0.5) < 4 * 0.5 / math.sqrt(ess_bulk(share))
+    assert found.points[:, :, 0].std() == pytest.approx(26**0.5, rel=0.05)
+
+
+def test_warm_up_learns_the_metric(rng):
+    """Of scales 100 apart; without it a path of 64 steps would not cross the wider."""
+    target = Gaussian(np.zeros(2), np.diag([1e4, 1.0]))
+    found = hamiltonian_monte_carlo(
+        target, np.zeros(2), np.eye(2), rng=rng, n_warmup=200, n_draws=200,
+        starts=rng.standard_normal((4, 2)) * [100.0, 1.0],
+    )  # fmt: skip
+    assert found.ess.min() > 200 and found.n_gradients < 4 * 400 * 30
+
+
+def test_chains_advance_by_one_call_for_all(rng):
+    calls = []
+
+    def target(x):
+        calls.append(len(x))
+        return -0.5 * (x**2).sum(1), -x
+
+    found = hamiltonian_monte_carlo(
+        target, np.zeros(2), np.eye(2), rng=rng, n_chains=6, n_draws=100, batched=True
+    )
+    assert set(calls) == {6} and found.n_gradients == sum(calls)
+    assert_moments(found.points, np.zeros(2), np.ones(2))
+
+
+def test_sampling_ends_when_the_tails_are_known(rng):
+    """A narrow and a wide Gaussian: medians are known long before the 5% and 95% quantiles."""
+    found = hamiltonian_monte_carlo(
+        log_gamma, np.ones(2), np.eye(2), rng=rng, target_ess=300, max_r_hat=1.1, n_draws=5000
+    )
+    assert found.converged and found.ess_tail.min() >= 300 and found.ess_spread.min() >= 150
+    shape = found.points.shape[2]
+    assert found.ess_tail.shape == found.ess_spread.shape == (shape,)
 
 
 @pytest.mark.parametrize("n_jobs", [2, 4])
@@ -133,7 +185,14 @@ def test_hmc_stops_by_callback_and_keeps_its_draws(rng):
     found = hamiltonian_monte_carlo(
         log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, n_draws=500, callback=callback
     )
-    assert seen == [25, 50, 75] and found.points.shape == (4, 25, 2)
+    assert seen == [25, 50, 75] and found.points.shape == (4, 25, 2) and not found.warming_up
+
+
+def test_hmc_stopped_in_the_warm_up_keeps_its_draws(rng):
+    found = hamiltonian_monte_carlo(
+        log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, callback=lambda i, info: i >= 25
+    )
+    assert found.warming_up and found.points.shape == (4, 25, 2) and not found.converged
 
 
 def test_hmc_draws_the_same_however_often_it_calls_back():

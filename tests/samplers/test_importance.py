@@ -7,7 +7,8 @@ import pytest
 from scipy.special import gammaln
 from scipy.stats import kstest, multivariate_t, norm, t
 
-from skgp.samplers.importance import StudentT, adaptive_importance_sampling
+from skgp.samplers.importance import adaptive_importance_sampling
+from skgp.samplers.student_t import StudentT
 from tests.same import assert_same
 
 

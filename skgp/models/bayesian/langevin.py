@@ -76,7 +76,7 @@ def sample_stochastic(
     sampler: str = "langevin",
     schedule: str = "constant",
     roulette: str = "adaptive",
-    n_chains: int = 4,
+    n_chains: int | None = None,
     n_warmup: int = 50,
     n_samples: int | None = None,
     target_ess: float = 400,
@@ -101,7 +101,8 @@ def sample_stochastic(
         to 1e-4 as in [1]_.
     roulette : {"adaptive", "paper"}
         See :func:`~skgp.linalg.ulisse.ulisse`.
-    n_chains, n_warmup : int, default=4 and 50
+    n_chains : int, default=4
+    n_warmup : int, default=50
     n_samples : int, optional
         At most so many draws of each chain, by default 1000.
     target_ess : float, default=400
@@ -134,6 +135,7 @@ def sample_stochastic(
         For an unknown sampler, schedule or roulette, or as `set_up`.
     """
     _check(sampler=sampler, schedule=schedule, roulette=roulette)
+    n_chains = 4 if n_chains is None else n_chains
     recorder = StopRecorder(callback)
     start = set_up(
         posterior, rng=rng, rank=rank, n_probes=n_probes, dtype=dtype, roulette=roulette,

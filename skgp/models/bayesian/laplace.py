@@ -1,25 +1,40 @@
-r"""The mode of the posterior and its Laplace approximation, from which samplers start.
+r"""The modes of the posterior and their Laplace approximations, from which samplers start.
 
-The mode is searched from several starts on a few hundred rows first, where a search costs little,
-and polished on all rows from the best of the ends; the curvature there is measured by central
-differences of the gradient.
+Searches from several starts run side by side (:mod:`skgp.training.batched_bfgs`), for many rows on
+some hundreds of them first; those of their ends that differ are polished on all rows. Few data
+often have two explanations, a short length scale with little noise and a long one with much: both
+modes count. The curvature of each is measured by central differences of the gradient.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.training.lbfgs import minimize_lbfgs
+from skgp.training.batched_bfgs import minimize_batch
+from skgp.training.stopping import StopRecorder
 
-__all__ = ["LaplaceApproximation", "find_mode", "laplace_approximation"]
+__all__ = [
+    "LaplaceApproximation",
+    "find_mode",
+    "laplace_approximation",
+    "laplace_modes",
+    "modes_of_all",
+]
 
 Callback = Callable[[int, dict], bool | None]
 
-_SUBSET = 300  # rows of the first searches
+_SUBSET = 200  # rows of the first searches: the most that are evaluated side by side
+_SEVERAL = 1000  # rows up to which more than one mode is looked at on all of them
+_MAX_ITER, _TOL = 100, 1e-6  # gradients of a search, and nats that a step must gain
+_MORE_STARTS = 4  # drawn from the prior
+_MOST_MODES = 4
+_LOST = 12.0  # nats below the best mode at which another no longer counts
+_APART = 1.0  # distance of two modes, in standard deviations of the better one
 _STEP = 0.1  # of the differences: a fraction of the posterior's usual width in log units
 _LEAST_CURVATURE = 0.1  # a standard deviation of 3 in the logarithm, twice the default priors'
 
@@ -55,6 +70,16 @@ class LaplaceApproximation:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """Ends of searches, the highest first."""
+
+    u: np.ndarray  # (k, p)
+    log_density: np.ndarray  # (k,)
+    converged: np.ndarray  # (k,)
+    n_gradients: int
+
+
+@dataclass(frozen=True)
 class _Mode:
     u: np.ndarray
     log_density: float
@@ -66,11 +91,11 @@ def find_mode(
     posterior: LogPosterior,
     starts: Sequence[np.ndarray],
     *,
-    max_iter: int = 100,
-    tol: float = 1e-7,
+    max_iter: int = _MAX_ITER,
+    tol: float = _TOL,
     callback: Callback | None = None,
 ) -> _Mode:
-    """Highest end of L-BFGS searches from each of the starts, within the kernel's bounds.
+    """Highest end of searches from each of the starts, within the kernel's bounds.
 
     Parameters
     ----------
@@ -78,9 +103,9 @@ def find_mode(
     starts : sequence of ndarray of shape (p,)
         Points outside the bounds are moved inside.
     max_iter : int, default=100
-        Of each search.
-    tol : float, default=1e-7
-        Relative fall of the negative log-density in an iteration below which a search ends.
+        Gradients of each search.
+    tol : float, default=1e-6
+        Nats that a search expects to gain by a further step, below which it ends.
     callback : callable, optional
         ``callback(iteration, {"loss": float, ...})``; True stops.
 
@@ -93,38 +118,42 @@ def find_mode(
     ValueError
         If the posterior vanishes at every start.
     """
-    low, high = posterior.bounds.T + 1e-9 * np.array([[1.0], [-1.0]])
-    inside = [np.clip(start, low, high) for start in starts]
-    usable = [u for u in inside if math.isfinite(posterior.log_density(u))]
-    if not usable:
-        raise ValueError(
-            f"The posterior of the hyper-parameters vanishes at every start, {inside}: the kernel "
-            "matrix cannot be factored there. Raise the noise level or remove nearly equal rows."
-        )
+    ends = _search(posterior, starts, max_iter, tol, callback)
+    return _Mode(ends.u[0], float(ends.log_density[0]), ends.n_gradients, bool(ends.converged[0]))
 
-    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-        u = parameters["u"]
-        value, gradient = posterior.log_density_and_gradient(u.detach().numpy())
-        # The value and the gradient are known: a linear function that has both.
-        return -(value + (u - u.detach()) @ u.new_tensor(gradient))
 
-    bounds = {"u": (torch.tensor(low), torch.tensor(high))}
-    ends = []
-    for start in usable:
-        end = minimize_lbfgs(
-            loss,
-            {"u": torch.tensor(start)},
-            max_iter=max_iter,
-            tol=tol,
-            bounds=bounds,
-            callback=callback,
-        )
-        ends.append(end)
-        if end.stopped:
-            break
-    best = min(ends, key=lambda end: end.loss)
-    n_gradients = sum(end.n_evaluations for end in ends)
-    return _Mode(best.parameters["u"].numpy(), -best.loss, n_gradients, best.converged)
+def _search(posterior, starts, max_iter: int, tol: float, callback: Callback | None) -> _Ends:
+    low, high = posterior.bounds.T
+    inset = np.clip((high - low) / 2, 0.0, 1e-9)  # equal bounds have no inside
+
+    def function(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, gradients = posterior.log_densities_and_gradients(u)
+        return -values, -gradients
+
+    found = minimize_batch(
+        function,
+        np.array(starts, dtype=float),
+        bounds=np.stack([low + inset, high - inset], axis=1),
+        max_iter=max_iter,
+        tol=tol,
+        callback=callback,
+    )
+    order = np.argsort(found.value, kind="stable")
+    order = order[np.isfinite(found.value[order])]
+    if len(order) == 0:
+        raise ValueError(_nowhere(posterior, found.x[0]))
+    return _Ends(found.x[order], -found.value[order], found.converged[order], found.n_evaluations)
+
+
+def _nowhere(posterior: LogPosterior, u: np.ndarray) -> str:
+    """Why the posterior vanishes at u (p,), and the remedy."""
+    at = posterior.kernel.clone_with_theta(u)
+    message = f"The posterior of the hyper-parameters vanishes at every start, {at} among them"
+    try:
+        posterior._log_likelihood(u)
+    except NotPositiveDefiniteError as error:
+        return f"{message}: {error} A WhiteKernel of a higher noise_level_bounds helps in any case."
+    return f"{message}: its log-density is not finite; check the priors and the scale of X."
 
 
 def laplace_approximation(
@@ -132,26 +161,42 @@ def laplace_approximation(
     *,
     rng: np.random.Generator,
     starts: Sequence[np.ndarray] = (),
-    max_iter: int = 100,
+    max_iter: int = _MAX_ITER,
     callback: Callback | None = None,
 ) -> LaplaceApproximation:
-    """Mode and curvature of the posterior.
+    """The highest of :func:`laplace_modes`."""
+    return laplace_modes(
+        posterior, rng=rng, starts=starts, max_iter=max_iter, callback=callback
+    )[0]  # fmt: skip
+
+
+def laplace_modes(
+    posterior: LogPosterior,
+    *,
+    rng: np.random.Generator,
+    starts: Sequence[np.ndarray] = (),
+    max_iter: int = _MAX_ITER,
+    callback: Callback | None = None,
+) -> list[LaplaceApproximation]:
+    """Modes of the posterior, the highest first, and their curvatures.
 
     Parameters
     ----------
     posterior : LogPosterior
     rng : numpy.random.Generator
-        Draws the rows of the first searches, beyond 300.
+        Draws starts from the prior, and beyond 200 rows those of the first searches.
     starts : sequence of ndarray of shape (p,), optional
-        Besides the priors' medians and half of them; the kernel's own theta, say.
+        Besides the priors' medians, half of them and four draws; the kernel's own theta, say.
     max_iter : int, default=100
-        Of each search.
+        Gradients of each search.
     callback : callable, optional
-        Of the last search; see `find_mode`.
+        See `find_mode`.
 
     Returns
     -------
-    LaplaceApproximation
+    list of LaplaceApproximation
+        At most four, at least a standard deviation apart, and at most 12 nats below the highest.
+        Of more than 1000 rows the highest alone.
 
     Raises
     ------
@@ -160,50 +205,72 @@ def laplace_approximation(
 
     Notes
     -----
-    Some 20 gradients on all rows for the mode and 2 p for the curvature.
+    Beyond 200 rows some 15 gradients on all rows a mode, and 2 p for its curvature.
     """
+    recorder = StopRecorder(callback)
+    p = posterior.n_dims
+    drawn = posterior.medians + posterior.prior_sd * rng.standard_normal((_MORE_STARTS, p))
     # Short and long length scales with little and much noise explain the same data: two starts.
-    starts = [posterior.medians, posterior.medians - math.log(2), *starts]
+    starts = [posterior.medians, posterior.medians - math.log(2), *starts, *drawn]
     data = posterior.data
-    if len(data.y) > _SUBSET:
-        rows = torch.from_numpy(rng.permutation(len(data.y))[:_SUBSET]).to(data.y.device)
-        few = LogPosterior(posterior.kernel, data.rows(rows), posterior.priors)
-        ends = [_end(few, start, max_iter) for start in starts]
-        starts = [max(ends, key=posterior.log_density)]
-    mode = find_mode(posterior, starts, max_iter=max_iter, callback=callback)
-    hessian = hessian_by_differences(posterior, mode.u)
-    return LaplaceApproximation(
-        mode.u,
-        bounded_inverse(-hessian),
-        mode.log_density,
-        mode.n_gradients + 2 * posterior.n_dims,
-        mode.converged,
+    if len(data.y) <= _SUBSET:
+        return _distinct(posterior, _search(posterior, starts, max_iter, _TOL, recorder))
+    rows = torch.from_numpy(rng.permutation(len(data.y))[:_SUBSET]).to(data.y.device)
+    few = LogPosterior(posterior.kernel, data.rows(rows), posterior.priors)
+    coarse = _distinct(few, _search(few, starts, max_iter, 1e-3, None))
+    near = sorted((each.mode for each in coarse), key=posterior.log_density, reverse=True)
+    ends, n_gradients = [], 0
+    for start in near if len(data.y) <= _SEVERAL else near[:1]:
+        ends.append(find_mode(posterior, [start], max_iter=max_iter, callback=recorder))
+        n_gradients += ends[-1].n_gradients
+        if recorder.stopped:
+            break
+    ends.sort(key=lambda end: -end.log_density)
+    u, values, converged = (
+        np.array([getattr(end, name) for end in ends]) for name in ("u", "log_density", "converged")
     )
+    return _distinct(posterior, _Ends(u, values, converged, n_gradients))
 
 
-def _end(posterior: LogPosterior, start: np.ndarray, max_iter: int) -> np.ndarray:
-    """Where a coarse search from `start` ends; the start itself where the posterior vanishes."""
-    try:
-        return find_mode(posterior, [start], max_iter=max_iter, tol=1e-5).u
-    except ValueError:
-        return start
+def modes_of_all(posterior, starts: np.ndarray) -> list[LaplaceApproximation]:
+    """Modes near the starts (k, p), of a posterior that is evaluated on all rows."""
+    return _distinct(posterior, _search(posterior, starts, _MAX_ITER, _TOL, None))
+
+
+def _distinct(posterior, ends: _Ends) -> list[LaplaceApproximation]:
+    """The Laplace approximations of those ends, the highest first, that are modes of their own."""
+    modes: list[LaplaceApproximation] = []
+    n_gradients = ends.n_gradients
+    for u, value, converged in zip(ends.u, ends.log_density, ends.converged, strict=True):
+        if len(modes) == _MOST_MODES or value < ends.log_density[0] - _LOST:
+            break
+        if any(_distance(u, mode) < _APART for mode in modes):
+            continue
+        covariance = bounded_inverse(-hessian_by_differences(posterior, u))
+        n_gradients += 2 * posterior.n_dims
+        modes.append(LaplaceApproximation(u, covariance, float(value), 0, bool(converged)))
+    return [replace(mode, n_gradients=n_gradients) for mode in modes]
+
+
+def _distance(u: np.ndarray, mode: LaplaceApproximation) -> float:
+    """From u to a mode, in its standard deviations."""
+    step = u - mode.mode
+    return math.sqrt(float(step @ np.linalg.solve(mode.covariance, step)))
 
 
 def hessian_by_differences(posterior: LogPosterior, u: np.ndarray) -> np.ndarray:
     """Hessian (p, p) of the log posterior at u by central differences; 2 p gradients.
 
-    Within the bounds; where u lies at one, the difference is one-sided.
+    Within the bounds; where u lies at one, the difference is one-sided, and a coordinate without
+    room between its bounds counts as flat.
     """
-    rows = []
-    for j, (low, high) in enumerate(posterior.bounds):
-        above, below = u.copy(), u.copy()
-        above[j], below[j] = min(u[j] + _STEP, high), max(u[j] - _STEP, low)
-        change = (
-            posterior.log_density_and_gradient(above)[1]
-            - posterior.log_density_and_gradient(below)[1]
-        )
-        rows.append(change / (above[j] - below[j]))
-    hessian = np.array(rows)
+    low, high = posterior.bounds.T
+    steps = _STEP * np.eye(len(u))
+    above, below = np.minimum(u + steps, high), np.maximum(u - steps, low)
+    _, gradients = posterior.log_densities_and_gradients(np.concatenate([above, below]))
+    room = (above - below).diagonal()
+    change = gradients[: len(u)] - gradients[len(u) :]
+    hessian = change / np.where(room > 0, room, 1.0)[:, None]
     return (hessian + hessian.T) / 2
 
 

@@ -7,7 +7,8 @@ of the kernel's hyper-parameters.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,19 @@ import torch
 from torch import Tensor
 
 from skgp.kernels import split_noise
-from skgp.kernels.covariance import covariance, variance
-from skgp.kernels.distances import METRICS
+from skgp.kernels.covariance import variance
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
+from skgp.kernels.pairwise import PairwiseKernel
 from skgp.kernels.tiles import evaluate_tile
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.objectives import gaussian_log_density
 from skgp.models.replicates import Replicates
 from skgp.priors import Prior
 
 __all__ = ["LogPosterior"]
 
+_PRIOR_SD = 1.5  # of a user's own prior that does not say
 _FEW_ROWS = 200  # up to which overheads outweigh a factorisation
 _BATCH = 2**18  # entries of the kernel matrices of a batch
 
@@ -49,8 +50,8 @@ class LogPosterior:
     n_dims : int
     bounds : ndarray of shape (n_dims, 2)
         Of u.
-    medians : ndarray of shape (n_dims,)
-        Logarithms of the priors' medians.
+    medians, prior_sd : ndarray of shape (n_dims,)
+        Logarithms of the priors' medians, and standard deviations of the priors of u.
 
     Raises
     ------
@@ -81,6 +82,7 @@ class LogPosterior:
         self.n_dims = int(kernel.n_dims)
         self.bounds = np.asarray(kernel.bounds, dtype=float)
         self.medians = np.log([prior.median for prior in self.priors])
+        self.prior_sd = np.array([getattr(p, "log_sd", _PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
         self._signal, self._bind = signal, Binder(signal)
         self._places, self._noise_place, self._noise = theta_places(kernel)
@@ -118,31 +120,29 @@ class LogPosterior:
 
     def log_densities(self, u: np.ndarray) -> np.ndarray:
         """As `log_density` for each row of u (k, n_dims); few data rows take all k at once."""
-        u, n = np.asarray(u, dtype=float), len(self.data.y)
+        u = np.asarray(u, dtype=float)
         if not self.batched:
             return np.array([self.log_density(each) for each in u])
-        prior = self.log_prior(u)
-        inside = np.flatnonzero(prior > -math.inf)
         out = np.full(len(u), -math.inf)
-        for rows in np.split(inside, range(_BATCH // n**2 + 1, len(inside), _BATCH // n**2 + 1)):
-            try:
-                out[rows] = prior[rows] + self._log_likelihoods(u[rows])
-            except NotPositiveDefiniteError:
-                out[rows] = [self.log_density(each) for each in u[rows]]
+        for rows, prior in self._batches(u):
+            found = prior + self._log_likelihoods(u[rows])
+            out[rows] = np.where(np.isnan(found), -math.inf, found)
         return out
+
+    def _batches(self, u: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Indices of points inside the bounds, so many as are evaluated at once; their prior."""
+        prior, size = self.log_prior(u), _BATCH // len(self.data.y) ** 2 + 1
+        inside = np.flatnonzero(prior > -math.inf)
+        for start in range(0, len(inside), size):
+            rows = inside[start : start + size]
+            yield rows, prior[rows]
 
     @torch.no_grad()
     def _log_likelihoods(self, u: np.ndarray) -> np.ndarray:
         """Log likelihoods (k,) of u (k, n_dims), their kernel matrices held at once."""
-        data, theta, place = self.data, self.data.X.new_tensor(u), self._noise_place
-        log_noise = math.log(self._noise) if place is None else theta[:, place, None]
-        noise = theta.new_zeros(len(u), 1).add_(log_noise).exp()
-        node = self._bind(theta[:, self._places], dtype=theta.dtype, device=theta.device)
-        K = covariance(node, data.X, None, METRICS["expand"])
-        A = K.expand(len(u), len(data.y), len(data.y)).clone()
-        weight = 1.0 if data.weight is None else data.weight
-        A.diagonal(dim1=-2, dim2=-1).add_(noise / weight)
-        L = jittered_cholesky(A).factor
+        data, theta = self.data, self.data.X.new_tensor(u)
+        noise = self._noise_levels(theta)
+        L = self._factors(self._pairwise(theta[:, self._places])[0], noise)
         residual = torch.linalg.solve_triangular(L, data.y[:, None], upper=False)
         half_log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * len(data.y) * math.log(2 * math.pi)
@@ -150,6 +150,32 @@ class LogPosterior:
         if data.weight is not None:
             value = value + data.log_power(noise).sum(-1)
         return value.cpu().numpy()
+
+    @cached_property
+    def _pairwise(self) -> PairwiseKernel:
+        """The signal over the data; made again where the posterior was pickled."""
+        return PairwiseKernel(self._signal, self.data.X)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_pairwise"}
+
+    def _noise_levels(self, theta: Tensor) -> Tensor:
+        """Noise variances (k, 1) at theta (k, n_dims)."""
+        if self._noise_place is None:
+            return theta.new_full((len(theta), 1), self._noise)
+        return theta[:, self._noise_place, None].exp()
+
+    def _factors(self, K: Tensor, noise: Tensor) -> Tensor:
+        """Cholesky factors (k, n, n) of the covariances of y; NaN where there is none."""
+        A = K.clone()
+        A.diagonal(dim1=-2, dim2=-1).add_(self.data.row_noise(noise))
+        L, info = torch.linalg.cholesky_ex(A)
+        for i in info.nonzero()[:, 0].tolist():
+            try:
+                L[i] = jittered_cholesky(A[i]).factor
+            except NotPositiveDefiniteError:
+                L[i] = math.nan
+        return L
 
     @torch.no_grad()
     def _log_likelihood(self, u: np.ndarray) -> float:
@@ -181,24 +207,69 @@ class LogPosterior:
 
     def log_density_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior of u (n_dims,) and its gradient (n_dims,); -inf and 0 as `log_density`."""
+        u = np.asarray(u, dtype=float)
+        if self.batched:
+            values, gradients = self.log_densities_and_gradients(u[None])
+            return float(values[0]), gradients[0]
         prior = float(self.log_prior(u))
         if prior == -math.inf:
             return prior, np.zeros(self.n_dims)
         try:
-            value, gradient = (self._by_autograd if self.batched else self._by_tiles)(u)
+            value, gradient = self._by_tiles(u)
         except NotPositiveDefiniteError:
             return -math.inf, np.zeros(self.n_dims)
         return prior + value, gradient + self.prior_gradient(u)
 
-    def _by_autograd(self, u: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log likelihood and its gradient: the quicker way for few rows, of 20 n x n matrices."""
-        data, theta = self.data, self.data.X.new_tensor(u).requires_grad_()
-        noise = self._noise_variance(theta)
-        node = self._bind(theta[self._places], dtype=theta.dtype, device=theta.device)
-        A = covariance(node, data.X, None, METRICS["expand"]) + torch.diag(data.row_noise(noise))
-        value = gaussian_log_density(A, data.y) + data.log_power(noise).sum()
-        (gradient,) = torch.autograd.grad(value, theta)
-        return value.item(), gradient.cpu().numpy()
+    def log_densities_and_gradients(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As :meth:`log_density_and_gradient` for each row of u (k, n_dims): (k,), (k, n_dims).
+
+        Few data rows take all k at once.
+        """
+        u = np.asarray(u, dtype=float)
+        values, gradients = np.full(len(u), -math.inf), np.zeros_like(u)
+        if not self.batched:
+            for i, each in enumerate(u):
+                values[i], gradients[i] = self.log_density_and_gradient(each)
+            return values, gradients
+        for rows, prior in self._batches(u):
+            value, gradient = self._by_batches(u[rows])
+            usable = np.isfinite(value)
+            values[rows] = np.where(usable, prior + value, -math.inf)
+            gradient = gradient + self.prior_gradient(u[rows])
+            gradients[rows] = np.where(usable[:, None], gradient, 0.0)
+        return values, gradients
+
+    @torch.no_grad()
+    def _by_batches(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        r"""Log likelihoods (k,) and gradients (k, n_dims) of u (k, n_dims).
+
+        :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W`.
+        """
+        data, theta = self.data, self.data.X.new_tensor(u)
+        noise = self._noise_levels(theta)
+        K, pull = self._pairwise(theta[:, self._places])
+        L = self._factors(K, noise)
+        alpha = torch.cholesky_solve(data.y[:, None], L)  # (k, n, 1)
+        value = -0.5 * (data.y @ alpha)[:, 0] - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value -= 0.5 * len(data.y) * math.log(2 * math.pi)
+        if data.weight is not None:
+            value += data.log_power(noise).sum(-1)
+        W = torch.cholesky_inverse(L).neg_().add_(alpha @ alpha.mT).mul_(0.5)
+        gradient = torch.zeros_like(theta)
+        gradient[:, self._places] = pull(W)
+        if self._noise_place is not None:
+            gradient[:, self._noise_place] = self._noise_gradient(
+                W.diagonal(dim1=-2, dim2=-1), noise
+            )
+        return value.cpu().numpy(), gradient.cpu().numpy()
+
+    def _noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
+        """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
+        data = self.data
+        gradient = (diagonal * data.row_noise(noise)).sum(-1)
+        if data.weight is not None and data.scatter is not None:
+            gradient = gradient + 0.5 * (1 - data.weight + data.scatter / noise).sum(-1)
+        return gradient
 
     @torch.no_grad()
     def _by_tiles(self, u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -217,8 +288,5 @@ class LogPosterior:
         signal = weighted_gradient(self._signal, data.X, data.X, W, theta[self._places])
         gradient[self._places] = signal.cpu().numpy()
         if self._noise_place is not None:
-            of_noise = (W.diagonal() * data.row_noise(noise)).sum()
-            if data.weight is not None and data.scatter is not None:
-                of_noise = of_noise + 0.5 * (1 - data.weight + data.scatter / noise).sum()
-            gradient[self._noise_place] = float(of_noise)
+            gradient[self._noise_place] = float(self._noise_gradient(W.diagonal(), noise))
         return value, gradient

@@ -10,9 +10,10 @@ from skgp.kernels import ActiveDims
 from skgp.kernels.spreads import robust_std
 from skgp.priors import LogNormal, Prior
 
-__all__ = ["default_priors", "resolve_priors"]
+__all__ = ["default_priors", "element_names", "resolve_priors"]
 
 _DEFAULT_NOISE = 0.1  # of the variance of the targets
+_SD, _PERIOD_SD = 1.5, 0.1  # of the logarithms: a factor of 20 and one of 1.2 either way
 _ROUNDING = 1e-12  # relative to the values, below which a spread is none
 
 
@@ -26,11 +27,12 @@ def default_priors(
     length scales, ``sigma_0``  :math:`\sqrt d` times the spread of the column; of all d
                                 columns, for a single one, the root of their mean square
     noise                       a tenth of the variance of y
-    any other                   the value in `kernel`, as for periods, which only the user knows
+    any other                   the value in `kernel`
     ==========================  ===========================================================
 
-    Each has standard deviation 1.5 in the logarithm. Rows far from all others do not count in the
-    spread of a column.
+    Each has standard deviation 1.5 in the logarithm, but periods, which only the user knows, 0.1:
+    a likelihood has a mode for every period that divides the data nearly as well. Rows far from all
+    others do not count in the spread of a column.
 
     Parameters
     ----------
@@ -51,11 +53,12 @@ def default_priors(
     spread = np.where(spread <= _ROUNDING * np.abs(mean), 1.0, spread)
     mean_y, spread_y = _mean_and_spread(np.asarray(y, dtype=float), sample_weight)
     variance = 1.0 if spread_y <= _ROUNDING * abs(mean_y) else float(spread_y**2)
-    medians: list[float] = []
-    for hyperparameter in kernel.hyperparameters:
-        if not hyperparameter.fixed:
-            medians.extend(_medians(kernel, hyperparameter, spread, variance))
-    return tuple(LogNormal(float(median)) for median in medians)
+    priors: list[Prior] = []
+    for h in kernel.hyperparameters:
+        if not h.fixed:
+            sd = _PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else _SD
+            priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, variance)]
+    return tuple(priors)
 
 
 def _mean_and_spread(values: np.ndarray, weights: np.ndarray | None):
@@ -66,12 +69,8 @@ def _mean_and_spread(values: np.ndarray, weights: np.ndarray | None):
 
 def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
     """Medians (n_elements,) of the default priors of one hyper-parameter."""
-    owner, name = kernel, hyperparameter.name
-    *path, last = name.split("__")
-    for step in path:
-        if isinstance(owner, ActiveDims):
-            spread = spread[owner.columns()]
-        owner = getattr(owner, step)
+    owner, columns = _owner(kernel, hyperparameter.name, np.arange(len(spread)))
+    spread, last = spread[columns], hyperparameter.name.split("__")[-1]
     n_elements = hyperparameter.n_elements
     if last == "constant_value":
         return np.full(n_elements, variance)
@@ -84,12 +83,53 @@ def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.
     return np.broadcast_to(np.asarray(getattr(owner, last), dtype=float), (n_elements,))
 
 
+def _owner(kernel: Any, name: str, columns: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The part that has the hyper-parameter of this full name, and which columns it sees."""
+    for step in name.split("__")[:-1]:
+        if isinstance(kernel, ActiveDims):
+            columns = columns[kernel.columns()]
+        kernel = getattr(kernel, step)
+    return kernel, columns
+
+
+def element_names(
+    kernel: Any, columns: Sequence[str] | None = None, *, by_place: bool = False
+) -> list[str]:
+    """Name of each element of ``kernel.theta``: ``k1__k2__length_scale[0]``, say.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+    columns : sequence of str, optional
+        Names of the columns of X, which then stand in the brackets.
+    by_place : bool, default=False
+        Whether numbers stand there in any case.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> element_names(RBF([1.0, 2.0]), ["pressure", "depth"])
+    ['length_scale[pressure]', 'length_scale[depth]']
+    """
+    names: list[str] = []
+    for h in kernel.hyperparameters:
+        if h.fixed:
+            continue
+        labels: list[Any] = list(range(h.n_elements))
+        if columns is not None and not by_place:
+            seen = _owner(kernel, h.name, np.arange(len(columns)))[1]
+            labels = [columns[c] for c in seen] if len(seen) == h.n_elements else labels
+        names += [h.name] if h.n_elements == 1 else [f"{h.name}[{label}]" for label in labels]
+    return names
+
+
 def resolve_priors(
     kernel: Any,
     prior: Any,
     X: np.ndarray,
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
+    columns: Sequence[str] | None = None,
 ) -> tuple[Prior, ...]:
     """One prior for each element of ``kernel.theta``, from what the user gave.
 
@@ -100,12 +140,15 @@ def resolve_priors(
         None: `default_priors`. One prior: the same for all. A sequence: one for each element of
         ``kernel.theta``, or one for each free hyper-parameter. A dict: priors by the name of the
         hyper-parameter, in full (``"k1__k2__length_scale"``) or its last part
-        (``"length_scale"``, wherever it occurs; full names come first), one prior or one for each
-        element; others keep the default.
+        (``"length_scale"``, wherever it occurs), one prior or one for each element, or of an
+        element, by its place or its column (``"length_scale[0]"``, ``"length_scale[depth]"``).
+        Elements come first, then full names; what is not named keeps the default.
     X : ndarray of shape (n, d)
     y : ndarray of shape (n,)
     sample_weight : ndarray of shape (n,), optional
         As `default_priors`.
+    columns : sequence of str, optional
+        Names of the columns of X.
 
     Returns
     -------
@@ -122,7 +165,8 @@ def resolve_priors(
     if prior is None:
         return default_priors(kernel, X, y, sample_weight)
     if isinstance(prior, Mapping):
-        return _from_mapping(prior, free, default_priors(kernel, X, y, sample_weight))
+        default = default_priors(kernel, X, y, sample_weight)
+        return _from_mapping(prior, kernel, free, default, columns)
     if isinstance(prior, Prior):
         return (prior,) * sum(h.n_elements for h in free)
     if not isinstance(prior, Sequence) or isinstance(prior, str):
@@ -144,14 +188,24 @@ def resolve_priors(
     return tuple(p for p, size in zip(prior, sizes, strict=True) for _ in range(size))
 
 
-def _from_mapping(prior: Mapping, free: list, default: tuple[Prior, ...]) -> tuple[Prior, ...]:
+def _from_mapping(
+    prior: Mapping,
+    kernel: Any,
+    free: list,
+    default: tuple[Prior, ...],
+    columns: Sequence[str] | None,
+) -> tuple[Prior, ...]:
+    places = element_names(kernel, columns, by_place=True)
+    labels = element_names(kernel, columns)
     names = [h.name for h in free]
-    known = set(names) | {name.split("__")[-1] for name in names}
+    known = {*names, *places, *labels}
+    known |= {name.split("__")[-1] for name in known}
     unknown = [key for key in prior if key not in known]
     if unknown:
+        shown = labels if "[" in str(unknown[0]) else names
         raise ValueError(
             f"prior has the key {unknown[0]!r}, which is no free hyper-parameter of the kernel; "
-            f"there are: {', '.join(names)}."
+            f"there are: {', '.join(shown)}."
         )
     found: list[Prior] = []
     for h in free:
@@ -160,6 +214,11 @@ def _from_mapping(prior: Mapping, free: list, default: tuple[Prior, ...]) -> tup
         found.extend(
             default[start : start + h.n_elements] if given is None else _elements(given, h)
         )
+    for i, full in enumerate(zip(labels, places, strict=True)):
+        for name in (*(each.split("__")[-1] for each in full), *full):  # the last one counts
+            if "[" in name and name in prior:
+                _check_prior(prior[name], f"prior[{name!r}]")
+                found[i] = prior[name]
     return tuple(found)
 
 

@@ -107,6 +107,11 @@ class NeighborPosterior(LogPosterior):
             self._neighbors.append(search.query(rows, min(_N_NEIGHBORS, start)))
         return self
 
+    @property
+    def batched(self) -> bool:
+        """Never: its terms have neighbours of their own."""
+        return False
+
     def _likelihood(self, theta: Tensor) -> Tensor:
         value = log_marginal_likelihood(self.kernel, self.first.data, theta)
         for (start, size, weight), neighbors in zip(self._blocks, self._neighbors, strict=True):
@@ -173,7 +178,7 @@ def find_start(
     ends, failure = [], None
     for start in [posterior.medians, posterior.medians - math.log(2), *given]:
         try:
-            ends.append(find_mode(target.first, [start], tol=1e-5, callback=recorder).u)
+            ends.append(find_mode(target.first, [start], tol=1e-3, callback=recorder).u)
         except ValueError as error:
             failure = error
         if recorder.stopped:
@@ -188,7 +193,7 @@ def find_start(
         if recorder.stopped:
             break
         target.find_neighbors(u)
-        found = find_mode(target, [u], max_iter=_ITERATIONS, tol=1e-6, callback=recorder)
+        found = find_mode(target, [u], max_iter=_ITERATIONS, tol=1e-3, callback=recorder)
         if found.log_density < value + 0.1:
             break
         u, value = found.u, found.log_density

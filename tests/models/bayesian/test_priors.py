@@ -14,8 +14,8 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skgp.kernels import ActiveDims
-from skgp.models.bayesian.priors import default_priors, resolve_priors
+from skgp.kernels import ActiveDims, Cosine
+from skgp.models.bayesian.priors import default_priors, element_names, resolve_priors
 from skgp.priors import Gamma, HalfNormal, LogNormal
 
 
@@ -116,3 +116,48 @@ def test_resolve_priors_by_a_short_name_reaches_every_such_parameter():
 def test_resolve_priors_names_what_is_wrong(prior, error, message):
     with pytest.raises(error, match=message):
         resolve(prior)
+
+
+# ------------------------------------------------------------------- elements and their columns
+
+
+@pytest.mark.parametrize(
+    ("prior", "expected"),
+    [
+        ({"length_scale[0]": B}, [None, B, None, None]),
+        ({"length_scale[depth]": B}, [None, None, B, None]),
+        ({"k1__k2__length_scale[1]": B, "length_scale": C}, [None, C, B, None]),
+        ({"length_scale[depth]": A, "k1__k2__length_scale[depth]": B}, [None, None, B, None]),
+    ],
+)
+def test_resolve_priors_by_an_element(prior, expected):
+    kernel = 1.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+    X = np.random.default_rng(0).standard_normal((20, 2))
+    found = resolve_priors(kernel, prior, X, X[:, 0], columns=["pressure", "depth"])
+    default = default_priors(kernel, X, X[:, 0])
+    assert list(found) == [d if e is None else e for d, e in zip(default, expected, strict=True)]
+
+
+def test_resolve_priors_names_the_elements_there_are():
+    with pytest.raises(ValueError, match=r"'length_scale\[2\]'.*length_scale\[0\], k1__k2__length"):
+        resolve({"length_scale[2]": A})
+    with pytest.raises(TypeError, match=r"prior\['length_scale\[1\]'\]"):
+        resolve({"length_scale[1]": 3.0})
+
+
+def test_element_names_have_the_columns_that_a_part_sees():
+    kernel = ActiveDims(RBF([1.0, 1.0]), [2, 0]) + RBF(1.0) + WhiteKernel()
+    names = element_names(kernel, ["a", "b", "c"])
+    assert names[:2] == ["k1__k1__kernel__length_scale[c]", "k1__k1__kernel__length_scale[a]"]
+    assert element_names(kernel)[:2] == [name.replace("c]", "0]").replace("a]", "1]")
+                                         for name in names[:2]]  # fmt: skip
+    assert names[2:] == element_names(kernel)[2:] == ["k1__k2__length_scale", "k2__noise_level"]
+
+
+def test_default_priors_of_periods_are_tight(rng):
+    X, y = data(rng)
+    kernel = ActiveDims(ExpSineSquared(0.6, 12.0) + Cosine(3.0), 1) + WhiteKernel(1.0)
+    by_name = dict(zip(element_names(kernel), default_priors(kernel, X, y), strict=True))
+    assert by_name["k1__kernel__k1__periodicity"] == LogNormal(12.0, 0.1)
+    assert by_name["k1__kernel__k2__period"] == LogNormal(3.0, 0.1)
+    assert by_name["k1__kernel__k1__length_scale"] == LogNormal(0.6, 1.5)

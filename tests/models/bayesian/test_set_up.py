@@ -382,6 +382,7 @@ def test_find_start_of_few_rows_is_the_mode():
 
 def test_find_start_refuses_a_posterior_that_vanishes(monkeypatch):
     posterior = make_posterior()
-    monkeypatch.setattr(LogPosterior, "log_density", lambda self, u: -math.inf)
+    nowhere = lambda self, u: (np.full(len(u), -math.inf), np.zeros_like(u))  # noqa: E731
+    monkeypatch.setattr(LogPosterior, "log_densities_and_gradients", nowhere)
     with pytest.raises(ValueError, match="vanishes at every start"):
         find_start(posterior, np.random.default_rng(0))

@@ -1,0 +1,196 @@
+"""Chains of Hamiltonian Monte Carlo in lockstep: see :mod:`skgp.samplers.hmc`."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from skgp.samplers.chains import cholesky_factor
+from skgp.samplers.student_t import StudentMixture
+
+__all__ = ["Chains", "LogDensityAndGradient", "evaluator"]
+
+LogDensityAndGradient = Callable[[np.ndarray], tuple]
+
+_PATH = math.pi  # longest path in whitened coordinates, where the period is 2 pi
+_MAX_STEPS = 64
+_DIVERGENCE = 50.0  # nats of energy lost on a path: the integrator has left the level set
+_LEAST_PATHS = 0.25  # share of the iterations that are paths, at least
+_LEAST_WARMUP = 20  # iterations below which the metric stays the first one
+_SHRINKAGE = 5.0  # draws a dimension that the first approximation counts for in the metric
+# Dual averaging, with the names and values of Hoffman and Gelman (2014), section 3.2.
+_GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
+
+
+def evaluator(target: LogDensityAndGradient, batched: bool, parallel: Parallel):
+    """Log-densities (k,) and gradients (k, p) of points (k, p); -inf and 0 where not finite."""
+
+    def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if batched:
+            values, gradients = target(points)
+        else:
+            pairs = parallel(delayed(target)(point) for point in points)
+            values, gradients = (np.array(each, float) for each in zip(*pairs, strict=True))
+        usable = np.isfinite(values) & np.isfinite(gradients).all(axis=1)
+        return np.where(usable, values, -math.inf), np.where(usable[:, None], gradients, 0.0)
+
+    return evaluate
+
+
+class Chains:
+    """Where all chains are, in whitened coordinates, and how they move."""
+
+    def __init__(
+        self, evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, jumps,
+        n_jumps,
+    ) -> None:  # fmt: skip
+        self._jumps, self._n_jumps = jumps, n_jumps
+        self._evaluate, self._mean, self._factor, self._rng = evaluate, mean, factor, rng
+        self.n_warmup, self._target_acceptance = n_warmup, target_acceptance
+        self.n_done, self.n_gradients = 0, 0
+        self._n_paths, self._accepted = 0, np.zeros(n_chains)
+        self._path_share, self._jumped = 0.5, []
+        self.n_divergent = np.zeros(n_chains, dtype=int)
+        self._window: list[np.ndarray] = []
+        p = len(mean)
+        x = rng.standard_normal((n_chains, p)) if starts is None else self._whitened(starts)
+        self._begin(x)
+        self._restart(1.2 * p**-0.25)  # acceptance of about 0.8 for a standard normal target
+
+    def u(self) -> np.ndarray:
+        """Positions (c, p) in the coordinates of the target."""
+        return self._mean + self.x @ self._factor.T
+
+    def _whitened(self, u: np.ndarray) -> np.ndarray:
+        return np.linalg.solve(self._factor, (u - self._mean).T).T
+
+    def _at(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, gradients = self._evaluate(self._mean + x @ self._factor.T)
+        return values, gradients @ self._factor
+
+    def _begin(self, x: np.ndarray) -> None:
+        """Chains at x (c, p); nearer to the mean where the target vanishes."""
+        for _ in range(10):
+            self.x, (self.value, self.gradient) = x, self._at(x)
+            self.n_gradients += len(x)
+            astray = ~np.isfinite(self.value)
+            if not astray.any():
+                return
+            x = np.where(astray[:, None], x / 2, x)
+        raise ValueError(
+            f"The target is zero or its gradient not finite near the mean {self._mean}; start "
+            "from a point where both are finite."
+        )
+
+    def iterate(self) -> None:
+        """A path or jumps of every chain; in the warm-up also what they teach."""
+        self.n_done += 1
+        warming_up = self.n_done <= self.n_warmup
+        jumping = self._rng.uniform() > self._path_share
+        if warming_up:
+            jumping = self.n_done % 2 == 0
+        if self._jumps is not None and jumping:
+            accepted = self._jump(self._jumps)
+            if warming_up:
+                self._jumped.append(accepted)
+                self._path_share = max(_LEAST_PATHS, 1 - float(np.mean(self._jumped)))
+        else:
+            probability, divergent = self.move()
+            if warming_up:
+                self._adapt_step(float(probability.mean()))
+            else:
+                self._n_paths += 1
+                self._accepted += probability
+                self.n_divergent += divergent
+        if warming_up and self.n_warmup >= _LEAST_WARMUP:
+            self._adapt_metric()
+
+    @property
+    def acceptance(self) -> np.ndarray:
+        """Mean acceptance probability (c,) of paths after the warm-up."""
+        return self._accepted / max(1, self._n_paths)
+
+    def move(self) -> tuple[np.ndarray, np.ndarray]:
+        """Acceptance probabilities (c,), and whether each path diverged."""
+        x, value, gradient, step = self.x, self.value, self.gradient, self.step_size
+        momentum = self._rng.standard_normal(x.shape)
+        longest = min(_MAX_STEPS, max(1, math.ceil(_PATH / step)))
+        n_steps = int(self._rng.integers(1, longest, endpoint=True))
+        energy = value - 0.5 * (momentum**2).sum(axis=1)
+        on = np.ones(len(x), dtype=bool)  # chains whose path has not diverged
+        change = np.zeros(len(x))
+        x, value, gradient = x.copy(), value.copy(), gradient.copy()
+        for _ in range(n_steps):
+            momentum[on] += 0.5 * step * gradient[on]
+            x[on] += step * momentum[on]
+            value[on], gradient[on] = self._at(x[on])
+            self.n_gradients += int(on.sum())
+            momentum[on] += 0.5 * step * gradient[on]
+            change[on] = (value - 0.5 * (momentum**2).sum(axis=1) - energy)[on]
+            on &= change > -_DIVERGENCE
+            if not on.any():
+                break
+        probability = np.where(on, np.exp(np.minimum(change, 0.0)), 0.0)
+        self._take(self._rng.uniform(size=len(x)) < probability, x, value, gradient)
+        return probability, ~on
+
+    def _jump(self, jumps: StudentMixture) -> float:
+        """Some points proposed to each chain, one after the other; the share accepted.
+
+        Where a chain is changes nothing in the proposals: one call evaluates all of them.
+        """
+        n_chains, p = self.x.shape
+        u = jumps.sample(self._n_jumps * n_chains, self._rng)
+        x = self._whitened(u)
+        value, gradient = self._at(x)
+        self.n_gradients += len(x)
+        weight = (value - jumps.log_density(u)).reshape(-1, n_chains)
+        here, n_accepted = self.value - jumps.log_density(self.u()), 0
+        x, gradient = (each.reshape(-1, n_chains, p) for each in (x, gradient))
+        for k, value_k in enumerate(value.reshape(-1, n_chains)):
+            taken = np.log(self._rng.uniform(size=n_chains)) < weight[k] - here
+            here = np.where(taken, weight[k], here)
+            self._take(taken, x[k], value_k, gradient[k])
+            n_accepted += int(taken.sum())
+        return n_accepted / (self._n_jumps * n_chains)
+
+    def _take(self, taken: np.ndarray, x: np.ndarray, value: np.ndarray, gradient) -> None:
+        """Move the chains that accept."""
+        self.x = np.where(taken[:, None], x, self.x)
+        self.value = np.where(taken, value, self.value)
+        self.gradient = np.where(taken[:, None], gradient, self.gradient)
+
+    def _restart(self, step_size: float) -> None:
+        """Begin the dual averaging anew."""
+        self.step_size = step_size
+        self._centre = math.log(2 * step_size)  # [2]_ takes 10, for a start without any knowledge
+        self._statistic, self._log_average, self._n_adapted = 0.0, 0.0, 0
+
+    def _adapt_step(self, probability: float) -> None:
+        """Dual averaging of the log step size [2]_, eq. (6); its average at the warm-up's end."""
+        self._n_adapted += 1
+        t = self._n_adapted
+        weight = 1 / (t + _T0)
+        missing = self._target_acceptance - probability
+        self._statistic = (1 - weight) * self._statistic + weight * missing
+        log_step = self._centre - math.sqrt(t) / _GAMMA * self._statistic
+        decay = t**-_KAPPA
+        self._log_average = decay * log_step + (1 - decay) * self._log_average
+        self.step_size = math.exp(self._log_average if self.n_done == self.n_warmup else log_step)
+
+    def _adapt_metric(self) -> None:
+        """Collect draws in the middle half of the warm-up; at its end whiten by their moments."""
+        if not self.n_warmup // 4 < self.n_done <= 3 * self.n_warmup // 4:
+            return
+        self._window.append(self.u())
+        if self.n_done < 3 * self.n_warmup // 4:
+            return
+        draws = np.concatenate(self._window)
+        mean, prior = draws.mean(axis=0), _SHRINKAGE * len(self._mean)
+        centred = draws - mean
+        first = self._factor @ self._factor.T
+        covariance = (centred.T @ centred + prior * first) / (len(draws) + prior)
+        u, slope = self.u(), np.linalg.solve(self._factor.T, self.gradient.T).T
+        self._mean, self._factor = mean, cholesky_factor(covariance)
+        self.x, self.gradient = self._whitened(u), slope @ self._factor
