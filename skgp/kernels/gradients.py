@@ -43,12 +43,12 @@ from torch import Tensor
 
 from .covariance import covariance, variance
 from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
-from .expression import Binder, Node, Part, bind, check_kernel
+from .expression import Binder, Node, bind, check_kernel
 from .few_rows import stationary_leaf
 from .gram import gram
 from .specs import ActiveDims
 
-__all__ = ["GramWithGradient", "bilinear_gradient", "profile", "weighted_gradient"]
+__all__ = ["PROFILES", "GramWithGradient", "bilinear_gradient", "weighted_gradient"]
 
 _CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 _ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
@@ -166,7 +166,7 @@ class GramWithGradient:
             return self._by_autograd(theta)
         s = torch.addmm(norms, A, A.T, alpha=-2).add_(norms[:, None]).clamp_min_(0)
         s.fill_diagonal_(0)  # what is left of it is rounding
-        k, slope = _PROFILES[leaf.nu](s, 16 * torch.finfo(A.dtype).eps * largest)
+        k, slope = PROFILES[leaf.nu](s, 16 * torch.finfo(A.dtype).eps * largest)
         amplitude = leaf.amplitude(theta)
         k.mul_(amplitude)
 
@@ -316,7 +316,7 @@ class _StationaryTerm:
         constants = [f.params["constant_value"] for f in factors if f is not leaf]
         self._constant = float(torch.stack(constants).prod()) if constants else 1.0
         self._alpha = leaf.params.get("alpha")
-        self._profile, root = profile(leaf)
+        self._profile, root = _profile(leaf)
         self._A, self._B, _ = scaled_inputs(X, Z, leaf.params["length_scale"] / root)
         a2, b2 = (M.square().sum(1, keepdim=True) for M in (self._A, self._B))
         one = torch.ones_like
@@ -369,15 +369,15 @@ class _StationaryTerm:
         return value[None]
 
 
-def profile(leaf: Node | Part):
+def _profile(leaf: Node):
     """Profile of a leaf, and by what its length scale is divided: the root of 2 nu."""
     nu = getattr(leaf.kernel, "nu", math.inf)
     if type(leaf.kernel) is RationalQuadratic:
         alpha = float(leaf.params["alpha"])
         return lambda s, floor: _rational_quadratic(s, alpha), 1.0
     if nu == math.inf:
-        return _PROFILES[nu], 1.0
-    return _PROFILES[nu], math.sqrt(2 * nu)
+        return PROFILES[nu], 1.0
+    return PROFILES[nu], math.sqrt(2 * nu)
 
 
 def _rbf(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -412,7 +412,7 @@ def _rational_quadratic(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     return k, k / base.mul_(-2)
 
 
-_PROFILES = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52, math.inf: _rbf}
+PROFILES = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52, math.inf: _rbf}
 
 
 def _shape_derivative(s: Tensor, alpha: float) -> Tensor:

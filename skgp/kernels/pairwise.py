@@ -23,7 +23,7 @@ from torch import Tensor
 from .covariance import covariance
 from .distances import METRICS, origin
 from .expression import Binder, Part, children_of
-from .gradients import profile
+from .gradients import PROFILES
 from .specs import ActiveDims
 
 __all__ = ["PairwiseKernel"]
@@ -129,7 +129,7 @@ def _stationary(part: Part, squares: Tensor) -> Evaluate:
     fixed = factor * squares.new_tensor(own).reshape(1, -1) ** -2
     n_elements = fixed.shape[1] if place is None else place.stop - place.start
     D = squares.sum(0, keepdim=True) if n_elements == 1 else squares  # (e, n^2)
-    k_and_slope, _ = profile(part)
+    k_and_slope = PROFILES[nu]
 
     def evaluate(theta: Tensor):
         precision = fixed if place is None else factor * theta[:, place].mul(-2).exp()

@@ -50,7 +50,8 @@ class Chains:
         self.n_warmup, self._target_acceptance = n_warmup, target_acceptance
         self.n_done, self.n_gradients = 0, 0
         self._n_paths, self._accepted = 0, np.zeros(n_chains)
-        self._path_share, self._jumped = 0.5, []
+        self._path_share = 0.5
+        self._jumped: list[float] = []
         self.n_divergent = np.zeros(n_chains, dtype=int)
         self._window: list[np.ndarray] = []
         p = len(mean)

@@ -90,7 +90,7 @@ class ImportanceSamples:
     covariance: np.ndarray
     log_normalizer: float
     converged: bool
-    proposal: StudentMixture | None = None
+    proposal: StudentMixture
 
     @property
     def weights(self) -> np.ndarray:
@@ -310,6 +310,7 @@ def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> Impo
         covariance=covariance,
         log_normalizer=total - math.log(len(x)),
         converged=good,
+        proposal=StudentMixture(rounds[-1].proposals, rounds[-1].counts() / len(rounds[-1].points)),
     )
 
 

@@ -114,7 +114,7 @@ class _Searches:
         self.converged = np.zeros(k, dtype=bool)
         self._d = np.zeros_like(x)
         self._slope = np.zeros(k)
-        for i in np.flatnonzero(~self._ended):
+        for i in np.flatnonzero(~self._ended).tolist():
             self._direct(i)
 
     def running(self, tol: float) -> np.ndarray:
