@@ -397,7 +397,7 @@ class QSGPRegressor(BaseGPRegressor):
             self._statistics = None
             if streaming:
                 basis = fit.statistics.basis
-                self._statistics = StreamingGram(basis, dtype=backend.dtype)
+                self._statistics = StreamingGram(basis, dtype=backend.dtype, shift=self.y_mean_)
                 self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
             self._keep(kernel, fit, backend)
             if fit.relevance is not None:
@@ -428,10 +428,8 @@ class QSGPRegressor(BaseGPRegressor):
         """Set ``y_mean_`` and ``y_scale_`` from sums over all rows seen, as `fit` would."""
         if not self.normalize_y:
             return
-        self.y_mean_ = statistics.sum_target / statistics.sum_weight
-        variance = statistics.sum_square / statistics.sum_weight - self.y_mean_**2
-        rounding = 1e-14 * statistics.sum_square / statistics.sum_weight
-        self.y_scale_ = float(np.sqrt(variance)) if variance > rounding else 1.0
+        self.y_mean_ = statistics.mean
+        self.y_scale_ = float(np.sqrt(statistics.variance)) or 1.0
 
     def _learn_kernel(self, session, X, sample_weight, data, rows, generator):
         """Return the kernel, noise included, with learned hyper-parameters; and a scale.

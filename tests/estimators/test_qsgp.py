@@ -482,3 +482,39 @@ def test_partial_fit_refuses_what_it_cannot_stream(data):
         make(solver="cg").partial_fit(*data)
     with pytest.raises(ValueError, match="n_basis=60 for 60 rows. Give a smaller n_basis"):
         make(basis="inducing", n_basis=60).partial_fit(*data)
+
+
+@pytest.mark.parametrize(("mean", "scale"), [(1e4, 1e-4), (1e7, 0.67), (-1e9, 1.0), (0.0, 1e-9)])
+def test_partial_fit_keeps_the_digits_of_targets_far_from_zero(mean, scale, data):
+    X, z = data
+    y = mean + scale * z
+    estimator = make(basis="inducing", n_basis=20, solver="cholesky")
+    whole = clone(estimator).partial_fit(X, y)
+    parts = clone(estimator).partial_fit(X, y)  # the rest twice
+    for rows in (slice(0, 5), slice(5, None)):
+        parts.partial_fit(X[rows], y[rows])
+    assert parts.y_scale_ == pytest.approx(np.std(y), rel=1e-6)
+    assert parts.y_mean_ == pytest.approx(np.mean(y), rel=1e-12)
+    std, expected = (each.predict(X, return_std=True)[1] for each in (parts, whole))
+    assert (std < 1.2 * expected).all() and (std > 0.5 * expected).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e9])
+def test_partial_fit_does_not_scale_constant_targets(value, data):
+    X, y = data[0], np.full(len(data[0]), value)
+    model = make(basis="inducing", n_basis=5, solver="cholesky").partial_fit(X, y)
+    model.partial_fit(X[:7], y[:7])
+    assert model.y_scale_ == 1.0
+    np.testing.assert_allclose(model.predict(X), value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_partial_fit_that_fails_leaves_the_statistics(data, monkeypatch):
+    model = make(basis="inducing", n_basis=20, solver="cholesky").partial_fit(*data)
+    before = model.predict(data[0])
+    monkeypatch.setattr(model, "_keep", None)  # fails after the sums were made
+
+    with pytest.raises(TypeError):
+        model.partial_fit(*data)
+    monkeypatch.undo()
+    assert model._statistics.n_rows == len(data[1])
+    np.testing.assert_array_equal(model.predict(data[0]), before)

@@ -21,6 +21,7 @@ from skgp.models.qsgp.weight_space.design import (
     row_chunks,
 )
 
+_ROUNDINGS = 10  # by which equal targets may differ
 _MAX_ROWS_FLOAT32 = 4096  # bounds the rounding of a float32 sum before float64 takes over
 
 
@@ -37,6 +38,9 @@ class StreamingGram(TensorState):
         relative error of about 1e-6 in A.
     memory_budget : int, default=2**29
         Bytes of features held at once; decides the rows of a chunk.
+    shift : float, default=0.0
+        Near the targets: sums are of :math:`y - \mathrm{shift}`, whose squares keep the digits of
+        the variance.
 
     Attributes
     ----------
@@ -48,7 +52,8 @@ class StreamingGram(TensorState):
         :math:`\Phi^T W 1`, for targets shifted afterwards (:meth:`standardised`).
     n_rows : int
     sum_weight, sum_target, sum_square, sum_log_weight : float
-        :math:`\sum w_i`, :math:`\sum w_i y_i`, :math:`\sum w_i y_i^2`, :math:`\sum \log w_i`.
+        :math:`\sum w_i`, :math:`\sum w_i y_i`, :math:`\sum w_i y_i^2`, :math:`\sum \log w_i`, of
+        shifted targets, as b.
 
     Notes
     -----
@@ -77,8 +82,10 @@ class StreamingGram(TensorState):
         *,
         dtype: torch.dtype = torch.float64,
         memory_budget: int = MEMORY_BUDGET,
+        shift: float = 0.0,
     ):
         self.basis = basis
+        self.shift = shift
         self.dtype = dtype
         self.memory_budget = memory_budget
         m = basis.n_features
@@ -116,7 +123,7 @@ class StreamingGram(TensorState):
             raise ValueError(f"y must have shape ({X.shape[0]},); got {tuple(y.shape)}.")
         weight = torch.ones_like(y) if sample_weight is None else sample_weight
         check_sample_weight(weight, X.shape[0])
-        y, weight = y.to(X.device, torch.float64), weight.to(X.device, torch.float64)
+        y, weight = y.to(X.device, torch.float64) - self.shift, weight.to(X.device, torch.float64)
         self._move(X.device)
         max_rows = X.shape[0] if self.dtype == torch.float64 else _MAX_ROWS_FLOAT32
         row_bytes = self.basis.n_features * self.dtype.itemsize
@@ -130,6 +137,19 @@ class StreamingGram(TensorState):
         self.sum_log_weight += float(weight.log().sum())
         return self
 
+    @property
+    def mean(self) -> float:
+        """Weighted mean of the targets."""
+        return self.shift + self.sum_target / self.sum_weight
+
+    @property
+    def variance(self) -> float:
+        """Weighted variance of the targets; 0 where it is that of their rounding."""
+        from_shift = self.sum_target / self.sum_weight
+        variance = self.sum_square / self.sum_weight - from_shift**2
+        rounding = (_ROUNDINGS * torch.finfo(torch.float64).eps) ** 2 * (self.mean**2 + variance)
+        return variance if variance > rounding else 0.0
+
     def standardised(self, shift: float, scale: float) -> "StreamingGram":
         """Return the statistics of ``(y - shift) / scale``; A is shared, so never update them.
 
@@ -137,7 +157,8 @@ class StreamingGram(TensorState):
         been seen, so that ``partial_fit`` equals ``fit``.
         """
         other = object.__new__(StreamingGram)
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__, shift=0.0)
+        shift = shift - self.shift
         other.moment = (self.moment - shift * self.feature_sum) / scale
         other.sum_target = (self.sum_target - shift * self.sum_weight) / scale
         other.sum_square = (
