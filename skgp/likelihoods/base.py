@@ -43,6 +43,30 @@ class Likelihood(TensorState, abc.ABC):
         quadrature.check_n_points(n_points)
         self.n_points = n_points
 
+    def at(self, offset: Tensor | None) -> "Likelihood":
+        """The likelihood of observations with given offsets: log-exposures of counts.
+
+        Parameters
+        ----------
+        offset : Tensor or None
+            Broadcasts with the observations; None has no effect.
+
+        Returns
+        -------
+        Likelihood
+
+        Raises
+        ------
+        ValueError
+            If there is an offset and the observations are no counts.
+        """
+        if offset is None:
+            return self
+        raise ValueError(
+            f"{type(self).__name__} observations have no exposure, which multiplies the rate of "
+            "counts. Leave exposure out, or use likelihood='poisson'."
+        )
+
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         r"""Log-density :math:`\log p(y \mid f)`.
 

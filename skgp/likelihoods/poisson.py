@@ -10,6 +10,10 @@ exp        :math:`e^f`            :math:`E[\lambda] = e^{m + v / 2}`, and with i
 softplus   :math:`\log(1 + e^f)`  none; quadrature for all of them
 =========  =====================  =================================================
 
+An offset o of an observation is the logarithm of its exposure, of the time, the area or the number
+of persons that the count is of. The exposure multiplies the rate: :math:`e^o \lambda(f)`, with the
+exp link :math:`\lambda(f + o)`.
+
 Both likelihoods are log-concave, and `adaptive.log_expectation` gives their log-predictives.
 
 The predictive count
@@ -56,6 +60,8 @@ class Poisson(NumericLikelihood):
     n_points : int, default=20
         Gauss-Hermite nodes for expectations of the softplus link at latent variances up to .81;
         wider ones take 80 nodes of another rule (errors below 1e-8 in both cases).
+    offset : Tensor, optional
+        Log-exposures, which broadcast with y, f, mean and var; see `at`.
 
     Raises
     ------
@@ -78,35 +84,55 @@ class Poisson(NumericLikelihood):
     tensor([ 4., 15.], dtype=torch.float64)
     """
 
-    def __init__(self, link: str = "exp", *, n_points: int = 20) -> None:
+    def __init__(
+        self, link: str = "exp", *, n_points: int = 20, offset: Tensor | None = None
+    ) -> None:
         super().__init__(n_points=n_points)
         if link not in _LINKS:
             raise ValueError(f"link must be one of {tuple(_LINKS)}; got {link!r}.")
-        self.link = link
+        self.link, self.offset = link, offset
+
+    def at(self, offset: Tensor | None) -> "Poisson":
+        return Poisson(self.link, n_points=self.n_points, offset=offset)
 
     @property
     def _link(self) -> "_Link":
         return _LINKS[self.link]
 
+    def _with_offset(self, y: Tensor) -> Tensor:
+        """Targets y + i o, which rules that take some observations at a time take apart as one."""
+        return y if self.offset is None else torch.complex(y, self._offset_like(y).expand_as(y))
+
+    def _offset_like(self, like: Tensor) -> Tensor:
+        return like.new_zeros(()) if self.offset is None else self.offset.to(like)
+
+    def _taken_apart(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts and offsets of targets with or without their offset."""
+        return (y.real, y.imag) if y.is_complex() else (y, self._offset_like(y))
+
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        return y * self._link.log_rate(f) - self._link.rate(f) - torch.lgamma(y + 1)
+        y, o = self._taken_apart(y)
+        return y * self._link.log_rate(f, o) - self._link.rate(f, o) - torch.lgamma(y + 1)
 
     def _derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        _, first, second = self._link.log_prob_and_derivatives(y, f)
+        y, o = self._taken_apart(y)
+        _, first, second = self._link.log_prob_and_derivatives(y, f, o)
         return first, second
 
     def _log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        value, first, second = self._link.log_prob_and_derivatives(y, f)
+        y, o = self._taken_apart(y)
+        value, first, second = self._link.log_prob_and_derivatives(y, f, o)
         return value - torch.lgamma(y + 1), first, second
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.link == "exp":
+            mean = mean + self._offset_like(mean)
             return y * mean - self._link.rate(mean + 0.5 * var) - torch.lgamma(y + 1)
         return quadrature.smooth_expectation(
             lambda f, y: self._log_prob_and_derivatives(y, f),
             mean,
             var,
-            y,
+            self._with_offset(y),
             scale=_SCALE,
             n_points=self.n_points,
         )
@@ -118,17 +144,20 @@ class Poisson(NumericLikelihood):
             lambda f, y: self._derivatives(y, f),
             mean,
             var,
-            y,
+            self._with_offset(y),
             scale=_SCALE,
             n_points=self.n_points,
         )
         return first, second
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return adaptive.log_expectation(self, y, mean, var)
+        if self.link == "exp":
+            return adaptive.log_expectation(self.at(None), y, mean + self._offset_like(mean), var)
+        return adaptive.log_expectation(self, self._with_offset(y), mean, var)
 
     def _predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         if self.link == "exp":
+            mean = mean + self._offset_like(mean)
             mean_y = _bounded_exp(mean + 0.5 * var)
             # V[rate] = e^(2m + v) (e^v - 1), in a form whose exponent is bounded as a whole.
             return mean_y, mean_y + _bounded_exp(2 * (mean + var)) * -torch.expm1(-var)
@@ -141,33 +170,40 @@ class Poisson(NumericLikelihood):
         first, second = quadrature.smooth_averages(
             powers, mean, var, at_mean, scale=_SCALE, n_points=self.n_points
         )
-        mean_y = at_mean + first
-        return mean_y, mean_y + (second - first**2).clamp_min(0)
+        exposure = self._offset_like(mean).exp()
+        mean_y = exposure * (at_mean + first)
+        return mean_y, mean_y + exposure**2 * (second - first**2).clamp_min(0)
 
     def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         shape = y.floor().clamp_min(0) + 1
-        centre = self._link.inverse(shape)
+        offset = self._offset_like(mean).expand_as(mean)
+        centre = self._link.inverse(shape, offset)
         # Standard deviation of log rate(f) against that of log Gamma(y + 1).
         is_wide = var * self._link.log_slope(centre) ** 2 * shape > _NARROW
-        columns = (shape, mean, var)
+        columns = (shape, mean, var, offset)
         (value,) = quadrature.piecewise(
             is_wide, self._cdf_over_f, self._cdf_over_time, columns, chunk=_CHUNK
         )
         return torch.where(y < 0, torch.zeros_like(value), value)
 
-    def _cdf_over_f(self, shape: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor]:
+    def _cdf_over_f(
+        self, shape: Tensor, mean: Tensor, var: Tensor, offset: Tensor
+    ) -> tuple[Tensor]:
         def below(f: Tensor) -> Tensor:
-            return torch.special.gammaincc(shape.expand_as(f), self._link.rate(f))
+            return torch.special.gammaincc(shape.expand_as(f), self._link.rate(f, offset))
 
         return (quadrature.expectation(below, mean, var, n_points=self.n_points),)
 
-    def _cdf_over_time(self, shape: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor]:
-        offset, weights = adaptive.log_gamma_rule(shape, _N_TIMES)
-        threshold = self._link.inverse(shape * offset.exp())
+    def _cdf_over_time(
+        self, shape: Tensor, mean: Tensor, var: Tensor, offset: Tensor
+    ) -> tuple[Tensor]:
+        log_time, weights = adaptive.log_gamma_rule(shape, _N_TIMES)
+        threshold = self._link.inverse(shape * log_time.exp(), offset)
         return ((weights * torch.special.ndtr((threshold - mean) / var.sqrt())).sum(0),)
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         low, high = self._bracket(q, mean, var)  # P(Y <= low) < q <= P(Y <= high)
+        offset = self._offset_like(mean).expand_as(mean)
         for _ in range(_MAX_BISECTIONS):
             # The geometric mean finds the magnitude, the arithmetic one the digits.
             geometric = ((low + 2) * (high + 2)).sqrt() - 2
@@ -177,7 +213,7 @@ class Poisson(NumericLikelihood):
                 break
             is_below = torch.zeros_like(is_open)
             rows = (middle[is_open], mean[is_open], var[is_open])
-            is_below[is_open] = self._cdf(*rows) < q[is_open]
+            is_below[is_open] = self.at(offset[is_open])._cdf(*rows) < q[is_open]
             low = torch.where(is_open & is_below, middle, low)
             high = torch.where(is_open & ~is_below, middle, high)
         return high
@@ -189,8 +225,9 @@ class Poisson(NumericLikelihood):
         tails of the latter are bounded by Bernstein's inequality, and so below.
         """
         std, miss = var.sqrt(), 1 - q
-        upper = self._link.rate(mean - std * torch.special.ndtri(0.5 * miss))
-        lower = self._link.rate(mean + std * torch.special.ndtri(0.5 * q))
+        offset = self._offset_like(mean)
+        upper = self._link.rate(mean - std * torch.special.ndtri(0.5 * miss), offset)
+        lower = self._link.rate(mean + std * torch.special.ndtri(0.5 * q), offset)
         nats_up, nats_down = -(0.5 * miss).log(), -(0.5 * q).log()
         room = nats_up / 3 + (nats_up**2 / 9 + 2 * upper * nats_up).sqrt()
         high = (upper + room).ceil() + 1
@@ -198,7 +235,7 @@ class Poisson(NumericLikelihood):
         return low.clamp_min(-1), high
 
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
-        rate = self._link.rate(f)
+        rate = self._conditional_mean(f)
         counts = torch.poisson(rate.clamp_max(_MAX_EXACT_RATE), generator=generator)
         if not bool((rate > _MAX_EXACT_RATE).any()):
             return counts
@@ -206,13 +243,13 @@ class Poisson(NumericLikelihood):
         return torch.where(rate > _MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
 
     def _mode(self, y: Tensor) -> Tensor:
-        return self._link.inverse(y)
+        return self._link.inverse(*self._taken_apart(y))
 
     def _conditional_mean(self, f: Tensor) -> Tensor:
-        return self._link.rate(f)
+        return self._link.rate(f, self._offset_like(f))
 
     def _conditional_var(self, f: Tensor) -> Tensor:
-        return self._link.rate(f)
+        return self._conditional_mean(f)
 
     def _check_targets(self, y: Tensor) -> None:
         super()._check_targets(y)
@@ -225,14 +262,14 @@ class Poisson(NumericLikelihood):
 
 
 class _Link(abc.ABC):
-    """Rate as a function of the latent value; all elementwise."""
+    """Rate as a function of the latent value and the log-exposure o; all elementwise."""
 
     @abc.abstractmethod
-    def rate(self, f: Tensor) -> Tensor:
+    def rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
         """The rate, differentiable."""
 
     @abc.abstractmethod
-    def log_rate(self, f: Tensor) -> Tensor:
+    def log_rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
         """Its logarithm, differentiable and without underflow."""
 
     @abc.abstractmethod
@@ -240,29 +277,35 @@ class _Link(abc.ABC):
         """Derivative of the log-rate."""
 
     @abc.abstractmethod
-    def inverse(self, rate: Tensor) -> Tensor:
+    def inverse(self, rate: Tensor, o: Tensor | float = 0.0) -> Tensor:
         """Latent value of a rate; -inf at 0."""
 
     @abc.abstractmethod
-    def log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def log_prob_and_derivatives(
+        self, y: Tensor, f: Tensor, o: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """``y log rate - rate`` and its derivatives in f; not for autograd."""
 
 
 class _Exp(_Link):
-    def rate(self, f: Tensor) -> Tensor:
+    def rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        f = f + o
         largest = _largest_log_rate(f)
         return f.clamp_max(largest).exp() * (1 + (f - largest).clamp_min(0))
 
-    def log_rate(self, f: Tensor) -> Tensor:
-        return f
+    def log_rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        return f + o
 
     def log_slope(self, f: Tensor) -> Tensor:
         return torch.ones_like(f)
 
-    def inverse(self, rate: Tensor) -> Tensor:
-        return rate.log()
+    def inverse(self, rate: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        return rate.log() - o
 
-    def log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def log_prob_and_derivatives(
+        self, y: Tensor, f: Tensor, o: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        f = f + o
         rate = f.clamp_max(_largest_log_rate(f)).exp()
         return y * f - rate, y - rate, -rate
 
@@ -270,28 +313,40 @@ class _Exp(_Link):
 class _Softplus(_Link):
     _LOW = -36.0  # below, the log-rate is f to machine precision
 
-    def rate(self, f: Tensor) -> Tensor:
-        return torch.nn.functional.softplus(f, threshold=40)
+    def rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        return _exp(o) * torch.nn.functional.softplus(f, threshold=40)
 
-    def log_rate(self, f: Tensor) -> Tensor:
-        return torch.where(f < self._LOW, f, self.rate(f.clamp_min(self._LOW)).log())
+    def log_rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        return o + torch.where(f < self._LOW, f, self.rate(f.clamp_min(self._LOW)).log())
 
     def log_slope(self, f: Tensor) -> Tensor:
         f = f.clamp_min(self._LOW)
         return torch.sigmoid(f) / self.rate(f)
 
-    def inverse(self, rate: Tensor) -> Tensor:
+    def inverse(self, rate: Tensor, o: Tensor | float = 0.0) -> Tensor:
+        rate = rate * _exp(-o)
         return rate + (-torch.expm1(-rate)).log()
 
-    def log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def log_prob_and_derivatives(
+        self, y: Tensor, f: Tensor, o: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         floored = f.clamp_min(self._LOW)
         rate, up = self.rate(floored), torch.sigmoid(floored)
         down, share = 1 - up, y * (up / rate)
-        value = y * (rate.log() + (f - floored)) - rate
-        return value, share - up, share * (down - up / rate) - up * down
+        exposure = _exp(o)
+        value = y * (rate.log() + (f - floored) + o) - exposure * rate
+        return (
+            value,
+            share - exposure * up,
+            share * (down - up / rate) - exposure * up * down,
+        )
 
 
 _LINKS: dict[str, _Link] = {"exp": _Exp(), "softplus": _Softplus()}
+
+
+def _exp(o: Tensor | float) -> Tensor | float:
+    return o.exp() if isinstance(o, Tensor) else math.exp(o)
 
 
 def _largest_log_rate(like: Tensor) -> float:

@@ -304,7 +304,7 @@ def piecewise(
         rows = chunked(rule, [column[mask] for column in columns], chunk=chunk)
         for k, values in enumerate(rows):
             if k == len(results):
-                results.append(torch.zeros_like(columns[0]))
+                results.append(values.new_zeros(columns[0].shape))
             results[k][mask] = values
     return tuple(results)
 
