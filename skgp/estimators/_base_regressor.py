@@ -54,11 +54,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.estimators._base import BaseGP, keep_weighted_rows
-from skgp.estimators._counts import check_counts
+from skgp.estimators._counts import check_counts, check_exposure
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
 from skgp.estimators._threads import in_few_threads
 from skgp.estimators._validation import (
@@ -172,24 +173,45 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         root = covariance_root(covariance)
         return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
 
-    def _quantiles(self, X: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""
-        return self._predictive_quantiles(*self._latent_moments(X), levels)
+        return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
 
-    def _log_density(self, X: np.ndarray, z: np.ndarray) -> np.ndarray:
+    def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return log p(z) of each row of X and its z, shape (n,)."""
-        return self._predictive_log_density(z, *self._latent_moments(X))
+        return self._predictive_log_density(z, *self._latent_moments(X), **offset)
 
     def _observation_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
     ) -> np.ndarray:
         """Return joint draws of z at the rows of X, shape (n, n_samples)."""
-        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng)
+        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng, **offset)
+
+    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keyword ``offset`` of the hooks above; nothing without exposures."""
+        offset = check_exposure(exposure, len(X), self)
+        return {} if offset is None else {"offset": offset}
+
+    def _training_offset(
+        self, exposure: ArrayLike | None, n_rows: int, sample_weight: ArrayLike | None
+    ) -> np.ndarray | None:
+        """Return the log-exposures of those of n rows whose weight is positive, or None."""
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        if exposure is not None and weights is not None and weights.ndim == 1:
+            exposure = np.where(weights > 0, exposure, 1.0)
+            return check_exposure(exposure, n_rows, self)[weights > 0]
+        return check_exposure(exposure, n_rows, self)
 
     # ---- the public interface -----------------------------------------------------------
 
     @in_few_threads
-    def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False):
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        exposure: ArrayLike | None = None,
+    ):
         """Predict a new observation y at each row of X.
 
         The mean alone takes the fast path, save of counts, whose mean depends on the variance of f.
@@ -201,6 +223,9 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             Also return the standard deviation, observation noise included.
         return_cov : bool, default=False
             Also return the joint covariance, observation noise included on its diagonal.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, which multiplies its rate.
+            1 without it. ``set_predict_request(exposure=True)`` routes it through meta-estimators.
 
         Returns
         -------
@@ -221,13 +246,16 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
         X = self._validate_prediction(X)
+        offset = self._offset_at(exposure, X)
         if return_cov:
             check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
-            mean, covariance = self._predictive_covariance(*self._latent_mean_and_covariance(X))
+            mean, covariance = self._predictive_covariance(
+                *self._latent_mean_and_covariance(X), **offset
+            )
             return self._to_y(mean), self.y_scale_**2 * covariance
         if self._predicts_latent and not return_std:
             return self._to_y(self._by_chunks(self._latent_mean, X))
-        mean, var = self._predictive_moments(*self._latent_moments(X))
+        mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
         mean = self._to_y(mean)
         return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
 
@@ -248,7 +276,9 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         return self._to_y(mean), self.y_scale_**2 * var
 
     @in_few_threads
-    def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike) -> np.ndarray:
+    def predict_quantiles(
+        self, X: ArrayLike, quantiles: ArrayLike, exposure: ArrayLike | None = None
+    ) -> np.ndarray:
         """Predict quantiles of a new observation y at each row of X.
 
         Parameters
@@ -256,6 +286,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         X : array-like of shape (n, d)
         quantiles : float or array-like of shape (q,)
             Probabilities, strictly between 0 and 1.
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
 
         Returns
         -------
@@ -275,11 +307,11 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
                 "quantiles must be one probability or a list of them, strictly between 0 and 1; "
                 f"got {quantiles!r}."
             )
-        y = self._to_y(self._quantiles(X, np.atleast_1d(levels)))
+        y = self._to_y(self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X)))
         return y[:, 0] if levels.ndim == 0 else y
 
     def predict_interval(
-        self, X: ArrayLike, coverage: float = 0.95
+        self, X: ArrayLike, coverage: float = 0.95, exposure: ArrayLike | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Predict the central interval that holds a new observation y with given probability.
 
@@ -290,6 +322,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             Probability, strictly between 0 and 1. Half of the rest lies on either side. Of counts,
             whose probabilities jump, the interval holds y, ends included, with at least that
             probability.
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
 
         Returns
         -------
@@ -303,11 +337,17 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
         tail = (1 - coverage) / 2
-        lower, upper = self.predict_quantiles(X, [tail, 1 - tail]).T
+        lower, upper = self.predict_quantiles(X, [tail, 1 - tail], exposure).T
         return lower, upper
 
     @in_few_threads
-    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
+    def sample_y(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state=0,
+        exposure: ArrayLike | None = None,
+    ) -> np.ndarray:
         """Draw new observations y, jointly over the rows of X.
 
         Parameters
@@ -315,6 +355,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         X : array-like of shape (n, d)
         n_samples : int, default=1
         random_state : int, RandomState instance or None, default=0
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
 
         Returns
         -------
@@ -324,10 +366,14 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """
         X = self._validate_prediction(X)
         rng = check_random_state(random_state)
-        return self._to_y(self._observation_samples(X, n_samples, rng))
+        return self._to_y(
+            self._observation_samples(X, n_samples, rng, **self._offset_at(exposure, X))
+        )
 
     @in_few_threads
-    def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+    def log_predictive_density(
+        self, X: ArrayLike, y: ArrayLike, exposure: ArrayLike | None = None
+    ) -> np.ndarray:
         r"""Return the log-density of each observation under its own prediction.
 
         .. math:: \log p(y_i \mid x_i) = \log p(z_i \mid x_i) - \log s_y.
@@ -336,6 +382,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         ----------
         X : array-like of shape (n, d)
         y : array-like of shape (n,)
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
 
         Returns
         -------
@@ -351,4 +399,29 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         check_is_fitted(self)
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
         X = bounded_inputs(X, self.kernel_.is_stationary())
-        return self._log_density(X, self._to_z(y)) - np.log(self.y_scale_)
+        return self._log_density(X, self._to_z(y), **self._offset_at(exposure, X)) - np.log(
+            self.y_scale_
+        )
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ) -> float:
+        """Return the coefficient of determination R^2 of the predicted means.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        float
+        """
+        return r2_score(y, self.predict(X, exposure=exposure), sample_weight=sample_weight)

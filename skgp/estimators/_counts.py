@@ -8,8 +8,8 @@ from skgp.kernels import split_noise
 _ADVICE = {
     "missing": "Drop or impute such rows.",
     "negative": "Correct or drop such rows, or take a likelihood for real numbers.",
-    "fractional": "Round them if they are counts (a rate times its exposure is one), or take a "
-    "likelihood for real numbers.",
+    "fractional": "Round them if they are counts, give the counts of rates with their exposure, or "
+    "take a likelihood for real numbers.",
 }
 
 
@@ -39,6 +39,55 @@ def check_counts(y: np.ndarray, name: str = "y") -> None:
         f"{name} must hold counts, whole numbers of at least 0; got {y[row].item()!r} in row {row} "
         f"({bad.sum()} of {len(y)} rows hold no count). {_ADVICE[kind]}"
     )
+
+
+def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
+    """Logarithms of the exposures of counts: what is added to their log-rates.
+
+    Parameters
+    ----------
+    exposure : float, array-like of shape (n,) or None
+    n_rows : int
+        n.
+    owner : object
+        The estimator: its parameter ``likelihood`` says whether it has counts.
+
+    Returns
+    -------
+    ndarray of shape (n,), or None
+
+    Raises
+    ------
+    ValueError
+        If there are exposures and no counts, or if they are not one a row, positive and finite.
+    """
+    if exposure is None:
+        return None
+    likelihood = getattr(owner, "likelihood", "gaussian")
+    if likelihood != "poisson":
+        raise ValueError(
+            f"exposure is the time, area or population that a count is of, and needs "
+            f"likelihood='poisson'; got likelihood={likelihood!r} of {type(owner).__name__}. "
+            "Leave exposure out, or take DLMGPRegressor, SWSGPRegressor or StateSpaceGPRegressor "
+            "with likelihood='poisson'."
+        )
+    values = np.asarray(exposure, dtype=np.float64)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim > 1 or (values.ndim == 1 and len(values) != n_rows):
+        raise ValueError(
+            f"exposure must be a number or one for each of the {n_rows} rows of X; got an array of "
+            f"shape {values.shape}."
+        )
+    values = np.broadcast_to(values, n_rows)
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"exposure must be positive and finite; got {values[row].item()!r} in row {row}. A row "
+            "without exposure has no count: leave it out, or give it sample_weight 0."
+        )
+    return np.log(values)
 
 
 def refuse_noise(kernel: Kernel, owner: object) -> None:

@@ -8,6 +8,7 @@ from numbers import Real
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+from sklearn.utils.validation import _num_samples
 
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
@@ -19,6 +20,7 @@ from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.kernels.gram import split_noise
 from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS
 from skgp.models.replicates import distinct_observations
 
 
@@ -238,7 +240,13 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Learn inducing points, hyper-parameters and the posterior of f.
 
         Parameters
@@ -249,6 +257,9 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             Counts, for ``likelihood="poisson"``.
         sample_weight : array-like of shape (n,), optional
             Likelihood weights: a weight of 2 equals the row given twice.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, positive. It multiplies the
+            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
 
         Returns
         -------
@@ -257,19 +268,22 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         """
         self._check_combination()
         counts = self.likelihood == "poisson"
+        given = sample_weight
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
+            n_rows = _num_samples(X)
             X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            log_exposure = self._log_exposure(exposure, n_rows, given)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             kernels, white = self._kernels(X, sample_weight)
             family = self._family(white)
-            data = self._data(X, z, sample_weight, backend)
+            data = self._data(X, z, sample_weight, backend, log_exposure)
             objective = self._objective(self.objective, family)
             exact = self._is_exact(data, objective)
             if exact:  # what learns by the evidence needs no floor
                 objective = replace(objective, family=self._family(white, floor=0.0))
             with session.stage("solve") as callback:
-                offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.total)])
+                offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
                 self._fit_sparse(kernels, data, objective, offset, backend, callback, exact=exact)
             parameters = to_tensor(self._likelihood_parameters)
             self._describe(self._posterior.kernel, parameters, white)
@@ -278,7 +292,13 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Add rows to the posterior, which is the prior of the next call; rows are not kept.
 
         The first call is a `fit`. Later ones keep its hyper-parameters, inducing points and
@@ -291,6 +311,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         X : array-like of shape (n, d)
         y : array-like of shape (n,)
         sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
 
         Returns
         -------
@@ -298,14 +319,16 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             Itself.
         """
         if not hasattr(self, "_posterior"):
-            return self.fit(X, y, sample_weight)
+            return self.fit(X, y, sample_weight, exposure)
         counts = self.likelihood == "poisson"
+        n_rows, given = _num_samples(X), sample_weight
         X, y, sample_weight = self._validate_training(
             X, y, sample_weight, reset=False, counts=counts
         )
         backend = self._resolve_backend()
         family = self._family(split_noise(self.kernel_)[1])
-        data = self._data(X, self._to_z(y), sample_weight, backend)
+        log_exposure = self._log_exposure(exposure, n_rows, given)
+        data = self._data(X, self._to_z(y), sample_weight, backend, log_exposure)
         objective = self._objective(self._minimised, family, learn=False)
         self._add_rows(data, objective, backend)
         return self
@@ -334,12 +357,24 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         signals, noises = zip(*map(split_noise, kernels), strict=True)
         return list(signals), None if counts else noises[0]
 
-    def _data(self, X, z, sample_weight, backend: Backend) -> SparseData:
+    def _log_exposure(self, exposure, n_rows: int, sample_weight) -> np.ndarray | None:
+        """Log-exposures of the rows of positive weight, which sampled gradients do not know."""
+        if exposure is not None and self.gradient in STOCHASTIC_GRADIENTS:
+            raise ValueError(
+                f"gradient={self.gradient!r} does not take exposure; use gradient='auto'."
+            )
+        return self._training_offset(exposure, n_rows, sample_weight)
+
+    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> SparseData:
         """Rows as tensors, equal ones merged."""
-        rows = distinct_observations(X, z, sample_weight, backend.device)
-        y = rows.y[:, None].to(backend.dtype)
-        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return SparseData(rows.X.to(backend.dtype), y, weight)
+        rows = distinct_observations(X, z, sample_weight, backend.device, offset)
+        return SparseData(
+            rows.X.to(backend.dtype),
+            *(
+                None if column is None else column.to(backend.dtype)
+                for column in (rows.y[:, None], rows.weight, rows.offset)
+            ),
+        )
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -94,7 +94,7 @@ class LikelihoodPredictive(GaussianPredictive):
     ----------
     _likelihood : NumericLikelihood or None
         In the standardised scale; None for Gaussian noise of variance ``_noise_variance``, in
-        closed forms.
+        closed forms. Counts take an ``offset`` (n,), the logarithms of their exposures.
     """
 
     _likelihood: NumericLikelihood | None = None
@@ -123,44 +123,62 @@ class LikelihoodPredictive(GaussianPredictive):
         zero = np.zeros(1)
         return float(self._predictive_moments(zero, zero)[1][0])
 
-    def _predictive_moments(self, mean, var):
+    def _of_likelihood(self, method: str, *arrays, offset=None):
+        """Evaluate a method of the likelihood elementwise, at offsets that broadcast."""
+        if offset is None:
+            return by_elements(getattr(self._likelihood, method), *arrays)
+        return by_elements(
+            lambda offset, *arrays: getattr(self._likelihood.at(offset), method)(*arrays),
+            offset,
+            *arrays,
+        )
+
+    def _predictive_moments(self, mean, var, offset=None):
         if self._likelihood is None:
             return super()._predictive_moments(mean, var)
-        return by_elements(self._likelihood.predictive_moments, mean, var)
+        return self._of_likelihood("predictive_moments", mean, var, offset=offset)
 
-    def _predictive_covariance(self, mean, covariance):
+    def _predictive_covariance(self, mean, covariance, offset=None):
         if self._predicts_latent:
             return super()._predictive_covariance(mean, covariance)
-        mean_z, var_z = self._predictive_moments(mean, clip_variance(covariance.diagonal()))
+        var = clip_variance(covariance.diagonal())
+        mean_z, var_z = self._predictive_moments(mean, var, offset)
         # Given f, observations are independent: off the diagonal only their means vary together.
         if isinstance(self._likelihood, Poisson) and self._likelihood.link == "exp":
-            joint = exponential_covariance(mean, covariance)
+            joint = exponential_covariance(mean if offset is None else mean + offset, covariance)
         else:
             joint = link_covariance(self._conditional_mean, mean, covariance)
+            if offset is not None:
+                joint *= np.exp(offset[:, None] + offset)
         np.fill_diagonal(joint, var_z)
         return mean_z, joint
 
     def _conditional_mean(self, f: np.ndarray) -> np.ndarray:
         """Return E[z | f], of the shape of f."""
-        return by_elements(self._likelihood.predictive_moments, f, np.zeros_like(f))[0]
+        return self._of_likelihood("predictive_moments", f, np.zeros_like(f))[0]
 
-    def _predictive_quantiles(self, mean, var, quantiles):
+    def _predictive_quantiles(self, mean, var, quantiles, offset=None):
         if self._likelihood is None:
             return super()._predictive_quantiles(mean, var, quantiles)
-        return by_elements(self._likelihood.quantile, quantiles, mean[:, None], var[:, None])
+        offset = None if offset is None else offset[:, None]
+        moments = mean[:, None], var[:, None]
+        return self._of_likelihood("quantile", quantiles, *moments, offset=offset)
 
-    def _predictive_log_density(self, z, mean, var):
+    def _predictive_log_density(self, z, mean, var, offset=None):
         if self._likelihood is None:
             return super()._predictive_log_density(z, mean, var)
         if isinstance(self._likelihood, Poisson):
             check_counts(z)
-        return by_elements(self._likelihood.log_predictive, z, mean, var)
+        return self._of_likelihood("log_predictive", z, mean, var, offset=offset)
 
-    def _sample_observations(self, f, rng):
+    def _sample_observations(self, f, rng, offset=None):
         if self._likelihood is None:
             return super()._sample_observations(f, rng)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-        return self._likelihood.sample(to_tensor(f), generator).numpy()
+        likelihood = self._likelihood
+        if offset is not None:
+            likelihood = likelihood.at(to_tensor(offset)[:, None])
+        return likelihood.sample(to_tensor(f), generator).numpy()
 
 
 def by_elements(function: Callable, *arrays: np.ndarray):

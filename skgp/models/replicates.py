@@ -31,12 +31,15 @@ class Replicates:
         W; None when every row stands alone with weight 1.
     scatter : Tensor of shape (n,) or None
         s; None likewise.
+    offset : Tensor of shape (n, 1) or None
+        Log-exposures of counts.
     """
 
     X: Tensor
     y: Tensor
     weight: Tensor | None = None
     scatter: Tensor | None = None
+    offset: Tensor | None = None
 
     def rows(self, index: Tensor) -> "Replicates":
         """The distinct inputs `index`."""
@@ -45,6 +48,7 @@ class Replicates:
             self.y[index],
             None if self.weight is None else self.weight[index],
             None if self.scatter is None else self.scatter[index],
+            None if self.offset is None else self.offset[index],
         )
 
     def log_power(self, noise: Tensor) -> Tensor:
@@ -102,9 +106,13 @@ def merge_replicates(
 
 
 def distinct_observations(
-    X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
+    X: np.ndarray,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None,
+    device: torch.device,
+    offset: np.ndarray | None = None,
 ) -> Replicates:
-    """Merge rows that agree in inputs and target, which every likelihood allows. O(n d log n).
+    """Merge rows of equal inputs, target and offset, which every likelihood allows. O(n d log n).
 
     Rows of equal inputs and different targets stay apart: :func:`merge_replicates` merges these
     too, which only Gaussian noise allows.
@@ -116,8 +124,12 @@ def distinct_observations(
     sample_weight : ndarray of shape (n,) or None
         Positive.
     device : torch.device
+    offset : ndarray of shape (n,), optional
     """
-    merged = merge_replicates(np.column_stack([X, y]), y, sample_weight, device)
+    d = X.shape[1]
+    columns = [X, y] if offset is None else [X, y, offset]
+    merged = merge_replicates(np.column_stack(columns), y, sample_weight, device)
     scatter = None if merged.weight is None else torch.zeros_like(merged.weight)
-    rows = merged.X[:, :-1].contiguous()
-    return Replicates(rows, merged.X[:, -1].contiguous(), merged.weight, scatter)
+    X_distinct, y_distinct = (merged.X[:, part].contiguous() for part in (slice(d), d))
+    found = None if offset is None else merged.X[:, d + 1 :].contiguous()
+    return Replicates(X_distinct, y_distinct, merged.weight, scatter, found)

@@ -1,5 +1,6 @@
 """What the sparse models train on, where they stand, and what they may change."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +23,14 @@ class SparseData:
         One column a latent function.
     weight : Tensor of shape (n,) or None
         Positive likelihood weights: a weight of 2 equals the row given twice.
+    offset : Tensor of shape (n, 1) or None
+        Of the observations, for the likelihood: log-exposures of counts.
     """
 
     X: Tensor
     y: Tensor
     weight: Tensor | None = None
+    offset: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -36,16 +40,27 @@ class SparseData:
         """Number of observations, rows of weight w counted w times."""
         return float(len(self) if self.weight is None else self.weight.sum())
 
+    @property
+    def exposure(self) -> float:
+        """Weighted sum of the exposures; of no offsets the number of observations."""
+        if self.offset is None:
+            return self.total
+        return float(self.weighted_sum(self.offset.double().exp()))
+
     def double(self) -> "SparseData":
         """The same in float64."""
-        weight = None if self.weight is None else self.weight.double()
-        return SparseData(self.X.double(), self.y.double(), weight)
+        return self._each(lambda tensor: tensor.double())
 
     def rows(self, index: Tensor) -> "SparseData":
         """The rows of an index or mask."""
         index = index.to(self.X.device)
-        weight = None if self.weight is None else self.weight[index]
-        return SparseData(self.X[index], self.y[index], weight)
+        return self._each(lambda tensor: tensor[index])
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> "SparseData":
+        weight, offset = (
+            None if each is None else function(each) for each in (self.weight, self.offset)
+        )
+        return SparseData(function(self.X), function(self.y), weight, offset)
 
     def some_rows(self, size: int, generator: torch.Generator) -> "SparseData":
         """At most `size` rows at random, in their order."""

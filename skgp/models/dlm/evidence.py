@@ -184,7 +184,8 @@ class EvidenceSearch:
     def _laplace(self, kernel, data: SparseData) -> Evidence:
         """Log evidence of the latent functions; O(c n^3)."""
         X, weight = data.X.double(), None if data.weight is None else data.weight.double()
-        likelihood = self.family.make(self.offset[:0])
+        offset = None if data.offset is None else data.offset.double().mT
+        likelihood = self.family.make(self.offset[:0]).at(offset)
         evidence = LaplaceEvidence(likelihood, data.y.double(), self.offset, weight)
         method = "expand" if X.shape[1] > _MANY_COLUMNS else "direct"
         return lambda theta: evidence(gram(kernel, X, theta=theta, method=method))

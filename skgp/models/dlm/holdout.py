@@ -52,11 +52,12 @@ def held_out_losses(state: SparseState, objective: Objective, data: SparseData) 
     """
     with torch.no_grad():
         posterior = state.posterior()
-        y = data.y.double()
+        data = data.double()
+        y = data.y
         if objective.name == "square_loss":
             losses = 0.5 * (posterior.mean(data.X.double()) - y).square()
         else:
-            likelihood = objective.family.make(state.likelihood.double())
+            likelihood = objective.family.make(state.likelihood.double()).at(data.offset)
             losses = -likelihood.log_predictive(y, *posterior.mean_and_variance(data.X.double()))
         losses = losses.sum(1)
         return losses if data.weight is None else losses * data.weight * len(data) / data.total

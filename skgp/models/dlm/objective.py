@@ -92,6 +92,7 @@ def data_loss(
     Tensor of shape ()
         Differentiable in mean, var and the parameters of the likelihood.
     """
+    likelihood = likelihood.at(data.offset)
     if objective.name == "elbo":
         return -data.weighted_sum(likelihood.expected_log_prob(data.y, mean, var))
     if not objective.stochastic:

@@ -77,7 +77,7 @@ def natural_gradients(
     of the parabola with the same slope whose top is the mode of the likelihood: nothing, in its
     place, would let q(u) run away from such rows.
     """
-    likelihood = objective.family.make(state.likelihood)
+    likelihood = objective.family.make(state.likelihood).at(data.offset)
     L = inducing_factor(state.kernel, state.Z)
     Phi = whitened_features(state.kernel, data.X, state.Z, L)
     unexplained = (gram_diag(state.kernel, data.X) - Phi.square().sum(0)).clamp_min(0.0)

@@ -1,0 +1,207 @@
+"""Counts with exposures: y ~ Poisson(exposure * rate), at fit and at prediction."""
+
+import numpy as np
+import pytest
+import sklearn
+from scipy import stats
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor
+
+KERNEL = 0.5 * RBF(0.8)
+
+
+def dlm(**params):
+    return DLMGPRegressor(**{"likelihood": "poisson", "random_state": 0, **params})
+
+
+ESTIMATORS = {"dlm": dlm}
+
+
+def rates(x):
+    return np.exp(0.5 + np.sin(2 * x))
+
+
+def problem(n=80, *, seed=0):
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(-3, 3, n))[:, None]
+    exposure = rng.choice([0.2, 1.0, 20.0], n)
+    return X, rng.poisson(exposure * rates(X[:, 0])).astype(float), exposure
+
+
+@pytest.fixture(params=ESTIMATORS)
+def make(request):
+    return ESTIMATORS[request.param]
+
+
+def optimal_posterior(K, y, exposure, prior_mean):
+    """Mean and covariance of q(f) of greatest ELBO, the rate exp(f): dense, by scipy."""
+    m, S, inverse = np.zeros(len(y)), K, np.linalg.inv(K)
+    for _ in range(200):  # fixed point of the sites, with the curvature of the expected log-lik
+        rate = exposure * np.exp(prior_mean + m + 0.5 * np.diag(S))
+        S_new = np.linalg.inv(inverse + np.diag(rate))
+        step = S_new @ ((y - rate) - inverse @ m)
+        m, S = m + 0.5 * step, S + 0.5 * (S_new - S)
+    return prior_mean + m, S
+
+
+def test_posterior_is_that_of_a_dense_poisson_process_with_offset():
+    X, y, exposure = problem(40)
+    K = KERNEL(X) + 1e-8 * np.eye(40)
+    prior_mean = np.log(y.sum() / exposure.sum())
+    mean, covariance = optimal_posterior(K, y, exposure, prior_mean)
+    model = dlm(
+        kernel=KERNEL,
+        objective="elbo",
+        optimizer=None,
+        n_inducing=40,
+        inducing="fixed",
+        max_iter=500,
+        tol=1e-12,
+    ).fit(X, y, exposure=exposure)
+    found, var = model.latent_mean_and_variance(X)
+    np.testing.assert_allclose(found, mean, atol=2e-3)
+    np.testing.assert_allclose(var, np.diag(covariance), rtol=2e-2)
+
+
+@pytest.mark.parametrize("link", ["exp", "softplus"])
+def test_rates_are_recovered_whatever_the_exposures(make, link):
+    X, y, exposure = problem(300)
+    model = make(link=link).fit(X, y, exposure=exposure)
+    grid = np.linspace(-2.5, 2.5, 30)
+    error = np.log(model.predict(grid[:, None]) / rates(grid))
+    assert np.sqrt(np.mean(error**2)) < 0.2
+    # Counts that pass for those of exposure 1 tell another story.
+    naive = np.log(make(link=link).fit(X, y).predict(grid[:, None]) / rates(grid))
+    assert np.sqrt(np.mean(naive**2)) > 2 * np.sqrt(np.mean(error**2))
+
+
+def test_a_common_exposure_shifts_the_log_rate(make):
+    X, y, _ = problem()
+    plain, shifted = make(kernel=KERNEL), make(kernel=KERNEL)
+    plain.fit(X, y)
+    shifted.fit(X, y, exposure=10.0)
+    mean, var = plain.latent_mean_and_variance(X)
+    found, found_var = shifted.latent_mean_and_variance(X)
+    np.testing.assert_allclose(found, mean - np.log(10.0), atol=1e-4)
+    np.testing.assert_allclose(found_var, var, rtol=1e-3)
+    np.testing.assert_allclose(shifted.predict(X, exposure=10.0), plain.predict(X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("link", ["exp", "softplus"])
+def test_predictions_at_exposures_agree_with_simulation(make, link):
+    X, y, exposure = problem()
+    model = make(link=link, max_iter=20).fit(X, y, exposure=exposure)
+    X_new, new = X[::20], np.array([0.1, 3.0, 50.0, 1000.0])
+    mean, var = model.latent_mean_and_variance(X_new)
+    rng = np.random.default_rng(0)
+    f = mean + np.sqrt(var) * rng.standard_normal((200_000, 4))
+    rate = new * (np.exp(f) if link == "exp" else np.logaddexp(0, f))
+    draws = rng.poisson(rate)
+    found, std = model.predict(X_new, return_std=True, exposure=new)
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert (np.abs(found - draws.mean(0)) < 4 * error).all()
+    np.testing.assert_allclose(std, draws.std(0), rtol=0.03)
+    np.testing.assert_allclose(model.predict(X_new, return_cov=True, exposure=new)[0], found)
+    covariance = model.predict(X_new, return_cov=True, exposure=new)[1]
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), std, rtol=1e-8)
+    unit = model.predict(X_new, return_cov=True)[1]
+    off = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose(covariance[off], (unit * np.outer(new, new))[off], rtol=1e-6)
+    levels = [0.05, 0.5, 0.9]
+    quantiles = model.predict_quantiles(X_new, levels, exposure=new)
+    for j, level in enumerate(levels):
+        below = (draws < quantiles[:, j]).mean(0), (draws <= quantiles[:, j]).mean(0)
+        assert (below[0] < level + 0.01).all() and (below[1] > level - 0.01).all()
+    lower, upper = model.predict_interval(X_new, 0.9, exposure=new)
+    assert (lower <= quantiles[:, 1]).all() and (quantiles[:, 1] <= upper).all()
+    counts = quantiles[:, 1]
+    density = np.log(stats.poisson.pmf(counts, rate).mean(0))
+    found = model.log_predictive_density(X_new, counts, exposure=new)
+    np.testing.assert_allclose(found, density, atol=0.05)
+    samples = model.sample_y(X_new, 4000, random_state=0, exposure=new)
+    error = draws.std(0) / np.sqrt(4000)
+    assert (np.abs(samples.mean(1) - draws.mean(0)) < 4 * error).all()
+
+
+def test_weights_and_exposures_of_dropped_rows_go_together(make):
+    X, y, exposure = problem()
+    weight = np.ones(len(y))
+    weight[::3] = 0.0
+    wrong = np.where(weight == 0, np.nan, exposure)
+    options = {"kernel": KERNEL, "optimizer": None}
+    kept = make(**options).fit(X[weight > 0], y[weight > 0], exposure=exposure[weight > 0])
+    found = make(**options).fit(X, y, sample_weight=weight, exposure=wrong)
+    np.testing.assert_allclose(found.predict(X), kept.predict(X), rtol=1e-5)
+
+
+def test_streams_take_exposures(make):
+    X, y, exposure = problem(300)
+    order = np.random.default_rng(0).permutation(300)
+    parts = order[:200], order[200:]
+    model = make()
+    for rows in parts:
+        rows = np.sort(rows)
+        model.partial_fit(X[rows], y[rows], exposure=exposure[rows])
+    grid = np.linspace(-2.5, 2.5, 30)
+    assert np.abs(np.log(model.predict(grid[:, None]) / rates(grid))).mean() < 0.2
+
+
+def test_metadata_routing_reaches_pipelines_and_searches(make):
+    X, y, exposure = problem()
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = make(kernel=KERNEL, max_iter=5)
+        for method in ("fit", "predict", "score"):
+            getattr(model, f"set_{method}_request")(exposure=True)
+        pipeline = make_pipeline(StandardScaler(), model)
+        pipeline.fit(X, y, exposure=exposure)
+        scaled = pipeline[:-1].transform(X)
+        np.testing.assert_allclose(
+            pipeline.predict(X, exposure=exposure), pipeline[-1].predict(scaled, exposure=exposure)
+        )
+        assert pipeline.score(X, y, exposure=exposure) > pipeline[-1].score(scaled, y)
+        params = {"exposure": exposure}
+        order = np.random.default_rng(0).permutation(len(y))
+        scores = cross_val_score(
+            pipeline, X[order], y[order], cv=2, params={"exposure": exposure[order]}
+        )
+        assert np.isfinite(scores).all()
+        grid = {model.__class__.__name__.lower() + "__kernel": [KERNEL]}
+        assert GridSearchCV(pipeline, grid, cv=2).fit(X, y, **params).best_score_ is not None
+
+
+@pytest.mark.parametrize(
+    ("exposure", "message"),
+    [
+        (0.0, "positive and finite.*0.0 in row 0"),
+        (-1.0, "positive and finite"),
+        (np.inf, "positive and finite"),
+        (np.nan, "positive and finite"),
+        ([1.0, 2.0], "one for each of the 80 rows"),
+    ],
+)
+def test_bad_exposures_are_named(make, exposure, message):
+    X, y, _ = problem()
+    with pytest.raises(ValueError, match=message):
+        make().fit(X, y, exposure=exposure)
+    fitted = make(max_iter=2).fit(X, y)
+    with pytest.raises(ValueError, match=message):
+        fitted.predict(X, exposure=exposure)
+
+
+def test_exposures_need_counts(make):
+    X, y, exposure = problem(30)
+    with pytest.raises(ValueError, match="needs likelihood='poisson'"):
+        make(likelihood="gaussian").fit(X, y, exposure=exposure)
+    for other in (QSGPRegressor(), BayesianGPRegressor(n_keep=4)):
+        with pytest.raises(ValueError, match="DLMGPRegressor"):
+            other.fit(X, y).predict(X, exposure=exposure)
+
+
+def test_sampled_gradients_refuse_exposures():
+    X, y, exposure = problem(30)
+    with pytest.raises(ValueError, match="gradient='bmc' does not take exposure"):
+        dlm(gradient="bmc").fit(X, y, exposure=exposure)
