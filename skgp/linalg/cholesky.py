@@ -9,6 +9,10 @@ from torch import Tensor
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.linalg.threads import large_operation
 
+# Of a matrix that cannot be factored: rows whose eigenvalues are computed, and the ratio of
+# variances that leaves no digits.
+_ROWS, _LARGE_RATIO = 200, 1e10
+
 __all__ = ["CholeskyResult", "cho_solve", "jittered_cholesky", "log_det", "reverse_cholesky"]
 
 
@@ -183,7 +187,7 @@ def _smallest_jitter(A: Tensor, max_jitter: float) -> Tensor:
         if not pending.any():
             break
     else:
-        raise NotPositiveDefiniteError(_failure_message(A, scale, int(pending.sum()), max_jitter))
+        raise NotPositiveDefiniteError(_failure_message(A, scale, pending, max_jitter))
     return relative * scale
 
 
@@ -200,11 +204,47 @@ def _escalation(smallest: float, largest: float) -> Iterator[float]:
     yield largest
 
 
-def _failure_message(A: Tensor, scale: Tensor, n_failed: int, max_jitter: float) -> str:
+def _failure_message(A: Tensor, scale: Tensor, pending: Tensor, max_jitter: float) -> str:
     return (
-        f"{n_failed} of {len(A)} matrices of size {A.shape[-1]} ({A.dtype}, smallest mean diagonal "
-        f"{float(scale.min()):.3g}) not positive definite with max_jitter={max_jitter:g} times the "
-        "mean diagonal added. Likely causes: duplicated or nearly duplicated rows, float32 where "
-        "float64 is needed, a noise variance that is tiny beside the signal variance. Remove the "
-        "duplicates, use dtype='float64' or raise the noise variance."
+        f"{int(pending.sum())} of {len(A)} matrices of size {A.shape[-1]} ({A.dtype}, smallest "
+        f"mean diagonal {float(scale.min()):.3g}) not positive definite with "
+        f"max_jitter={max_jitter:g} times the mean diagonal added. "
+        + _cause(A[pending][0], max_jitter)
+    )
+
+
+def _cause(A: Tensor, max_jitter: float) -> str:
+    """Why a matrix (n, n) has no factor, as its own entries show, and what to do about it."""
+    variance = A.diagonal()
+    if float(variance.min()) <= 0:
+        return (
+            f"Row {int(variance.argmin())} has a variance of {float(variance.min()):.3g}: the "
+            "kernel is no covariance. Check the kernel's class and hyper-parameters."
+        )
+    if float(variance.max() / variance.median()) > _LARGE_RATIO:
+        return (
+            f"Row {int(variance.argmax())} lies far from the others: its variance of "
+            f"{float(variance.max()):.3g} leaves theirs, {float(variance.median()):.3g} in the "
+            "median, without digits. Remove the row, or give the columns other units."
+        )
+    C = (A / variance.sqrt() / variance.sqrt()[:, None]).double()
+    some = C[:: -(-len(C) // _ROWS), :: -(-len(C) // _ROWS)]
+    least = float(torch.linalg.eigvalsh(some)[0])
+    if least < -0.5 * max_jitter:
+        return (
+            f"It is indefinite: an eigenvalue of {least:.2g} times the variance. The kernel is no "
+            "covariance on these inputs, as ExpSineSquared is none on several columns; give each "
+            "such part one column, skgp.kernels.ActiveDims(kernel, [column])."
+        )
+    row, column = divmod(int(C.tril(-1).argmax()), len(C))
+    if float(C[row, column]) > 1 - 1e-12:
+        return (
+            f"Rows {column} and {row} are duplicates, or nearly so, and the noise variance is tiny "
+            "beside that of the signal. Remove duplicates, or raise the noise variance."
+        )
+    if A.dtype == torch.float32:
+        return "It is singular in float32. Use dtype='float64', or raise the noise variance."
+    return (
+        "It is singular up to rounding: the length scales are long beside the distances of the "
+        "rows, and the noise variance is tiny beside that of the signal. Raise the noise variance."
     )

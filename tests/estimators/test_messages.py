@@ -5,9 +5,11 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
 
 import skgp
 from skgp.estimators import _validation
+from skgp.linalg.exceptions import NotPositiveDefiniteError
 
 NAMES = [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
 REGRESSORS = [name for name in NAMES if name.endswith("Regressor")]
@@ -75,3 +77,16 @@ def test_a_covariance_without_room_is_refused_with_its_size(name, monkeypatch):
     ):
         model.predict(X, return_cov=True)
     model.predict(X, return_std=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("StateSpace")])
+def test_a_kernel_that_is_no_covariance_is_named(name):
+    rows = np.random.default_rng(0).uniform(0, 10, (80, 2))
+    periodic = ExpSineSquared(1.0, 3.0)
+    y = np.sin(rows[:, 0])
+    if name.endswith("Classifier"):
+        y = (y > 0).astype(int)
+    else:
+        periodic = periodic + WhiteKernel(1e-3)
+    with pytest.raises(NotPositiveDefiniteError, match="is indefinite.*ExpSineSquared.*ActiveDims"):
+        getattr(skgp, name)(periodic, optimizer=None, random_state=0).fit(rows, y)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det, reverse_cholesky
+from skgp.linalg.cholesky import (
+    _cause,
+    cho_solve,
+    jittered_cholesky,
+    log_det,
+    reverse_cholesky,
+)
 from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
 
 DTYPES = [torch.float32, torch.float64]
@@ -111,11 +117,36 @@ def test_jittered_cholesky_names_non_finite_entries(value):
         jittered_cholesky(A)
 
 
-def test_jittered_cholesky_failure_names_causes():
-    with pytest.raises(
-        NotPositiveDefiniteError, match="max_jitter=0.0001.*duplicated.*float32.*noi"
+def test_jittered_cholesky_failure_names_its_cause():
+    one = torch.eye(4, dtype=torch.float64)
+    negative = one.clone()
+    negative[2, 2] = -1.0
+    indefinite = torch.full((4, 4), -0.9, dtype=torch.float64) + 1.9 * one
+    far = indefinite.clone()
+    far[3, 3] = 1e12
+    equal = one.clone()
+    equal[3, 1] = equal[1, 3] = 1.0
+    near = one.clone()
+    near[3, 1] = near[1, 3] = 1 - 1e-9
+    for A, max_jitter, message in (
+        (
+            -one,
+            1e-4,
+            "max_jitter=0.0001 .* Row 0 has a variance of -1: the kernel is no",
+        ),
+        (negative, 1e-4, "Row 2 has a variance of -1"),
+        (
+            indefinite,
+            1e-4,
+            "indefinite: an eigenvalue of -1.7 .* ExpSineSquared .*ActiveDims",
+        ),
+        (far, 1e-14, "Row 3 lies far from the others: its variance of 1e.12 .* Remove the row"),
     ):
-        jittered_cholesky(-torch.eye(3))
+        with pytest.raises(NotPositiveDefiniteError, match=message):
+            jittered_cholesky(A, max_jitter=max_jitter)
+    assert "Rows 1 and 3 are duplicates" in _cause(equal, 1e-4)
+    assert "length scales are long" in _cause(near, 1e-4)
+    assert "dtype='float64'" in _cause(near.float() * (1 - 1e-6), 1e-4)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])
