@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,6 +94,20 @@ class Block:
                 f.copy_(product)
                 q.copy_(noise)
             q.mul_(self.variance)
+
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return k and its derivatives in the log rates, each in the shape of the lags."""
+        if not self.primitives:
+            return np.full_like(lags, self.variance), []
+        parts = [p.correlation(r * lags) for p, r in zip(self.primitives, self.rates, strict=True)]
+        values, slopes = zip(*parts, strict=True)
+        if len(values) == 1:
+            return self.variance * values[0], [self.variance * slopes[0]]
+        others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
+        return self.variance * reduce(np.multiply, values), [
+            self.variance * reduce(np.multiply, rest, slope)
+            for slope, rest in zip(slopes, others, strict=True)
+        ]
 
     def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[float, list[float]]:
         """Return the contraction with d/dlog variance and with each d/dlog rate."""
@@ -233,6 +248,24 @@ class Dynamics:
         for s, block in self.blocks:
             block.fill(gaps, F[s, s], Q[s, s])
         return F, Q
+
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Covariance of f over lags, and its derivatives in the parameters.
+
+        Parameters
+        ----------
+        lags : ndarray of shape (n,)
+            Not negative, finite.
+
+        Returns
+        -------
+        k : ndarray of shape (n,)
+        slopes : ndarray of shape (q, n)
+        """
+        values, slopes = zip(*(block.covariance(lags) for _, block in self.blocks), strict=True)
+        return reduce(np.add, values), np.stack(
+            [*values, *(each for part in slopes for each in part)]
+        )
 
     def block_transition(self, gaps: Tensor) -> list[tuple[Tensor, Tensor]]:
         """As `transition`, the diagonal blocks alone, (d_b, d_b, n) each."""

@@ -144,7 +144,7 @@ def mixture_error(alpha: float, n_nodes: int, process: Rational) -> float:
     log_nodes, log_weights = gamma_mixture(torch.tensor(alpha, dtype=torch.float64), n_nodes)
     half_square = np.append(0.0, np.logspace(-3, 8, 400))
     r = np.sqrt(2 * half_square[:, None] * log_nodes.exp().numpy())
-    value = process.covariance(np.minimum(r, process.horizon)) @ log_weights.exp().numpy()
+    value = process.correlation(np.minimum(r, process.horizon))[0] @ log_weights.exp().numpy()
     # The grid can miss the top of a ripple by this little.
     return 1.02 * float(np.abs(value - (1 + half_square / alpha) ** -alpha).max())
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,10 @@ class Primitive(ABC):
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         """Write F(r) and Q(r), (d, d, m), for r (m,) in [0, horizon], finite."""
 
+    @abstractmethod
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """k(r) for r >= 0 and its derivative in log r, each in the shape of r."""
+
     def __reduce__(self) -> str:
         return self.name.upper()  # a constant of its module: pickled and copied by that name
 
@@ -86,6 +91,10 @@ class _Matern12(Primitive):
         torch.exp(-r, out=F[0, 0])
         torch.expm1(-2 * r, out=Q[0, 0])
         Q.neg_()
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        e = np.exp(-r)
+        return e, -r * e
 
 
 class _Matern32(Primitive):
@@ -102,6 +111,11 @@ class _Matern32(Primitive):
         torch.mul(re, re, out=Q[0, 1]).mul_(2)
         Q[1, 0] = Q[0, 1]
         torch.addcmul(p3, re, e, value=4, out=Q[1, 1])
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        e = np.exp(-r)
+        re = r * e
+        return e + re, -r * re
 
 
 class _Matern52(Primitive):
@@ -127,6 +141,10 @@ class _Matern52(Primitive):
         torch.sub(2 * half, re, alpha=3, out=F[2, 1])
         torch.sub(e + half, re, alpha=2, out=F[2, 2])
         self._fill_noise(r, re, half, w2, e * e, Q)
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        e, third = np.exp(-r), r * r / 3
+        return (1 + r + third) * e, -third * (1 + r) * e
 
     def _fill_noise(
         self, r: Tensor, re: Tensor, half: Tensor, w2: Tensor, e2: Tensor, Q: Tensor
@@ -155,6 +173,9 @@ class _Rotation(Primitive):
         torch.neg(F[0, 1], out=F[1, 0])
         F[1, 1] = F[0, 0]
         Q.zero_()
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.cos(r), -r * np.sin(r)
 
 
 def lower_gamma(k: int, x: Tensor, decay: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -95,13 +95,21 @@ class Rational(Primitive):
         self._shift = float(a.mean())
         self._series = _series(A, noise, self._shift, _n_terms(self._spread * switch, 2 * d - 1))
         self._modes = _modes(A, poles[: d // 2], P0)
-
-    def covariance(self, r: np.ndarray) -> np.ndarray:
-        """k(r) for r >= 0, in the shape of r."""
-        modes, _ = self._modes
+        # Of the waves in k(r).
         H, P0 = self.observation.numpy(), self.stationary.numpy()
-        weights = np.einsum("i,iju,j->u", H, modes, P0 @ H)
-        return np.tensordot(weights, self._waves(torch.from_numpy(r)).numpy(), 1)
+        self._weights = np.einsum("i,iju,j->u", H, self._modes[0], P0 @ H)
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, slope = np.zeros_like(r), np.zeros_like(r)
+        half = len(self._decays)
+        for a, b, u, v in zip(
+            self._decays, self._frequencies, *np.split(self._weights, [half]), strict=True
+        ):
+            decay = np.exp(-a * r)
+            cosine, sine = decay * np.cos(b * r), decay * np.sin(b * r)
+            value += u * cosine + v * sine
+            slope += (b * v - a * u) * cosine - (a * v + b * u) * sine
+        return value, r * slope
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         if not len(r):

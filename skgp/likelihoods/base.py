@@ -112,6 +112,29 @@ class Likelihood(TensorState, abc.ABC):
         check_var(var)
         return self._expected_log_prob(y, mean, var)
 
+    def expected_log_prob_and_derivatives(
+        self, y: Tensor, mean: Tensor, var: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Expected log-density and expected first and second derivatives in f, without a graph.
+
+        By the theorems of Bonnet and Price the latter are the derivatives of the former in the mean
+        and, twice, in the variance.
+
+        Parameters
+        ----------
+        y, mean, var : Tensor of shape (n,)
+            As for `expected_log_prob`, of targets that were checked.
+
+        Returns
+        -------
+        expected, first, second : Tensor of shape (n,)
+        """
+        mean, var = mean.detach().requires_grad_(), var.detach().requires_grad_()
+        with torch.enable_grad():
+            expected = self.expected_log_prob(y, mean, var)
+            in_mean, in_var = torch.autograd.grad(expected.sum(), (mean, var))
+        return expected.detach(), in_mean, 2 * in_var
+
     def log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         r"""Log predictive density :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`.
 

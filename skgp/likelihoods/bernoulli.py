@@ -105,6 +105,18 @@ class Bernoulli(Likelihood):
     def _mode(self, y: Tensor) -> Tensor:
         return y * math.inf
 
+    def expected_log_prob_and_derivatives(
+        self, y: Tensor, mean: Tensor, var: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return quadrature.smooth_averages(  # type: ignore[return-value]
+            lambda f, y: self._log_prob_and_derivatives(y, f),
+            mean,
+            var,
+            y,
+            scale=_SCALE,
+            n_points=self.n_points,
+        )
+
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return quadrature.smooth_expectation(
             lambda f, y: self._log_prob_and_derivatives(y, f),

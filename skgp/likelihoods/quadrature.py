@@ -299,6 +299,9 @@ def piecewise(
     -------
     tuple of Tensor of shape (...)
     """
+    for applies_to_all, rule in ((not is_second.any(), first), (is_second.all(), second)):
+        if applies_to_all:
+            return chunked(rule, columns, chunk=chunk)
     results: list[Tensor] = []
     for mask, rule in ((~is_second, first), (is_second, second)):
         rows = chunked(rule, [column[mask] for column in columns], chunk=chunk)
@@ -326,6 +329,8 @@ def chunked(
     -------
     tuple of Tensor of shape (...)
     """
+    if columns[0].ndim == 1 and len(columns[0]) <= chunk:
+        return rule(*columns)
     parts = zip(*(column.reshape(-1).split(chunk) for column in columns), strict=True)
     results = zip(*(rule(*rows) for rows in parts), strict=True)
     return tuple(torch.cat(values).reshape(columns[0].shape) for values in results)

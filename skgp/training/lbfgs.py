@@ -54,7 +54,7 @@ class LBFGSResult:
 
 
 def minimize_lbfgs(
-    compute_loss: Callable[[dict[str, Tensor]], Tensor],
+    compute_loss: Callable[[dict[str, Tensor]], Tensor | tuple[float, dict[str, Tensor]]],
     start: Mapping[str, Tensor],
     *,
     max_iter: int,
@@ -67,9 +67,9 @@ def minimize_lbfgs(
     Parameters
     ----------
     compute_loss : callable
-        Maps tensors of the names and shapes of `start` to a scalar with a graph to them. A loss or
-        gradient that is not finite, or a ValueError (a matrix that cannot be factored), refuses the
-        step.
+        Maps tensors of the names and shapes of `start` to a scalar with a graph to them, or to a
+        number and the gradients by name. A loss or gradient that is not finite, or a ValueError (a
+        matrix that cannot be factored), refuses the step.
     start : dict of str to Tensor
         Not modified.
     max_iter : int
@@ -108,12 +108,15 @@ def minimize_lbfgs(
         leaves = {name: value.requires_grad_() for name, value in unpack(x).items()}
         try:
             loss = compute_loss(leaves)
-            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            if isinstance(loss, tuple):
+                value, gradient = loss[0], _to_vector(loss[1][name] for name in leaves)
+            else:
+                parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                value, gradient = loss.item(), _to_vector(parts)
         except ValueError:
             if math.isinf(best[0]):
                 raise  # the start itself is not usable, and the error says why
             return _refusal(best[0], x)
-        value, gradient = loss.item(), _to_vector(gradients)
         if not (math.isfinite(value) and np.isfinite(gradient).all()):
             return _refusal(best[0], x)
         if value < best[0]:

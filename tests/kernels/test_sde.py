@@ -210,6 +210,25 @@ def test_tiles_do_not_show():
         assert (whole[..., some] - few).abs().max() < 100 * EPS * whole.abs().max()
 
 
+@each_series_kernel()
+def test_covariance_and_its_derivatives_agree_with_transitions_and_differences(case):
+    form = state_space(case.make())
+    lags = np.append(0.0, np.logspace(-4, 0.4, 30))
+    parameters = form.parameters().detach()
+
+    def covariance(at):
+        return torch.from_numpy(form.at(at).covariance(lags)[0])
+
+    k, slopes = form.at(parameters).covariance(lags)
+    dynamics = form.at(parameters)
+    F, _ = dynamics.transition(torch.from_numpy(lags))
+    H, P0 = dynamics.observation, dynamics.stationary
+    np.testing.assert_allclose(k, torch.einsum("i,ijn,j->n", H, F, P0 @ H), atol=1e-12 * k[0])
+    assert slopes.shape == (len(parameters), len(lags))
+    expected = by_finite_differences(covariance, parameters)
+    np.testing.assert_allclose(slopes, expected.T, atol=1e-6 * k[0])
+
+
 # Gradients ----------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ The last chunk is padded with points that weigh nothing.
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,9 @@ class Dynamics(Protocol):
 
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """F and Q over gaps (n,), each (d, d, n)."""
+
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """k over lags (n,), and its derivatives in the parameters, (q, n)."""
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         """Sum over n of <F_bar, dF/dp> + <Q_bar, dQ/dp> for each parameter, (q,)."""

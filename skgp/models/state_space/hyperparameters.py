@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels.sde import state_space
 from skgp.models.families import Family
+from skgp.models.state_space.kernel_parameters import KernelParameters
 from skgp.models.state_space.objectives import Evaluation, Objective
 from skgp.models.state_space.series import Series
 from skgp.training.lbfgs import minimize_lbfgs
@@ -102,11 +102,22 @@ def maximise(
     -------
     Search
     """
-    climb = _Climb(kernel, objective, family, knots, _INNER * tol)
+    climb = _Climb(KernelParameters(kernel), objective, family, knots, _INNER * tol)
     start = climb.start(parameters, learn_knots)
     if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
         value = climb.evaluate(start).value
         return Search(kernel, start["likelihood"], value, knots=knots)
+    return _run(climb, start, max_iter, tol, callback)
+
+
+def _run(
+    climb: "_Climb",
+    start: dict[str, Tensor],
+    max_iter: int,
+    tol: float,
+    callback: Callback | None = None,
+) -> Search:
+    """Climb from somewhere to the top."""
     found = minimize_lbfgs(
         climb.loss,
         start,
@@ -116,9 +127,9 @@ def maximise(
         callback=callback,
     )
     return Search(
-        kernel.clone_with_theta(found.parameters["theta"].numpy()),
+        climb.kernel.clone_with_theta(found.parameters["theta"].numpy()),
         found.parameters["likelihood"],
-        -found.loss * objective.total,
+        -found.loss * climb.objective.total,
         found.n_iter,
         [-value for value in found.history],
         climb.places(found.parameters),
@@ -128,15 +139,21 @@ def maximise(
 class _Climb:
     """The evidence as a loss of tensors: ``theta``, ``likelihood`` and the places of knots.
 
-    Knots move by the first of them and the logarithms of the gaps, which keeps their order.
+    Knots move by the first of them and the logarithms of the gaps, which keeps their order. The
+    tensors are in main memory, wherever the data are.
     """
 
     def __init__(
-        self, kernel: Any, objective: Objective, family: Family, knots: Tensor | None, tol: float
+        self,
+        place: KernelParameters,
+        objective: Objective,
+        family: Family,
+        knots: Tensor | None,
+        tol: float,
     ) -> None:
-        self.kernel, self.objective, self.family = kernel, objective, family
+        self.place, self.objective, self.family = place, objective, family
         self.knots, self.tol = knots, tol
-        self.form = state_space(kernel)
+        self.kernel = place.kernel
 
     def start(self, parameters: Tensor | None, learn_knots: bool) -> dict[str, Tensor]:
         """Where the search begins."""
@@ -144,7 +161,8 @@ class _Climb:
         likelihood = self.family.initial(theta) if parameters is None else parameters
         start = {"theta": theta, "likelihood": likelihood}
         if self.knots is not None and learn_knots:
-            start["first"], start["log_gaps"] = self.knots[:1], self.knots.diff().log()
+            knots = self.knots.to(theta)
+            start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
         return start
 
     def bounds(self, start: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -164,34 +182,36 @@ class _Climb:
         return bounds
 
     def places(self, leaves: dict[str, Tensor]) -> Tensor | None:
-        """The knots (M,)."""
-        if "first" not in leaves:
+        """The knots (M,), where the data are."""
+        if self.knots is None or "first" not in leaves:
             return self.knots
-        first = leaves["first"]
-        return torch.cat([first, first + leaves["log_gaps"].exp().cumsum(0)])
+        first, log_gaps = leaves["first"].detach(), leaves["log_gaps"].detach()
+        return torch.cat([first, first + log_gaps.exp().cumsum(0)]).to(self.knots)
 
     def evaluate(self, leaves: dict[str, Tensor]) -> Evaluation:
         """Evidence and its gradients."""
-        knots = self.places(leaves)
         return self.objective(
-            self.form.at(self.form.parameters(leaves["theta"]).detach()),
+            self.place.form.at(self.place.parameters(leaves["theta"].detach())),
             leaves["likelihood"].detach(),
-            None if knots is None else knots.detach(),
+            self.places(leaves),
             tol=self.tol,
         )
 
-    def loss(self, leaves: dict[str, Tensor]) -> Tensor:
-        """Negative evidence an observation: a plane through it carries its slopes into autograd."""
-        found = self.evaluate(leaves)
-        dynamics, knots = self.form.parameters(leaves["theta"]), self.places(leaves)
-        parts = [
-            (dynamics, found.dynamics_gradient),
-            (leaves["likelihood"], found.likelihood_gradient),
-        ]
-        if knots is not None and found.knot_gradient is not None:
-            parts.append((knots, found.knot_gradient))
-        plane = torch.stack([(value - value.detach()) @ slope for value, slope in parts]).sum()
-        return -(found.value + plane) / self.objective.total
+    def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+        """Negative evidence an observation, and its gradients."""
+        found, theta = self.evaluate(leaves), leaves["theta"].detach()
+        slopes = {
+            "theta": self.place.pull(theta, found.dynamics_gradient.to(theta)),
+            "likelihood": found.likelihood_gradient,
+        }
+        if "first" in leaves and found.knot_gradient is not None:
+            slope = found.knot_gradient.to(theta)
+            # A gap moves all knots behind it.
+            behind = slope[1:].flip(0).cumsum(0).flip(0)
+            slopes["first"] = slope.sum()[None]
+            slopes["log_gaps"] = behind * leaves["log_gaps"].detach().exp()
+        scale = -1 / self.objective.total
+        return scale * found.value, {name: scale * slope for name, slope in slopes.items()}
 
 
 def choose_kernel(
@@ -241,16 +261,21 @@ def choose_kernel(
             key=lambda pair: _value(pair[1], whole, family),
         )
     objective = whole if n_rows <= 2 * _CHOICE_ROWS else make_objective(part(kind, _CHOICE_ROWS))
+
+    def climb_from(kernel: Any, parameters: Tensor | None) -> Search:
+        climb = _Climb(KernelParameters(kernel), objective, family, None, 0.0)
+        return _climb(climb, climb.start(parameters, False))
+
     searches = []
     for number, kernel in enumerate(_affordable(kernels, n_rows)):
         if number:
             # Noise that a rough kernel explains away is not there for a smooth one to begin with.
             start = _with_length_scale_of(kernel, best.kernel)
-            searches.append(_climb(start, objective, family, None))
+            searches.append(climb_from(start, None))
         elif kind == "all":  # it has climbed there
             searches.append(best)
         else:
-            searches.append(_climb(best.kernel, objective, family, best.parameters))
+            searches.append(climb_from(best.kernel, best.parameters))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
     # Akaike's criterion: a nat for every hyper-parameter.
@@ -271,24 +296,24 @@ def _value(search: Search, objective: Objective, family: Family) -> float:
     ).value
 
 
-def _climb(kernel: Any, objective: Objective, family: Family, parameters: Tensor | None) -> Search:
+def _climb(climb: _Climb, start: dict[str, Tensor]) -> Search:
     """A search that is short, for comparison."""
-    return maximise(
-        kernel,
-        objective,
-        family,
-        parameters=parameters,
-        max_iter=_CHOICE_ITER,
-        tol=max(_CHOICE_TOL, _CHOICE_NATS / objective.total),
-    )
+    tol = _choice_tol(climb.objective)
+    climb.tol = _INNER * tol
+    return _run(climb, start, _CHOICE_ITER, tol)
+
+
+def _choice_tol(objective: Objective) -> float:
+    return max(_CHOICE_TOL, _CHOICE_NATS / objective.total)
 
 
 def _search_scale(kernel: Any, objective: Objective, family: Family, series: Series) -> Search:
     """Climb from the best of several multiples of a kernel's length scales."""
-    starts = [_scaled(kernel, scale) for scale in _telling_scales(kernel, series)]
-    tried = [maximise(start, objective, family, max_iter=0, tol=_START_TOL) for start in starts]
-    best = max(tried, key=lambda search: search.value)
-    return _climb(best.kernel, objective, family, best.parameters)
+    climb = _Climb(KernelParameters(kernel), objective, family, None, _INNER * _START_TOL)
+    start = climb.start(None, False)
+    thetas = [_scaled(kernel, scale) for scale in _telling_scales(kernel, series)]
+    starts = [start | {"theta": torch.from_numpy(theta)} for theta in thetas]
+    return _climb(climb, max(starts, key=lambda each: climb.evaluate(each).value))
 
 
 def _telling_scales(kernel: Any, series: Series) -> np.ndarray:
@@ -314,10 +339,10 @@ def _is_length_scale(kernel: Any) -> np.ndarray:
     return np.array([name.endswith("length_scale") for name, n in names for _ in range(n)], bool)
 
 
-def _scaled(kernel: Any, factor: float) -> Any:
-    """The kernel with its length scales multiplied by a factor, within their bounds."""
+def _scaled(kernel: Any, factor: float) -> np.ndarray:
+    """Theta with the length scales multiplied by a factor, within their bounds."""
     theta = kernel.theta + np.where(_is_length_scale(kernel), np.log(factor), 0.0)
-    return kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
+    return np.clip(theta, *kernel.bounds.T)
 
 
 def _with_length_scale_of(kernel: Any, other: Any) -> Any:
@@ -325,4 +350,5 @@ def _with_length_scale_of(kernel: Any, other: Any) -> Any:
     mine, theirs = _is_length_scale(kernel), _is_length_scale(other)
     if not (mine.any() and theirs.any()):
         return kernel
-    return _scaled(kernel, np.exp(other.theta[theirs].mean() - kernel.theta[mine].mean()))
+    factor = np.exp(other.theta[theirs].mean() - kernel.theta[mine].mean())
+    return kernel.clone_with_theta(_scaled(kernel, factor))

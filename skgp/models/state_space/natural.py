@@ -272,21 +272,12 @@ def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple
 def expectations(
     likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,).
-
-    One pass serves all three: by the theorems of Bonnet and Price the expected derivatives are
-    those of the expectation in the mean and, twice, in the variance.
-    """
-
-    def tile(y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = mean.detach().requires_grad_(), var.detach().requires_grad_()
-        with torch.enable_grad():
-            expected = likelihood.expected_log_prob(y, mean, var)
-            in_mean, in_var = torch.autograd.grad(expected.sum(), (mean, var))
-        return expected.detach(), in_mean, 2 * in_var
-
+    """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
+    find = likelihood.expected_log_prob_and_derivatives
+    if len(y) <= _TILE:
+        return find(y, mean, var)
     tiles = zip(y.split(_TILE), mean.split(_TILE), var.split(_TILE), strict=True)
-    expected, slope, curvature = zip(*(tile(*rows) for rows in tiles), strict=True)
+    expected, slope, curvature = zip(*(find(*rows) for rows in tiles), strict=True)
     return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
 
 

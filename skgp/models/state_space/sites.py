@@ -30,9 +30,10 @@ from torch import Tensor
 from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.models.state_space.chunks import Dynamics
+from skgp.models.state_space.dense import DensePosterior
 from skgp.models.state_space.natural import Point, SiteBound, climb
 from skgp.models.state_space.series import Series
-from skgp.models.state_space.smoother import Evidence, evidence
+from skgp.models.state_space.smoother import Evidence, dense_prior, evidence
 
 __all__ = ["SeriesBound", "Sites", "fit_sites", "sites_mean"]
 
@@ -201,15 +202,20 @@ class _ExactBound(SeriesBound):
     ) -> None:
         super().__init__(series, likelihood, offset)
         self._dynamics, self._base, self._before = dynamics, base, 0.0
+        self._prior = dense_prior(dynamics, series.gaps)
         if base is not None:
             self._before = evidence(dynamics, series.gaps, *base).log_normalizer
 
-    def infer(self, beta: Tensor, weight: Tensor) -> tuple[Evidence, tuple[float, ...]] | None:
+    def infer(
+        self, beta: Tensor, weight: Tensor
+    ) -> tuple[Evidence | DensePosterior, tuple[float, ...]] | None:
         if self._base is not None:
             beta, weight = beta + self._base[0], weight + self._base[1]
         centre = self._centre(beta, weight)
         try:
-            found = evidence(self._dynamics, self.series.gaps, beta, weight, centre)
+            found = evidence(
+                self._dynamics, self.series.gaps, beta, weight, centre, prior=self._prior
+            )
         except NotPositiveDefiniteError:
             return None
         if not (math.isfinite(found.log_normalizer) and bool(found.mean.isfinite().all())):

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.state_space import dense
 from skgp.models.state_space.chunks import Chunks, Dynamics, Steps, Transitions
+from skgp.models.state_space.dense import DensePosterior, DensePrior
 from skgp.models.state_space.elements import Element, ElementTree, push
 from skgp.models.state_space.parameter_gradient import parameter_gradient
 from skgp.models.state_space.passes import (
@@ -52,7 +52,7 @@ from skgp.models.state_space.passes import (
 )
 from skgp.models.state_space.small_matrices import inverse_and_log_det, matmul, matvec, symmetrize
 
-__all__ = ["Evidence", "Smoother", "evidence", "log_normalizer"]
+__all__ = ["Evidence", "Smoother", "dense_prior", "evidence", "log_normalizer"]
 
 _LEAST_PIVOT = 3e-5  # of |1 + weight * var|, by whose square a variance loses digits
 _MISFIT = 1e-5  # of what is known between two chunks, relative to its largest entry
@@ -114,8 +114,14 @@ def log_normalizer(dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tenso
 
 
 def evidence(
-    dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor, centre: Tensor | None = None
-) -> Evidence:
+    dynamics: Dynamics,
+    gaps: Tensor,
+    beta: Tensor,
+    weight: Tensor,
+    centre: Tensor | None = None,
+    *,
+    prior: DensePrior | None = None,
+) -> Evidence | DensePosterior:
     r"""Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
 
     Errors are those of :func:`log_normalizer`. O(n d^3) time; memory 5 n d^2 numbers, in tiles
@@ -129,17 +135,17 @@ def evidence(
         Values c of f near which the sites are: each is divided by its value there. Where weights
         are large, log Z is a small difference of terms like :math:`\omega c^2 / 2`, which
         :math:`c = \beta / \omega` leaves out from the start.
+    prior : DensePrior, optional
+        Of these dynamics and gaps, if made before (`dense_prior`).
 
     Returns
     -------
-    Evidence
+    Evidence, or what has its attributes
     """
     _check_shapes(gaps, beta, weight)
-    if dense.suits(dynamics, gaps, weight):
-        found = dense.infer_densely(dynamics, gaps, beta, weight, centre)
-        zero = torch.zeros_like(found.scale)
-        slopes = parameter_gradient(dynamics, gaps, found.transition, zero, found.scale)
-        return Evidence(found.log_normalizer, slopes, found.mean, found.var)
+    prior = dense_prior(dynamics, gaps) if prior is None else prior
+    if prior is not None and prior.suits(weight):
+        return DensePosterior(prior, beta, weight, centre)
     chunks = Chunks(len(gaps))
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))
@@ -153,6 +159,11 @@ def evidence(
             mean[:, tile], var[:, tile] = smoother.smooth(tile, steps, run, moments)
         gradient = moments.gradient()
     return Evidence(value, gradient.clone(), chunks.gather(mean), chunks.gather(var))
+
+
+def dense_prior(dynamics: Dynamics, gaps: Tensor) -> DensePrior | None:
+    """The covariance of a series, if it is short, for several calls of `evidence`."""
+    return DensePrior(dynamics, gaps) if DensePrior.is_short(gaps) else None
 
 
 class Smoother:

@@ -233,9 +233,10 @@ def test_little_noise_and_long_series_are_not_for_the_dense_route():
     dynamics, gaps = dynamics_of(MATERN), torch.full((50,), 0.1, dtype=torch.float64)
     weight = torch.ones_like(gaps)
     gap = gaps.index_fill(0, torch.tensor([20]), torch.inf)
-    assert dense.suits(dynamics, gaps, weight)
-    refused = [(gaps, 1e8 * weight), (gaps, -weight), (gap, weight), (gaps.repeat(9), weight)]
-    assert not any(dense.suits(dynamics, *series) for series in refused)
+    prior = dense.DensePrior(dynamics, gaps)
+    assert prior.suits(weight) and not (prior.suits(1e8 * weight) or prior.suits(-weight))
+    short = dense.DensePrior.is_short
+    assert short(gaps) and not (short(gap) or short(gaps.repeat(9)))
 
 
 def test_evidence_may_enter_a_graph():

@@ -12,6 +12,7 @@ from skgp.kernels.sde_dynamics import Dynamics
 from skgp.models.families import Family
 from skgp.models.state_space.additive.objectives import Objective
 from skgp.models.state_space.additive.state import AdditiveState, Outcome
+from skgp.models.state_space.kernel_parameters import KernelParameters
 from skgp.training.lbfgs import LBFGSResult, minimize_lbfgs
 
 __all__ = ["AdditiveSearch"]
@@ -19,7 +20,6 @@ __all__ = ["AdditiveSearch"]
 Callback = Callable[[int, dict], bool | None]
 
 _LEAST = 1e-12  # beside 1
-_ROUNDING = 1e-11  # of log parameters
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AdditiveSearch:
 
     def __call__(self, objective: Objective, like: Tensor) -> AdditiveState:
         """Climb an objective; `like` gives the dtype and the device of the parameters."""
-        components = [_Component(kernel) for kernel in self.kernels]
+        components = [KernelParameters(kernel) for kernel in self.kernels]
         theta = torch.cat([each.start for each in components])
         likelihood = self.family.initial(like) if self.parameters is None else self.parameters
         kernels, n_iter, history = list(self.kernels), 0, []
@@ -93,53 +93,6 @@ class AdditiveSearch:
         )
 
 
-class _Component:
-    """A kernel, and the parameters of its state-space form as a function of theta.
-
-    Log variances and log rates are affine functions of theta for most kernels. These are found out
-    once, where torch's way through a kernel expression takes longer than the evidence of few rows.
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.form = kernel, state_space(kernel)
-        self.start = torch.from_numpy(kernel.theta.copy())
-        self._slopes, self._level = self._affine()
-
-    @property
-    def is_amplitude(self) -> Tensor:
-        """Which entries of theta, (t,), scale variances and nothing else."""
-        if self._slopes is None:
-            return torch.zeros(len(self.start), dtype=torch.bool)
-        rates = self._slopes[len(self.form.order) :]
-        return (rates.abs() < _ROUNDING).all(0)
-
-    def parameters(self, theta: Tensor) -> Tensor:
-        """Of the form, (q,), without a graph."""
-        if self._slopes is None:
-            return self.form.parameters(theta).detach()
-        return self._level + self._slopes @ (theta - self.start)
-
-    def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
-        """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
-        if self._slopes is not None:
-            return slope @ self._slopes
-        theta = theta.detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
-
-    def _affine(self) -> tuple[Tensor | None, Tensor]:
-        """Slopes (q, t) where the parameters are affine in theta, and the parameters at start."""
-        at = self.form.parameters
-        level = at(self.start)
-        steps = torch.eye(len(self.start), dtype=torch.float64)
-        slopes = level.new_zeros(len(level), len(steps))
-        for i, step in enumerate(steps):
-            slopes[:, i] = at(self.start + step) - level
-        far = torch.linspace(-0.7, 0.9, len(steps), dtype=torch.float64)
-        off = at(self.start + far) - level - slopes @ far
-        return (slopes if bool((off.abs() < _ROUNDING).all()) else None), level
-
-
 class _Coordinates:
     r"""Where a search is: theta, but :math:`z = \log(1 + s / s_0)` for an amplitude s.
 
@@ -148,7 +101,7 @@ class _Coordinates:
     in z, linear in s where s is small, it is a parabola like any other.
     """
 
-    def __init__(self, components: Sequence[_Component], kernels: Sequence[Any]) -> None:
+    def __init__(self, components: Sequence[KernelParameters], kernels: Sequence[Any]) -> None:
         self.components = components
         self._start = torch.cat([each.start for each in components])
         self._is_amplitude = torch.cat([each.is_amplitude for each in components])
