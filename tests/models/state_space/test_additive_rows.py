@@ -18,8 +18,8 @@ from skgp.models.state_space.additive.fit import fit_additive
 from skgp.models.state_space.additive.objectives import VariationalRows
 from skgp.models.state_space.additive.rows import make_rows
 from skgp.models.state_space.additive.rows_state import RowsState
-from skgp.models.state_space.additive.search import _Component
 from skgp.models.state_space.additive.state import BinnedState
+from skgp.models.state_space.kernel_parameters import KernelParameters
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
 from tests.reference.vgp import maximise_vgp
 
@@ -244,7 +244,7 @@ def test_search_sets_a_useless_component_aside_within_bounds():
     "kernel", [KERNELS[1], 2.0 * Matern(2.0) * ExpSineSquared(1.5, 1.2)], ids=["affine", "curved"]
 )
 def test_component_pulls_gradients_as_autograd_does(kernel):
-    component = _Component(kernel)
+    component = KernelParameters(kernel)
     theta = (component.start + 0.3).requires_grad_()
     parameters = component.form.parameters(theta)
     slope = torch.linspace(-1, 1.5, len(parameters), dtype=torch.float64)

@@ -8,8 +8,10 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.likelihoods import Bernoulli
 from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.state_space.hyperparameters import choose_kernel, maximise
+from skgp.models.state_space import hyperparameters
+from skgp.models.state_space.hyperparameters import Search, choose_kernel, maximise
 from skgp.models.state_space.objectives import (
+    Evaluation,
     GaussianEvidence,
     SharedEvidence,
     VariationalEvidence,
@@ -161,3 +163,96 @@ def test_labels_have_an_evidence_too():
     start = maximise(matern(1.5, 0.1), objective, family, max_iter=0)
     assert found.value > start.value + 2
     assert 0.5 < found.kernel.k2.length_scale < 8
+
+
+# What is chosen, apart from the climbs that would make up for it ---------------------------------
+
+
+@pytest.fixture
+def no_climbs(monkeypatch):
+    """A choice ends where it starts."""
+
+    def stay(climb, start):
+        kernel = climb.kernel.clone_with_theta(start["theta"].numpy())
+        return Search(kernel, start["likelihood"], climb.evaluate(start).value)
+
+    monkeypatch.setattr(hyperparameters, "_climb", stay)
+
+
+class Prize:
+    """An evidence that depends on nothing but the number of components."""
+
+    total = 100.0
+
+    def __init__(self, prize):
+        self.prize = prize
+
+    def __call__(self, dynamics, parameters, knots=None, *, tol):
+        value = self.prize * (len(dynamics.blocks) - 1)
+        flat = torch.zeros(dynamics.n_parameters, dtype=torch.float64)
+        return Evaluation(value, flat, torch.zeros_like(parameters))
+
+
+@pytest.mark.parametrize(("prize", "n_theta"), [(1.9, 2), (2.1, 4)])
+def test_a_hyperparameter_must_be_worth_a_nat(data, prize, n_theta):
+    """Akaike's criterion: the sum has two hyper-parameters more."""
+    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
+    series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2))
+    found = choose_kernel(kernels, lambda processes: Prize(prize), [series], NOISE)
+    assert len(found.kernel.theta) == n_theta
+
+
+@pytest.mark.parametrize("scales", [(1.5, 40.0), (40.0, 1.5)])
+def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_climbs, scales):
+    x = np.linspace(0, 500, 5000)
+    rng = np.random.default_rng(0)
+    y = np.sin(x / 1.5) + 0.3 * rng.standard_normal(5000)
+    series = make_series(torch.from_numpy(x), torch.from_numpy(y))
+    starts = iter(scales)
+
+    def search_scale(kernel, objective, family, series):
+        assert objective.total < 5000
+        return Search(matern(1.5, next(starts)), torch.tensor([np.log(0.09)]), 0.0)
+
+    monkeypatch.setattr(hyperparameters, "_search_scale", search_scale)
+    found = choose_kernel([matern(1.5)], lambda p: GaussianEvidence(p[0]), [series], NOISE)
+    assert found.kernel.k2.length_scale == pytest.approx(1.5)
+
+
+def test_a_climb_starts_from_the_best_of_several_length_scales(no_climbs, data):
+    x, y = data
+    kernel, objective = matern(1.5, 50.0), GaussianEvidence(make_series(x, y))
+    found = choose_kernel([kernel], lambda p: objective, [make_series(x, y)], NOISE)
+
+    def dense(scale):
+        K = matern(1.5, scale)(x[:, None].numpy()) + 0.1 * np.eye(80)
+        return -0.5 * (y.numpy() @ np.linalg.solve(K, y.numpy()) + np.linalg.slogdet(K)[1])
+
+    tried = 50.0 * 10.0 ** np.array([0.75, 0.0, -0.75, -1.5, -2.25])
+    assert found.kernel.k2.length_scale == pytest.approx(max(tried, key=dense))
+
+
+@pytest.mark.parametrize("own", [0.3, 5.0, 60.0])
+def test_length_scales_far_below_the_gaps_are_not_tried(own):
+    times = torch.arange(50, dtype=torch.float64)
+    series = make_series(times, torch.zeros(50).double())
+    tried = own * hyperparameters._telling_scales(matern(1.5, own), series)
+    untried = own * hyperparameters._SCALES[len(tried) :]
+    assert len(tried) >= 2 and (untried < 0.1).all()
+    assert (tried[2:] >= 0.1).all() and len(untried)
+
+
+def test_gradients_come_home_from_where_the_data_are(data):
+    """A climb is in main memory and float64, whatever the device or dtype of the slopes."""
+
+    class Elsewhere(GaussianEvidence):
+        def __call__(self, *arguments, **options):
+            found = super().__call__(*arguments, **options)
+            return Evaluation(
+                found.value, found.dynamics_gradient.float(), found.likelihood_gradient
+            )
+
+    x, y = data
+    found = maximise(matern(1.5, 3.0), Elsewhere(make_series(x, y)), NOISE)
+    expected = maximise(matern(1.5, 3.0), GaussianEvidence(make_series(x, y)), NOISE)
+    assert found.value == pytest.approx(expected.value, abs=1e-3)
