@@ -173,9 +173,12 @@ def minimise_within(
             usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
         except ValueError:
             usable = False
-        if not usable:  # a finite loss lets the line search interpolate
-            least = best[0] if math.isfinite(best[0]) else 0.0
-            return least + 1e3 * (1 + abs(least)), np.zeros_like(x)
+        least = best[0] if math.isfinite(best[0]) else 0.0
+        refused = least + 1e3 * (1 + abs(least))
+        # A loss neither infinite nor, of nearly singular covariances, 1e9 lets the line search
+        # interpolate.
+        if not usable or (math.isfinite(best[0]) and value > refused):
+            return refused, np.zeros_like(x)
         if value < best[0]:
             best[:] = value, x.copy()
         if tell(value):

@@ -1,0 +1,64 @@
+"""Targets without noise: how it is said, and that it is believed."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import skgp
+
+X = np.linspace(0, 10, 30)[:, None]
+Y = np.sin(X[:, 0])
+X_TEST = np.linspace(0.2, 9.8, 25)[:, None]
+NOISE_FREE = 1.0 * RBF(1.0) + WhiteKernel(1e-10, "fixed")
+regressors = pytest.mark.parametrize(
+    "name",
+    [
+        "QSGPRegressor",
+        "DLMGPRegressor",
+        "StateSpaceGPRegressor",
+        "BayesianGPRegressor",
+    ],
+)
+
+
+def fit(name, kernel):
+    """A fit and the messages of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = getattr(skgp, name)(kernel, random_state=0).fit(X, Y)
+    return model, [str(warning.message) for warning in caught]
+
+
+@regressors
+def test_fixed_noise_of_nearly_nothing_interpolates(name):
+    model, messages = fit(name, NOISE_FREE)
+    mean, std = model.predict(X, return_std=True)
+    assert np.abs(mean - Y).max() < 1e-4
+    assert std.max() < 1e-4
+    error = np.abs(model.predict(X_TEST) - np.sin(X_TEST[:, 0])).max()
+    assert error < 5e-4
+    assert not messages
+
+
+def test_the_evidence_of_noise_free_targets_is_that_of_scikit_learn():
+    model, _ = fit("QSGPRegressor", NOISE_FREE)
+    oracle = GaussianProcessRegressor(NOISE_FREE, normalize_y=True).fit(X, Y)
+    # Searches end where digits do.
+    lengths = [k.kernel_.k1.k2.length_scale for k in (model, oracle)]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.1)
+
+
+@regressors
+def test_no_warning_names_noise_that_nobody_wrote(name):
+    model, messages = fit(name, 1.0 * RBF(1.0))
+    assert not [message for message in messages if "noise_level" in message]
+    assert model.predict(X, return_std=True)[1].max() < 0.01
+
+
+@regressors
+def test_a_bound_of_noise_that_the_user_wrote_is_named(name):
+    _, messages = fit(name, 1.0 * RBF(1.0) + WhiteKernel(1e-2, (1e-4, 1.0)))
+    assert [message for message in messages if "noise_level" in message]
