@@ -31,6 +31,7 @@ from skgp.models.bayesian.exact import PosteriorSamples, single_sample
 from skgp.models.bayesian.log_posterior import LogPosterior
 from skgp.models.bayesian.mixture import MixtureState
 from skgp.models.bayesian.priors import element_names
+from skgp.models.bayesian.thinning import PILOT_SAMPLES, probe_rows, samples_needed
 from skgp.models.objectives import log_marginal_likelihood
 from skgp.models.replicates import Replicates, merge_replicates
 
@@ -76,8 +77,9 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         The most samples: points of "importance" (None: 5120), draws of each chain of the others.
     min_ess : float, default=400
         Effective number of samples at which to stop, once they have mixed.
-    n_keep : int, default=64
-        Samples that predict: S, of equal weight; equal ones are merged.
+    n_keep : int or "auto", default="auto"
+        Samples that predict: S, of equal weight; equal ones are merged. "auto": from 8 to 64, as
+        many as predict a mean to 0.03 standard deviations and these to 2%.
     n_probes : int, default=4
         Of "cg": vectors that estimate a trace.
     preconditioner_rank : int or "auto", default="auto"
@@ -172,7 +174,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         "n_warmup": [Interval(Integral, 0, None, closed="left")],
         "n_samples": [Interval(Integral, 1, None, closed="left"), None],
         "min_ess": [Interval(Real, 0, None, closed="neither")],
-        "n_keep": [Interval(Integral, 1, None, closed="left")],
+        "n_keep": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "n_probes": [Interval(Integral, 1, None, closed="left")],
         "preconditioner_rank": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
         "optimizer": [StrOptions({"auto", "map"}), None],
@@ -199,7 +201,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         n_warmup=50,
         n_samples=None,
         min_ess=400,
-        n_keep=64,
+        n_keep="auto",
         n_probes=4,
         preconditioner_rank="auto",
         optimizer="auto",
@@ -355,10 +357,18 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         rng: np.random.Generator,
     ) -> None:
         """Set the attributes that predict and that describe the posterior."""
-        kept, counts = np.unique(samples.keep(self.n_keep, rng), return_counts=True)
-        self._state = MixtureState(
-            kernel, data, samples.u[kept], counts, **self._state_settings(plan, len(data.y))
-        )
+        settings = self._state_settings(plan, len(data.y))
+
+        def state_of(n_keep: int) -> MixtureState:
+            kept, counts = np.unique(samples.keep(n_keep, rng), return_counts=True)
+            return MixtureState(kernel, data, samples.u[kept], counts, **settings)
+
+        n_keep = self.n_keep
+        if n_keep == "auto":
+            n_keep = min(PILOT_SAMPLES, len(samples.u))
+            if n_keep > 1:
+                n_keep = samples_needed(state_of(n_keep), probe_rows(data.X.cpu().numpy(), rng))
+        self._state = state_of(n_keep)
         self._noise_variance = float(self._state.weights @ self._state.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())
         self.map_ = np.array(samples.map_)
@@ -367,7 +377,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         self.hyperparameter_names_ = element_names(kernel, getattr(self, "feature_names_in_", None))
         self.diagnostics_ = samples.diagnostics
         self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
-        self.n_kept_ = len(kept)
+        self.n_kept_ = self._state.n_samples
         self.n_iter_ = max(1, len(self.history_.get("loss", [])))
         if plan.solver == "cholesky":
             theta = data.X.new_tensor(self.kernel_.theta)

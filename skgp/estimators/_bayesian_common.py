@@ -20,7 +20,7 @@ from skgp.training.stopping import StopRecorder
 Callback = Callable[[int, dict], bool | None]
 #: The samplers of each solver, the default first.
 SAMPLERS = {"cholesky": ("importance", "hmc"), "cg": ("langevin", "mala", "sgld")}
-_MOST_EXACT = 4000  # rows up to which factorisations are the faster way to a given accuracy
+_MOST_EXACT = 10_000  # rows up to which a gradient by "cg" costs as much as a few likelihoods
 _MATRICES = 6  # n x n, of float64, that a likelihood and its gradient hold
 _FEW = 300  # rows on which kernels are compared
 

@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
+from skgp.estimators._bayesian_common import resolve_plan
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
 from tests.same import assert_same
@@ -193,6 +194,27 @@ def test_few_samples_kept_stand_for_all(data, X_new):
     found = few.predict(X_new, return_std=True)
     assert np.sqrt(np.mean(((found[0] - mean) / std) ** 2)) < 0.03
     np.testing.assert_allclose(found[1], std, rtol=0.05)
+
+
+def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (300, 2))
+    y = np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(300)
+    narrow = BayesianGPRegressor(rbf_kernel(), random_state=0).fit(X, y)
+    wide = BayesianGPRegressor(rbf_kernel(), random_state=0).fit(X[:9], y[:9])
+    assert narrow.n_kept_ <= 16 and wide.n_kept_ > 40
+    many = clone(narrow).set_params(n_keep=500).fit(X, y)
+    mean, std = many.predict(X_new, return_std=True)
+    found = narrow.predict(X_new, return_std=True)
+    assert np.sqrt(np.mean(((found[0] - mean) / std) ** 2)) < 0.05
+    np.testing.assert_allclose(found[1], std, rtol=0.05)
+
+
+def test_factorisations_are_the_default_up_to_ten_thousand_rows():
+    solvers = [resolve_plan("auto", "auto", n, 1e10).solver for n in (100, 9000, 10_001)]
+    assert solvers == ["cholesky", "cholesky", "cg"]
+    assert resolve_plan("auto", "auto", 9000, 1e9).solver == "cg"  # memory decides
+    assert resolve_plan("auto", "auto", 9000, 4e9).sampler == "importance"
 
 
 def test_more_probable_noise_moves_the_posterior(data):

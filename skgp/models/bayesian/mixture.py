@@ -23,6 +23,7 @@ What is kept is :math:`\alpha`, (S, n), and the rows: means cost ``O(S n d)`` a 
     never too small: the iterates minimise the error in the norm of A (Galerkin).
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,12 +39,12 @@ from skgp.kernels import (
     split_noise,
     stationary,
 )
-from skgp.kernels.covariance import variance
-from skgp.kernels.distances import origin
-from skgp.kernels.expression import Binder, Node, theta_places
+from skgp.kernels.covariance import covariance, variance
+from skgp.kernels.distances import METRICS, origin
+from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.kernels.tiles import evaluate_tile
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.preconditioners import rp_cholesky
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.bayesian.gaussian_mixture import mixture_moments
@@ -52,7 +53,9 @@ from skgp.models.replicates import Replicates
 
 __all__ = ["MixtureState"]
 
-_TILE_BYTES = 2**26  # of one of the few (n, t) matrices that a tile of t rows needs
+_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile of t rows needs: in the cache
+_FEW_ROWS = 200  # training rows up to which all samples are evaluated at once
+_TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
 _MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
 _FEATURES, _BLOCK = 8000, 250  # of the draws from the prior beyond, and frequencies at once
 _SEED = 0  # of the pivots, which touch the speed alone
@@ -134,12 +137,17 @@ class MixtureState(TensorState):
         self._memory_budget, self._dtype, self._rank = memory_budget, dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
-        self._alpha = torch.stack(
-            [
-                inverse.solve(self._y[:, None])[:, 0]
-                for _, _, inverse in self._components(keep=False)
-            ]
-        )
+        fit = 8.0 * len(u) * len(self._X) ** 2 <= memory_budget
+        few = len(self._X) <= _FEW_ROWS and built_in(signal)
+        self._together = solver == "cholesky" and few and fit
+        self._alpha = self._solutions()
+
+    def _solutions(self) -> Tensor:
+        """Alpha (S, n)."""
+        if self._together:
+            return cho_solve(self._all_factors(), self._y.expand(self.n_samples, -1))
+        columns = [each.solve(self._y[:, None]) for _, _, each in self._components(keep=False)]
+        return torch.cat(columns, 1).T.contiguous()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_factors": {}, "_bind": None}
@@ -175,7 +183,11 @@ class MixtureState(TensorState):
 
     def component_means(self, X: np.ndarray) -> np.ndarray:
         """Mean (S, t) of f at the rows of X (t, d) under each sample."""
-        Z, out = self._rows(X), self._X.new_empty(self.n_samples, len(X))
+        Z = self._rows(X)
+        few = self._few_covariances(Z)
+        if few is not None:
+            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy()
+        out = self._X.new_empty(self.n_samples, len(X))
         for s, node in enumerate(self._nodes()):
             for rows, K in self._tiles(node, Z):
                 out[s, rows] = self._alpha[s] @ K
@@ -184,6 +196,11 @@ class MixtureState(TensorState):
     def component_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f, (S, t) each, at the rows of X (t, d) under each sample."""
         Z = self._rows(X)
+        few = self._few_covariances(Z)
+        if few is not None:
+            half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
+            var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
+            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy(), var.cpu().numpy()
         mean = self._X.new_empty(self.n_samples, len(X))
         var = torch.empty_like(mean)
         for s, node, inverse in self._components():
@@ -269,6 +286,25 @@ class MixtureState(TensorState):
 
     # --------------------------------------------------------------------------------- the parts
 
+    def _all_factors(self) -> Tensor:
+        """Cholesky factors (S, n, n) of few rows, made at once and kept."""
+        if len(self._factors) < self.n_samples:
+            S, n = self.n_samples, len(self._X)
+            K = covariance(self._all_nodes(), self._X, None, METRICS["expand"])
+            A = K.expand(S, n, n).clone()
+            noise = torch.stack([self._row_noise(s) for s in range(S)])
+            A.diagonal(dim1=-2, dim2=-1).copy_(self._prior(self._X) + noise)
+            self._factors = dict(enumerate(jittered_cholesky(A).factor))
+        return torch.stack([self._factors[s] for s in range(self.n_samples)])
+
+    def _all_nodes(self) -> Node:
+        return self._bind(self._theta, dtype=self._X.dtype, device=self._X.device)
+
+    def _prior(self, X: Tensor) -> Tensor:
+        """Prior variances (S, t)."""
+        prior = variance(self._all_nodes(), X)
+        return prior.expand(self.n_samples, 1, len(X))[:, 0]
+
     def _rows(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X, dtype=self._X.dtype, device=self._X.device)
 
@@ -283,6 +319,13 @@ class MixtureState(TensorState):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(self._X), len(tile))
             yield slice(start, start + n_rows), evaluate_tile(node, self._X, tile, out)
+
+    def _few_covariances(self, X: Tensor) -> Tensor | None:
+        """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
+        shape = self.n_samples, len(self._X), len(X)
+        if not self._together or math.prod(shape) > _TOGETHER:
+            return None
+        return covariance(self._all_nodes(), self._X, X, METRICS["expand"]).expand(shape)
 
     def _joint(self, s: int, node: Node, inverse: Inverse, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (t,) and covariance (t, t) of f at the rows of X under sample s."""

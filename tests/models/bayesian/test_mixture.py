@@ -65,6 +65,18 @@ def dense(kernel, X_new):
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_samples_together_are_those_one_by_one(name, monkeypatch):
+    state, X_new = make_state(KERNELS[name])
+    assert state._few_covariances(state._rows(X_new)) is not None
+    together = state.component_means(X_new), *state.component_moments(X_new)
+    monkeypatch.setattr(mixture, "_TOGETHER", 0)
+    assert state._few_covariances(state._rows(X_new)) is None
+    alone = state.component_means(X_new), *state.component_moments(X_new)
+    for found, expected in zip(together, alone, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_components_equal_dense_algebra(name):
     state, X_new = make_state(KERNELS[name])
     means, covariances = dense(KERNELS[name], X_new)
