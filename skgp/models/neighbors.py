@@ -148,6 +148,14 @@ class NeighborSearch:
             out[rows] = _stable_smallest(values, k)
         return out
 
+    @torch.no_grad()
+    def distances(self, X: Tensor, index: Tensor) -> Tensor:
+        """Distances (n, k), as this search sees them, of rows X (n, d) from points `index` (n, k).
+
+        Squared and in length scales, or minus the correlation; float64.
+        """
+        return self._metric.measure(X, index)
+
     def _among_candidates(self, X: Tensor, k: int, exclude: Tensor, stage: int, size: int):
         """Neighbours (n, k) among some candidates, and whether none can be missing (n,)."""
         metric = self._metric

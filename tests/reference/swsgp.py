@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from tests.reference import sparse
+from tests.reference import neighborhood, sparse
 
 JITTER = 1e-4
 KERNELS = sparse.KERNELS
@@ -122,9 +122,19 @@ def conditionals(problem):
     return A, variance
 
 
-def moments(problem, mean, covariance):
+def predictors(problem):
+    """The same of predictions, whose neighbours fade; as many as are active."""
+    noise = JITTER * problem.kernel.diag(problem.Z)
+    scale = getattr(problem.kernel, "k2", problem.kernel)
+    scale = np.asarray(scale.get_params().get("length_scale", 1.0))
+    H = problem.active.shape[1]
+    rows = [neighborhood.weights(problem.kernel, problem.Z, noise, x, H, scale) for x in problem.X]
+    return np.array([a for a, _ in rows]), np.array([var for _, var in rows])
+
+
+def moments(problem, mean, covariance, given=conditionals):
     """Mean and variance (n, c) of f, offset included (eq. 13)."""
-    A, variance = conditionals(problem)
+    A, variance = given(problem)
     explained = np.array([[a @ S @ a for S in covariance] for a in A])
     return problem.offset + A @ mean, variance[:, None] + explained
 
@@ -228,7 +238,7 @@ def gaussian_sites(problem):
 
 def joint_covariance(problem, covariance):
     """J (n, n) of f at all rows for one latent function with S (M, M)."""
-    A, _ = conditionals(problem)
+    A, _ = predictors(problem)
     cross = A @ problem.kernel(problem.Z, problem.X)
     prior = inducing_gram(problem.kernel, problem.Z)
     return problem.kernel(problem.X) - cross - cross.T + A @ (prior + covariance) @ A.T

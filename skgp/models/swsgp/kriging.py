@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.tensor_state import TensorState
-from skgp.models.neighbors import NeighborSearch, distinct
+from skgp.models.neighbors import distinct
+from skgp.models.swsgp.conditionals import SharedConditionals
 from skgp.models.swsgp.joint import joint_errors, sparse_rows
 from skgp.models.swsgp.label_link import LabelLink
+from skgp.models.swsgp.neighborhood import Neighborhood, fading_weights
 
-__all__ = ["KrigingModel", "merge_rows"]
+__all__ = ["KrigingModel", "is_shared", "merge_rows"]
 
 _TILE = 2**22  # numbers in the kernel matrices and the points of a tile
 _DIRECT_COLUMNS = 10  # up to which differences are as fast as a matrix product
@@ -76,24 +77,45 @@ class KrigingModel(TensorState):
     neighbors: str = "auto"
 
     @cached_property
-    def search(self) -> NeighborSearch:
-        """The search among the training rows."""
-        return NeighborSearch(self.kernel, self.X, self.neighbors)
+    def neighborhood(self) -> Neighborhood:
+        """Which training rows a row uses."""
+        return Neighborhood(self.kernel, self.X, self.n_neighbors, self.neighbors)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("search", None)
+        for derived in ("neighborhood", "shared"):
+            state.pop(derived, None)
         return state
+
+    @cached_property
+    def shared(self) -> SharedConditionals:
+        """Where all rows are neighbours; built when first asked for, not pickled."""
+        everything = torch.arange(len(self.X), device=self.X.device)
+        return SharedConditionals(self.kernel, self.X, self._row_noise(everything))
+
+    @property
+    def _uses_all(self) -> bool:
+        return self.n_neighbors >= len(self.X)
 
     def mean(self, X: Tensor) -> Tensor:
         """Kriging means, (n, c), in tiles."""
         return self.mean_and_variance(X)[0]
 
+    @torch.no_grad()
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n, c) and variance q (n,) of f, without the noise of an observation; in tiles."""
-        active = self.search.query(X, min(self.n_neighbors, len(self.X)))
-        return self._krige(X, active, self._row_noise(active), self.targets[active])
+        if self._uses_all:
+            weights, var = self.shared(X)
+            return self.offset + weights @ (self.targets - self.offset), var
+        parts = []
+        for rows in X.split(self._tile_rows()):
+            active, influence = self.neighborhood.find(rows)
+            weights, var = self._weights(rows, active, influence, self._row_noise(active))
+            parts.append((self._mean(weights, self.targets[active]), var))
+        mean, var = map(torch.cat, zip(*parts, strict=True))
+        return mean, var
 
+    @torch.no_grad()
     def mean_and_covariance(self, X: Tensor, *, union: bool = False) -> tuple[Tensor, Tensor]:
         """Joint prediction of f, without the noise of an observation.
 
@@ -110,31 +132,31 @@ class KrigingModel(TensorState):
         covariance : Tensor of shape (1, n, n)
             Of every column of the targets.
         """
-        active = self.search.query(X, min(self.n_neighbors, len(self.X)))
-        union_of, position = active.unique(return_inverse=True)
-        points, noise = self.X[union_of], self._row_noise(union_of)
+        if self._uses_all:
+            return self._from_all(X, self.shared, self.targets)
         if union:
-            cross = gram(self.kernel, points, X)
-            L = jittered_cholesky(gram(self.kernel, points) + noise.diag()).factor
-            weights = torch.cholesky_solve(cross, L).T
-            covariance = gram(self.kernel, X) - weights @ cross
-            mean = self.offset + weights @ (self.targets[union_of] - self.offset)
-            return mean, 0.5 * (covariance + covariance.T)[None]
-        weights = self._weights(X, active)
+            points = self.neighborhood.search.query(X, self.n_neighbors).unique()
+            given = SharedConditionals(self.kernel, self.X[points], self._row_noise(points))
+            return self._from_all(X, given, self.targets[points])
+        active, influence = self.neighborhood.find(X)
+        points, position = active.unique(return_inverse=True)
+        noise = self._row_noise(points)
+        tiles = (each.split(self._tile_rows()) for each in (X, active, influence))
+        weights = torch.cat(
+            [self._weights(x, I, d, self._row_noise(I))[0] for x, I, d in zip(*tiles, strict=True)]
+        )
         A = sparse_rows(position, weights, len(points))
-        mean = self.offset + torch.sparse.mm(A, self.targets[union_of] - self.offset)
-        return mean, joint_errors(self.kernel, X, points, A, noise)[None]
+        mean = self.offset + torch.sparse.mm(A, self.targets[points] - self.offset)
+        return mean, joint_errors(self.kernel, X, self.X[points], A, noise)[None]
 
-    def _weights(self, X: Tensor, active: Tensor) -> Tensor:
-        """a (n, H) of rows X (n, d), whose targets are those of the identity."""
-        H = active.shape[1]
-        unit = torch.eye(H, dtype=X.dtype, device=X.device)
-        noise = self._row_noise(active)
-        parts = [
-            _krige_tile(self.kernel, X[i], self.X[active[i]], noise[i], unit.expand(len(i), H, H))
-            for i in self._tiles(len(X), H)
-        ]
-        return torch.cat([mean for mean, _ in parts])
+    def _from_all(
+        self, X: Tensor, given: SharedConditionals, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Joint prediction from all the points given, and their targets."""
+        weights, _ = given(X)
+        covariance = gram(self.kernel, X) - weights @ gram(self.kernel, given.Z, X)
+        mean = self.offset + weights @ (targets - self.offset)
+        return mean, 0.5 * (covariance + covariance.T)[None]
 
     def log_probabilities(self, X: Tensor) -> Tensor:
         """Log-probabilities of the classes, (n, 2) or (n, c), in nats.
@@ -149,8 +171,20 @@ class KrigingModel(TensorState):
         mean, var = self.mean_and_variance(X)
         return self.link.log_probabilities(mean - self.offset, var)
 
-    def others(self, row: Tensor) -> Tensor:
-        """The training rows nearest to each of the training rows (p,), itself left out; (p, H).
+    def others(self, row: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours of training rows of which a part, or all, is left out.
+
+        Parameters
+        ----------
+        row : Tensor of int64, shape (p,)
+        shared : Tensor of bool, shape (p,)
+            Whether something of the row stays: it is then its own neighbour.
+
+        Returns
+        -------
+        active : Tensor of int64, shape (p, H)
+        influence : Tensor of shape (p, H)
+            As by :class:`~skgp.models.swsgp.neighborhood.Neighborhood`.
 
         Raises
         ------
@@ -159,23 +193,35 @@ class KrigingModel(TensorState):
         """
         if len(self.X) < 2:
             raise ValueError("X has one distinct row; leaving it out needs 2 or more.")
-        size = min(self.n_neighbors, len(self.X) - 1)
-        return self.search.query(self.X[row], size, exclude=row)
+        shape = len(row), self.neighborhood.size
+        active = torch.empty(shape, dtype=torch.int64, device=row.device)
+        influence = torch.empty(shape, dtype=self.X.dtype, device=self.X.device)
+        for part, leaves in ((shared, False), (~shared, True)):
+            some = row[part]
+            if len(some):
+                found = self.neighborhood.find(self.X[some], some if leaves else None)
+                active[part], influence[part] = found
+        return active, influence
 
+    @torch.no_grad()
     def leave_out(
-        self, row: Tensor, unit: Tensor, value: Tensor, others: Tensor | None = None
+        self,
+        row: Tensor,
+        unit: Tensor,
+        value: Tensor,
+        others: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Predict rows from all others, and from what is left of themselves.
 
         Parameters
         ----------
         row : Tensor of int64, shape (p,)
-            Indices of training rows.
+            Training rows.
         unit : Tensor of shape (p,)
-            The weight that is taken from each: all of it, unless equal rows were merged.
+            The weight that is taken from each.
         value : Tensor of shape (p, c)
             The target of what is taken.
-        others : Tensor of int64, shape (p, H), optional
+        others : tuple of Tensor, optional
             As `others` finds them, if that is known.
 
         Returns
@@ -188,23 +234,18 @@ class KrigingModel(TensorState):
         ValueError
             If there is but one training row.
         """
-        others = self.others(row) if others is None else others
         weight = self.X.new_ones(len(row)) if self.weight is None else self.weight[row]
-        left = weight - unit
-        shared = left > 1e-9 * weight  # something of the row is left
-        mean, var = torch.empty_like(value), value.new_empty(len(value))
-        for part in (shared.nonzero()[:, 0], (~shared).nonzero()[:, 0]):
-            if not len(part):
-                continue
-            own, active = row[part], others[part]
-            if shared[part[0]]:
-                active = torch.cat([own[:, None], active], 1)[:, : self.n_neighbors]
-            noise, targets = self._row_noise(active).clone(), self.targets[active]
-            if shared[part[0]]:
-                rest = weight[part, None] * targets[:, 0] - unit[part, None] * value[part]
-                noise[:, 0] = self.noise / left[part]
-                targets[:, 0] = rest / left[part, None]
-            mean[part], var[part] = self._krige(self.X[own], active, noise, targets)
+        left = (weight - unit)[:, None]  # (p, 1)
+        active, influence = self.others(row, is_shared(weight, unit)) if others is None else others
+        rest = (weight[:, None] * self.targets[row] - unit[:, None] * value) / left  # (p, c)
+        parts = []
+        for i in torch.arange(len(row), device=row.device).split(self._tile_rows()):
+            own = (active[i] == row[i, None]) & (influence[i] > 0)
+            noise = torch.where(own, self.noise / left[i], self._row_noise(active[i]))
+            targets = torch.where(own[..., None], rest[i, None], self.targets[active[i]])
+            weights, var = self._weights(self.X[row[i]], active[i], influence[i], noise)
+            parts.append((self._mean(weights, targets), var))
+        mean, var = map(torch.cat, zip(*parts, strict=True))
         return mean, var
 
     def appended(self, X: Tensor, targets: Tensor, weight: Tensor | None = None) -> KrigingModel:
@@ -230,10 +271,10 @@ class KrigingModel(TensorState):
         X, targets, weight = merge_rows(*rows, weight)
         return replace(self, X=X, targets=targets, weight=weight)
 
-    def _tiles(self, n: int, H: int) -> tuple[Tensor, ...]:
-        """Indices of n rows, a tile at a time."""
-        rows = max(1, _TILE // (H * (H + self.X.shape[1])))
-        return torch.arange(n, device=self.X.device).split(rows)
+    def _tile_rows(self) -> int:
+        """Rows of a tile."""
+        H = self.neighborhood.size
+        return max(1, _TILE // (H * (H + self.X.shape[1])))
 
     def _row_noise(self, active: Tensor) -> Tensor:
         """Noise variances, of the shape of `active`."""
@@ -241,27 +282,25 @@ class KrigingModel(TensorState):
             return self.X.new_tensor(self.noise).expand(active.shape)
         return self.noise / self.weight[active]
 
-    @torch.no_grad()
-    def _krige(self, X: Tensor, active: Tensor, noise: Tensor, targets: Tensor):
-        """Mean (n, c) and variance (n,) given rows `active` (n, H), noise and targets of each."""
-        n, H = active.shape
-        parts = [
-            _krige_tile(self.kernel, X[i], self.X[active[i]], noise[i], targets[i] - self.offset)
-            for i in torch.arange(n, device=X.device).split(max(1, _TILE // (H * (H + X.shape[1]))))
-        ]
-        mean, var = (torch.cat(each) for each in zip(*parts, strict=True))
-        return mean + self.offset, var
+    def _weights(
+        self, X: Tensor, active: Tensor, influence: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """a (n, H) and the variance q (n,) of rows X (n, d) given rows `active` (n, H)."""
+        method = "direct" if X.shape[1] <= _DIRECT_COLUMNS else "expand"
+        points = self.X[active]  # (n, H, d)
+        K = gram(self.kernel, points, method=method)
+        K.diagonal(dim1=-2, dim2=-1).add_(noise)
+        cross = gram(self.kernel, points, X[:, None], method=method)[..., 0]
+        return fading_weights(K, cross, gram_diag(self.kernel, X), influence)
+
+    def _mean(self, weights: Tensor, targets: Tensor) -> Tensor:
+        """m + a'(T - m), shape (n, c), of targets (n, H, c)."""
+        return self.offset + torch.einsum("nh,nhc->nc", weights, targets - self.offset)
 
 
-def _krige_tile(kernel, X: Tensor, points: Tensor, noise: Tensor, residual: Tensor):
-    """Mean and variance of rows (n, d) given points (n, H, d) and residuals (n, H, c)."""
-    method = "direct" if X.shape[1] <= _DIRECT_COLUMNS else "expand"
-    K = gram(kernel, points, method=method)
-    K.diagonal(dim1=-2, dim2=-1).add_(noise)
-    cross = gram(kernel, points, X[:, None], method=method)  # (n, H, 1)
-    weights = torch.cholesky_solve(cross, jittered_cholesky(K).factor)
-    var = gram_diag(kernel, X) - (cross * weights).sum((1, 2))
-    return (weights * residual).sum(1), var.clamp_min(0.0)
+def is_shared(weight: Tensor, unit: Tensor) -> Tensor:
+    """Whether something is left of rows of some weight of which a unit is taken, (p,)."""
+    return weight - unit > 1e-9 * weight
 
 
 def merge_rows(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.models.swsgp.kriging import KrigingModel, merge_rows
+from skgp.models.swsgp.kriging import KrigingModel, is_shared, merge_rows
 from skgp.models.swsgp.label_link import LabelLink
 from skgp.training.lbfgs import minimize_lbfgs
 
@@ -142,8 +142,8 @@ class _LeftOut:
     row, label : Tensor of int64, shape (p,)
     weight, unit : Tensor of shape (p,)
         Of all equal labels at the row, and of one of them.
-    others : Tensor of int64, shape (p, H)
-        The rows nearest to each.
+    others : tuple of Tensor or None
+        The rows nearest to each and their influence; None where there is but one row.
     frequency : Tensor of shape (C,)
         Of the classes.
     lapse : float
@@ -154,7 +154,7 @@ class _LeftOut:
     label: Tensor
     weight: Tensor
     unit: Tensor
-    others: Tensor
+    others: tuple[Tensor, Tensor] | None
     frequency: Tensor
     lapse: float
 
@@ -175,7 +175,7 @@ def _draw(model: KrigingModel, generator: torch.Generator, n_rows: int) -> _Left
         generator = torch.Generator().manual_seed(generator.initial_seed())
         some = torch.randperm(len(row), generator=generator)[:n_rows].to(row.device)
         row, label, weight, unit = row[some], label[some], weight[some], unit[some]
-    others = model.others(row) if len(model.X) > 1 else row[:0, None]
+    others = None if len(model.X) < 2 else model.others(row, is_shared(weight, unit))
     return _LeftOut(row, label, weight, unit, others, frequency, lapse)
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.models.neighbors import NeighborSearch
-from skgp.models.swsgp.conditionals import JITTER, LocalConditionals, local_conditionals
+from skgp.models.swsgp.conditionals import JITTER, SharedConditionals
 from skgp.models.swsgp.joint import joint_errors, quadratic_form, sparse_rows
+from skgp.models.swsgp.neighborhood import Neighborhood, fading_weights
 from skgp.models.swsgp.state import SWSGPState
 
 __all__ = ["SWSGPPosterior"]
@@ -54,13 +54,19 @@ class SWSGPPosterior:
         return {name: self.__dict__[name] for name in ("state", "n_neighbors", "neighbors")}
 
     @cached_property
-    def search(self) -> NeighborSearch:
-        """Index of the inducing points; built when first asked for, not pickled."""
-        return NeighborSearch(self.state.kernel, self.state.Z, self.neighbors)
+    def neighborhood(self) -> Neighborhood:
+        """Which points a row uses; built when first asked for, not pickled."""
+        return Neighborhood(self.state.kernel, self.state.Z, self.n_neighbors, self.neighbors)
+
+    @cached_property
+    def shared(self) -> SharedConditionals:
+        """Where all points are active; built when first asked for, not pickled."""
+        state = self.state
+        return SharedConditionals(state.kernel, state.Z, JITTER * gram_diag(state.kernel, state.Z))
 
     def mean(self, X: Tensor) -> Tensor:
         """E[f], shape (n, c), of rows X (n, d); ``O(n (H^3 + H^2 d))`` and the search."""
-        return torch.cat([self._mean(self._conditionals(rows)) for rows in self._tiles(X)])
+        return torch.cat([self._mean(self._weights(rows)) for rows in self._tiles(X)])
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """E[f] and V[f] (eq. 13), shapes (n, c), of rows X (n, d)."""
@@ -82,44 +88,58 @@ class SWSGPPosterior:
         mean : Tensor of shape (n, c)
         covariance : Tensor of shape (c, n, n)
         """
-        if union:
+        if union or self._uses_all:
             return self._union(X)
-        parts = [self._conditionals(rows) for rows in self._tiles(X)]
-        active = torch.cat([part.active for part in parts])
-        weights = torch.cat([part.weights for part in parts])
+        parts = [self._weights(rows) for rows in self._tiles(X)]
+        active, weights, _ = map(torch.cat, zip(*parts, strict=True))
         mean = self.state.offset + _mean(active, weights, self.state.mean)
         return mean, self._joint(X, active, weights)
 
     # ---- one row at a time -----------------------------------------------------------------
 
     @property
-    def _n_active(self) -> int:
-        return min(self.n_neighbors, self.state.n_inducing)
+    def _uses_all(self) -> bool:
+        return self.n_neighbors >= self.state.n_inducing
 
     def _tiles(self, X: Tensor) -> tuple[Tensor, ...]:
-        H = self._n_active
+        if self._uses_all:
+            return X.split(max(1, _TILE_ENTRIES // self.state.n_inducing))
+        H = self.neighborhood.size
         return X.split(max(1, _TILE_ENTRIES // (H * (H + X.shape[1]))))
 
-    def _conditionals(self, X: Tensor) -> LocalConditionals:
-        active = self.search.query(X, self._n_active)
-        return local_conditionals(self.state.kernel, X, self.state.Z, active)
+    def _weights(self, X: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Active points (n, H), None for all; their weights; the variance of f given u (n,)."""
+        if self._uses_all:
+            return None, *self.shared(X)
+        kernel, Z = self.state.kernel, self.state.Z
+        active, influence = self.neighborhood.find(X)
+        points = Z[active]  # (n, H, d)
+        K = gram(kernel, points)
+        K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
+        cross = gram(kernel, points, X[:, None])[..., 0]
+        return active, *fading_weights(K, cross, gram_diag(kernel, X), influence)
 
-    def _mean(self, local: LocalConditionals) -> Tensor:
+    def _mean(self, local: tuple[Tensor | None, Tensor, Tensor]) -> Tensor:
         """b + a' m_I, shape (n, c)."""
-        return self.state.offset + _mean(local.active, local.weights, self.state.mean)
+        active, weights, _ = local
+        return self.state.offset + _mean(active, weights, self.state.mean)
 
     def _tile(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        local = self._conditionals(X)
-        return self._mean(local), local.variance[:, None] + self._spread(local)
+        local = self._weights(X)
+        active, weights, variance = local
+        return self._mean(local), variance[:, None] + self._spread(active, weights)
 
-    def _spread(self, local: LocalConditionals) -> Tensor:
+    def _spread(self, active: Tensor | None, weights: Tensor) -> Tensor:
         """a' S_I a, shape (n, c)."""
         if self.state.var is not None:
-            return _mean(local.active, local.weights.square(), self.state.var)
-        rows = [
-            torch.einsum("nh,nhm->nm", local.weights, root[local.active]).square().sum(1)
-            for root in self.state.roots
-        ]
+            return _mean(active, weights.square(), self.state.var)
+        if active is None:
+            rows = [(weights @ root).square().sum(1) for root in self.state.roots]
+        else:
+            rows = [
+                torch.einsum("nh,nhm->nm", weights, root[active]).square().sum(1)
+                for root in self.state.roots
+            ]
         return torch.stack(rows, dim=1)
 
     # ---- jointly ---------------------------------------------------------------------------
@@ -139,8 +159,10 @@ class SWSGPPosterior:
 
     def _union(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Joint prediction of the paper."""
-        active = self.search.query(X, self._n_active)
-        union = active.unique()
+        if self._uses_all:
+            union = torch.arange(self.state.n_inducing, device=X.device)
+        else:
+            union = self.neighborhood.search.query(X, self.n_neighbors).unique()
         points = self.state.Z[union]
         K = gram(self.state.kernel, points)
         K.diagonal().mul_(1 + JITTER)
@@ -155,8 +177,10 @@ class SWSGPPosterior:
         return self.state.offset + A @ self.state.mean[union], 0.5 * (covariance + covariance.mT)
 
 
-def _mean(active: Tensor, weights: Tensor, values: Tensor) -> Tensor:
-    """Sums over active points of weights (n, H) times values (M, c), shape (n, c)."""
+def _mean(active: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
+    """Sums over active points, None for all, of weights (n, H) times values (M, c): (n, c)."""
+    if active is None:
+        return weights @ values
     return torch.einsum("nh,nhc->nc", weights, values[active])
 
 

@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 from skgp.models.swsgp.kriging import KrigingModel, merge_rows
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_targets
 from skgp.models.swsgp.label_link import LabelLink
+from tests.reference import neighborhood
 from tests.same import assert_same
 
 KERNEL = 1.5 * Matern([0.8, 1.3], nu=2.5)
@@ -30,35 +31,25 @@ def model(X, T, weight=None, *, kernel=KERNEL, n_neighbors=H):
     return KrigingModel(kernel, NOISE, X, T, weight, offset, n_neighbors)
 
 
-def dense_gp(kernel, X, T, noise, x, offset):
-    """Mean (c,) and variance of a GP at the row x, from all the rows given."""
-    A = kernel(X) + np.diag(noise)
-    k = kernel(X, x[None])[:, 0]
-    a = np.linalg.solve(A, k)
-    return offset + a @ (T - offset), kernel.diag(x[None])[0] - k @ a
-
-
-def dense_neighbourhood(m, x, own=None):
-    """Dense GP at x from the H nearest rows, found by sorting; `own` is left out."""
-    kernel, X, T = m.kernel, m.X.numpy(), m.targets.numpy()
-    weight = np.ones(len(X)) if m.weight is None else m.weight.numpy()
-    distance = (((X - x) / kernel.k2.length_scale) ** 2).sum(1)
-    if own is not None:
-        distance[own] = np.inf
-    near = distance.argsort(kind="stable")[: m.n_neighbors]
-    return dense_gp(kernel, X[near], T[near], m.noise / weight[near], x, m.offset.numpy())
+def dense_kriging(m, x, own=None):
+    """Kriging at x by a loop over the rows; `own` is left out."""
+    X, T, offset = m.X.numpy(), m.targets.numpy(), m.offset.numpy()
+    noise = m.noise / (np.ones(len(X)) if m.weight is None else m.weight.numpy())
+    scale = m.kernel.k2.length_scale
+    a, var = neighborhood.weights(m.kernel, X, noise, x, m.n_neighbors, scale, out=own)
+    return offset + a @ (T - offset), var
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("d", [2, 14])
-def test_mean_and_variance_are_those_of_a_dense_gp_on_the_neighbours(weighted, d):
+def test_mean_and_variance_are_those_of_neighbours_that_fade_and_a_few_more(weighted, d):
     X, T = problem(d=d)
     weight = torch.linspace(0.2, 3.0, len(X), dtype=torch.float64) if weighted else None
     m = model(X, T, weight, kernel=1.5 * RBF(np.linspace(0.8, 3.0, d)))
     x = problem(40, seed=1, d=d)[0]
     mean, var = m.mean_and_variance(x)
     for i, row in enumerate(x.numpy()):
-        expected, expected_var = dense_neighbourhood(m, row)
+        expected, expected_var = dense_kriging(m, row)
         np.testing.assert_allclose(mean[i], expected, rtol=0, atol=1e-10)
         np.testing.assert_allclose(var[i], expected_var, rtol=0, atol=1e-10)
     assert_same(m.mean(x), mean)
@@ -75,12 +66,11 @@ def test_mean_and_variance_do_not_depend_on_the_batch():
 
 def test_mean_and_variance_of_few_rows_use_them_all():
     X, T = problem(5)
-    mean, _ = model(X, T).mean_and_variance(X)
-    for i, row in enumerate(X.numpy()):
-        expected, _ = dense_gp(
-            KERNEL, X.numpy(), T.numpy(), np.full(5, NOISE), row, np.array([0.5, 1.5])
-        )
-        np.testing.assert_allclose(mean[i], expected, atol=1e-12)
+    mean, var = model(X, T).mean_and_variance(X)
+    K, offset = KERNEL(X), np.array([0.5, 1.5])
+    a = np.linalg.solve(K + NOISE * np.eye(5), K)
+    np.testing.assert_allclose(mean, offset + a.T @ (T.numpy() - offset), atol=1e-12)
+    np.testing.assert_allclose(var, np.diag(K - K @ a), atol=1e-12)
 
 
 def test_leave_out_conditions_a_row_on_the_others_alone():
@@ -91,7 +81,7 @@ def test_leave_out_conditions_a_row_on_the_others_alone():
     rows = torch.arange(0, len(X), 7)
     mean, var = m.leave_out(rows, torch.ones(len(rows), dtype=torch.float64), T[rows])
     for i, row in enumerate(rows.tolist()):
-        expected, expected_var = dense_neighbourhood(m, X[row].numpy(), own=row)
+        expected, expected_var = dense_kriging(m, X[row].numpy(), own=row)
         np.testing.assert_allclose(mean[i], expected, rtol=0, atol=1e-10)
         np.testing.assert_allclose(var[i], expected_var, rtol=0, atol=1e-10)
 

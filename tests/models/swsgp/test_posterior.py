@@ -62,10 +62,10 @@ def awkward(seed):
 
 @kinds
 @pytest.mark.parametrize("name", ["rbf", "matern"])
-def test_mean_and_variance_are_eq_13(name, kind):
+def test_mean_and_variance_are_eq_13_with_neighbours_that_fade(name, kind):
     problem = problem_of(name)
     found, mean, S = posterior_of(problem, kind)
-    expected = dense.moments(problem, mean, S)
+    expected = dense.moments(problem, mean, S, dense.predictors)
     X = torch.tensor(problem.X)
     for got, want in zip(found.mean_and_variance(X), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=EPS)
@@ -80,8 +80,8 @@ def test_a_batch_is_its_rows_in_tiles_of_any_size(kind, monkeypatch):
     whole = found.mean_and_variance(X)
     rows = zip(*(found.mean_and_variance(x[None]) for x in X), strict=True)
     seen = []
-    query = found.search.query
-    monkeypatch.setattr(found.search, "query", lambda X, k: (seen.append(len(X)), query(X, k))[1])
+    find = found.neighborhood.find
+    monkeypatch.setattr(found.neighborhood, "find", lambda X: (seen.append(len(X)), find(X))[1])
     monkeypatch.setattr(module, "_TILE_ENTRIES", 4 * H * (H + 2))
     tiles = found.mean_and_variance(X)
     assert seen == [4] * 6 + [1]
@@ -119,10 +119,10 @@ def test_pickle_holds_the_state_and_no_search(kind):
     found, _, _ = posterior_of(problem, kind)
     X = torch.tensor(problem.X)
     before, expected = pickle.dumps(found), found.mean_and_variance(X)
-    after = pickle.dumps(found)  # the search was built in between
+    after = pickle.dumps(found)  # the neighbourhood was built in between
     assert len(after) == len(before) < len(pickle.dumps(found.state)) + 300
     again = pickle.loads(after)
-    assert "search" not in vars(again) and again.neighbors == "auto"
+    assert "neighborhood" not in vars(again) and again.neighbors == "auto"
     for got, want in zip(again.mean_and_variance(X), expected, strict=True):
         assert_same(got, want)
 
@@ -137,7 +137,8 @@ def test_joint_covariance_is_that_of_the_oracle(name, kind):
     found, mean, S = posterior_of(problem, kind)
     got_mean, covariance = found.mean_and_covariance(torch.tensor(problem.X))
     assert covariance.shape == (C, 25, 25)
-    np.testing.assert_allclose(got_mean, dense.moments(problem, mean, S)[0], rtol=0, atol=EPS)
+    expected = dense.moments(problem, mean, S, dense.predictors)[0]
+    np.testing.assert_allclose(got_mean, expected, rtol=0, atol=EPS)
     for J, S_l in zip(covariance, S, strict=True):
         expected = dense.joint_covariance(problem, S_l)
         np.testing.assert_allclose(J, expected, rtol=0, atol=EPS)
@@ -188,11 +189,10 @@ def test_union_is_the_joint_prediction_of_the_paper(name, kind):
         got = got_mean[:, l] - problem.offset[l]
         np.testing.assert_allclose(got, want_mean, rtol=0, atol=1e-8)
         np.testing.assert_allclose(covariance[l], want, rtol=0, atol=1e-8)
-    # One row alone is conditioned on its own active points, either way.
-    x = torch.tensor(problem.X[:1])
-    for union in (True, False):
-        alone = found.mean_and_covariance(x, union=union)[1][:, :, 0]
-        torch.testing.assert_close(alone.T, found.mean_and_variance(x)[1], rtol=0, atol=1e-9)
+    # One row alone is conditioned on its own active points, all of them in full.
+    one = replace(problem, X=problem.X[:1], active=problem.active[:1])
+    alone = found.mean_and_covariance(torch.tensor(one.X), union=True)[1][:, 0]
+    np.testing.assert_allclose(alone.T, dense.moments(one, mean, S)[1], rtol=0, atol=1e-9)
 
 
 # ---- kriging -------------------------------------------------------------------------------------
