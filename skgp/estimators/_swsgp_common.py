@@ -21,10 +21,10 @@ from skgp.estimators._options import Option, options
 from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
+from skgp.models.kriging import KrigingModel
 from skgp.models.neighbors import distinct
 from skgp.models.replicates import Replicates
 from skgp.models.swsgp.fit import Settings, fit_swsgp
-from skgp.models.swsgp.kriging import KrigingModel
 from skgp.models.swsgp.posterior import SWSGPPosterior
 from skgp.models.swsgp.state import SWSGPState
 from skgp.models.swsgp.streaming import update

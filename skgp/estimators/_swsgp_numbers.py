@@ -8,9 +8,9 @@ from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.kernels.gram import split_noise
 from skgp.models.dlm.data import SparseData
+from skgp.models.kriging import KrigingModel
 from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
 from skgp.models.swsgp.hyperparameters import search_hyperparameters
-from skgp.models.swsgp.kriging import KrigingModel
 
 _SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
 

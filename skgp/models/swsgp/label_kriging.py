@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
-from skgp.models.swsgp.kriging import KrigingModel, is_shared, merge_rows
+from skgp.models.kriging import KrigingModel, is_shared, merge_rows
 from skgp.models.swsgp.label_link import LabelLink
 from skgp.training.lbfgs import minimize_lbfgs
 

@@ -1,6 +1,6 @@
 r"""From kriged labels to probabilities.
 
-With :math:`\mu` the kriged label and q its variance (:mod:`skgp.models.swsgp.kriging`),
+With :math:`\mu` the kriged label and q its variance (:mod:`skgp.models.kriging`),
 
 .. math:: p_k \propto g\Big(t_k + \frac{\nu_k + d\, \nu_k^3}{\sqrt{a q + b}}\Big), \qquad
           \nu = \mu - m,

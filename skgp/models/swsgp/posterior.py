@@ -5,7 +5,7 @@ A row x with the active set I, :math:`a = K_I^{-1} k` (:mod:`skgp.models.swsgp.c
 .. math:: f \sim N(b + a^T m_I,\; k_{xx} - k^T a + a^T S_I a) \qquad \text{(eq. 13)}
 
 with b the constant prior mean. Eq. 13 says nothing of two rows together. Their covariance here is
-that of the errors :math:`f - \tilde A u` under the prior (:mod:`skgp.models.swsgp.joint`) plus that
+that of the errors :math:`f - \tilde A u` under the prior (:mod:`skgp.models.joint`) plus that
 of :math:`\tilde A u` under q, :math:`\tilde A S_U \tilde A^T`: positive semi-definite, of the
 diagonal of eq. 13, and the same for two rows whatever rows come with them.
 
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.models.swsgp.conditionals import JITTER, SharedConditionals
-from skgp.models.swsgp.joint import joint_errors, quadratic_form, sparse_rows
-from skgp.models.swsgp.neighborhood import Neighborhood, fading_weights
+from skgp.models.joint import joint_errors, quadratic_form, sparse_rows
+from skgp.models.neighborhood import Neighborhood, fading_weights
+from skgp.models.shared_conditionals import SharedConditionals
+from skgp.models.swsgp.conditionals import JITTER
 from skgp.models.swsgp.state import SWSGPState
 
 __all__ = ["SWSGPPosterior"]

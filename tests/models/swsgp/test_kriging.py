@@ -9,7 +9,7 @@ import torch
 from scipy import special
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.models.swsgp.kriging import KrigingModel, merge_rows
+from skgp.models.kriging import KrigingModel, merge_rows
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_targets
 from skgp.models.swsgp.label_link import LabelLink
 from tests.reference import neighborhood

@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.models.kriging import KrigingModel
 from skgp.models.swsgp import posterior as module
-from skgp.models.swsgp.kriging import KrigingModel
 from skgp.models.swsgp.posterior import SWSGPPosterior
 from skgp.models.swsgp.state import SWSGPState
 from tests.reference import swsgp as dense

@@ -36,13 +36,14 @@ from skgp.kernels.gram import gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.inducing import greedy_variance
 from skgp.models.neighbors import NeighborSearch
-from skgp.models.swsgp.conditionals import JITTER, SharedConditionals
+from skgp.models.shared_conditionals import SharedConditionals
 
 __all__ = ["Neighborhood", "fading_weights"]
 
 _FADING = 1e-3  # tau
 _N_GLOBAL = 16
 _EXPLAINED = 0.5  # of the prior's variance, in the mean
+_JITTER = 1e-4  # of global points, relative to the variance
 _COMPARED = 1000  # points at which that is asked
 
 
@@ -71,7 +72,7 @@ class Neighborhood:
             return none
         chosen = greedy_variance(self.kernel, self.Z, _N_GLOBAL)
         points = self.Z[chosen]
-        given = SharedConditionals(self.kernel, points, JITTER * gram_diag(self.kernel, points))
+        given = SharedConditionals(self.kernel, points, _JITTER * gram_diag(self.kernel, points))
         some = self.Z[:: -(-len(self.Z) // _COMPARED)]
         left = given(some)[1] / gram_diag(self.kernel, some)
         return chosen if float(left.mean()) < 1 - _EXPLAINED else none

@@ -25,11 +25,10 @@ from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.tensor_state import TensorState
+from skgp.models.joint import joint_errors, sparse_rows
+from skgp.models.neighborhood import Neighborhood, fading_weights
 from skgp.models.neighbors import distinct
-from skgp.models.swsgp.conditionals import SharedConditionals
-from skgp.models.swsgp.joint import joint_errors, sparse_rows
-from skgp.models.swsgp.label_link import LabelLink
-from skgp.models.swsgp.neighborhood import Neighborhood, fading_weights
+from skgp.models.shared_conditionals import SharedConditionals
 
 __all__ = ["KrigingModel", "is_shared", "merge_rows"]
 
@@ -55,8 +54,8 @@ class KrigingModel(TensorState):
         m, the prior means of the targets.
     n_neighbors : int
         H; all rows where there are fewer.
-    link : LabelLink or None
-        Of a classifier.
+    link : object or None
+        Of a classifier, with a method ``log_probabilities``.
     neighbors : {"auto", "exact", "faiss"}
         See :class:`~skgp.models.neighbors.NeighborSearch`.
 
@@ -73,7 +72,7 @@ class KrigingModel(TensorState):
     weight: Tensor | None
     offset: Tensor
     n_neighbors: int
-    link: LabelLink | None = None
+    link: Any = None
     neighbors: str = "auto"
 
     @cached_property
@@ -124,7 +123,7 @@ class KrigingModel(TensorState):
         X : Tensor of shape (n, d)
         union : bool
             Krige every row from the union of the neighbours; by default from its own
-            (:mod:`skgp.models.swsgp.joint`).
+            (:mod:`skgp.models.joint`).
 
         Returns
         -------
@@ -184,7 +183,7 @@ class KrigingModel(TensorState):
         -------
         active : Tensor of int64, shape (p, H)
         influence : Tensor of shape (p, H)
-            As by :class:`~skgp.models.swsgp.neighborhood.Neighborhood`.
+            As by :class:`~skgp.models.neighborhood.Neighborhood`.
 
         Raises
         ------
