@@ -54,17 +54,20 @@ class QSGPRegressor(BaseGPRegressor):
         Covariance of f; a ``WhiteKernel`` summand at the top level is the observation noise (one of
         level 0.01 is added where there is none). None chooses among RBF and Matern kernels with one
         length scale a column, started from the spread of the columns.
-    basis : {"auto", "fourier", "inducing", "relevance"}, default="auto"
-        Random Fourier features, kernels centred on training rows, or those on the few rows that the
-        evidence keeps [2]_. "relevance" wants a smooth kernel. Its hyper-parameters, and which one
-        where it is None, are learned as those of a GP, its length scales halved where the evidence
-        gains much by it; the amplitude is without effect. Error bars shrink far from the relevance
-        vectors.
+    basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}, default="auto"
+        Random Fourier features, kernels centred on training rows, those of the rows near each test
+        row alone (exact regression on neighbourhoods), or those on the few rows that the evidence
+        keeps [2]_. Where the kernel matrix is too large to keep, rows left out decide, at random
+        and in discs; ``reason_`` tells their log densities. "relevance" wants a smooth kernel. Its
+        hyper-parameters, and which one where it is None, are learned as those of a GP, its length
+        scales halved where the evidence gains much by it; the amplitude is without effect. Error
+        bars shrink far from the relevance vectors.
     n_basis : int or None, default=None
         Number of basis functions m. By default as many as there are rows for the inducing basis,
         and as many Fourier features as about a minute allows. With Laplace noise all of up to 3000
         rows, else as many as two minutes allow. Of "relevance", the rows that are candidates: by
-        default all of up to 20000 rows, else 2000.
+        default all of up to 20000 rows, else 2000. Of "neighbors", their number: 128, half of them
+        the nearest of all rows, the others the nearest of one row in 16 and of one in 256.
     likelihood : {"gaussian", "laplace"}, default="gaussian"
         Observation noise. "laplace" is for targets of which some are grossly wrong: it takes the
         absolute error, finds the hyper-parameters without the outliers, and serves
@@ -198,7 +201,7 @@ class QSGPRegressor(BaseGPRegressor):
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
-        "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
+        "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
         "n_basis": [Interval(Integral, 1, None, closed="left"), None],
         "likelihood": [StrOptions({"gaussian", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
@@ -321,10 +324,10 @@ class QSGPRegressor(BaseGPRegressor):
                 "partial_fit needs likelihood='gaussian', whose data have sums that suffice; got "
                 f"likelihood={self.likelihood!r}."
             )
-        if self.basis == "relevance":
+        if self.basis in ("neighbors", "relevance"):
             raise AttributeError(
                 "partial_fit needs basis='fourier' or 'inducing', which later rows leave as it is; "
-                "got basis='relevance'."
+                f"got basis={self.basis!r}."
             )
         return True
 

@@ -58,6 +58,8 @@ class KrigingModel(TensorState):
         Of a classifier, with a method ``log_probabilities``.
     neighbors : {"auto", "exact", "faiss"}
         See :class:`~skgp.models.neighbors.NeighborSearch`.
+    n_scales : int
+        Scales that share the neighbours (:mod:`skgp.models.neighborhood`).
 
     Notes
     -----
@@ -74,11 +76,12 @@ class KrigingModel(TensorState):
     n_neighbors: int
     link: Any = None
     neighbors: str = "auto"
+    n_scales: int = 1
 
     @cached_property
     def neighborhood(self) -> Neighborhood:
         """Which training rows a row uses."""
-        return Neighborhood(self.kernel, self.X, self.n_neighbors, self.neighbors)
+        return Neighborhood(self.kernel, self.X, self.n_neighbors, self.neighbors, self.n_scales)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -21,6 +21,10 @@ every input where they explain most of the prior's variance at the others: funct
 are known across gaps, and what is left to fade is small. With many columns they would explain
 little, and none join.
 
+*Coarser scales*, where asked for: with three, half of the H are the nearest of all points, a
+quarter the nearest of one in sixteen, at random, and a quarter of one in 256. In the gaps of dense
+data, where the nearest all lie on one rim, the others see what is beyond it.
+
 With kin40k (8 columns; 3000 training rows, 1000 others) the negative log-density of rows left out
 is 0.150 with and without the fading, 0.159 with a tau of 0.01, 0.197 if all neighbours fade. The
 mean of a sine seen but for a gap of two radians, noise of a tenth, changes by 20 and more an input
@@ -43,6 +47,10 @@ __all__ = ["Neighborhood", "fading_weights"]
 _FADING = 1e-3  # tau
 _N_GLOBAL = 16
 _EXPLAINED = 0.5  # of the prior's variance, in the mean
+# Ratio of scales: of 105 569 satellite temperatures (Matern 1/2), discs of 2% of the training rows
+# left out have a negative log-density of .737 given their 64 nearest, .663 given 32 nearest and 16
+# each of every 16th and every 256th row; rows left out at random do not tell them apart.
+_COARSER = 16
 _JITTER = 1e-4  # of global points, relative to the variance
 _COMPARED = 1000  # points at which that is asked
 
@@ -58,11 +66,23 @@ class Neighborhood:
         H.
     method : {"auto", "exact", "faiss"}
         See :class:`~skgp.models.neighbors.NeighborSearch`.
+    n_scales : int, default=1
+        Scales that share the H neighbours; those of too few points are left out.
     """
 
-    def __init__(self, kernel, Z: Tensor, n_neighbors: int, method: str = "auto") -> None:
+    def __init__(
+        self, kernel, Z: Tensor, n_neighbors: int, method: str = "auto", n_scales: int = 1
+    ) -> None:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
         self.search = NeighborSearch(kernel, Z, method)
+        order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0)).to(Z.device)
+        share = n_neighbors // (2 * max(n_scales - 1, 1))
+        sizes = (len(Z) // _COARSER**scale for scale in range(1, n_scales))
+        #: Points (sorted indices), search among them and neighbours of each coarser scale.
+        self._coarser = [
+            (points, NeighborSearch(kernel, Z[points], method), share)
+            for points in (order[:size].sort().values for size in sizes if size > share > 0)
+        ]
 
     @cached_property
     def everywhere(self) -> Tensor:
@@ -82,6 +102,11 @@ class Neighborhood:
         """Points of an input, H + g at most."""
         return min(self.n_neighbors, len(self.Z)) + len(self.everywhere)
 
+    @property
+    def _n_finest(self) -> int:
+        """Neighbours among all points."""
+        return self.n_neighbors - sum(share for *_, share in self._coarser)
+
     def find(self, X: Tensor, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Points and their influence.
 
@@ -97,7 +122,14 @@ class Neighborhood:
         influence : Tensor of shape (n, H + g)
             d. Where a point comes twice, and where there are not H, some have 0.
         """
-        near, influence = self._nearest(X, exclude)
+        near, influence = _nearest(self.search, X, self._n_finest, exclude)
+        for points, search, share in self._coarser:
+            place = None
+            if exclude is not None:  # where a row to leave out is among the points of the scale
+                place = torch.searchsorted(points, exclude).clamp_max_(len(points) - 1)
+                place = torch.where(points[place] == exclude, place, -1)
+            some, weight = _nearest(search, X, share, place)
+            near, influence = _joined(near, influence, points[some], weight)
         joined = self.everywhere.expand(len(X), -1)  # (n, g)
         if not joined.shape[1]:
             return near, influence
@@ -106,18 +138,35 @@ class Neighborhood:
         stays = torch.ones_like(joined) if exclude is None else joined != exclude[:, None]
         return torch.cat([near, joined], 1), torch.cat([influence, stays.to(influence)], 1)
 
-    def _nearest(self, X: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-        available = len(self.Z) - (exclude is not None)
-        if self.n_neighbors < available:
-            active = self.search.query(X, self.n_neighbors + 1, exclude)
-            distance = self.search.distances(X, active)
-            return active[:, :-1], _influence(distance).to(X.dtype)
-        active = self.search.query(X, available, exclude)
-        influence = X.new_ones(active.shape)
-        if exclude is not None and self.n_neighbors > available:  # as wide as without exclusion
-            active = torch.cat([active, exclude[:, None]], 1)
-            influence = torch.cat([influence, X.new_zeros(len(X), 1)], 1)
-        return active, influence
+
+def _joined(near: Tensor, influence: Tensor, some: Tensor, weight: Tensor):
+    """Neighbours of two scales, (n, H) and (n, h); one that comes twice keeps the larger influence.
+
+    Which of two equal entries has it makes no difference, so that nothing jumps as they fade.
+    """
+    same = near[:, :, None] == some[:, None]  # (n, H, h)
+    best = torch.where(same, influence[:, :, None], 0.0).amax(1)  # of the first, (n, h)
+    lost = torch.where(same, weight[:, None], 0.0).amax(2)  # of the second, (n, H)
+    influence = torch.where(lost > influence, 0.0, influence)
+    weight = torch.where(best >= weight, 0.0, weight)
+    return torch.cat([near, some], 1), torch.cat([influence, weight], 1)
+
+
+def _nearest(
+    search: NeighborSearch, X: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The k nearest points of a search and their influence: in full where there are no others."""
+    available = len(search.Z) - (exclude is not None and bool((exclude >= 0).any()))
+    if k < available:
+        active = search.query(X, k + 1, exclude)
+        distance = search.distances(X, active)
+        return active[:, :-1], _influence(distance).to(X.dtype)
+    active = search.query(X, available, exclude)
+    influence = X.new_ones(active.shape)
+    if exclude is not None and k > available:  # as wide as without exclusion
+        active = torch.cat([active, exclude[:, None]], 1)
+        influence = torch.cat([influence, X.new_zeros(len(X), 1)], 1)
+    return active, influence
 
 
 def fading_weights(

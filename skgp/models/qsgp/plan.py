@@ -6,8 +6,10 @@ rows n                           ``basis="auto"``, ``solver="auto"``
 up to 4000                       inducing, m = n, dense Cholesky: the exact GP
 K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
 K fits in memory (see below)     inducing, m = n, block conjugate gradients, pathwise draws
-more                             Fourier features (inducing points where the kernel has no spectral
-                                 density), streaming Gram matrix and Cholesky
+more                             what predicts rows left out best (:mod:`.comparison`): neighbours;
+                                 Fourier features (inducing points where the kernel has no spectral
+                                 density), streaming Gram matrix and Cholesky; or conjugate
+                                 gradients that make K anew for each product
 ===============================  ==================================================================
 
 Memory is that of the machine (:mod:`skgp.linalg.memory`), or as asked: 8 GB hold the matrix of 60
@@ -35,6 +37,7 @@ CHOLESKY_ROWS = 16_000  # exact GP, factor dropped after the solve
 CHOLESKY_FEATURES = 8_192  # streaming Gram matrix of m x m float64: 0.5 GB
 STREAMING_FEATURES = 1_024  # of partial_fit, whose first call cannot know how many rows will come
 STOCHASTIC_FEATURES = 100_000  # the paper's m
+N_NEIGHBORS = 128  # of local regression
 PRECONDITIONER_RANK = 4_000  # of conjugate gradients, where the matrix is ill conditioned
 LAPLACE_ROWS = 3_000  # rows up to which Laplace noise has a basis function for each
 
@@ -45,6 +48,7 @@ COVARIANCES = {
     ("weight", "cholesky"): ("full", "samples", "chevron", "diagonal"),
     ("weight", "cg"): ("samples",),
     ("weight", "gauss-seidel"): ("samples",),
+    ("local", "cholesky"): ("full",),
     ("stochastic", "sgd"): ("diagonal", "chevron"),
 }
 
@@ -55,9 +59,9 @@ class Plan:
 
     Attributes
     ----------
-    basis : {"auto", "fourier", "inducing", "relevance"}
+    basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}
     n_basis : int or None
-        Of a resolved plan, None only for "relevance".
+        Of "neighbors" their number. Of a resolved plan, None only for "relevance".
     solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd", "sequential"}
         "sequential" is what "auto" becomes for "relevance".
     covariance : {"auto", "diagonal", "chevron", "full", "samples"}
@@ -79,7 +83,9 @@ class Plan:
         return self.n_basis
 
     def space(self, n: int) -> str:
-        """ "stochastic", "function" (one basis function a row) or "weight"."""
+        """ "stochastic", "local", "function" (one basis function a row) or "weight"."""
+        if self.basis == "neighbors":
+            return "local"
         if self.solver == "sgd":
             return "stochastic"
         return "function" if self.basis == "inducing" and self.n_basis == n else "weight"
@@ -103,6 +109,10 @@ def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
         Where basis, n_basis, solver and covariance cannot be had together.
     """
     basis, reason = asked.basis, asked.reason
+    if basis == "neighbors":
+        _refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
+        _refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
+        return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
     fits = stored_solve_bytes(n) <= memory_budget
     if basis == "auto":
         basis, reason = _choose_basis(asked, n, kernel, fits)

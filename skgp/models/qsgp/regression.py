@@ -25,6 +25,8 @@ from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg.preconditioners import LowRank
+from skgp.models.qsgp.comparison import compare_routes
 from skgp.models.qsgp.function_space.covariances import leave_one_out_z2
 from skgp.models.qsgp.function_space.function_space import (
     FunctionSpacePosterior,
@@ -33,11 +35,13 @@ from skgp.models.qsgp.function_space.function_space import (
     pivoted_factor,
 )
 from skgp.models.qsgp.function_space.pathwise import pathwise_posterior
+from skgp.models.qsgp.local import local_posterior
 from skgp.models.qsgp.plan import DENSE_ROWS, Plan, resolve, stored_dtype, with_covariance
 from skgp.models.qsgp.results import (
     AugmentedPosterior,
     Fit,
     Options,
+    Posterior,
     fit_statistics,
 )
 from skgp.models.qsgp.stochastic.sgd_state import SGDState
@@ -56,6 +60,7 @@ Callback = Callable[[int, dict], bool | None]
 ILL_CONDITIONED = 1e7  # trace(K) / noise, a bound on the condition number of K + noise I
 FALL_BACK_RESIDUAL = 0.1  # relative residual of the mean above which the solution is not used
 LOW_RANK = 1_000  # largest numerical rank at which K is treated as of that rank
+PROBED_ROWS = 5_000  # whose rank is looked at before that of all
 LOW_RANK_RESIDUAL = 1e-2  # mean residual variance, relative to the noise, that counts as nothing
 
 
@@ -105,12 +110,16 @@ def fit_regression(
         return fit_stochastic(
             kernel, data.X, data.y, noise, plan, options, state, generator, callback
         )
+    open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
+    if n > DENSE_ROWS and open_choice:
+        reduced = fit.low_rank_plan(asked)
+        if reduced is not None:
+            return reduced
+        if plan.space(n) != "function" and asked.covariance in ("auto", "full"):
+            plan = with_covariance(fit.compared_plan(plan), "auto", n)
+    if plan.space(n) == "local":
+        return fit.local(plan)
     if plan.space(n) == "function":
-        open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
-        if n > DENSE_ROWS and open_choice:
-            reduced = fit.low_rank_plan(asked)
-            if reduced is not None:
-                return reduced
         return fit.function_space(plan)
     return fit.weight_space(plan)
 
@@ -224,18 +233,50 @@ class _Fitter:
         reduced = replace(plan, n_basis=m, solver="cholesky", reason=reason)
         return self.weight_space(with_covariance(reduced, "auto", self.n))
 
+    def local(self, plan: Plan) -> Fit:
+        """Exact regression on neighbourhoods."""
+        posterior = local_posterior(self.kernel, self.data, self.noise, plan.size)
+        return Fit(posterior, plan, self.kernel, self.noise)
+
+    def compared_plan(self, weights: Plan) -> Plan:
+        """The plan whose route predicts rows left out best (:mod:`.comparison`)."""
+
+        def fit(data: Replicates, plan: Plan) -> tuple[Posterior, float]:
+            trial = _Fitter(self.kernel, data, self.noise, self.options, self.generator, None)
+            result = trial.weight_space(plan)
+            return result.posterior, result.noise
+
+        return compare_routes(
+            self.kernel, self.data, self.noise, weights, fit, generator=self.generator
+        )
+
     def low_rank_plan(self, asked: Plan) -> Fit | None:
-        """The exact answer at its cheapest, where K is of low numerical rank; None where not."""
-        prior = gram_diag(self.kernel, self.X)
-        tol = LOW_RANK_RESIDUAL * self.noise * self.n / float(prior.sum())
-        low_rank = pivoted_factor(self.kernel, self.X, LOW_RANK, generator=self.generator, tol=tol)
-        if low_rank.residual_trace > tol * float(prior.sum()):
+        """The exact answer at its cheapest, where K is of low numerical rank; None where not.
+
+        That some rows alone exceed the rank is cheap to see.
+        """
+        if self.n > 2 * PROBED_ROWS:
+            generator = torch.Generator().manual_seed(self.options.seed)
+            order = torch.randperm(self.n, generator=generator)[:PROBED_ROWS]
+            some = self.data.rows(order.to(self.X.device))
+            few = _Fitter(self.kernel, some, self.noise, self.options, generator, None)
+            if few.low_rank_factor() is None:
+                return None
+        low_rank = self.low_rank_factor()
+        if low_rank is None:
             return None
         rank = low_rank.factor.shape[1]
         reason = f"K has numerical rank {rank}: the rest is below 1% of the noise variance"
         plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
         plan = with_covariance(plan, asked.covariance, self.n)
         return self.weight_space(plan, pivots=low_rank.pivots)
+
+    def low_rank_factor(self) -> LowRank | None:
+        """Factor of K where its rank, up to a hundredth of the noise, is low; None where not."""
+        trace = float(gram_diag(self.kernel, self.X).sum())
+        tol = LOW_RANK_RESIDUAL * self.noise * self.n / trace
+        factor = pivoted_factor(self.kernel, self.X, LOW_RANK, generator=self.generator, tol=tol)
+        return factor if factor.residual_trace <= tol * trace else None
 
     # --------------------------------------------------------------------- weight space
 

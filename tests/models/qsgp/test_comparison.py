@@ -1,0 +1,134 @@
+"""The choice of a route where the kernel matrix does not fit in memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from skgp import QSGPRegressor
+from skgp.models.qsgp import comparison, plan, regression
+from skgp.models.qsgp.comparison import hold_out
+from skgp.models.qsgp.plan import Plan
+from skgp.models.qsgp.regression import fit_regression
+from skgp.models.qsgp.results import Options
+from skgp.models.replicates import Replicates
+
+N = 4500
+LITTLE = Options(memory_budget=1e6)
+ROUGH = 1.0 * Matern(1.0, nu=0.5)
+WIDE = 1.0 * RBF(6.0)
+
+
+@pytest.fixture(autouse=True)
+def few_features(monkeypatch):
+    monkeypatch.setattr(plan, "CHOLESKY_FEATURES", 512)
+    monkeypatch.setattr(comparison, "_TRIAL_FEATURES", (64, 128))
+    monkeypatch.setattr(comparison, "_EXACT_NEIGHBORS", 150)
+    monkeypatch.setattr(comparison, "_SCORED", 100)
+    monkeypatch.setattr(regression, "LOW_RANK", 100)
+
+
+def rough(seed=0):
+    """Waves of many lengths in the plane, with little noise: what is near says most."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(0, 10, size=(N, 2))
+    directions = rng.normal(size=(2, 60)) * 4 ** rng.uniform(0, 2, size=60)
+    y = np.cos(X @ directions + rng.uniform(0, 6, 60)).sum(1) / 30**0.5
+    return Replicates(torch.tensor(X), torch.tensor(y))
+
+
+def wide(seed=0):
+    """A smooth function of eight columns under much noise: every row says something."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, size=(N, 8))
+    y = np.sin(X / 3).sum(1) + 2.0 * rng.normal(size=N)
+    return Replicates(torch.tensor(X), torch.tensor(y))
+
+
+def fitted(data, kernel, noise, options=LITTLE, seed=0, **asked):
+    generator = torch.Generator().manual_seed(seed)
+    return fit_regression(kernel, data, noise, Plan(**asked), options, generator=generator)
+
+
+def test_neighbours_are_chosen_where_they_predict_best_and_the_reason_says_so():
+    fit = fitted(rough(), ROUGH, 1e-3)
+    assert (fit.plan.basis, fit.plan.size, fit.plan.covariance) == ("neighbors", 128, "full")
+    for told in ("128 neighbours", "fourier functions", "(128)", "150 neighbours", "discs"):
+        assert told in fit.plan.reason
+    again = fitted(rough(), ROUGH, 1e-3)
+    assert again.plan == fit.plan
+
+
+def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch):
+    monkeypatch.setattr(regression, "LOW_RANK", 20)  # K is of low rank indeed
+    fit = fitted(wide(), WIDE, 4.0)
+    assert fit.plan.basis == "fourier" and "128 neighbours" in fit.plan.reason
+
+
+def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
+    monkeypatch.setattr(regression, "compare_routes", None)
+    monkeypatch.setattr(regression, "LOW_RANK", 1000)
+    fit = fitted(wide(), WIDE, 4.0)
+    assert fit.plan.basis == "inducing" and "numerical rank" in fit.plan.reason
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+def test_conjugate_gradients_are_chosen_where_they_gain_and_are_affordable(affordable, monkeypatch):
+    monkeypatch.setattr(comparison, "_LEAST_GAIN", -10.0)
+    monkeypatch.setattr(comparison, "_CG_FLOPS", {"cpu": 1e13 if affordable else 1.0})
+    monkeypatch.setattr(regression._Fitter, "function_space", lambda self, plan: plan)
+    found = fitted(rough(), ROUGH, 1e-3)
+    if affordable:
+        assert (found.basis, found.size, found.solver) == ("inducing", N, "cg")
+    else:
+        assert found.plan.basis == "neighbors" and "not affordable" in found.plan.reason
+
+
+@pytest.mark.parametrize(
+    "asked", [dict(basis="fourier"), dict(n_basis=100), dict(covariance="diagonal")], ids=str
+)
+def test_a_choice_of_the_user_is_not_compared(asked, monkeypatch):
+    monkeypatch.setattr(regression, "compare_routes", None)
+    fit = fitted(rough(), ROUGH, 1e-3, **asked)
+    assert fit.plan.basis != "neighbors"
+
+
+def test_hold_out_leaves_whole_discs_out():
+    X = rough().X
+    out = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
+    parts = [set(each.tolist()) for each in (out.kept, out.random, out.disc)]
+    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+    distance = torch.cdist(X[out.disc], X[out.kept]).amin(1)
+    among = torch.cdist(X[out.random], X[out.kept]).amin(1)
+    assert distance.mean() > 3 * among.mean()
+
+
+def test_weights_and_replicates_count_in_the_comparison():
+    data = rough()
+    weighted = replace(data, weight=torch.full((N,), 1.0, dtype=torch.float64))
+    assert fitted(weighted, ROUGH, 1e-3).plan.basis == "neighbors"
+
+
+def test_neighbours_can_be_asked_for():
+    data = rough()
+    X, y = data.X.numpy(), data.y.numpy()
+    model = QSGPRegressor(ROUGH, basis="neighbors", n_basis=40, random_state=0, optimizer=None)
+    model.fit(X[500:], y[500:])
+    assert (model.basis_, model.n_basis_, model.solver_) == ("neighbors", 40, "cholesky")
+    mean, covariance = model.predict(X[:50], return_cov=True)
+    _, std = model.predict(X[:50], return_std=True)
+    np.testing.assert_allclose(np.sqrt(covariance.diagonal()), std, rtol=1e-6)
+    assert model.score(X[:500], y[:500]) > 0.8
+    with pytest.raises(ValueError, match="solver='cg' cannot be had with basis='neighbors'"):
+        model.set_params(solver="cg").fit(X, y)
+    assert not hasattr(model, "partial_fit")
+
+
+def test_plans_up_to_sixty_thousand_rows_are_as_they_were():
+    """Of kin40k, protein, keggdirected and pol: kept kernel matrix, conjugate gradients."""
+    for n in (13_500, 36_000, 41_157, 43_944):
+        found = plan.resolve(Plan(), n, ROUGH, memory_budget=8e9)
+        assert (found.basis, found.size) == ("inducing", n)
+        assert found.solver == ("cg" if n > plan.CHOLESKY_ROWS else "cholesky")
