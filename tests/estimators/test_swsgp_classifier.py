@@ -16,9 +16,10 @@ from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
 from skgp.estimators._swsgp_labels import class_centres
+from skgp.models import kriging
 from skgp.models.coupling import COUPLINGS
 from skgp.models.dlm.data import SparseData
-from skgp.models.swsgp import kriging, posterior
+from skgp.models.swsgp import posterior
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 KERNEL = 4.0 * RBF(1.0)

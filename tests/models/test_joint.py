@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
+from skgp.models import joint as module
 from skgp.models.joint import joint_errors, quadratic_form, sparse_rows
-from skgp.models.swsgp import joint as module
 
 KERNEL = 1.4 * RBF([0.7, 1.1]) + DotProduct(0.5)
 
