@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import WhiteKernel
 from sklearn.utils import check_consistent_length
+from sklearn.utils.validation import _num_samples
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
@@ -191,7 +192,13 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Learn the hyper-parameters and the posterior of f.
 
         Parameters
@@ -203,17 +210,26 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
             Counts, for ``likelihood="poisson"``. NaN where it was not observed.
         sample_weight : array-like of shape (n,), optional
             Likelihood weights: a weight of 2 equals the row given twice.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, positive. It multiplies the
+            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
 
         Returns
         -------
         StateSpaceGPRegressor
             Itself.
         """
-        self._learn_rows(X, y, sample_weight)
+        self._learn_rows(X, y, sample_weight, exposure)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Add rows to the posterior; hyper-parameters and standardisation are kept.
 
         The first call is a `fit`. Later rows may lie anywhere in time. With Gaussian noise the
@@ -230,6 +246,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         X : array-like of shape (n, d)
         y : array-like of shape (n,)
         sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
 
         Returns
         -------
@@ -237,33 +254,36 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
             Itself.
         """
         if not hasattr(self, "_states"):
-            self._learn_rows(X, y, sample_weight, stream=True)
+            self._learn_rows(X, y, sample_weight, exposure, stream=True)
             return self
         self._check_likelihood()
         self._check_parameters()
         counts = self.likelihood == "poisson"
-        X, y, sample_weight = observed_rows(X, y, sample_weight)
-        X, y, sample_weight = self._validate_training(
-            X, y, sample_weight, reset=False, counts=counts
-        )
+        X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
+        n_rows = _num_samples(X)
+        X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=counts)
+        log_exposure = self._training_offset(exposure, n_rows, given)
         family = self._family(None if counts else split_noise(self.kernel_)[1])
         likelihood = family.make(to_tensor(self._likelihood_parameters))
         backend = self._resolve_backend()
-        self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend)
+        self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend, log_exposure)
         return self
 
-    def _learn_rows(self, X, y, sample_weight, *, stream: bool = False) -> None:
+    def _learn_rows(self, X, y, sample_weight, exposure=None, *, stream: bool = False) -> None:
         """Fit and set the attributes that tell of it."""
         self._check_likelihood()
         self._check_parameters()
         counts = self.likelihood == "poisson"
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, y, sample_weight = observed_rows(X, y, sample_weight)
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
+            n_rows = _num_samples(X)
+            X, y, sample_weight = self._validate_training(X, y, given, counts=counts)
+            log_exposure = self._training_offset(exposure, n_rows, given)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
             given, white = self._split_kernel(X)
             weights = np.ones_like(z) if sample_weight is None else sample_weight
-            offset = self._offset(float(weights @ z), float(weights.sum()))
+            exposures = 1.0 if log_exposure is None else np.exp(log_exposure)
+            offset = self._offset(float(weights @ z), float((weights * exposures).sum()))
             signals = self._signals(X, 1.0, given)
             with session.stage("solve") as callback:
                 kernel, parameters = self._learn(
@@ -276,6 +296,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
                     self._resolve_backend(),
                     callback,
                     stream=stream,
+                    log_exposure=log_exposure,
                 )
             self._describe(kernel, parameters, white)
             if self.optimizer is not None:
@@ -345,7 +366,12 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         return (mean, self.y_scale_ * np.sqrt(var[:, :, 0])) if return_std else mean
 
 
-def observed_rows(X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None):
+def observed_rows(
+    X: ArrayLike,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    exposure: ArrayLike | None = None,
+):
     """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
 
     Raises
@@ -357,9 +383,9 @@ def observed_rows(X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None):
         values = np.asarray(y)
         missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
     except (TypeError, ValueError):  # labels or worse: validation says what is wrong
-        return X, y, sample_weight
+        return X, y, sample_weight, exposure
     if missing.ndim != 1 or not missing.any():
-        return X, y, sample_weight
+        return X, y, sample_weight, exposure
     if missing.all():
         raise ValueError(
             f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
@@ -367,4 +393,6 @@ def observed_rows(X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None):
         )
     check_consistent_length(X, y, sample_weight)
     rows = np.flatnonzero(~missing)
-    return take_rows(X, rows), take_rows(y, rows), take_rows(sample_weight, rows)
+    columns = (X, y, sample_weight, exposure if np.ndim(exposure) else None)
+    *taken, exposures = (take_rows(column, rows) for column in columns)
+    return *taken, exposure if exposures is None else exposures

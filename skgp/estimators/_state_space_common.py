@@ -122,6 +122,7 @@ class StateSpaceMixin:
         callback: Callable[[int, dict], bool],
         *,
         stream: bool = False,
+        log_exposure: np.ndarray | None = None,
     ) -> tuple[Kernel, Tensor]:
         """Fit latent processes, one a target; a stream keeps what later rows need.
 
@@ -139,7 +140,7 @@ class StateSpaceMixin:
         if X.shape[1] > 1:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
-        rows = self._tensors(X, targets, weight, backend)
+        rows = self._tensors(X, targets, weight, backend, log_exposure)
         tol = max(self.tol, _LEAST_GAIN / (len(X) if weight is None else weight.sum()))
         search = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets = list(offsets)
@@ -171,12 +172,13 @@ class StateSpaceMixin:
         targets: Sequence[np.ndarray],
         weight: np.ndarray | None,
         backend: Backend,
+        log_exposure: np.ndarray | None = None,
     ) -> Rows:
         """Rows on the device of the fit, without the columns that have no component."""
         return Rows(
             backend.tensor(X[:, self._columns]),
             backend.tensor(np.stack(targets, axis=1)),
-            None if weight is None else backend.tensor(weight).clone(),
+            *(None if c is None else backend.tensor(c).clone() for c in (weight, log_exposure)),
         )
 
     def _fit_series(
@@ -226,6 +228,7 @@ class StateSpaceMixin:
                 family,
                 offset=offset,
                 n_bins=self._n_bins(),
+                log_exposure=data.log_exposure,
                 **options,
             )
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
@@ -257,6 +260,7 @@ class StateSpaceMixin:
         likelihood: Likelihood,
         family: Family,
         backend: Backend,
+        log_exposure: np.ndarray | None = None,
     ) -> None:
         """Condition on more rows; hyper-parameters stay.
 
@@ -265,7 +269,7 @@ class StateSpaceMixin:
         ValueError
             If the model is additive and the rows before are gone.
         """
-        rows = self._tensors(X, targets, weight, backend)
+        rows = self._tensors(X, targets, weight, backend, log_exposure)
         if X.shape[1] > 1:
             self._add_to_columns(rows, family)
             return

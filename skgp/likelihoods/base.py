@@ -67,6 +67,10 @@ class Likelihood(TensorState, abc.ABC):
             "counts. Leave exposure out, or use likelihood='poisson'."
         )
 
+    def rows(self, index: slice | Tensor) -> "Likelihood":
+        """The likelihood of some of the observations that `at` gave offsets."""
+        return self
+
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         r"""Log-density :math:`\log p(y \mid f)`.
 

@@ -95,6 +95,9 @@ class Poisson(NumericLikelihood):
     def at(self, offset: Tensor | None) -> "Poisson":
         return Poisson(self.link, n_points=self.n_points, offset=offset)
 
+    def rows(self, index: slice | Tensor) -> "Poisson":
+        return self if self.offset is None else self.at(self.offset[index])
+
     @property
     def _link(self) -> "_Link":
         return _LINKS[self.link]
@@ -203,7 +206,7 @@ class Poisson(NumericLikelihood):
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         low, high = self._bracket(q, mean, var)  # P(Y <= low) < q <= P(Y <= high)
-        offset = self._offset_like(mean).expand_as(mean)
+        everywhere = self.at(self._offset_like(mean).expand_as(mean))
         for _ in range(_MAX_BISECTIONS):
             # The geometric mean finds the magnitude, the arithmetic one the digits.
             geometric = ((low + 2) * (high + 2)).sqrt() - 2
@@ -213,7 +216,7 @@ class Poisson(NumericLikelihood):
                 break
             is_below = torch.zeros_like(is_open)
             rows = (middle[is_open], mean[is_open], var[is_open])
-            is_below[is_open] = self.at(offset[is_open])._cdf(*rows) < q[is_open]
+            is_below[is_open] = everywhere.rows(is_open)._cdf(*rows) < q[is_open]
             low = torch.where(is_open & is_below, middle, low)
             high = torch.where(is_open & ~is_below, middle, high)
         return high

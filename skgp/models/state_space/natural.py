@@ -273,11 +273,15 @@ def expectations(
     likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
-    find = likelihood.expected_log_prob_and_derivatives
     if len(y) <= _TILE:
-        return find(y, mean, var)
-    tiles = zip(y.split(_TILE), mean.split(_TILE), var.split(_TILE), strict=True)
-    expected, slope, curvature = zip(*(find(*rows) for rows in tiles), strict=True)
+        return likelihood.expected_log_prob_and_derivatives(y, mean, var)
+
+    def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        part = likelihood.rows(rows)
+        return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
+
+    tiles = (slice(start, start + _TILE) for start in range(0, len(y), _TILE))
+    expected, slope, curvature = zip(*map(tile, tiles), strict=True)
     return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
 
 

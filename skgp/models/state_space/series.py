@@ -33,6 +33,8 @@ class Series:
         Likelihood weights; None for 1.
     breaks : Tensor of shape (k,) or None
         Positions among the times where a new stretch begins, independent of the one before.
+    log_exposure : Tensor of shape (n,) or None
+        Of counts, for the likelihood.
     """
 
     times: Tensor
@@ -40,6 +42,7 @@ class Series:
     y: Tensor
     weight: Tensor | None = None
     breaks: Tensor | None = None
+    log_exposure: Tensor | None = None
 
     @cached_property
     def gaps(self) -> Tensor:
@@ -99,8 +102,8 @@ class Series:
             Positions among `rows` where a new stretch begins.
         """
         x = self.at_rows(self.times)[rows]
-        weight = None if self.weight is None else self.weight[rows]
-        part = _merge(x, self.y[rows], weight)
+        columns = (None if c is None else c[rows] for c in (self.weight, self.log_exposure))
+        part = _merge(x, self.y[rows], *columns)
         if breaks is not None and part.index is not None:
             # A time on both sides of a break stays one, and the stretch begins with it.
             breaks = part.index[breaks]
@@ -119,7 +122,9 @@ class Series:
         return self.rows(rows, torch.arange(size, len(rows), size))
 
 
-def make_series(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Series:
+def make_series(
+    x: Tensor, y: Tensor, weight: Tensor | None = None, log_exposure: Tensor | None = None
+) -> Series:
     """Sort rows by time and find equal times.
 
     Parameters
@@ -129,6 +134,7 @@ def make_series(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Series:
     y : Tensor of shape (n,)
     weight : Tensor of shape (n,), optional
         Positive.
+    log_exposure : Tensor of shape (n,), optional
 
     Returns
     -------
@@ -137,13 +143,13 @@ def make_series(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Series:
     """
     x = x.double()
     x, order = x.sort(stable=True)
-    y = y[order]
-    return _merge(x, y, None if weight is None else weight[order])
+    columns = (None if c is None else c[order] for c in (weight, log_exposure))
+    return _merge(x, y[order], *columns)
 
 
-def _merge(x: Tensor, y: Tensor, weight: Tensor | None) -> Series:
+def _merge(x: Tensor, y: Tensor, weight: Tensor | None, log_exposure: Tensor | None) -> Series:
     """The series of rows in the order of their times."""
     if len(x) < 2 or bool((x.diff() > 0).all()):
-        return Series(x, None, y, weight)
+        return Series(x, None, y, weight, log_exposure=log_exposure)
     times, index = torch.unique_consecutive(x, return_inverse=True)
-    return Series(times, index, y, weight)
+    return Series(times, index, y, weight, log_exposure=log_exposure)

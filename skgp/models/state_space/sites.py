@@ -146,7 +146,8 @@ class SeriesBound(SiteBound):
     negligible = 1e-3  # the expected gain below is rough
 
     def __init__(self, series: Series, likelihood: Likelihood, offset: float) -> None:
-        self.series, self.likelihood, self.offset = series, likelihood, offset
+        self.series, self.likelihood = series, likelihood.at(series.log_exposure)
+        self.offset = offset
         self.y, self.total = series.y, series.total
 
     @abstractmethod

@@ -12,6 +12,7 @@ state now: appending zeros is exact.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ def _add_to_times(
         added = zeros.index_add(0, new, linear), zeros.index_add(0, new, series.counts / noise)
     else:
         index = new if series.index is None else new[series.index]
-        rows = Series(times, index, series.y, series.weight)
+        rows = replace(series, times=times, index=index)
         found = fit_sites(
             dynamics, rows, likelihood, offset=state.offset, base=(beta, weight), tol=_TOL
         )

@@ -75,6 +75,8 @@ class BinnedRows:
         Prior mean of the sum.
     joint : bool
         Whether the Gaussian is free or a product over the components.
+    log_exposure : Tensor of shape (n,) or None
+        Of counts.
     """
 
     bins: Bins
@@ -83,6 +85,7 @@ class BinnedRows:
     weight: Tensor | None
     offset: float
     joint: bool
+    log_exposure: Tensor | None = None
 
     @cached_property
     def counts(self) -> Tensor:

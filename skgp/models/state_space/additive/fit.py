@@ -63,6 +63,7 @@ def fit_additive(
     *,
     posterior: str = "mean_field",
     offset: float | None = None,
+    log_exposure: Tensor | None = None,
     parameters: Tensor | None = None,
     optimise: bool = True,
     bins: Bins | None = None,
@@ -88,6 +89,8 @@ def fit_additive(
     posterior : {"auto", "mean_field", "joint"}, default="mean_field"
         A product over the components, or exact. "auto" is exact where the noise is Gaussian or
         there are at most 3000 rows; the state tells which it was.
+    log_exposure : Tensor of shape (n,), optional
+        Of counts; wants an `offset`.
     offset : float, optional
         Prior mean of the sum: by default that with which a constant fits y best.
     parameters : Tensor of shape (p,), optional
@@ -131,14 +134,14 @@ def fit_additive(
     given = bins
     bins = make_bins(X, weight, n_bins=n_bins, most_bins=most_bins) if bins is None else bins
     if joint and few and given is None:
-        rows = make_rows(X, y, weight, offset)
+        rows = make_rows(X, y, weight, offset, log_exposure)
         if rows.x.shape[1] <= len(bins.values):
             return search(DenseGaussian(rows) if gaussian else VariationalRows(rows, family), y)
     if gaussian:
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
         statistics.add(X, y, weight)
         return search(BinnedGaussian(statistics, offset, joint), y)
-    binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint)
+    binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint, log_exposure)
     return search(VariationalRows(binned, family), y)
 
 

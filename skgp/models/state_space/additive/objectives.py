@@ -80,10 +80,15 @@ class Rows(Protocol):
     y : Tensor of shape (n,)
     offset : float
         Prior mean of the sum.
+    log_exposure : Tensor of shape (n,) or None
+        Of counts.
     """
 
     @property
     def y(self) -> Tensor: ...
+
+    @property
+    def log_exposure(self) -> Tensor | None: ...
 
     @property
     def offset(self) -> float: ...
@@ -149,7 +154,7 @@ class _RowsBound(SiteBound):
     negligible = 0.1
 
     def __init__(self, rows: Rows, prior: Any, likelihood: Likelihood, total: float) -> None:
-        self.rows, self.prior, self.likelihood = rows, prior, likelihood
+        self.rows, self.prior, self.likelihood = rows, prior, likelihood.at(rows.log_exposure)
         self.y, self.offset, self.total = rows.y, rows.offset, total
 
     def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:

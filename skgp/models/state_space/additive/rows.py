@@ -44,6 +44,11 @@ class DenseRows:
         """Targets, (n,)."""
         return self.series.y
 
+    @property
+    def log_exposure(self) -> Tensor | None:
+        """Of counts, (n,)."""
+        return self.series.log_exposure
+
     def prior(self, dynamics: Sequence[Any]) -> DensePrior:
         """Covariance of the sum at the distinct rows."""
         return DensePrior(dynamics, self.x)
@@ -108,7 +113,13 @@ class DenseGaussian:
         return self._rows.state(kernels, q, outcome)
 
 
-def make_rows(X: Tensor, y: Tensor, weight: Tensor | None, offset: float) -> DenseRows:
+def make_rows(
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    offset: float,
+    log_exposure: Tensor | None = None,
+) -> DenseRows:
     """Find the distinct rows of X (n, c). O(n c log n)."""
     distinct, which = torch.unique(X, dim=0, return_inverse=True)
-    return DenseRows(distinct.T.contiguous(), make_series(which, y, weight), offset)
+    return DenseRows(distinct.T.contiguous(), make_series(which, y, weight, log_exposure), offset)

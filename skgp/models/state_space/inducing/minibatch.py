@@ -63,7 +63,7 @@ class _Model:
         at_times, var = rows.marginals(pairs)
         mean = batch.at_rows(at_times)
         expected, slope, curvature = expectations(
-            self.likelihood, batch.y, mean + self.offset, batch.at_rows(var)
+            self.likelihood.at(batch.log_exposure), batch.y, mean + self.offset, batch.at_rows(var)
         )
         target = rows.collect(batch.sums(slope - curvature * mean), batch.sums(-curvature))
         return target, float(batch.sums(expected).sum()) - pairs.kl(sites)
