@@ -48,7 +48,13 @@ from .few_rows import stationary_leaf
 from .gram import gram
 from .specs import ActiveDims
 
-__all__ = ["PROFILES", "GramWithGradient", "bilinear_gradient", "weighted_gradient"]
+__all__ = [
+    "PROFILES",
+    "GramWithGradient",
+    "bilinear_gradient",
+    "pulled_back",
+    "weighted_gradient",
+]
 
 _CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 _ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
@@ -195,9 +201,19 @@ class GramWithGradient:
         def gradient(W: Tensor) -> Tensor:
             if not K.requires_grad:
                 return torch.zeros_like(theta)
-            return torch.autograd.grad(K, theta, W, materialize_grads=True)[0]
+            return pulled_back(K, W, theta)
 
         return value, gradient
+
+
+def pulled_back(K: Tensor, W: Tensor, theta: Tensor) -> Tensor:
+    """Gradient in theta of the sum of W * K, of the shape of theta, by autograd.
+
+    As a scalar: torch imports its compiler for the shapes of any other ``grad_outputs``.
+    """
+    with torch.enable_grad():
+        total = torch.dot(K.reshape(-1), W.reshape(-1))
+    return torch.autograd.grad(total, theta, materialize_grads=True)[0]
 
 
 def _side(X: Tensor, memory_budget: float) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 from .covariance import covariance
 from .distances import METRICS, origin
 from .expression import Binder, Part, children_of
-from .gradients import PROFILES
+from .gradients import PROFILES, pulled_back
 from .specs import ActiveDims
 
 __all__ = ["PairwiseKernel"]
@@ -80,7 +80,7 @@ class PairwiseKernel:
         def pull(W: Tensor) -> Tensor:
             if not K.requires_grad:
                 return torch.zeros_like(theta)
-            return torch.autograd.grad(K, theta, W, materialize_grads=True)[0]
+            return pulled_back(K, W, theta)
 
         return K.detach(), pull
 

@@ -69,14 +69,16 @@ def test_adam_goes_on_from_the_moments_of_another(rng):
 FITS = """
 import json, os, sys, warnings
 import numpy as np, skgp
+from sklearn.gaussian_process.kernels import DotProduct, RBF
 names = ["torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy"]
 X = np.random.default_rng(0).normal(size=(24, 1))
 y = np.sin(X[:, 0])
 options = {
-    "QSGPRegressor": [{}, {"solver": "sgd", "max_iter": 3}],
+    "QSGPRegressor": [{}, {"kernel": DotProduct() * RBF()}, {"solver": "sgd", "max_iter": 3}],
     "DLMGPRegressor": [{"n_inducing": 5}, {"n_inducing": 5, "batch_size": 10, "max_iter": 3}],
     "SWSGPRegressor": [{}, {"method": "variational", "batch_size": 10, "max_iter": 3}],
     "SWSGPClassifier": [{}, {"batch_size": 10, "max_iter": 3}],
+    "BayesianGPRegressor": [{}, {"kernel": DotProduct() * RBF(), "n_samples": 64}],
 }
 estimators = [getattr(skgp, name) for name in skgp.__all__ if name[-4:] in ("ssor", "fier")]
 before = dict(os.environ), list(warnings.filters)
