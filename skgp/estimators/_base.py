@@ -28,6 +28,7 @@ from skgp.estimators._threads import in_few_threads
 from skgp.estimators._validation import bounded_inputs, check_likelihood
 from skgp.estimators._warm_start import asked_model
 from skgp.kernels import split_noise
+from skgp.kernels.linear import at_origin
 
 #: Bytes that the hooks may take at once while predicting.
 PREDICTION_MEMORY = 256 * 2**20
@@ -112,7 +113,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
                 f"kernel={kernel} does not fit X of {X.shape[1]} columns: {error} "
                 "Give one length scale, or one a column."
             ) from error
-        return kernel
+        return at_origin(kernel, X)
 
     def _begin_fit(self) -> None:
         """Compare the model asked for with that of the last fit, once the data are validated.

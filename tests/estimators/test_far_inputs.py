@@ -118,6 +118,19 @@ def test_no_kernel_lets_far_rows_change_a_prediction(name, kernel):
         np.testing.assert_allclose(together[3:], alone, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("offset", [1e6, 1e8])
+@pytest.mark.parametrize("kernel", [DotProduct(), RBF(2.0) + DotProduct()], ids=["dot", "sum"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("StateSpace")])
+def test_a_linear_kernel_stands_offsets(name, kernel, offset):
+    model = fit(name, X + offset, Y, kernel=kernel)
+    rows = X_TEST + offset
+    alone = np.concatenate([moments(name, model, row[None]) for row in rows])
+    np.testing.assert_allclose(moments(name, model, rows), alone, rtol=1e-8, atol=1e-8)
+    if name.endswith("Regressor"):
+        values = np.linalg.eigvalsh(model.predict(rows, return_cov=True)[1])
+        assert values[0] > 0
+
+
 @pytest.mark.parametrize("kernel", [ExpSineSquared(1.0, 3.0), Cosine(3.0)], ids=["sine", "cosine"])
 @pytest.mark.parametrize("name", ["QSGPRegressor", "DLMGPRegressor", "StateSpaceGPRegressor"])
 def test_periodic_kernels_stand_far_rows(name, kernel):
