@@ -25,6 +25,8 @@ class Counter(CallbackSupportMixin, BaseEstimator):
         self.verbose = verbose
         self.action = action
 
+    _n_threads = None
+
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X, y=None):
         self.counts_ = {}
