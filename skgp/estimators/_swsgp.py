@@ -64,14 +64,17 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
         number of distinct rows, with a warning. Of "kriging", the number of rows to krige
         from, drawn at random; None for all.
-    n_neighbors : int, default=32
-        Inducing points H that a row uses; not more than ``n_inducing``.
+    n_neighbors : int or "auto", default="auto"
+        Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
+        2500 rows with Gaussian noise and an inducing point each it is all of them, which is the
+        exact GP.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of ten,
         but not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
         overfits where M is large.
-    covariance : {"diagonal", "full"}, default="diagonal"
-        Of q(u). The second has :math:`M^2` numbers, and unless H = M is learned by steps of Adam.
+    covariance : {"auto", "diagonal", "full"}, default="auto"
+        Of q(u). "full" has :math:`M^2` numbers, and unless H = M is learned by steps of Adam;
+        "auto" is full where H = M and the inducing points are fixed.
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the inducing points move, by steps of Adam.
     init : {"random", "k-means", "greedy"}, default="random"
@@ -142,6 +145,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         In the coordinates of the projection, if there is one. Of "kriging", the rows that
         predictions are kriged from.
     n_inducing_ : int
+    n_neighbors_ : int
+        H.
     kl_weight_ : float
         :math:`\kappa`. This and the next two are of "variational" only.
     elbo_ : float
@@ -212,9 +217,9 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         likelihood="gaussian",
         link="exp",
         n_inducing=None,
-        n_neighbors=32,
+        n_neighbors="auto",
         kl_weight="auto",
-        covariance="diagonal",
+        covariance="auto",
         inducing="fixed",
         init="random",
         neighbors="auto",
@@ -312,7 +317,6 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
                 "method='variational'."
             )
         self._check_likelihood()
-        self._check_neighbors()
 
     def _solve(self, kernel: Kernel, white: WhiteKernel, data: Replicates, backend, callback):
         """Fit the posterior of f for the kernel found."""

@@ -59,14 +59,16 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
         number of distinct rows, with a warning. Of "kriging", the number of rows to krige
         from, drawn at random; None for all.
-    n_neighbors : int, default=32
-        Inducing points H that a row uses; not more than ``n_inducing``.
+    n_neighbors : int or "auto", default="auto"
+        Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
+        500 rows (fewer of more than two classes) with an inducing point each it is all of them,
+        which is the usual variational GP. "kriging" takes 32 in any case.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while rows
         held out gain. 1.0 is the paper's, which lets q overfit where M is large.
-    covariance : {"diagonal", "full"}, default="diagonal"
-        Of q(u). The second has :math:`M^2` numbers a class, and unless H = M is learned by steps of
-        Adam.
+    covariance : {"auto", "diagonal", "full"}, default="auto"
+        Of q(u). "full" has :math:`M^2` numbers a class, and unless H = M is learned by steps of
+        Adam; "auto" is full where H = M and the inducing points are fixed.
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the inducing points move, by steps of Adam.
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
@@ -130,6 +132,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         In the coordinates of the projection, if there is one. Of "kriging", the rows that
         predictions are kriged from.
     n_inducing_ : int
+    n_neighbors_ : int
+        H.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Prior means of the latent functions.
     kl_weight_ : float
@@ -197,9 +201,9 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         method="variational",
         likelihood="probit",
         n_inducing=None,
-        n_neighbors=32,
+        n_neighbors="auto",
         kl_weight="auto",
-        covariance="diagonal",
+        covariance="auto",
         inducing="fixed",
         init="auto",
         neighbors="auto",
@@ -267,7 +271,6 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         SWSGPClassifier
             Itself.
         """
-        self._check_neighbors()
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
             X, codes, sample_weight = self._validate_training(X, y, sample_weight)
             self._learn(session, X, codes, sample_weight)
@@ -302,7 +305,6 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         SWSGPClassifier
             Itself.
         """
-        self._check_neighbors()
         first = not hasattr(self, "_posterior")
         asked = X, y, sample_weight
         X, codes, sample_weight = self._validate_batch(

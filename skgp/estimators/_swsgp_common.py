@@ -19,6 +19,7 @@ from skgp.estimators._inducing import (
 )
 from skgp.estimators._options import Option, options
 from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
+from skgp.estimators._warnings import warn_caller
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
 from skgp.models.kriging import KrigingModel
@@ -27,10 +28,12 @@ from skgp.models.replicates import Replicates
 from skgp.models.swsgp.fit import Settings, fit_swsgp
 from skgp.models.swsgp.posterior import SWSGPPosterior
 from skgp.models.swsgp.state import SWSGPState
-from skgp.models.swsgp.streaming import update
+from skgp.models.swsgp.streaming import localized, update, update_full
 
 # Inducing points by default: one a row, up to so many.
 _MAX_INDUCING = 100_000
+# Neighbours where there are more points than all can be.
+_NEIGHBORS = 32
 # Inducing points, of the rows, up to which "auto" polishes.
 _SPARSE = 0.25
 
@@ -45,9 +48,9 @@ class SWSGPMixin:
     _swsgp_constraints: dict[str, list[Any]] = {
         "method": [StrOptions({"variational", "kriging"})],
         "n_inducing": [Interval(Integral, 1, None, closed="left"), None],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "kl_weight": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "covariance": [StrOptions({"diagonal", "full"})],
+        "covariance": [StrOptions({"auto", "diagonal", "full"})],
         "inducing": [StrOptions({"fixed", "learned"})],
         "init": [StrOptions(set(INITIALISERS))],
         "neighbors": [StrOptions({"auto", "exact", "faiss"})],
@@ -119,12 +122,12 @@ class SWSGPMixin:
         """Rows of X as the kernel sees them."""
         return X if self._projection is None else self._projection(X)
 
-    def _settings(self) -> Settings:
-        """How to fit, as the parameters say."""
+    def _settings(self, n_points: int) -> Settings:
+        """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
         return Settings(
-            n_neighbors=self.n_neighbors,
+            n_neighbors=self.n_neighbors_,
             kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
-            covariance=self.covariance,
+            covariance=self._covariance_of(n_points),
             learn_inducing=self.inducing == "learned" and self.optimizer is not None,
             learn_hyperparameters=self.optimizer is not None,
             neighbors=self.neighbors,
@@ -167,14 +170,39 @@ class SWSGPMixin:
         if self.n_inducing is not None and n_points < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct(X)[0]))
 
-    def _check_neighbors(self) -> None:
-        """Refuse more neighbours than there are points."""
-        if self.n_inducing is not None and self.n_neighbors > self.n_inducing:
-            raise ValueError(
-                f"n_neighbors={self.n_neighbors} is more than n_inducing={self.n_inducing}: each "
-                "row conditions on its nearest inducing points. Lower n_neighbors, or raise "
-                "n_inducing."
+    def _neighbors_of(self, n_points: int, *, each_row: bool, n_latent: int) -> int:
+        """H, of so many points, whether or not one a row."""
+        if self.n_neighbors == "auto":
+            few = each_row and n_points <= self._few_points(n_latent)
+            return n_points if few and self._is_fixed else min(_NEIGHBORS, n_points)
+        return min(self.n_neighbors, n_points)
+
+    def _set_neighbors(self, n_points: int, *, each_row: bool, n_latent: int) -> None:
+        """Set ``n_neighbors_``; warns if it is less than asked for."""
+        self._each_row = each_row
+        self.n_neighbors_ = self._neighbors_of(n_points, each_row=each_row, n_latent=n_latent)
+        if self.n_neighbors != "auto" and self.n_neighbors > n_points:
+            warn_caller(
+                f"n_neighbors={self.n_neighbors} is more than the {n_points} points there are; it "
+                f"is lowered to {n_points}. Give n_neighbors={n_points} or less, or 'auto', to "
+                "avoid this warning."
             )
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether q(u) is found without steps of Adam."""
+        learns = self.inducing == "learned" and self.optimizer is not None
+        return self.solver != "adam" and not learns and self.covariance != "diagonal"
+
+    def _few_points(self, n_latent: int) -> int:
+        """Points up to which all are the neighbours of every row; 0 for none."""
+        return 0
+
+    def _covariance_of(self, n_points: int) -> str:
+        """Of q(u): "auto" is full where that has closed forms."""
+        if self.covariance != "auto":
+            return self.covariance
+        return "full" if self.n_neighbors_ >= n_points and self._is_fixed else "diagonal"
 
     def _polishes(self, n_points: int, n_rows: int) -> bool:
         """Whether to polish: "auto" does where hyper-parameters of all rows cannot suit."""
@@ -192,9 +220,11 @@ class SWSGPMixin:
     ) -> None:
         """Fit q(u) and keep what every face keeps of it."""
         Z, position = self._inducing(data, kernel, backend)
-        start, settings = self._warm_state(data, backend), self._settings()
+        each_row = len(Z) == len(distinct(data.X)[0])
+        self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])
+        start, settings = self._warm_state(data, backend), self._settings(len(Z))
         if start is not None and self.kl_weight == "auto":
-            share = len(Z) / min(self.n_neighbors, len(Z))
+            share = len(Z) / self.n_neighbors_
             settings = replace(settings, kl_weight=self._kl_factor * share)
         settings = replace(settings, polish=self._polishes(len(Z), len(data)))
         fit = fit_swsgp(
@@ -222,12 +252,12 @@ class SWSGPMixin:
     def _keep_kl_weight(self, kl_weight: float) -> None:
         """Set ``kl_weight_``, and what it is relative to M / H."""
         self.kl_weight_ = kl_weight
-        self._kl_factor = kl_weight * min(self.n_neighbors, self.n_inducing_) / self.n_inducing_
+        self._kl_factor = kl_weight * self.n_neighbors_ / self.n_inducing_
 
     def _set_posterior(self, state: SWSGPState) -> None:
         """Predict from this state from now on."""
         state = pickle.loads(pickle.dumps(state)).to(torch.float64)  # from any device
-        self._posterior = SWSGPPosterior(state, self.n_neighbors, self.neighbors)
+        self._posterior = SWSGPPosterior(state, self.n_neighbors_, self.neighbors)
         self.inducing_points_ = state.Z.numpy()
         self.n_inducing_ = state.n_inducing
 
@@ -257,33 +287,45 @@ class SWSGPMixin:
         ValueError
             If what was learned cannot be summed up.
         """
-        if self._summary is None:
+        state, summary = self._posterior.state, self._summary
+        closed = not state.is_diagonal and self.n_neighbors_ >= state.n_inducing and self._is_fixed
+        if summary is None and not closed:
             raise ValueError(
-                "partial_fit goes on from a diagonal covariance and fixed inducing points; got "
-                f"covariance={self.covariance!r}, inducing={self.inducing!r}, "
-                f"solver={self.solver!r}. Use covariance='diagonal', inducing='fixed' and "
-                "solver='natural'."
+                "partial_fit goes on from a diagonal covariance, or a full one with all points as "
+                f"neighbours, and fixed inducing points; got covariance={self.covariance!r}, "
+                f"inducing={self.inducing!r}, solver={self.solver!r}. Use covariance='auto', "
+                "inducing='fixed' and solver='natural'."
             )
-        state = self._posterior.state.to(backend.device).to(backend.dtype)
-        likelihood = family.make(state.likelihood)
-        state, self._summary = update(
-            state,
-            self._summary,
-            data.X,
-            data.y,
-            likelihood,
-            n_neighbors=self.n_neighbors,
-            kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
-            kl_factor=self._kl_factor,
-            weight=data.weight,
-            max_inducing=self._max_inducing(),
-            neighbors=self.neighbors,
-            tol=self.tol,
-        )
+        room = self._max_inducing()
+        M = min(max(room, state.n_inducing), state.n_inducing + len(data))
+        self._each_row = self._each_row and state.n_inducing + len(data) <= room
+        H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
+        likelihood = family.make(state.likelihood.to(backend.device))
+        kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
+        steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
+        if closed and H >= M:
+            data, state = data.double(), state.to(backend.device)
+            steps |= {"weight": data.weight, "kl_weight": kl_weight or 1.0}
+            state = update_full(state, data.X, data.y, likelihood, **steps)
+        else:
+            if summary is None:
+                state, summary = localized(state)
+            state, self._summary = update(
+                state.to(backend.device).to(backend.dtype),
+                summary,
+                data.X,
+                data.y,
+                likelihood,
+                n_neighbors=H,
+                kl_weight=kl_weight,
+                kl_factor=self._kl_factor,
+                neighbors=self.neighbors,
+                **steps,
+            )
+        self.n_neighbors_ = min(H, state.n_inducing)
         self._set_posterior(state)
         if self.kl_weight == "auto":
-            share = state.n_inducing / min(self.n_neighbors, state.n_inducing)
-            self._keep_kl_weight(self._kl_factor * share)
+            self._keep_kl_weight(self._kl_factor * state.n_inducing / self.n_neighbors_)
 
     def _warm_state(self, data: SparseData, backend: Backend):
         """Where the last fit ended, if this one goes on from there."""
@@ -298,8 +340,11 @@ class SWSGPMixin:
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _bytes_per_row(self) -> int:
-        H = min(self.n_neighbors, self.n_inducing_)
-        return 8 * H * (4 * H + len(self.inducing_points_[0])) + 64 * H
+        H, M, d = self.n_neighbors_, *self.inducing_points_.shape
+        if H >= M:
+            return 64 * M
+        H += 16  # points that may join
+        return 8 * H * (4 * H + d) + 64 * H
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""

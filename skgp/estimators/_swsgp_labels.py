@@ -1,5 +1,7 @@
 """What a sparse-within-sparse GP does with labels: rows, kernel, label kriging."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
@@ -14,10 +16,14 @@ from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.likelihoods import Bernoulli
 from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.models.dlm.data import SparseData
+from skgp.models.neighbors import distinct
 from skgp.models.replicates import distinct_observations
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes, label_targets
 from skgp.models.swsgp.label_search import search_label_kernel
 
+# Rows up to which all are neighbours, of one latent function; of c, c times the cube of it.
+_FULL_ROWS = 500
+_SEARCHED = 32  # neighbours by which kernels are compared
 # Inducing points, of the rows, up to which "auto" takes centres of clusters.
 _FEW_POINTS = 0.3
 
@@ -74,7 +80,7 @@ class LabelsMixin:
                 found,
                 kernels,
                 _in_double(data),
-                n_neighbors=self.n_neighbors,
+                n_neighbors=_SEARCHED if self.n_neighbors == "auto" else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),
                 callback=callback,
@@ -100,16 +106,20 @@ class LabelsMixin:
             )
         return class_centres(data, n_points, kernel, random_state)
 
+    def _few_points(self, n_latent: int) -> int:
+        return int(_FULL_ROWS / n_latent ** (1 / 3))
+
     def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
         rows = _in_double(self._kriging_rows(data, backend))
+        self._set_neighbors(len(distinct(rows.X)[0]), each_row=False, n_latent=1)
         model = krige_labels(
             kernel,
             None,
             rows.X,
             label_codes(rows.y),
             n_classes=len(self.classes_),
-            n_neighbors=self.n_neighbors,
+            n_neighbors=self.n_neighbors_,
             generator=backend.generator(),
             weight=rows.weight,
             neighbors=self.neighbors,
@@ -121,6 +131,8 @@ class LabelsMixin:
         rows = _in_double(data)
         targets = label_targets(label_codes(rows.y), len(self.classes_), torch.float64)
         model = self._posterior.appended(rows.X, targets, rows.weight)
+        self.n_neighbors_ = self._neighbors_of(len(model.X), each_row=False, n_latent=1)
+        model = replace(model, n_neighbors=self.n_neighbors_)
         self._set_kriging(fit_link(model, generator=backend.generator()))
 
     # ---- prediction ------------------------------------------------------------------------

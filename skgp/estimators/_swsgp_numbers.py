@@ -1,5 +1,7 @@
 """What a sparse-within-sparse GP does with quantities: rows, kernel, kriging."""
 
+from dataclasses import replace
+
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
@@ -13,6 +15,8 @@ from skgp.models.replicates import Replicates, distinct_observations, merge_repl
 from skgp.models.swsgp.hyperparameters import search_hyperparameters
 
 _SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
+# Rows up to which all are neighbours, at the cost of one factor: q(u) then is the exact GP.
+_EXACT_ROWS = 2500
 
 
 class NumbersMixin:
@@ -40,9 +44,12 @@ class NumbersMixin:
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
             return signal, white or WhiteKernel()
+        n = len(data.y)
+        exact = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=1) >= n
         if self.kernel is None:
             kernels = default_kernels(X, sample_weight)
-            kernels = [kernels[i] for i in _SMOOTHNESS] if len(kernels) > 1 else kernels
+            if len(kernels) > 1 and not exact:
+                kernels = [kernels[i] for i in _SMOOTHNESS]
         else:
             kernel = self._resolve_kernel(X, lambda: None)
             if self.likelihood == "poisson":
@@ -56,6 +63,7 @@ class NumbersMixin:
                 data,
                 self.likelihood,
                 link=self.link,
+                exact=exact,
                 generator=backend.generator(),
                 callback=callback,
             )
@@ -68,6 +76,8 @@ class NumbersMixin:
         """Keep the rows that predictions are kriged from."""
         rows = SparseData(data.X, data.y[:, None], data.weight)
         rows = self._kriging_rows(rows, backend)
+        each_row = len(rows) == len(data.y)
+        self._set_neighbors(len(rows), each_row=each_row, n_latent=1)
         model = KrigingModel(
             kernel,
             noise,
@@ -75,7 +85,7 @@ class NumbersMixin:
             rows.y,
             rows.weight,
             rows.y.new_zeros(1),
-            self.n_neighbors,
+            self.n_neighbors_,
             neighbors=self.neighbors,
         )
         self._set_kriging(model)
@@ -83,4 +93,10 @@ class NumbersMixin:
     def _append_kriging(self, data: Replicates) -> None:
         """Krige from these rows too."""
         weight = None if data.weight is None else data.weight.cpu()
-        self._set_kriging(self._posterior.appended(data.X.cpu(), data.y[:, None].cpu(), weight))
+        model = self._posterior.appended(data.X.cpu(), data.y[:, None].cpu(), weight)
+        n = len(model.X)
+        self.n_neighbors_ = self._neighbors_of(n, each_row=self._each_row, n_latent=1)
+        self._set_kriging(replace(model, n_neighbors=self.n_neighbors_))
+
+    def _few_points(self, n_latent: int) -> int:
+        return _EXACT_ROWS if self.likelihood == "gaussian" else 0

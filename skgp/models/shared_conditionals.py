@@ -30,12 +30,16 @@ class SharedConditionals:
 
     def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (n, M) and the variance (n,) of f given the values; ``O(n M (M + d))``."""
-        parts = [self._tile(rows) for rows in X.split(max(1, _SHARED_ENTRIES // len(self.Z)))]
-        weights, variance = map(torch.cat, zip(*parts, strict=True))
-        return weights, variance
+        psi, variance = self.features(X)
+        return torch.linalg.solve_triangular(self.factor.T, psi.T, upper=True).T, variance
 
-    def _tile(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        cross = gram(self.kernel, self.Z, X)  # (M, n)
-        weights = torch.cholesky_solve(cross, self.factor)
-        variance = gram_diag(self.kernel, X) - (weights * cross).sum(0)
-        return weights.T, variance.clamp_min(0.0)
+    def features(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
+        parts = []
+        for rows in X.split(max(1, _SHARED_ENTRIES // len(self.Z))):
+            cross = gram(self.kernel, self.Z, rows)  # (M, n)
+            psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
+            left = gram_diag(self.kernel, rows) - psi.square().sum(1)
+            parts.append((psi, left.clamp_min(0.0)))
+        psi, variance = map(torch.cat, zip(*parts, strict=True))
+        return psi, variance

@@ -24,6 +24,7 @@ from skgp.linalg.cholesky import jittered_cholesky, log_det
 
 __all__ = [
     "JITTER",
+    "SHARED_JITTER",
     "LocalConditionals",
     "Tiles",
     "local_conditionals",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 JITTER = 1e-4
+#: Where one factor, in float64, serves all rows.
+SHARED_JITTER = 1e-8
 _BUDGET = 2e9  # bytes of conditionals that are kept; those of more rows are computed anew
 _TILE_ENTRIES = 2**18  # 2 MB in float64: the kernel's temporaries stay in the cache
 

@@ -45,17 +45,20 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from skgp.likelihoods import StudentT
+from skgp.likelihoods import Bernoulli, StudentT
+from skgp.models.coupling import best_coupling
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family, GaussianFamily
 from skgp.models.swsgp.bound import Objective, total_bound
 from skgp.models.swsgp.conditionals import Tiles
+from skgp.models.swsgp.full_system import FullSystem, full_system
 from skgp.models.swsgp.minibatch import LEARNING_RATE, Search, fit_minibatch
-from skgp.models.swsgp.natural import FullSystem, SitesFit, fit_sites, full_system
+from skgp.models.swsgp.natural import SitesFit, fit_sites
 from skgp.models.swsgp.polish import polish
 from skgp.models.swsgp.prior_search import FEW_ROWS, Prior, active_sets, find_prior, split_rows
 from skgp.models.swsgp.settings import Settings
@@ -157,7 +160,12 @@ def fit_swsgp(
     SWSGPFit
     """
     recorder = StopRecorder(callback)
-    if start is None:
+    closed = settings.covariance == "full" and settings.n_neighbors >= len(Z)
+    if closed:  # float32 has not the digits for all points at once
+        data, Z, offset = data.double(), Z.double(), offset.double()
+    if closed and start is None and bool((position >= 0).all()):
+        prior = Prior(kernel, settings.kl_weight, data)  # the usual GP: nothing is left to choose
+    elif start is None:
         prior = find_prior(kernel, family, data, Z, position, offset, settings, generator, recorder)
     else:
         prior = Prior(start.kernel, settings.kl_weight, data, start=_posterior(start, Z))
@@ -203,24 +211,23 @@ class _Fitter:
             state, found, _ = self._natural(state, system, None)
         elif kept:  # no closed form: what was learned from most of the rows
             by_gradient = True
-        bound, summary = found.bound, None
+        bound, summary, coupling = found.bound, None, prior.coupling
+        if isinstance(system, FullSystem) and coupling is None and self.data.y.shape[1] > 1:
+            coupling = self._left_out_coupling(state, system, found)
         if by_gradient or self._moves_likelihood(found.likelihood):
             active = self._search()(state.kernel, state.Z)
             bound = total_bound(state, self.data, active, Objective(self.family, kl_weight))
         if not by_gradient and isinstance(system, LocalSystem):
             summary = summarize(system, found.sites)
-        return SWSGPFit(
-            state, kl_weight, bound, summary, kept, prior.coupling, n_iter, self.history
-        )
+        return SWSGPFit(state, kl_weight, bound, summary, kept, coupling, n_iter, self.history)
 
     def _system(self, state: SWSGPState, kl_weight: float) -> LocalSystem | FullSystem:
         """What the bound knows of all rows."""
-        active = self._search()(state.kernel, state.Z)
-        tiles = Tiles(state.kernel, self.data.X, state.Z, active, budget=0)
-        make: Callable[..., LocalSystem | FullSystem] = local_system
+        kernel, Z, X, weight = state.kernel, state.Z, self.data.X, self.data.weight
         if self._is_closed(state):
-            make = full_system
-        return make(tiles, kl_weight=kl_weight, weight=self.data.weight)
+            return full_system(kernel, X, Z, kl_weight=kl_weight, weight=weight)
+        tiles = Tiles(kernel, X, Z, self._search()(kernel, Z), budget=0)
+        return local_system(tiles, kl_weight=kl_weight, weight=weight)
 
     def _natural(
         self, state: SWSGPState, system: LocalSystem | FullSystem, start: Posterior | None
@@ -241,13 +248,22 @@ class _Fitter:
                 callback=self.callback,
             )
             history += [entry["loss"] / self.data.total for entry in found.history]
-            q = start = found.q
+            start = found.q
+            q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
             if not self._moves_likelihood(found.likelihood) or self.callback.stopped:
                 break
-            state = replace(state, likelihood=self._likelihood(state, system, q))
+            state = replace(state, likelihood=self._likelihood(state, system, start))
         self.history["solve"] = history
         return state, found, max(1, len(history))
+
+    def _left_out_coupling(self, state: SWSGPState, system: FullSystem, found: SitesFit) -> float:
+        """Coupling of classes by labels each left out: what a site says of f is divided out."""
+        mean, var = system.moments(found.q)
+        left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
+        mean = state.offset + left * (mean / var - found.sites.shift)
+        likelihood = cast(Bernoulli, found.likelihood)  # others have one column
+        return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
 
     def _cg_options(self) -> dict:
         if len(self.data) <= _SMALL:
@@ -299,7 +315,7 @@ class _Fitter:
 
     def _polish(self, state: SWSGPState, kl_weight: float):
         """Step 4: judged by rows that neither the start nor the polish learns from."""
-        kept, held_out = split_rows(len(self.data), self.settings, self.generator)
+        kept, held_out = split_rows(self.data.y, self.settings, self.generator)
         part = _Fitter(
             self.family, self.data.rows(kept), self.settings, self.generator, self.callback
         )

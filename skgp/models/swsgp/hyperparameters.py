@@ -41,6 +41,7 @@ def search_hyperparameters(
     likelihood: str,
     *,
     link: str = "exp",
+    exact: bool = False,
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
@@ -55,6 +56,8 @@ def search_hyperparameters(
     likelihood : {"gaussian", "student_t", "poisson"}
     link : {"exp", "softplus"}
         Of counts.
+    exact : bool
+        Whether all rows will be neighbours: the search is that of a GP without approximations.
     generator : torch.Generator
     callback : callable, optional
         See :func:`~skgp.models.hyperparameters.fit_hyperparameters`.
@@ -69,8 +72,9 @@ def search_hyperparameters(
         )[0]
     if likelihood == "poisson":
         data = replace(data, y=gaussian_counts(data.y, data.weight, link))
+    settings = None if exact else _SETTINGS
     return fit_hyperparameters(
-        kernels, data, generator=generator, settings=_SETTINGS, callback=callback
+        kernels, data, generator=generator, settings=settings, callback=callback
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram_diag
+from skgp.learning.selection import choose
 from skgp.models.kriging import KrigingModel, is_shared, merge_rows
 from skgp.models.swsgp.label_link import LabelLink
 from skgp.training.lbfgs import minimize_lbfgs
@@ -184,17 +185,19 @@ def _with_noise(
 ) -> tuple[KrigingModel, Tensor]:
     """The model with the noise, of a grid, under which labels left out are most likely.
 
-    From the middle of the grid downhill, first to less noise and then to more.
+    From the middle of the grid downhill, to less noise and to more; the start is the simplest.
     """
     place = _NOISE_RATIOS.index(_NOISE_START)
-    best = _linked(replace(model, noise=variance * _NOISE_START), labels)
+    fits = [_linked(replace(model, noise=variance * _NOISE_START), labels)]
     for ratios in (_NOISE_RATIOS[:place][::-1], _NOISE_RATIOS[place + 1 :]):
+        last = fits[0]
         for ratio in ratios:
             found = _linked(replace(model, noise=variance * ratio), labels)
-            if found[1].mean() >= best[1].mean():
+            if not found[1].mean() < last[1].mean():
                 break
-            best = found
-    return best
+            fits.append(found)
+            last = found
+    return fits[choose([losses for _, losses in fits])]
 
 
 def fit_link(

@@ -23,8 +23,8 @@ from torch import Tensor
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
+from skgp.learning.selection import improves
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.holdout import clearly_worse
 from skgp.models.hyperparameters import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.models.replicates import Replicates, merge_replicates
 from skgp.models.swsgp.label_kriging import label_codes, label_losses
@@ -89,7 +89,7 @@ def search_label_kernel(
             best = min(best, search.moved(_of_numbers(kernel, data.X), _SHORT), key=_mean)
     if best is not first and not recorder.stopped:
         best = min(best, search.moved(best.start, _LONG), key=_mean)
-    return best.fit if clearly_worse(first.losses, best.losses, _N_ERRORS) else found
+    return best.fit if improves(best.losses, first.losses, n_errors=_N_ERRORS) else found
 
 
 @dataclass(frozen=True)

@@ -31,20 +31,16 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from skgp.likelihoods import Gaussian, StudentT
 from skgp.likelihoods.base import Likelihood
-from skgp.linalg.cg import CGResult
-from skgp.linalg.cholesky import log_det, reverse_cholesky
-from skgp.models.swsgp.conditionals import Tiles, local_conditionals
-from skgp.models.swsgp.row_weights import RowWeights, row_weights
+from skgp.models.swsgp.full_system import FullSystem
 from skgp.models.swsgp.system import LocalSystem, Posterior, Sites
 
-__all__ = ["FullSystem", "SitesFit", "fit_sites", "full_system"]
+__all__ = ["SitesFit", "fit_sites"]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -91,7 +87,7 @@ class SitesFit:
 
 
 def fit_sites(
-    system: "LocalSystem | FullSystem",
+    system: LocalSystem | FullSystem,
     Y: Tensor,
     likelihood: Likelihood,
     *,
@@ -175,7 +171,7 @@ def fit_sites(
 class _Problem:
     """What does not change from step to step."""
 
-    system: "LocalSystem | FullSystem"
+    system: LocalSystem | FullSystem
     Y: Tensor
     offset: Tensor
     options: dict
@@ -245,110 +241,10 @@ class _Problem:
         return values if weight is None else weight[:, None] * values
 
 
-# ---- full covariance ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FullSystem:
-    r"""What the bound knows where every inducing point is active for every row, and S is full.
-
-    The bound is then that of SVGP with its divergence multiplied by kappa, and largest at
-
-    .. math:: S = \kappa \Big[ \sum_n \lambda_n a_n a_n^T + \kappa K^{-1} \Big]^{-1}.
-
-    For fewer active points no such closed form is known: the condition
-    :math:`\sum_n s_n P_n^T S_{I_n}^{-1} P_n = \sum_n \lambda_n a_n a_n^T + Q` mixes inverses of
-    overlapping blocks of S, and q is left to gradients.
-
-    Attributes
-    ----------
-    rows : RowWeights
-        Of n rows.
-    precision : Tensor of shape (M, M)
-        :math:`K^{-1}`.
-    log_det : Tensor of shape ()
-        :math:`\log |K|`.
-    kl_weight : float
-        kappa.
-    weight : Tensor of shape (n,) or None
-        Of the rows' likelihoods.
-    """
-
-    rows: RowWeights
-    precision: Tensor
-    log_det: Tensor
-    kl_weight: float
-    weight: Tensor | None = None
-
-    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
-        """q(u) by dense factors, ``O((n + M) M^2 c)``; there are no options."""
-        columns = [
-            self._column(precision, shift)
-            for precision, shift in zip(sites.precision.T, sites.shift.T, strict=True)
-        ]
-        mean = torch.stack([column for column, _ in columns], dim=1)
-        root = torch.stack([factor for _, factor in columns])
-        exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True)
-        return Posterior(mean, root.square().sum(-1).T, root), exact
-
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
-        """Mean and variance (n, c) of f, without prior means."""
-        spread = [self.rows.project(root).square().sum(1) for root in cast(Tensor, q.root)]
-        var = self.rows.variance[:, None] + torch.stack(spread, dim=1)
-        return self.rows.project(q.mean), var
-
-    def divergence(self, q: Posterior) -> Tensor:
-        """kappa times the sum of KL(q(u) || p(u)) over the latent functions, in nats."""
-        root, (M, c) = cast(Tensor, q.root), q.mean.shape
-        quadratic = (q.mean * (self.precision @ q.mean)).sum()
-        quadratic = quadratic + (root * (self.precision @ root)).sum()
-        rest = c * (self.log_det - M) - log_det(root).sum()
-        return 0.5 * self.kl_weight * (quadratic + rest)
-
-    def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        A = self.rows.project(torch.eye(len(self.precision)).to(self.precision))
-        matrix = self.precision + (A.T @ (precision[:, None] * A)) / self.kl_weight
-        upper = reverse_cholesky(matrix).factor  # S^-1 = U U'
-        root = torch.linalg.solve_triangular(upper, torch.eye(len(matrix)).to(matrix), upper=True).T
-        mean = root @ (root.T @ (A.T @ shift)) / self.kl_weight
-        return mean, root
-
-
-def full_system(tiles: Tiles, *, kl_weight: float, weight: Tensor | None = None) -> FullSystem:
-    """The system of n rows for a full S.
-
-    Parameters
-    ----------
-    tiles : Tiles
-        H = M: every inducing point is active for every row.
-    kl_weight, weight
-        See :func:`~skgp.models.swsgp.system.local_system`.
-
-    Returns
-    -------
-    FullSystem
-        Memory O(n M + c M^2).
-
-    Raises
-    ------
-    ValueError
-        If H < M.
-    """
-    M, H = len(tiles.Z), tiles.active.shape[1]
-    if H < M:
-        raise ValueError(
-            f"A full covariance has a closed form only with n_neighbors = n_inducing; got {H} of "
-            f"{M}. Raise n_neighbors, use covariance='diagonal' or fit by gradients."
-        )
-    everything = torch.arange(M, device=tiles.active.device)[None]
-    given = local_conditionals(tiles.kernel, tiles.X[:1], tiles.Z, everything)
-    return FullSystem(row_weights(tiles), given.precision[0], given.log_det[0], kl_weight, weight)
-
-
 def _check(system, Y: Tensor, likelihood, damping: float, max_iter: int, learn_noise: bool) -> None:
-    if Y.ndim != 2 or len(Y) != len(system.rows):
+    if Y.ndim != 2 or len(Y) != len(system):
         raise ValueError(
-            f"Y must have the shape ({len(system.rows)}, c) of the rows of the system; "
+            f"Y must have the shape ({len(system)}, c) of the rows of the system; "
             f"got {tuple(Y.shape)}."
         )
     if not 0 < damping <= 1:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.learning.selection import improves
 from skgp.models.dlm.data import SparseData
 from skgp.models.swsgp.bound import Objective, latent_moments
 from skgp.models.swsgp.minibatch import Search, fit_minibatch
@@ -78,18 +79,22 @@ def polish(
         If the fit diverged; the state is then the one it began with.
     """
 
-    def score(each: SWSGPState) -> float:
+    def losses(each: SWSGPState) -> Tensor:
         active = held_out_search(each.kernel, each.Z)
         return negative_log_predictive(each, held_out, active, objective)
 
-    before = score(state)
+    def mean(rows: Tensor) -> float:
+        return float(held_out.weighted_sum(rows)) / held_out.total
+
+    rows = losses(state)
+    before = mean(rows)
     try:
         found = fit_minibatch(state, data, search, objective, **options)
     except NonFiniteLossError as error:
         warnings.warn(f"The joint polish was not kept. {error}", RuntimeWarning, stacklevel=2)
         return Polished(state, False, before, math.nan, [], False)
-    after = score(found.state)
-    kept = after < before
+    polished = losses(found.state)
+    after, kept = mean(polished), improves(polished, rows, weight=held_out.weight)
     return Polished(
         found.state if kept else state, kept, before, after, found.history, found.stopped
     )
@@ -98,8 +103,8 @@ def polish(
 @torch.no_grad()
 def negative_log_predictive(
     state: SWSGPState, data: SparseData, active: Tensor, objective: Objective
-) -> float:
-    """Weighted mean of -log p(y), summed over the latent functions, in nats an observation."""
+) -> Tensor:
+    """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
     likelihood = objective.family.make(state.likelihood)
     mean, var = latent_moments(state, data.X, active)
-    return -float(data.weighted_sum(likelihood.log_predictive(data.y, mean, var))) / data.total
+    return -likelihood.log_predictive(data.y, mean, var).sum(1)

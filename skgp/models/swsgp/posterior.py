@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.joint import joint_errors, quadratic_form, sparse_rows
 from skgp.models.neighborhood import Neighborhood, fading_weights
 from skgp.models.shared_conditionals import SharedConditionals
-from skgp.models.swsgp.conditionals import JITTER
+from skgp.models.swsgp.conditionals import JITTER, SHARED_JITTER
 from skgp.models.swsgp.state import SWSGPState
 
 __all__ = ["SWSGPPosterior"]
@@ -62,8 +61,9 @@ class SWSGPPosterior:
     @cached_property
     def shared(self) -> SharedConditionals:
         """Where all points are active; built when first asked for, not pickled."""
-        state = self.state
-        return SharedConditionals(state.kernel, state.Z, JITTER * gram_diag(state.kernel, state.Z))
+        kernel, Z = self.state.kernel, self.state.Z
+        jitter = JITTER if self.state.is_diagonal or Z.dtype != torch.float64 else SHARED_JITTER
+        return SharedConditionals(kernel, Z, jitter * gram_diag(kernel, Z))
 
     def mean(self, X: Tensor) -> Tensor:
         """E[f], shape (n, c), of rows X (n, d); ``O(n (H^3 + H^2 d))`` and the search."""
@@ -161,15 +161,14 @@ class SWSGPPosterior:
     def _union(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Joint prediction of the paper."""
         if self._uses_all:
-            union = torch.arange(self.state.n_inducing, device=X.device)
+            union, given = torch.arange(self.state.n_inducing, device=X.device), self.shared
         else:
             union = self.neighborhood.search.query(X, self.n_neighbors).unique()
-        points = self.state.Z[union]
-        K = gram(self.state.kernel, points)
-        K.diagonal().mul_(1 + JITTER)
-        cross = gram(self.state.kernel, points, X)
-        A = torch.cholesky_solve(cross, jittered_cholesky(K).factor).T  # (n, |U|)
-        prior = gram(self.state.kernel, X) - A @ cross
+            points = self.state.Z[union]
+            noise = JITTER * gram_diag(self.state.kernel, points)
+            given = SharedConditionals(self.state.kernel, points, noise)
+        A, _ = given(X)  # (n, |U|)
+        prior = gram(self.state.kernel, X) - A @ gram(self.state.kernel, given.Z, X)
         if self.state.var is not None:
             spreads = [(A * v) @ A.T for v in self.state.var[union].T]
         else:

@@ -9,8 +9,9 @@ cheap to vary, for :math:`k \to s k` leaves a, the largest part of the work, as 
           \log |K_n| \to \log |K_n| + H \log s,
 
 and a factor of kappa multiplies the divergence. First kappa falls by factors of ten, then the
-amplitude moves by factors of three, while predictions improve by more than chance would have it,
-that is by two and by one standard error. Classes, each against the rest, are coupled as suits each
+amplitude moves by factors of three, while predictions improve; of what was tried, the nearest to
+the start is chosen that is no worse than the best, beyond two standard errors and one
+(:mod:`skgp.learning.selection`). Classes, each against the rest, are coupled as suits each
 trial best (:mod:`skgp.models.coupling`): the less the divergence holds q, the more its classes
 repeat each other, and judged uncoupled it would be held less than predictions need.
 """
@@ -21,12 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import torch
 from torch import Tensor
 
+from skgp.learning.selection import choose
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
 from skgp.models.coupling import best_coupling, coupled_log_probabilities
-from skgp.models.dlm.holdout import clearly_worse
 from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.row_weights import RowWeights, compressed_rows
 from skgp.models.swsgp.system import LocalSystem, Posterior
@@ -159,19 +161,22 @@ class _Search:
         self.stopped = False
 
     def walk(self, priors: list[tuple[float, float]], n_errors: float = 1.0) -> bool:
-        """Try one after another while each is clearly the best so far; whether any was."""
-        any_better = False
+        """Try one after another while predictions improve; whether any but the first is chosen."""
+        trials = [self.trial]
         for amplitude, kl_factor in priors:
             if self.stopped:
                 break
-            trial = self._fit(amplitude, kl_factor, self.trial.q)
+            trial = self._fit(amplitude, kl_factor, trials[-1].q)
             self.history.append(self._mean(trial))
             if self.callback is not None:
                 self.stopped = bool(self.callback(len(self.history), {"loss": self.history[-1]}))
-            if not clearly_worse(self.trial.losses, trial.losses, n_errors):
+            if not self._mean(trial) < self._mean(trials[-1]):
                 break
-            self.trial, any_better = trial, True
-        return any_better
+            trials.append(trial)
+        losses = [trial.losses.double() for trial in trials]
+        chosen = choose(losses, weight=self.weight, n_errors=n_errors)
+        self.trial = trials[chosen]
+        return chosen > 0
 
     def best(self) -> PriorScale:
         """What was chosen."""
@@ -203,8 +208,6 @@ class _Search:
         var = var + self.held_out.project_squares(fit.var)
         coupling = self._coupling(mean, var)
         losses = negative_log_score(self.likelihood, self.Y_held_out, mean, var, coupling)
-        if self.weight is not None:
-            losses = losses * self.weight * len(losses) / self.weight.sum()
         return _Trial(amplitude, kl_factor, fit.q, mean, var, losses, coupling)
 
     def _coupling(self, mean: Tensor, var: Tensor) -> float:
@@ -216,7 +219,8 @@ class _Search:
         return best_coupling(likelihood, self.Y_held_out.cpu().double(), *moments, weight)
 
     def _mean(self, trial: _Trial) -> float:
-        return float(trial.losses.mean())
+        weight = torch.ones_like(trial.losses) if self.weight is None else self.weight
+        return float((weight @ trial.losses) / weight.sum())
 
 
 def negative_log_score(

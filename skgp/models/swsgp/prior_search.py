@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.learning.selection import held_out_rows
 from skgp.likelihoods import Gaussian
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
@@ -74,24 +75,33 @@ def active_sets(kernel, X: Tensor, Z: Tensor, settings: Settings) -> Tensor:
 
 
 def split_rows(
-    n: int, settings: Settings, generator: torch.Generator, preferred: Tensor | None = None
+    y: Tensor, settings: Settings, generator: torch.Generator, preferred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Indices of rows to learn from and of rows held out, each increasing.
+    """Indices of rows to learn from and of rows held out, each increasing; stratified by y.
 
     Parameters
     ----------
-    n : int
+    y : Tensor of shape (n, c)
     settings : Settings
     generator : torch.Generator
     preferred : Tensor of bool, shape (n,), optional
         Rows to hold out rather than others.
     """
+    n = len(y)
     least = min(n // 3, _MIN_HELD_OUT)
     n_out = min(max(round(settings.validation_fraction * n), least), _MAX_HELD_OUT, n - 1)
-    order = torch.randperm(n, generator=generator)
-    if preferred is not None:
-        order = order[(~preferred.cpu()[order]).to(torch.int8).argsort(stable=True)]
-    return order[n_out:].sort().values, order[:n_out].sort().values
+    target = (y[:, 0] if y.shape[1] == 1 else y.argmax(1)).cpu()
+    labels = y.shape[1] > 1 or bool((y.abs() == 1).all())
+    first = torch.ones(n, dtype=torch.bool) if preferred is None else preferred.cpu()
+    held_out = torch.zeros(n, dtype=torch.bool)
+    for part in (first, ~first):
+        rows, size = part.nonzero()[:, 0], n_out - int(held_out.sum())
+        if size >= len(rows):
+            held_out[rows] = True
+        elif size > 0:
+            chosen = held_out_rows(target[rows], size, generator, classes=labels)
+            held_out[rows[torch.from_numpy(chosen)]] = True
+    return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
 def find_prior(
@@ -213,7 +223,7 @@ def _halves(
     generator: torch.Generator,
 ) -> _Halves:
     """Hold rows out, rather such as are no inducing points."""
-    kept, held_out = split_rows(len(data), settings, generator, (position < 0).cpu())
+    kept, held_out = split_rows(data.y, settings, generator, position < 0)
     data, own = data.rows(torch.cat([kept, held_out])), position[held_out.to(position.device)]
     points = Z[_others(Z, own[own >= 0])]
     active = active_sets(kernel, data.X, points, settings)

@@ -15,24 +15,33 @@ Two things are approximate. The divergence of the rows that are gone is that of 
 inducing points (Q_Z), which is near where these are themselves rows or spread like them. And D
 leaves out that a row informs several inducing points at once: old rows bind smooth changes less
 than they should, so that a late row counts for somewhat more than an early one.
+
+A full covariance whose inducing points are active for every row loses nothing: the posterior is the
+prior of the next batch as it stands (`update_full`), and new inducing points join by their
+conditional. With Gaussian noise and an inducing point a row that is the exact GP of all rows.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods.base import Likelihood
+from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.neighbors import NeighborSearch, distinct
-from skgp.models.swsgp.conditionals import Tiles, prior_variance
+from skgp.models.shared_conditionals import SharedConditionals
+from skgp.models.swsgp.conditionals import SHARED_JITTER, Tiles, prior_variance
+from skgp.models.swsgp.full_system import FullSystem
 from skgp.models.swsgp.local_prior import local_prior
 from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.row_weights import row_weights
 from skgp.models.swsgp.state import SWSGPState
 from skgp.models.swsgp.system import LocalSystem, Sites
 
-__all__ = ["Summary", "summarize", "update"]
+__all__ = ["Summary", "localized", "summarize", "update", "update_full"]
 
 _NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
 
@@ -149,6 +158,100 @@ def update(
     return after, summarize(system, fit.sites, summary.rows_seen)
 
 
+def update_full(
+    state: SWSGPState,
+    X: Tensor,
+    Y: Tensor,
+    likelihood: Likelihood,
+    *,
+    weight: Tensor | None = None,
+    kl_weight: float = 1.0,
+    max_inducing: int = 0,
+    **steps,
+) -> SWSGPState:
+    """The posterior of a full covariance, all inducing points active, after a batch.
+
+    Parameters
+    ----------
+    state : SWSGPState
+        Before it; float64.
+    X, Y, likelihood, weight, max_inducing, **steps
+        As of `update`.
+    kl_weight : float
+        Of the divergence from the posterior before.
+
+    Returns
+    -------
+    SWSGPState
+        ``O((n + M) M^2 c)``.
+    """
+    given = _all_points(state)
+    features, variance = given(X)  # weights a
+    chosen = _novel(state.kernel, X, variance, max_inducing - state.n_inducing)
+    if len(chosen):
+        state = _joined(state, X[chosen], features[chosen])
+        features, variance = _all_points(state)(X)
+    means, roots = [], []
+    for l, root in enumerate(state.roots):
+        m0 = state.mean[:, l]
+        system = FullSystem(features @ root, variance, root, kl_weight, weight)
+        offset = state.offset[l] + (features @ m0)[:, None]
+        fit = fit_sites(system, Y[:, l : l + 1], likelihood, offset=offset, **steps)
+        q = system.unwhitened(fit.q)
+        means.append(m0 + q.mean[:, 0])
+        roots.append(cast(Tensor, q.root)[0])
+    return state.with_posterior(torch.stack(means, dim=1), root=torch.stack(roots))
+
+
+def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
+    """The nearest independent inducing variables, and the data's part of their precision.
+
+    Parameters
+    ----------
+    state : SWSGPState
+        Of full covariance.
+
+    Returns
+    -------
+    state : SWSGPState
+        Of diagonal covariance.
+    summary : Summary
+    """
+    prior = torch.cholesky_inverse(_all_points(state).factor).diagonal()
+    precision = [torch.cholesky_inverse(root).diagonal() for root in state.roots]
+    precisions = torch.stack(precision, dim=1)  # (M, c), of u
+    data = (precisions - prior[:, None]).clamp_min(0.0)
+    return state.with_posterior(state.mean, var=1 / precisions), Summary(data, state.n_inducing)
+
+
+def _all_points(state: SWSGPState) -> SharedConditionals:
+    noise = SHARED_JITTER * gram_diag(state.kernel, state.Z)
+    return SharedConditionals(state.kernel, state.Z, noise)
+
+
+def _novel(kernel, X: Tensor, variance: Tensor, room: int) -> Tensor:
+    """Distinct rows that the inducing points explain least, as many as there is room for."""
+    unexplained = variance / prior_variance(kernel, X)
+    chosen = distinct(X)[0]
+    chosen = chosen[unexplained[chosen] > _NOVEL]
+    return chosen[unexplained[chosen].argsort(descending=True, stable=True)[: max(room, 0)]]
+
+
+def _joined(state: SWSGPState, points: Tensor, weights: Tensor) -> SWSGPState:
+    """A full posterior with p points more, of weights (p, M), at their conditional."""
+    K = gram(state.kernel, points) - weights @ gram(state.kernel, state.Z, points)
+    K = 0.5 * (K + K.T)
+    K.diagonal().add_(SHARED_JITTER * gram_diag(state.kernel, points))
+    corner = jittered_cholesky(K).factor  # (p, p)
+    roots = []
+    for root in state.roots:
+        upper = torch.cat([root, root.new_zeros(len(root), len(points))], dim=1)
+        roots.append(torch.cat([upper, torch.cat([weights @ root, corner], dim=1)]))
+    mean = torch.cat([state.mean, weights @ state.mean])
+    state = replace(state, Z=torch.cat([state.Z, points]))
+    return state.with_posterior(mean, root=torch.stack(roots))
+
+
 def _with_new_inducing(
     state: SWSGPState, X: Tensor, n_neighbors: int, max_inducing: int, neighbors: str
 ) -> SWSGPState:
@@ -159,10 +262,7 @@ def _with_new_inducing(
     H = min(n_neighbors, state.n_inducing)
     active = NeighborSearch(state.kernel, state.Z, neighbors).query(X, H)
     rows = row_weights(Tiles(state.kernel, X, state.Z, active, budget=0))
-    unexplained = rows.variance / prior_variance(state.kernel, X)
-    chosen = distinct(X)[0]
-    chosen = chosen[unexplained[chosen] > _NOVEL]
-    chosen = chosen[unexplained[chosen].argsort(descending=True, stable=True)[:room]]
+    chosen = _novel(state.kernel, X, rows.variance, room)
     mean = torch.cat([state.mean, rows.project(state.mean)[chosen]])
     var = torch.cat([state.variance(), rows.project_squares(state.variance())[chosen]])
     return replace(state, Z=torch.cat([state.Z, X[chosen]]), mean=mean, var=var)

@@ -102,6 +102,9 @@ class LocalSystem:
     weight: Tensor | None = None
     anchor: Tensor | None = None
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def solve_mean(
         self,
         sites: Sites,

@@ -10,10 +10,12 @@ import torch
 from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.models.neighbors import NeighborSearch
 from skgp.models.swsgp.conditionals import Tiles
+from skgp.models.swsgp.full_system import full_system
 from skgp.models.swsgp.natural import fit_sites
+from skgp.models.swsgp.posterior import SWSGPPosterior
 from skgp.models.swsgp.row_weights import row_weights
 from skgp.models.swsgp.state import SWSGPState
-from skgp.models.swsgp.streaming import summarize, update
+from skgp.models.swsgp.streaming import localized, summarize, update, update_full
 from skgp.models.swsgp.system import local_system
 from tests.reference import swsgp as dense
 from tests.same import assert_same
@@ -79,12 +81,13 @@ def test_summary_is_the_diagonal_of_the_data_term():
     assert summary.rows_seen == 40
 
 
-@pytest.mark.parametrize("kl_weight", [None, 1.0])
-def test_update_solves_the_dense_equations_of_the_batch(kl_weight):
+@pytest.mark.parametrize(("kl_weight", "kl_factor"), [(None, 1.0), (None, 0.3), (1.0, 1.0)])
+def test_update_solves_the_dense_equations_of_the_batch(kl_weight, kl_factor):
     problem = dense.make_problem("matern", n_latent=2, weighted=True, n_neighbors=H)
     first, batch = rows_of(problem, slice(0, 25)), rows_of(problem, slice(25, 40))
     before, summary = fitted(first, Gaussian(0.3))
-    after, left = updated(before, summary, batch, Gaussian(0.3), kl_weight=kl_weight)
+    options = {"kl_weight": kl_weight, "kl_factor": kl_factor}
+    after, left = updated(before, summary, batch, Gaussian(0.3), **options)
 
     # The divergence is that of rows at the inducing points.
     at_inducing = replace(
@@ -92,7 +95,7 @@ def test_update_solves_the_dense_equations_of_the_batch(kl_weight):
         X=problem.Z,
         active=dense.nearest(problem.Z, problem.Z, H),
         weight=None,
-        kl_weight=problem.kl_weight if kl_weight is None else kl_weight,
+        kl_weight=kl_factor * problem.kl_weight if kl_weight is None else kl_weight,
     )
     lam, eta = dense.gaussian_sites(batch)
     A, _ = dense.conditionals(batch)
@@ -176,6 +179,66 @@ def test_rows_that_are_known_add_no_inducing_points():
     twice = replace(problem, X=np.full((2, 2), 9.0), Y=problem.Y[:2])
     after, _ = updated(state, summary, twice, Gaussian(0.3), max_inducing=100)
     assert after.n_inducing == 31
+
+
+# ---- full covariance ----------------------------------------------------------------------------
+
+
+def fitted_full(problem, likelihood):
+    X, Y, Z, _, offset, weight = problem.tensors
+    system = full_system(problem.kernel, X, Z, weight=weight)
+    q = system.unwhitened(fit_sites(system, Y, likelihood, offset=offset, **TIGHT).q)
+    prior = SWSGPState.prior(problem.kernel, offset[:0], Z, offset, covariance="full")
+    return prior.with_posterior(q.mean, root=q.root)
+
+
+def same_moments(left, right, atol):
+    for got, want in zip(left, right, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_full_covariance_in_batches_is_that_of_all_rows(grows):
+    problem = dense.make_problem("matern", n_latent=2, weighted=True, n_neighbors=12)
+    if grows:  # an inducing point a row
+        problem = replace(problem, Z=problem.X, active=np.tile(np.arange(40), (40, 1)))
+    first, batch = rows_of(problem, slice(0, 25)), rows_of(problem, slice(25, 40))
+    first = replace(first, Z=first.X) if grows else first
+    X, Y, _, _, _, weight = batch.tensors
+    options = {"weight": weight, "max_inducing": 40 if grows else 0} | TIGHT
+    after = update_full(fitted_full(first, Gaussian(0.3)), X, Y, Gaussian(0.3), **options)
+    whole = fitted_full(problem, Gaussian(0.3))
+    assert after.n_inducing == whole.n_inducing
+    X = torch.tensor(np.random.default_rng(3).uniform(-2, 2, (30, 2)))
+    moments = (SWSGPPosterior(each, 40).mean_and_variance(X) for each in (after, whole))
+    same_moments(*moments, atol=1e-5)
+
+
+def test_full_covariance_in_batches_of_labels_comes_near_one_fit():
+    options = {"n": 120, "n_inducing": 15, "n_neighbors": 15, "target": "labels"}
+    problem = dense.make_problem("rbf", **options)
+    likelihood = Bernoulli("probit")
+    state = fitted_full(rows_of(problem, slice(0, 60)), likelihood)
+    X, Y, _, _, _, _ = rows_of(problem, slice(60, 120)).tensors
+    after = update_full(state, X, Y, likelihood, **TIGHT)
+    whole = fitted_full(problem, likelihood)
+    means = [SWSGPPosterior(each, 15).mean(X) for each in (state, after, whole)]
+    first, second = ((mean - means[2]).square().mean().sqrt() for mean in means[:2])
+    assert second < 0.3 * first
+
+
+def test_full_covariance_becomes_diagonal_with_the_precisions_it_had():
+    problem = dense.make_problem("matern", n_latent=2, weighted=True, n_neighbors=12)
+    full = fitted_full(problem, Gaussian(0.3))
+    state, summary = localized(full)
+    K = problem.kernel(problem.Z)
+    A = np.linalg.solve(K, problem.kernel(problem.Z, problem.X)).T
+    lam, _ = dense.gaussian_sites(problem)
+    data = (A**2).T @ lam
+    np.testing.assert_allclose(summary.precision, data, rtol=1e-4)
+    precision = np.diag(np.linalg.inv(K))[:, None] + data
+    np.testing.assert_allclose(state.var, 1 / precision, rtol=1e-4)
+    assert torch.equal(state.mean, full.mean) and state.is_diagonal
 
 
 def test_summary_pickles_small():
