@@ -228,11 +228,54 @@ def test_fit_tells_of_itself(data):
     assert not hasattr(again, "degrees_of_freedom_") and not hasattr(again, "likelihood_scale_")
 
 
+@pytest.mark.parametrize("method", ["variational", "kriging"])
+def test_neighbours_are_no_more_than_there_are_points(method, data):
+    X, y = data
+    few = {"method": method, "n_inducing": 20}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a default that nobody set
+        fit = kept(**few).fit(X, y)
+        assert fit.n_neighbors_ == fit.n_inducing_ == 20
+        assert kept(n_neighbors=20, **few).fit(X, y).n_neighbors_ == 20
+    with pytest.warns(UserWarning, match="n_neighbors=50 is more than the 20 points"):
+        asked = kept(n_neighbors=50, **few).fit(X, y)
+    np.testing.assert_allclose(asked.predict(X), fit.predict(X), rtol=1e-9)
+
+
+def test_few_rows_are_all_neighbours_and_the_fit_is_the_exact_gp(data, X_new):
+    X, y = data
+    fit = SWSGPRegressor(random_state=0).fit(X, y)
+    assert fit.n_neighbors_ == fit.n_inducing_ == 150 and fit.kl_weight_ == 1.0
+    z = (y - y.mean()) / y.std()
+    exact = GaussianProcessRegressor(fit.kernel_, optimizer=None).fit(X, z)
+    mean, covariance = exact.predict(X_new, return_cov=True)
+    mean_std = fit.predict(X_new, return_std=True)
+    np.testing.assert_allclose(mean_std[0], y.mean() + y.std() * mean, rtol=1e-5)
+    found = fit.predict(X_new, return_cov=True)[1]
+    # That of scikit-learn holds the noise too, at the rows of the kernel's diagonal.
+    np.testing.assert_allclose(found, y.var() * covariance, atol=1e-5 * y.var())
+    kriging = SWSGPRegressor(method="kriging", random_state=0).fit(X, y)
+    np.testing.assert_allclose(kriging.predict(X_new), mean_std[0], rtol=1e-4)
+
+
+def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
+    X, y = data
+    first = SWSGPRegressor(rbf_kernel(), optimizer=None, normalize_y=False, random_state=0)
+    whole = SWSGPRegressor(rbf_kernel(), optimizer=None, normalize_y=False, random_state=0)
+    z = (y - y.mean()) / y.std()
+    first.fit(X[:100], z[:100]).partial_fit(X[100:], z[100:])
+    whole.fit(X, z)
+    assert first.n_neighbors_ == first.n_inducing_  # rows that are known add none
+    got, want = (fit.predict(X_new, return_std=True) for fit in (first, whole))
+    # Offsets are the weighted means of either training set.
+    np.testing.assert_allclose(got[0], want[0], atol=0.05)
+    np.testing.assert_allclose(got[1], want[1], rtol=0.01)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"n_inducing": 20}, "n_neighbors=32 is more than n_inducing=20.*Lower n_neighbors"),
-        ({"kernel": ConstantKernel(2.0)}, "same correlation.*add a part"),
+        ({"kernel": ConstantKernel(2.0), "n_neighbors": 8}, "same correlation.*add a part"),
         ({"projection": 3}, "projection=3 is more than the 2 columns of X; give 2 or less"),
         ({"method": "kriging", "likelihood": "poisson"}, "method='kriging' needs.*'poisson'"),
         ({"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),

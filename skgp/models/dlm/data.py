@@ -62,11 +62,6 @@ class SparseData:
         )
         return SparseData(function(self.X), function(self.y), weight, offset)
 
-    def double(self) -> "SparseData":
-        """The same in float64."""
-        weight = None if self.weight is None else self.weight.double()
-        return SparseData(self.X.double(), self.y.double(), weight)
-
     def some_rows(self, size: int, generator: torch.Generator) -> "SparseData":
         """At most `size` rows at random, in their order."""
         if len(self) <= size:
