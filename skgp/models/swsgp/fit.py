@@ -163,6 +163,7 @@ def fit_swsgp(
     closed = settings.covariance == "full" and settings.n_neighbors >= len(Z)
     if closed:  # float32 has not the digits for all points at once
         data, Z, offset = data.double(), Z.double(), offset.double()
+        start = None if start is None else start.to(torch.float64)
     if closed and start is None and bool((position >= 0).all()):
         prior = Prior(kernel, settings.kl_weight, data)  # the usual GP: nothing is left to choose
     elif start is None:
@@ -196,9 +197,13 @@ class _Fitter:
         kl_weight = prior.kl_weight
         if kl_weight is None:
             kl_weight = state.n_inducing / min(s.n_neighbors, state.n_inducing)
-        # The start and the system of the search for the prior are those of a diagonal covariance.
-        start, known = (None, None) if self._is_closed(state) else (prior.start, prior.system)
-        system = self._system(state, kl_weight) if known is None else known
+        # The system of the search for the prior is that of a diagonal covariance.
+        system: LocalSystem | FullSystem | None = prior.system
+        if system is None or self._is_closed(state):
+            system = self._system(state, kl_weight)
+        start = prior.start
+        if isinstance(system, FullSystem):
+            start = None if start is None or start.root is None else system.whitened(start)
         state, found, n_iter = self._natural(state, system, start)
         by_gradient = s.moves_inducing or (s.covariance == "full" and state.root is None)
         if by_gradient and not self.callback.stopped:
@@ -347,6 +352,6 @@ class _Fitter:
 
 def _posterior(start: SWSGPState, Z: Tensor) -> Posterior | None:
     """q(u) of an earlier fit, if it is of the same inducing points."""
-    if start.var is None or start.Z.shape != Z.shape or not torch.equal(start.Z, Z):
+    if start.Z.shape != Z.shape or not torch.equal(start.Z, Z):
         return None
-    return Posterior(start.mean, start.var)
+    return Posterior(start.mean, start.variance(), start.root)

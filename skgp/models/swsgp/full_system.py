@@ -86,6 +86,12 @@ class FullSystem:
         root = self.factor @ cast(Tensor, q.root)
         return Posterior(self.factor @ q.mean, root.square().sum(-1).T, root)
 
+    def whitened(self, q: Posterior) -> Posterior:
+        """The way back, of a posterior of full covariance."""
+        root = torch.linalg.solve_triangular(self.factor, cast(Tensor, q.root), upper=False)
+        mean = torch.linalg.solve_triangular(self.factor, q.mean, upper=False)
+        return Posterior(mean, root.square().sum(-1).T, root)
+
     def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         M = self.features.shape[1]
         eye = torch.eye(M, dtype=self.features.dtype, device=self.features.device)

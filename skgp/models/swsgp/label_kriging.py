@@ -185,7 +185,7 @@ def _with_noise(
 ) -> tuple[KrigingModel, Tensor]:
     """The model with the noise, of a grid, under which labels left out are most likely.
 
-    From the middle of the grid downhill, to less noise and to more; the start is the simplest.
+    From the middle of the grid downhill, to less noise and to more; more noise is simpler.
     """
     place = _NOISE_RATIOS.index(_NOISE_START)
     fits = [_linked(replace(model, noise=variance * _NOISE_START), labels)]
@@ -197,6 +197,7 @@ def _with_noise(
                 break
             fits.append(found)
             last = found
+    fits.sort(key=lambda fit: fit[0].noise, reverse=True)
     return fits[choose([losses for _, losses in fits])]
 
 
