@@ -1,0 +1,73 @@
+"""QSGPRegressor's choice of a route, on spatial data with gaps and on sets whose matrix is kept.
+
+The data are read from the folder of the environment variable ``SKGP_BENCHMARK_DATA``, of ``.npz``
+files with X, y and test_mask (n, splits). Run with
+``SKGP_BENCHMARK_DATA=... pytest tests/benchmarks/bench_planner.py -m benchmark -s``.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp import QSGPRegressor
+from skgp.models.qsgp.plan import Plan, resolve
+
+pytestmark = pytest.mark.benchmark
+FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))
+# Routes of satellite_temps beside the default; each has the default's kernel.
+ROUTES = {
+    "32 neighbours": dict(basis="neighbors", n_basis=32),
+    "64 neighbours": dict(basis="neighbors", n_basis=64),
+    "inducing, 1000": dict(basis="inducing", n_basis=1000),
+    "fourier, 1024": dict(basis="fourier", n_basis=1024),
+}
+
+
+def load(name):
+    path = FOLDER / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is missing")
+    with np.load(path) as arrays:
+        test = arrays["test_mask"][:, 0]
+        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
+    return X[~test], X[test], y[~test], y[test]
+
+
+def figures(model, X, y, scale):
+    """RMSE and negative log density in standard deviations of the targets, coverage of 95%."""
+    start = time.process_time()
+    mean, std = model.predict(X, return_std=True)
+    seconds = time.process_time() - start
+    nlpd = -model.log_predictive_density(X, y).mean() - np.log(scale)
+    covered = np.mean(np.abs(y - mean) < 1.96 * std)
+    return np.sqrt(np.mean((y - mean) ** 2)) / scale, nlpd, covered, seconds
+
+
+def test_bench_satellite_temps():
+    X, X_test, y, y_test = load("satellite_temps")
+    some = np.random.default_rng(0).permutation(len(y_test))[:5000]
+    X_test, y_test = X_test[some], y_test[some]
+    start = time.process_time()
+    chosen = QSGPRegressor(random_state=0).fit(X, y)
+    print(f"\ndefault: {chosen.basis_}, {chosen.n_basis_}; {time.process_time() - start:.0f} s")
+    print(chosen.reason_)
+    results = {"default": figures(chosen, X_test, y_test, y.std())}
+    for name, options in ROUTES.items():
+        model = QSGPRegressor(chosen.kernel_, optimizer=None, random_state=0, **options)
+        results[name] = figures(model.fit(X, y), X_test, y_test, y.std())
+    for name, (rmse, nlpd, covered, seconds) in results.items():
+        print(f"{name:16s} {rmse:.4f} {nlpd:.4f} {covered:.1%} {seconds:.1f} s")
+    assert 0.9 < results["default"][2] < 0.98
+    assert results["default"][0] < 1.02 * min(rmse for rmse, *_ in results.values())
+
+
+@pytest.mark.parametrize("name", ["kin40k", "protein", "keggdirected", "pol"])
+def test_bench_sets_whose_matrix_is_kept(name):
+    X, _, y, _ = load(name)
+    plan = resolve(Plan(), len(y), 1.0 * RBF(), memory_budget=8e9)
+    print(f"\n{name}: {len(y)} rows, {plan}")
+    assert (plan.basis, plan.n_basis) == ("inducing", len(y))
