@@ -18,6 +18,31 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "SGLD, paper": {"sampler": "sgld", "schedule": "paper", "roulette": "paper"},
 }
 _N_POINTS = 40  # of the curve of R-hat
+_PAUSE = 30.0  # seconds between two lines of progress
+
+
+class Progress:
+    """Says now and then how far a sampler is, and ends it after so many seconds.
+
+    What was drawn by then is kept; a set-up that is not over leaves the mode alone.
+    """
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name, self._seconds = name, seconds
+        self._start = self._told = time.perf_counter()
+
+    def __call__(self, iteration: int, info: dict) -> bool:
+        now = time.perf_counter()
+        if now - self._told > _PAUSE:
+            self._told = now
+            known = ("loss", "rank", "ess", "r_hat")
+            values = ", ".join(f"{key} {info[key]:.3g}" for key in known if key in info)
+            print(
+                f"  {self._name}: {now - self._start:.0f} s, call {iteration}, {values}", flush=True
+            )
+        if now - self._start > self._seconds:
+            print(f"  {self._name}: ended after {now - self._start:.0f} s", flush=True)
+        return now - self._start > self._seconds
 
 
 def figure5(problem: Problem, quick: bool) -> Study:
@@ -27,13 +52,17 @@ def figure5(problem: Problem, quick: bool) -> Study:
     return _chains(problem, (100, 100) if quick else (1000, 800), 4, exact)
 
 
-def figure6(problem: Problem, quick: bool) -> Study:
-    """Chains alone: the data are too many for exact sampling."""
-    return _chains(problem, (30, 30) if quick else (150, 300), 2, None)
+def figure6(problem: Problem, quick: bool, seconds: float = math.inf) -> Study:
+    """Chains alone: the data are too many for exact sampling. At most `seconds` a sampler."""
+    return _chains(problem, (30, 30) if quick else (150, 300), 2, None, seconds)
 
 
 def _chains(
-    problem: Problem, lengths: tuple[int, int], n_chains: int, exact: PosteriorSamples | None
+    problem: Problem,
+    lengths: tuple[int, int],
+    n_chains: int,
+    exact: PosteriorSamples | None,
+    most_seconds: float = math.inf,
 ) -> Study:
     """Run each sampler for its number of draws; compare what it says of the posterior."""
     rows, curves = [], {}
@@ -46,6 +75,7 @@ def _chains(
                 rng=np.random.default_rng(1),
                 n_chains=n_chains,
                 n_samples=n_samples,
+                callback=Progress(name, most_seconds),
                 **options,
             )
         seconds = time.process_time() - start
