@@ -23,18 +23,26 @@ References
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from joblib import Parallel
 
 from skgp.samplers.chains import SEGMENT, Callback, check_counts, cholesky_factor, mixing, stretches
-from skgp.samplers.hmc_chains import Chains, LogDensityAndGradient, evaluator
+from skgp.samplers.hmc_chains import (
+    Chains,
+    Jumps,
+    LogDensityAndGradient,
+    evaluator,
+    value_evaluator,
+)
 from skgp.samplers.student_t import StudentMixture
 
 __all__ = ["HMCResult", "hamiltonian_monte_carlo"]
 
-_JUMPS = 6  # of an iteration, where they are evaluated side by side
+_JUMPS = 6  # of an iteration
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ def hamiltonian_monte_carlo(
     rng: np.random.Generator,
     starts: np.ndarray | None = None,
     jumps: StudentMixture | None = None,
+    log_density: Callable[[np.ndarray], Any] | None = None,
     n_chains: int = 4,
     n_warmup: int = 50,
     n_draws: int = 500,
@@ -123,7 +132,9 @@ def hamiltonian_monte_carlo(
     starts : ndarray of shape (n_chains, p), optional
         Where the chains begin; draws of the approximation by default.
     jumps : StudentMixture, optional
-        Proposes jumps, of one gradient each.
+        Proposes jumps.
+    log_density : callable, optional
+        The log-density alone, which jumps ask for.
     n_chains : int, default=4
     n_warmup : int, default=50
         Iterations that find step size and metric, and are dropped.
@@ -163,11 +174,12 @@ def hamiltonian_monte_carlo(
     points: list[np.ndarray] = []
     values: list[np.ndarray] = []
     with Parallel(n_jobs=None if batched else n_jobs) as parallel:
-        evaluate = evaluator(target, batched, parallel)
+        evaluate, leaps = evaluator(target, batched, parallel), None
+        if jumps is not None and log_density is not None:
+            leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), _JUMPS)
         chains = Chains(
-            evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, jumps,
-            _JUMPS if batched else 1,
-        )  # fmt: skip
+            evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, leaps
+        )
         for n_steps, segment_ends in stretches(n_warmup, n_draws, every):
             for _ in range(n_steps):
                 chains.iterate()

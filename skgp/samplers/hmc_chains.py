@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -9,14 +11,15 @@ from joblib import Parallel, delayed
 from skgp.samplers.chains import cholesky_factor
 from skgp.samplers.student_t import StudentMixture
 
-__all__ = ["Chains", "LogDensityAndGradient", "evaluator"]
+__all__ = ["Chains", "Jumps", "LogDensityAndGradient", "evaluator", "value_evaluator"]
 
 LogDensityAndGradient = Callable[[np.ndarray], tuple]
 
 _PATH = math.pi  # longest path in whitened coordinates, where the period is 2 pi
 _MAX_STEPS = 64
 _DIVERGENCE = 50.0  # nats of energy lost on a path: the integrator has left the level set
-_LEAST_PATHS = 0.25  # share of the iterations that are paths, at least
+_LEAST_PATHS = 0.2  # share of the iterations that are paths, at least
+_JUMPS_THAT_MIX = 4.0  # times the share of jumps accepted: what paths need not do
 _LEAST_WARMUP = 20  # iterations below which the metric stays the first one
 _SHRINKAGE = 5.0  # draws a dimension that the first approximation counts for in the metric
 # Dual averaging, with the names and values of Hoffman and Gelman (2014), section 3.2.
@@ -38,14 +41,45 @@ def evaluator(target: LogDensityAndGradient, batched: bool, parallel: Parallel):
     return evaluate
 
 
+def value_evaluator(log_density: Callable[[np.ndarray], Any], batched: bool, parallel: Parallel):
+    """Log-densities (k,) of points (k, p), NaN read as -inf."""
+
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        if batched:
+            values = log_density(points)
+        else:
+            values = np.array(parallel(delayed(log_density)(point) for point in points), float)
+        return np.where(np.isnan(values), -math.inf, values)
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """Moves to points drawn wherever a chain is.
+
+    Attributes
+    ----------
+    mixture : StudentMixture
+        What proposes.
+    evaluate : callable
+        Maps points (k, p) to log-densities (k,).
+    n_each : int
+        Points proposed to a chain in an iteration, one after the other.
+    """
+
+    mixture: StudentMixture
+    evaluate: Callable[[np.ndarray], np.ndarray]
+    n_each: int
+
+
 class Chains:
     """Where all chains are, in whitened coordinates, and how they move."""
 
     def __init__(
         self, evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, jumps,
-        n_jumps,
     ) -> None:  # fmt: skip
-        self._jumps, self._n_jumps = jumps, n_jumps
+        self._jumps, self._moved = jumps, False  # whether the gradient is that of another point
         self._evaluate, self._mean, self._factor, self._rng = evaluate, mean, factor, rng
         self.n_warmup, self._target_acceptance = n_warmup, target_acceptance
         self.n_done, self.n_gradients = 0, 0
@@ -95,7 +129,8 @@ class Chains:
             accepted = self._jump(self._jumps)
             if warming_up:
                 self._jumped.append(accepted)
-                self._path_share = max(_LEAST_PATHS, 1 - float(np.mean(self._jumped)))
+                refused = 1 - _JUMPS_THAT_MIX * float(np.mean(self._jumped))
+                self._path_share = max(_LEAST_PATHS, refused)
         else:
             probability, divergent = self.move()
             if warming_up:
@@ -114,9 +149,15 @@ class Chains:
 
     def move(self) -> tuple[np.ndarray, np.ndarray]:
         """Acceptance probabilities (c,), and whether each path diverged."""
+        if self._moved:
+            self.value, self.gradient = self._at(self.x)
+            self.n_gradients += len(self.x)
+            self._moved = False
         x, value, gradient, step = self.x, self.value, self.gradient, self.step_size
         momentum = self._rng.standard_normal(x.shape)
-        longest = min(_MAX_STEPS, max(1, math.ceil(_PATH / step)))
+        # Where jumps do most of the mixing, paths are for what is near.
+        reach = _PATH if self._jumps is None else _PATH * (1 + self._path_share) / 2
+        longest = min(_MAX_STEPS, max(1, math.ceil(reach / step)))
         n_steps = int(self._rng.integers(1, longest, endpoint=True))
         energy = value - 0.5 * (momentum**2).sum(axis=1)
         on = np.ones(len(x), dtype=bool)  # chains whose path has not diverged
@@ -133,34 +174,31 @@ class Chains:
             if not on.any():
                 break
         probability = np.where(on, np.exp(np.minimum(change, 0.0)), 0.0)
-        self._take(self._rng.uniform(size=len(x)) < probability, x, value, gradient)
+        taken = self._rng.uniform(size=len(x)) < probability
+        self.x = np.where(taken[:, None], x, self.x)
+        self.value = np.where(taken, value, self.value)
+        self.gradient = np.where(taken[:, None], gradient, self.gradient)
         return probability, ~on
 
-    def _jump(self, jumps: StudentMixture) -> float:
+    def _jump(self, jumps: Jumps) -> float:
         """Some points proposed to each chain, one after the other; the share accepted.
 
         Where a chain is changes nothing in the proposals: one call evaluates all of them.
         """
         n_chains, p = self.x.shape
-        u = jumps.sample(self._n_jumps * n_chains, self._rng)
-        x = self._whitened(u)
-        value, gradient = self._at(x)
-        self.n_gradients += len(x)
-        weight = (value - jumps.log_density(u)).reshape(-1, n_chains)
-        here, n_accepted = self.value - jumps.log_density(self.u()), 0
-        x, gradient = (each.reshape(-1, n_chains, p) for each in (x, gradient))
-        for k, value_k in enumerate(value.reshape(-1, n_chains)):
+        u = jumps.mixture.sample(jumps.n_each * n_chains, self._rng)
+        value = jumps.evaluate(u)
+        weight = (value - jumps.mixture.log_density(u)).reshape(-1, n_chains)
+        here, n_accepted = self.value - jumps.mixture.log_density(self.u()), 0
+        x, value = self._whitened(u).reshape(-1, n_chains, p), value.reshape(-1, n_chains)
+        for k in range(jumps.n_each):
             taken = np.log(self._rng.uniform(size=n_chains)) < weight[k] - here
             here = np.where(taken, weight[k], here)
-            self._take(taken, x[k], value_k, gradient[k])
+            self.x = np.where(taken[:, None], x[k], self.x)
+            self.value = np.where(taken, value[k], self.value)
             n_accepted += int(taken.sum())
-        return n_accepted / (self._n_jumps * n_chains)
-
-    def _take(self, taken: np.ndarray, x: np.ndarray, value: np.ndarray, gradient) -> None:
-        """Move the chains that accept."""
-        self.x = np.where(taken[:, None], x, self.x)
-        self.value = np.where(taken, value, self.value)
-        self.gradient = np.where(taken[:, None], gradient, self.gradient)
+        self._moved = True
+        return n_accepted / (jumps.n_each * n_chains)
 
     def _restart(self, step_size: float) -> None:
         """Begin the dual averaging anew."""
@@ -192,6 +230,6 @@ class Chains:
         centred = draws - mean
         first = self._factor @ self._factor.T
         covariance = (centred.T @ centred + prior * first) / (len(draws) + prior)
-        u, slope = self.u(), np.linalg.solve(self._factor.T, self.gradient.T).T
+        u, self._moved = self.u(), True
         self._mean, self._factor = mean, cholesky_factor(covariance)
-        self.x, self.gradient = self._whitened(u), slope @ self._factor
+        self.x = self._whitened(u)

@@ -86,7 +86,7 @@ def test_leapfrog_is_reversible_and_nearly_conserves_energy():
     for step in (0.2, 0.1):
         chains = Chains(
             evaluator(log_gamma, False, Parallel()), np.ones(2), np.eye(2) / 3**0.5,
-            np.random.default_rng(0), 40, 0, 0.8, np.full((40, 2), 1.2), None, 1,
+            np.random.default_rng(0), 40, 0, 0.8, np.full((40, 2), 1.2), None,
         )  # fmt: skip
         chains.step_size = step
         lost.append(np.mean([1 - chains.move()[0].mean() for _ in range(3)]))
@@ -107,7 +107,14 @@ def test_jumps_link_modes_that_paths_do_not(rng):
     settings = dict(rng=rng, n_draws=400, batched=True, starts=np.full((4, 1), 5.0))
     stuck = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), **settings)
     assert stuck.points.min() > 0
-    found = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), jumps=jumps, **settings)
+    found = hamiltonian_monte_carlo(
+        two_humps,
+        np.array([5.0]),
+        np.eye(1),
+        jumps=jumps,
+        log_density=lambda x: two_humps(x)[0],
+        **settings,
+    )
     share = (found.points[:, :, 0] > 0).astype(float)
     assert abs(share.mean() - 0.5) < 4 * 0.5 / math.sqrt(ess_bulk(share))
     assert found.points[:, :, 0].std() == pytest.approx(26**0.5, rel=0.05)

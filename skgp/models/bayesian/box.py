@@ -104,3 +104,7 @@ class FreePosterior:
         """As `LogPosterior.log_density_and_gradient`, for x (p,)."""
         values, gradients = self.log_densities_and_gradients(x[None])
         return float(values[0]), gradients[0]
+
+    def log_density(self, x: np.ndarray) -> float:
+        """As `LogPosterior.log_density`, for x (p,)."""
+        return float(self.log_densities(x[None])[0])

@@ -247,6 +247,7 @@ def _by_hmc(
         rng=rng,
         starts=pilot.points[begin],
         jumps=pilot.proposal,
+        log_density=target.log_densities if target.batched else target.log_density,
         batched=target.batched,
         n_chains=n_chains,
         n_warmup=n_warmup,
