@@ -132,10 +132,12 @@ def choose_kernel(
     chosen, spread = search.simplest(candidates)
     if few is data or search.stopped:
         return raised(chosen.kernel, spread), search.history
-    close = [fit for fit in others if fit.loss < chosen.loss + settings.close]
+    rivals = [
+        fit for fit in others if fit.loss < chosen.loss + settings.rival / chosen.family.total
+    ]
     fits = [
         search.run(Family(fit.family.kernel, data, settings), fit.theta)
-        for fit in [chosen, *close][:2]
+        for fit in [chosen, *rivals][:2]
     ]
     best = min(fits, key=lambda fit: fit.loss)
     if len(np.unique(chosen.groups)) < len(chosen.theta):

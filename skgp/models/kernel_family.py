@@ -49,7 +49,10 @@ class ChoiceSettings:
     weak : float
         Gain in nats an observation over pure noise below which a search begins elsewhere, too.
     close : float
-        Nats an observation behind the best within which a family is pursued.
+        Nats an observation behind the best, of shared scales, within which a family is fitted with
+        separate ones.
+    rival : float
+        Nats behind the best, on ``screen_rows``, within which the second is fitted to all.
     """
 
     ratio_scale: float = 0.5
@@ -64,6 +67,7 @@ class ChoiceSettings:
     max_separate: int = 300
     weak: float = 0.05
     close: float = 0.05
+    rival: float = 5.0
 
 
 class Family:
