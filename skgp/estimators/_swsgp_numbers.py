@@ -14,7 +14,6 @@ from skgp.models.kriging import KrigingModel
 from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
 from skgp.models.swsgp.hyperparameters import search_hyperparameters
 
-_SMOOTHNESS = (0, 2)  # among the default kernels: RBF and Matern of nu 3/2
 # Rows up to which all are neighbours, at the cost of one factor: q(u) then is the exact GP.
 _EXACT_ROWS = 2500
 
@@ -44,12 +43,8 @@ class NumbersMixin:
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
             return signal, white or WhiteKernel()
-        n = len(data.y)
-        exact = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=1) >= n
         if self.kernel is None:
             kernels = default_kernels(X, sample_weight)
-            if len(kernels) > 1 and not exact:
-                kernels = [kernels[i] for i in _SMOOTHNESS]
         else:
             kernel = self._resolve_kernel(X, lambda: None)
             if self.likelihood == "poisson":
@@ -63,7 +58,6 @@ class NumbersMixin:
                 data,
                 self.likelihood,
                 link=self.link,
-                exact=exact,
                 generator=backend.generator(),
                 callback=callback,
             )

@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import RBF, Matern
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
+from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 from skgp.estimators._default_kernel import (
     column_spreads,
     default_classification_kernels,
     default_kernels,
 )
 from skgp.kernels import gram, split_noise
+from skgp.models.evidence import ExactEvidence
+from skgp.models.replicates import Replicates
 
 
 def columns(n=300, d=3, seed=0):
@@ -81,3 +85,53 @@ def test_default_classification_kernels_of_equal_rows_have_length_scales_of_orde
     for kernel in default_classification_kernels(np.full((300, d), 7.0)):
         scales = np.atleast_1d(kernel.k2.length_scale)
         assert ((scales >= 1) & (scales <= np.sqrt(d))).all()
+
+
+@pytest.mark.parametrize("d", [1, 6])
+def test_all_estimators_of_gaussian_noise_choose_the_same_kernel(d):
+    """Families, length scales and noise, of few and of many columns."""
+    rng = np.random.default_rng(d)
+    X = rng.normal(size=(70, d))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X.sum(1) + 0.1 * rng.normal(size=70)
+    expected = QSGPRegressor(random_state=0).fit(X, y)
+    for estimator in (
+        DLMGPRegressor(random_state=0),
+        SWSGPRegressor(method="kriging", random_state=0),
+    ):
+        found = estimator.fit(X, y)
+        assert repr(type(found.kernel_.k1.k2)) == repr(type(expected.kernel_.k1.k2))
+        np.testing.assert_allclose(found.kernel_.theta, expected.kernel_.theta, atol=1e-3)
+
+
+def test_few_observations_of_many_columns_are_predicted_without_overconfidence():
+    """No worse than one length scale for all, where all columns matter alike (d = 30, n = 80)."""
+    losses, covered = [], []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(580, 30)) * 10.0 ** (np.arange(30) % 3)
+        scaled = X / X.std(0)
+        y = np.sin(scaled.sum(1) / 30**0.5) + 0.2 * rng.normal(size=580)
+        new = slice(80, None)
+        ours = QSGPRegressor(random_state=0).fit(X[:80], y[:80])
+        shared = GaussianProcessRegressor(
+            1.0 * RBF() + WhiteKernel(), normalize_y=True, n_restarts_optimizer=2, random_state=0
+        ).fit(scaled[:80], y[:80])
+        mean, std = shared.predict(scaled[new], return_std=True)
+        theirs = 0.5 * np.log(2 * np.pi * std**2) + 0.5 * ((y[new] - mean) / std) ** 2
+        losses.append(-ours.log_predictive_density(X[new], y[new]).mean() - theirs.mean())
+        low, high = ours.predict_interval(X[new])
+        covered.append(np.mean((low < y[new]) & (y[new] < high)))
+    assert np.mean(losses) < 0.05
+    assert 0.88 < np.mean(covered) < 0.98
+
+
+def test_exact_evidence_decides_up_to_2500_observations():
+    """Its gradient vanishes at the kernel found for 1100 of them."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, size=(1100, 1))
+    y = np.sin(3 * X[:, 0]) + 0.3 * np.sin(9 * X[:, 0]) + 0.3 * rng.normal(size=1100)
+    kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
+    found = QSGPRegressor(kernel, random_state=0).fit(X, y)
+    data = Replicates(torch.tensor(X), torch.tensor((y - y.mean()) / y.std()))
+    gradient = ExactEvidence(found.kernel_, data)(found.kernel_.theta).gradient
+    assert np.abs(gradient).max() < 1.0  # nats for a factor of e

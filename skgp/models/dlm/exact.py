@@ -38,8 +38,14 @@ def is_conjugate(objective: Objective) -> bool:
 
 
 def of_bayes_rule(objective: Objective) -> Objective:
-    """The objective whose optimum is the posterior of a dense process."""
-    return replace(objective, name="elbo") if objective.name == "log_loss" else objective
+    """The objective whose optimum is the posterior of a dense process.
+
+    Hyper-parameters stay where :func:`dense_start` chose them, unless another objective moves them.
+    """
+    if objective.beta != 1.0 or objective.name not in ("log_loss", "elbo"):
+        return objective
+    fixed = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
+    return replace(objective, name="elbo", **fixed)
 
 
 def dense_start(

@@ -33,6 +33,7 @@ __all__ = ["gaussian_counts", "search_hyperparameters"]
 Callback = Callable[[int, dict], bool | None]
 
 _SETTINGS = SearchSettings(subset_size=700, n_neighbors=32, n_score_rows=1024)
+_STRIDE = 2  # of the families that are searched by neighbours: neighbours hide what lies between
 
 
 def search_hyperparameters(
@@ -41,7 +42,6 @@ def search_hyperparameters(
     likelihood: str,
     *,
     link: str = "exp",
-    exact: bool = False,
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
@@ -56,8 +56,6 @@ def search_hyperparameters(
     likelihood : {"gaussian", "student_t", "poisson"}
     link : {"exp", "softplus"}
         Of counts.
-    exact : bool
-        Whether all rows will be neighbours: the search is that of a GP without approximations.
     generator : torch.Generator
     callback : callable, optional
         See :func:`~skgp.models.hyperparameters.fit_hyperparameters`.
@@ -66,15 +64,16 @@ def search_hyperparameters(
     -------
     HyperparameterFit
     """
+    if len(data.y) > _SETTINGS.exact_rows:
+        kernels = kernels[::_STRIDE]
     if likelihood == "student_t":
         return robust_hyperparameters(
             kernels, data, generator=generator, settings=_SETTINGS, callback=callback
         )[0]
     if likelihood == "poisson":
         data = replace(data, y=gaussian_counts(data.y, data.weight, link))
-    settings = None if exact else _SETTINGS
     return fit_hyperparameters(
-        kernels, data, generator=generator, settings=settings, callback=callback
+        kernels, data, generator=generator, settings=_SETTINGS, callback=callback
     )
 
 
