@@ -44,8 +44,9 @@ def of_bayes_rule(objective: Objective) -> Objective:
     """
     if objective.beta != 1.0 or objective.name not in ("log_loss", "elbo"):
         return objective
-    fixed = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
-    return replace(objective, name="elbo", **fixed)
+    return replace(
+        objective, name="elbo", learn_kernel=False, learn_likelihood=False, learn_inducing=False
+    )
 
 
 def dense_start(
