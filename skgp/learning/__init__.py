@@ -1,6 +1,7 @@
 """What chooses options: below the models, above kernels and likelihoods."""
 
 from skgp.learning.selection import (
+    LABEL_SHARE,
     LEAST_EFFECT,
     choose,
     cross_validated_losses,
@@ -10,6 +11,7 @@ from skgp.learning.selection import (
 )
 
 __all__ = [
+    "LABEL_SHARE",
     "LEAST_EFFECT",
     "choose",
     "cross_validated_losses",

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "LABEL_SHARE",
     "LEAST_EFFECT",
     "choose",
     "cross_validated_losses",
@@ -45,6 +46,9 @@ __all__ = [
 
 #: Nats an observation below which a gain is none: .3% of the loss of a fair coin, .69.
 LEAST_EFFECT = 2e-3
+
+#: Share of the loss of labels below which a gain is none.
+LABEL_SHARE = 0.02
 
 _Candidate = TypeVar("_Candidate")
 Array = np.ndarray | Tensor
@@ -59,6 +63,7 @@ def choose(
     weight: Array | None = None,
     folds: Array | None = None,
     least_effect: float = LEAST_EFFECT,
+    least_share: float | None = None,
     n_errors: float = 1.0,
 ) -> int:
     r"""The simplest candidate that is no worse than the best, beyond noise and the least effect.
@@ -74,6 +79,9 @@ def choose(
         The fold of each observation: standard errors are those of means over folds.
     least_effect : float, default=2e-3
         :math:`\delta`, in nats.
+    least_share : float, optional
+        The least effect is at most this share of the least mean loss: for labels, whose losses are
+        above 0 and may be small. `LABEL_SHARE` is a value for it.
     n_errors : float, default=1
         Standard errors that a gain must exceed.
 
@@ -103,6 +111,8 @@ def choose(
         mean = table @ w / w.sum()
     mean[~np.isfinite(mean)] = math.inf
     best = int(mean.argmin())
+    if least_share is not None:
+        least_effect = min(least_effect, least_share * max(0.0, float(mean[best])))
     for k in range(best):
         if mean[k] == math.inf:
             continue

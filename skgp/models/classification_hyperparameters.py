@@ -43,7 +43,7 @@ from skgp.models.laplace_evidence import (
     laplace_log_evidence,
     laplace_predict,
 )
-from skgp.models.moderation import moderation_scores
+from skgp.models.moderation import choose_moderation
 from skgp.models.replicates import merge_replicates
 from skgp.training.stopping import StopRecorder
 
@@ -319,8 +319,7 @@ class _Search:
                 weight = torch.ones_like(mean[:, 0]) if new.weight is None else new.weight
                 density = self.likelihood.log_prob(new.Y, mean).mean(1)
                 score = 0.5 * (score + float(weight @ density) / new.total)
-                scores = moderation_scores(self.likelihood, new.Y, mean, var, weight)
-                moderation = max(scores, key=lambda factor: scores[factor])
+                moderation, _ = choose_moderation(self.likelihood, new.Y, mean, var, weight)
         return HyperparameterFit(
             kernel,
             score=score,

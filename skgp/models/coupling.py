@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.learning import LABEL_SHARE, choose
 from skgp.likelihoods import Bernoulli, Likelihood
 from skgp.models.dlm.data import SparseData
 from skgp.models.dlm.objective import Objective, data_loss
@@ -87,7 +88,7 @@ def left_out_moments(
 def best_coupling(
     likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
 ) -> float:
-    """The exponent of `COUPLINGS` that gives the labels of rows left out the most probability.
+    """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
 
     Parameters
     ----------
@@ -104,13 +105,9 @@ def best_coupling(
     """
     claimed, refused = _claims(likelihood, mean, var)
     own = Y.argmax(1, keepdim=True)
-    weight = torch.ones_like(mean[:, 0]) if weight is None else weight.to(mean)
-
-    def score(coupling: float) -> float:
-        log_proba = _coupled(claimed, refused, coupling)
-        return float(weight @ log_proba.gather(1, own)[:, 0])
-
-    return max(COUPLINGS, key=score)
+    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
+    losses = [-_coupled(claimed, refused, each).gather(1, own)[:, 0] for each in ordered]
+    return ordered[choose(losses, weight=weight, least_share=LABEL_SHARE)]
 
 
 def coupled_log_probabilities(

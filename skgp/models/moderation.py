@@ -12,14 +12,29 @@ trained on, other rows judged by) the loss of 1/16 exceeded the least of 0, 1/64
 import torch
 from torch import Tensor
 
+from skgp.learning import LABEL_SHARE, choose
 from skgp.likelihoods import Bernoulli
 
-__all__ = ["FEW_ROWS_MODERATION", "MODERATIONS", "class_log_density", "moderation_scores"]
+__all__ = [
+    "FEW_ROWS_MODERATION",
+    "MODERATIONS",
+    "choose_moderation",
+    "class_codes",
+    "class_log_density",
+    "mean_scores",
+]
 
 #: Factors of the latent variance to choose among.
 MODERATIONS = (0.0, 1 / 16, 1 / 4, 1.0)
 #: Where no row can be left out that the hyper-parameters have not seen.
 FEW_ROWS_MODERATION = 1 / 16
+# The simplest is what is taken without data, and then what is near it.
+_FROM_SIMPLEST = (1 / 16, 0.0, 1 / 4, 1.0)
+
+
+def class_codes(Y: Tensor) -> Tensor:
+    """A number for the class of each row of Y (n, c) in {-1, +1}, shape (n,)."""
+    return Y[:, 0] if Y.shape[1] == 1 else Y.argmax(1)
 
 
 def class_log_density(
@@ -47,7 +62,7 @@ def class_log_density(
     return own - log_proba.logsumexp(-1)
 
 
-def moderation_scores(
+def choose_moderation(
     likelihood: Bernoulli,
     Y: Tensor,
     mean: Tensor,
@@ -55,8 +70,8 @@ def moderation_scores(
     weight: Tensor,
     *,
     separately: bool = False,
-) -> dict[float, float]:
-    """Mean log density of rows left out for each factor of the latent variance.
+) -> tuple[float, dict[float, Tensor]]:
+    """The factor of the latent variance by held-out data (:mod:`skgp.learning.selection`).
 
     Parameters
     ----------
@@ -69,18 +84,26 @@ def moderation_scores(
 
     Returns
     -------
-    dict of float to float
-        In nats, by the factors `MODERATIONS`.
+    factor : float
+        Of `MODERATIONS`.
+    losses : dict of float to Tensor of shape (p,)
+        Minus the log density of each observation, in nats, for every factor.
     """
-    scores = {}
+    losses = {}
     for factor in MODERATIONS:
         scaled = factor * var if factor else None
         if separately:
-            density = _log_prob(likelihood, Y, mean, scaled).mean(1)
+            losses[factor] = -_log_prob(likelihood, Y, mean, scaled).mean(1)
         else:
-            density = class_log_density(likelihood, Y, mean, scaled)
-        scores[factor] = float((weight * density).sum() / weight.sum())
-    return scores
+            losses[factor] = -class_log_density(likelihood, Y, mean, scaled)
+    ordered = [losses[factor] for factor in _FROM_SIMPLEST]
+    best = choose(ordered, weight=weight, least_share=LABEL_SHARE)
+    return _FROM_SIMPLEST[best], losses
+
+
+def mean_scores(losses: dict[float, Tensor], weight: Tensor) -> dict[float, float]:
+    """Weighted mean log densities, in nats, of losses (p,) by candidates."""
+    return {key: -float(weight @ loss / weight.sum()) for key, loss in losses.items()}
 
 
 def _log_prob(likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None) -> Tensor:

@@ -8,7 +8,13 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import MODERATIONS, class_log_density, moderation_scores
+from skgp.models.moderation import (
+    FEW_ROWS_MODERATION,
+    MODERATIONS,
+    choose_moderation,
+    class_log_density,
+    mean_scores,
+)
 
 
 def one_vs_rest(codes, c):
@@ -55,12 +61,14 @@ def test_scores_are_weighted_means_at_each_factor():
     Y = one_vs_rest(rng.integers(0, 3, 6), 3)
     mean, var = torch.tensor(rng.normal(size=(6, 3))), torch.tensor(rng.gamma(1.0, size=(6, 3)))
     weight = torch.tensor(rng.gamma(1.0, size=6))
-    scores = moderation_scores(Bernoulli(), Y, mean, var, weight)
+    _, losses = choose_moderation(Bernoulli(), Y, mean, var, weight)
+    scores = mean_scores(losses, weight)
     assert tuple(scores) == MODERATIONS
     for factor, score in scores.items():
         density = class_log_density(Bernoulli(), Y, mean, factor * var if factor else None)
         assert score == pytest.approx(np.average(density, weights=weight))
-    separate = moderation_scores(Bernoulli(), Y, mean, var, weight, separately=True)
+    _, losses = choose_moderation(Bernoulli(), Y, mean, var, weight, separately=True)
+    separate = mean_scores(losses, weight)
     density = Bernoulli().log_prob(Y, mean).mean(1)
     assert separate[0.0] == pytest.approx(np.average(density, weights=weight))
 
@@ -73,5 +81,18 @@ def test_scores_prefer_the_variance_that_there_is(noise, best):
     f = mean + noise * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
     Y = torch.where(torch.rand(f.shape, generator=generator) < f.sigmoid(), 1.0, -1.0).double()
     ones = torch.ones(len(Y), dtype=torch.float64)
-    scores = moderation_scores(Bernoulli(), Y, mean, torch.full_like(mean, 4.0), ones)
+    found, losses = choose_moderation(Bernoulli(), Y, mean, torch.full_like(mean, 4.0), ones)
+    scores = mean_scores(losses, ones)
     assert max(scores, key=scores.get) == best
+    assert scores[found] > scores[best] - 0.015
+
+
+def test_few_labels_do_not_say_how_to_moderate():
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for _ in range(100):
+        mean = 2 * torch.randn(20, 1, generator=generator, dtype=torch.float64)
+        Y = torch.where(torch.rand(mean.shape, generator=generator) < mean.sigmoid(), 1.0, -1.0)
+        var, ones = torch.full_like(mean, 0.2), torch.ones(20, dtype=torch.float64)
+        chosen.append(choose_moderation(Bernoulli(), Y.double(), mean, var, ones)[0])
+    assert np.mean(np.array(chosen) == FEW_ROWS_MODERATION) > 0.8

@@ -21,12 +21,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skgp.kernels.amplitude import amplitude_range
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import held_out_rows
 from skgp.likelihoods import Bernoulli
+from skgp.models.moderation import class_codes
 from skgp.models.qsgp.classification_plan import SUBSET_ROWS
 from skgp.models.qsgp.classification_results import (
     ClassificationFit,
@@ -337,10 +340,11 @@ def _choose(
     n, c = problem.Y.shape
     if c * n * plan.size**2 <= LEAVE_ONE_OUT_FLOPS:
         return by_leaving_one_out(problem, factors, generator=generator, callback=callback)
-    order = torch.randperm(n, generator=generator).to(problem.X.device)
+    n_out = min(MAX_HELD_OUT, max(1, n // 10))
+    held_out = held_out_rows(class_codes(problem.Y), n_out, generator, classes=True)
     return by_held_out_rows(
         problem,
-        order[: min(MAX_HELD_OUT, max(1, n // 10))],
+        torch.from_numpy(np.flatnonzero(held_out)).to(problem.X.device),
         factors,
         covariance=plan.covariance,
         n_dense_columns=options.n_dense_columns,

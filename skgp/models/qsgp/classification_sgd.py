@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import held_out_rows
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import moderation_scores
+from skgp.models.moderation import choose_moderation, class_codes, mean_scores
 from skgp.models.qsgp.classification_results import (
     ClassificationFit,
     ClassificationOptions,
@@ -52,10 +53,10 @@ def fit_sgd_classifier(
     Hyper-parameters follow the bound after a tenth of the iterations, with Fourier features. A few
     rows are held out, to decide about moderation.
     """
-    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(options.seed))
     n_held_out = min(HELD_OUT_ROWS, len(X) // 10)
-    held_out, kept = order[:n_held_out], order[n_held_out:].sort().values
-    X_held, Y_held, X, Y = X[held_out], Y[held_out], X[kept], Y[kept]
+    seed = torch.Generator().manual_seed(options.seed)
+    out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, classes=True))
+    X_held, Y_held, X, Y = X[out], Y[out], X[~out], Y[~out]
     k = min(options.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
     route = _Route(kernel, X, Y, likelihood, plan, options, Z)
     state = route.start(state, offset, k, generator)
@@ -89,12 +90,12 @@ def fit_sgd_classifier(
     losses = result.history["loss"]
     last = losses[-(-len(losses) * 9 // 10) :] or losses
     fit = replace(route.fit(state, losses), elbo=-sum(last) / len(last))
-    if not n_held_out:
+    if not len(X_held):
         return fit
     mean, variance = fit.posterior.mean_and_variance(X_held)
-    scores = moderation_scores(likelihood, Y_held, mean, variance, torch.ones_like(mean[:, 0]))
-    best = max(scores, key=lambda factor: scores[factor])
-    return replace(fit, moderation=best, scores={"moderation": scores})
+    ones = torch.ones_like(mean[:, 0])
+    best, moderated = choose_moderation(likelihood, Y_held, mean, variance, ones)
+    return replace(fit, moderation=best, scores={"moderation": mean_scores(moderated, ones)})
 
 
 class _Route:

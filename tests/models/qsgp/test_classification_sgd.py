@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import MODERATIONS, moderation_scores
+from skgp.models.moderation import choose_moderation, mean_scores
 from skgp.models.qsgp import classification_sgd as module
 from skgp.models.qsgp.classification_results import ClassificationOptions
 from skgp.models.qsgp.classification_sgd import fit_sgd_classifier
@@ -110,9 +110,9 @@ def test_sgd_rows_held_out_are_not_trained_on(data, monkeypatch):
     assert {(*x, *y) for x, y in zip(rows[0][0].tolist(), rows[0][1].tolist(), strict=True)} <= both
     moments = found.posterior.mean_and_variance(X[held_out])
     weight = torch.ones(12, dtype=torch.float64)
-    scores = moderation_scores(LOGIT, Y[held_out], *moments, weight)
-    assert found.scores["moderation"] == pytest.approx(scores, rel=1e-10)
-    assert found.moderation == max(MODERATIONS, key=lambda factor: scores[factor])
+    best, losses = choose_moderation(LOGIT, Y[held_out], *moments, weight)
+    assert found.scores["moderation"] == pytest.approx(mean_scores(losses, weight), rel=1e-10)
+    assert found.moderation == best
 
 
 def test_sgd_holds_out_no_more_than_asked(data, monkeypatch):

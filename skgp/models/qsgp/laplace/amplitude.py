@@ -18,14 +18,16 @@ leave one out
     derivatives of the weighted log-likelihood of row i.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from skgp.learning import LABEL_SHARE, choose
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.models.moderation import moderation_scores
+from skgp.models.moderation import choose_moderation, mean_scores
 from skgp.models.qsgp.classification_results import LatentPosterior
 from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance
 from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
@@ -150,30 +152,38 @@ def by_held_out_rows(
     Y, weight = problem.Y[held_out][:, columns], problem.weight[held_out]
     latent = fit.latent[held_out].unflatten(1, (len(factors), k))
     densities = problem.likelihood.log_prob(Y[:, None].expand_as(latent), latent).mean(2)
-    scores = (weight[:, None] * densities).sum(0) / weight.sum()
-    best = int(scores.argmax())
+    losses = dict(zip(factors, (-densities).unbind(1), strict=True))
+    amplitude = _choose_amplitude(losses, weight)
+    best = factors.index(amplitude)
     chosen = slice(best * k, (best + 1) * k)
     mean, variance = _held_out_moments(
         problem,
         columns,
         held_out,
         (fit.weights[:, chosen], fit.latent[:, chosen], training),
-        factors[best],
+        amplitude,
         covariance,
         n_dense_columns,
         kernel,
     )
     whole = k == problem.Y.shape[1]
-    moderations = moderation_scores(
+    moderation, moderated = choose_moderation(
         problem.likelihood, Y, mean, variance, weight, separately=not whole
     )
     return Choice(
-        factors[best],
-        max(moderations, key=lambda factor: moderations[factor]),
-        dict(zip(factors, scores.tolist(), strict=True)),
-        moderations,
+        amplitude,
+        moderation,
+        mean_scores(losses, weight),
+        mean_scores(moderated, weight),
         fit.weights[:, chosen] if whole else None,
     )
+
+
+def _choose_amplitude(losses: dict[float, Tensor], weight: Tensor) -> float:
+    """The amplitude nearest to 1 that predicts no worse than the best, by losses (p,) of each."""
+    ordered = sorted(losses, key=lambda a: abs(math.log(a)))
+    tried = [losses[a] for a in ordered]
+    return ordered[choose(tried, weight=weight, least_share=LABEL_SHARE)]
 
 
 def _held_out_moments(
@@ -228,7 +238,8 @@ def by_leaving_one_out(
     -----
     ``O(c n m^2)`` for each amplitude.
     """
-    found: dict[float, tuple[dict[float, float], Tensor]] = {}
+    found: dict[float, tuple[float, dict[float, Tensor], Tensor]] = {}
+    weight = problem.weight
     start = None
     for a in factors:
         fit = fit_newton(
@@ -244,18 +255,15 @@ def by_leaving_one_out(
         )
         start = fit.weights
         mean, variance = leave_one_out_moments(problem, fit.latent, a)
-        scores = moderation_scores(problem.likelihood, problem.Y, mean, variance, problem.weight)
-        found[a] = scores, fit.weights
+        choice = choose_moderation(problem.likelihood, problem.Y, mean, variance, weight)
+        found[a] = *choice, fit.weights
         if callback.stopped:
             break
-    best = max(found, key=lambda a: max(found[a][0].values()))
-    moderations, weights = found[best]
+    losses = {a: losses[moderation] for a, (moderation, losses, _) in found.items()}
+    best = _choose_amplitude(losses, weight)
+    moderation, moderated, weights = found[best]
     return Choice(
-        best,
-        max(moderations, key=lambda factor: moderations[factor]),
-        {a: max(scores.values()) for a, (scores, _) in found.items()},
-        moderations,
-        weights,
+        best, moderation, mean_scores(losses, weight), mean_scores(moderated, weight), weights
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.learning import LABEL_SHARE, improves
 from skgp.likelihoods import Bernoulli
 from skgp.models.qsgp.laplace.amplitude import some_columns
 from skgp.models.qsgp.laplace.newton import fit_newton
@@ -84,8 +85,7 @@ def refine_length_scales(
                 break
             density = trial.density(candidate)
             n_tried += 1
-            gain = density - best
-            if not gain.mean() > gain.std() / len(gain) ** 0.5:
+            if not improves(-density, -best, least_share=LABEL_SHARE):
                 break
             best, best_kernel, improved = density, candidate, True
         if improved:

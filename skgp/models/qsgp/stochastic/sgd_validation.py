@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from skgp.learning import held_out_rows
 from skgp.training import ValidationPlateau
 
 from .basis import StochasticBasis
@@ -21,7 +22,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 def hold_out(X: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows at random into those to train on and those to score.
+    """Split rows into those to train on and those to score, stratified by y.
 
     Parameters
     ----------
@@ -49,9 +50,9 @@ def hold_out(X: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[Rows, Ro
             f"validation_fraction={fraction} of {n} rows leaves none to train on. Lower it, give "
             "more rows, or set early_stopping=False."
         )
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    held, kept = (rows.sort().values.to(X.device) for rows in (order[:size], order[size:]))
-    return (X[kept], y[kept]), (X[held], y[held])
+    held = torch.from_numpy(held_out_rows(y, size, torch.Generator().manual_seed(seed)))
+    held = held.to(X.device)
+    return (X[~held], y[~held]), (X[held], y[held])
 
 
 class HeldOutScore:

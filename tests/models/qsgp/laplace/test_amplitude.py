@@ -6,7 +6,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import LABEL_SHARE, choose
 from skgp.likelihoods import Bernoulli
+from skgp.models.moderation import _FROM_SIMPLEST as FROM_SIMPLEST
 from skgp.models.moderation import MODERATIONS
 from skgp.models.qsgp.laplace import amplitude as module
 from skgp.models.qsgp.laplace.amplitude import (
@@ -138,6 +140,16 @@ def test_leave_one_out_moments_of_a_row_of_great_weight_are_finite():
     assert bool(mean.isfinite().all()) and bool((variance > 0).all())
 
 
+def chosen(densities, order, weight):
+    """The first, in this order, of log densities (p,) that the rule of selection cannot improve."""
+    losses = [-densities[key] for key in order]
+    return order[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+
+
+def nearest_to_1(factors):
+    return sorted(factors, key=lambda a: abs(np.log(a)))
+
+
 def test_leave_one_out_choice_is_that_of_its_moments():
     problem = make_problem(weighted=True)
     choice = leave_one_out_choice(problem)
@@ -146,16 +158,20 @@ def test_leave_one_out_choice_is_that_of_its_moments():
     for a in FACTORS:
         latent = torch.from_numpy(dense_latent(problem, a)[0])[:, None]
         mean, variance = (t[:, 0].numpy() for t in leave_one_out_moments(problem, latent, a))
-        scores = {0.0: weight @ -np.logaddexp(0, -y * mean) / weight.sum()}
+        densities = {0.0: -np.logaddexp(0, -y * mean)}
         for factor in MODERATIONS[1:]:
-            density = moderated_log_density(y, mean, variance, factor)
-            scores[factor] = weight @ density / weight.sum()
-        best[a] = scores
-    found = {a: max(scores.values()) for a, scores in best.items()}
-    assert choice.prior_variance == max(found, key=lambda a: found[a])
+            densities[factor] = moderated_log_density(y, mean, variance, factor)
+        best[a] = densities
+    moderations = {a: chosen(each, FROM_SIMPLEST, weight) for a, each in best.items()}
+    at_chosen = {a: best[a][moderations[a]] for a in best}
+    assert choice.prior_variance == chosen(at_chosen, nearest_to_1(FACTORS), weight)
     assert list(choice.amplitude_scores) == list(FACTORS)
-    scores = best[choice.prior_variance]
-    assert choice.moderation == max(scores, key=lambda factor: scores[factor])
+    assert choice.moderation == moderations[choice.prior_variance]
+    found = {a: np.average(each, weights=weight) for a, each in at_chosen.items()}
+    scores = {
+        factor: np.average(each, weights=weight)
+        for factor, each in best[choice.prior_variance].items()
+    }
     assert choice.amplitude_scores == pytest.approx(found, abs=1e-4)
     assert choice.moderation_scores == pytest.approx(scores, abs=1e-4)
     Phi, _, offset, _ = arrays(problem)
@@ -199,21 +215,20 @@ def test_held_out_choice_is_that_of_fits_without_the_rows(noise, weighted):
     held_out = torch.arange(0, 150, 3)
     factors = (0.01, 0.1, 1.0, 10.0, 100.0)
     y, weight = problem.Y[held_out, 0].numpy(), problem.weight[held_out].numpy()
-    brute, moments = {}, {}
+    densities, moments = {}, {}
     for a in factors:
         moments[a] = dense_latent(problem, a, without=held_out.numpy(), at=held_out.numpy())
-        brute[a] = weight @ -np.logaddexp(0, -y * moments[a][0]) / weight.sum()
+        densities[a] = -np.logaddexp(0, -y * moments[a][0])
     choice = held_out_choice(problem, held_out, factors)
-    best = max(brute, key=lambda a: brute[a])
-    assert choice.prior_variance == best == {0.5: 100.0, 1.5: 10.0}[noise]
+    best = chosen(densities, nearest_to_1(factors), weight)
+    brute = {a: np.average(each, weights=weight) for a, each in densities.items()}
+    assert choice.prior_variance == best == {0.5: 100.0, 1.5: 1.0}[noise]
     # The fits end when a step gains less than 1e-4 nats a row.
     assert choice.amplitude_scores == pytest.approx(brute, abs=2e-3)
+    moderated = {m: moderated_log_density(y, *moments[best], m) for m in MODERATIONS}
     for factor, score in choice.moderation_scores.items():
-        density = moderated_log_density(y, *moments[best], factor)
-        assert score == pytest.approx(weight @ density / weight.sum(), abs=2e-3)
-    assert choice.moderation == max(
-        choice.moderation_scores, key=lambda factor: choice.moderation_scores[factor]
-    )
+        assert score == pytest.approx(np.average(moderated[factor], weights=weight), abs=2e-3)
+    assert choice.moderation == chosen(moderated, FROM_SIMPLEST, weight)
 
 
 def test_held_out_rows_are_not_seen():
