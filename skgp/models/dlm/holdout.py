@@ -16,7 +16,7 @@ from skgp.learning import held_out_rows
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.objective import Objective
 
-__all__ = ["BestState", "clearly_worse", "held_out_losses", "split"]
+__all__ = ["BestState", "held_out_losses", "split"]
 
 _MAX_ROWS = 4000
 
@@ -61,23 +61,6 @@ def held_out_losses(state: SparseState, objective: Objective, data: SparseData) 
             losses = -likelihood.log_predictive(y, *posterior.mean_and_variance(data.X.double()))
         losses = losses.sum(1)
         return losses if data.weight is None else losses * data.weight * len(data) / data.total
-
-
-def clearly_worse(losses: Tensor, best: Tensor, n_errors: float = 1.0) -> bool:
-    """Whether losses (n,) of some rows exceed others of the same rows beyond chance.
-
-    That is, the mean of the differences exceeds `n_errors` of its standard errors. Choosing the
-    most regularised of those that are not clearly worse than the best guards against a best by luck
-    [1]_.
-
-    References
-    ----------
-    .. [1] Breiman, Friedman, Olshen and Stone (1984), Classification and regression trees, section
-       3.4.3: the one-standard-error rule.
-    """
-    difference = losses - best
-    error = float(difference.std()) / len(best) ** 0.5 if len(best) > 1 else 0.0
-    return float(difference.mean()) > n_errors * error
 
 
 class BestState:

@@ -10,7 +10,7 @@ from scipy import stats
 from skgp.likelihoods import Bernoulli
 from skgp.models.dlm import holdout
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.holdout import BestState, clearly_worse, held_out_losses, split
+from skgp.models.dlm.holdout import BestState, held_out_losses, split
 from skgp.models.dlm.objective import Objective
 from skgp.models.families import FixedFamily, GaussianFamily
 from tests.reference import sparse as dense
@@ -115,24 +115,6 @@ def test_held_out_losses_of_single_precision_are_in_double():
     torch.testing.assert_close(
         found, held_out_losses(state, LOG_LOSS, problem.data), rtol=1e-5, atol=1e-5
     )
-
-
-def test_clearly_worse_is_more_than_a_standard_error_of_the_differences(rng):
-    best = torch.tensor(rng.standard_normal(100))
-    noise = torch.tensor(rng.standard_normal(100))
-    noise -= noise.mean()
-    error = float(noise.std()) / 10
-    for shift, expected in ((0.9, False), (1.1, True), (-5.0, False)):
-        assert clearly_worse(best + noise + shift * error, best) == expected
-    # Of the differences: what rows have in common does not count.
-    assert clearly_worse(best + 1e-6, best)
-    assert not clearly_worse(best, best)
-
-
-def test_clearly_worse_of_one_row_has_no_error():
-    one = torch.ones(1)
-    assert clearly_worse(one + 1e-3, one) and not clearly_worse(one - 1e-3, one)
-    assert not clearly_worse(one[:0], one[:0])
 
 
 # ---- the best state -----------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_classifier_reports_steps_losses_and_scores():
     assert tuple(found.scores["moderation"]) == MODERATIONS
     assert list(found.scores["amplitude"]) == [1.0]
     scores = found.scores["moderation"]
-    assert found.moderation == max(scores, key=lambda factor: scores[factor])
+    assert scores[found.moderation] > max(scores.values()) - 0.01  # by the rule of selection
     assert fit(X, Y, ClassificationOptions(moderation=0.25)).moderation == 0.25
 
 
