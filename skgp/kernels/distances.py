@@ -75,6 +75,9 @@ def scaled_inputs(
 ) -> tuple[Tensor, Tensor, bool]:
     """Move to an origin, that of Z, and divide by ``scale`` (() or (..., d)).
 
+    Predictions give the rows of the fit as Z: what they compute of one row of X then does not
+    depend on the others.
+
     Returns
     -------
     A, B : Tensor

@@ -56,7 +56,7 @@ def joint_errors(kernel, X: Tensor, points: Tensor, A: Tensor, diagonal: Tensor)
     Tensor of shape (n, n)
         Symmetric. ``O(m (m + n) (d + H) + n^2)`` time, ``O(n (m + n))`` memory.
     """
-    cross = torch.sparse.mm(A, gram(kernel, points, X))
+    cross = torch.sparse.mm(A, gram(kernel, X, points).mT)
     inner = [torch.sparse.mm(A, gram(kernel, points, tile)) for tile in points.split(_TILE)]
     inner = torch.sparse.mm(A, torch.cat(inner, dim=1).T)
     J = gram(kernel, X) - cross - cross.T + inner + quadratic_form(A, diagonal)

@@ -87,6 +87,9 @@ def test_a_prediction_does_not_depend_on_far_rows_beside_it(name, params):
         together = moments(name, model, np.concatenate([far_rows(value), X_TEST]))
         assert np.isfinite(together).all()
         np.testing.assert_allclose(together[3:], alone, rtol=1e-7, atol=1e-9)
+    crowd = np.concatenate([far_rows(1e12 + 1e9 * i) for i in range(200)])
+    found = moments(name, model, np.concatenate([crowd, X_TEST]))[600:]
+    np.testing.assert_allclose(found, alone, rtol=1e-7, atol=1e-9)
 
 
 @every_estimator

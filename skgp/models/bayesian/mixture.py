@@ -317,19 +317,20 @@ class MixtureState(TensorState):
         n_rows = tile_rows(len(self._X), self._X.dtype, _TILE_BYTES)
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
-            out = self._X.new_empty(len(self._X), len(tile))
-            yield slice(start, start + n_rows), evaluate_tile(node, self._X, tile, out)
+            out = self._X.new_empty(len(tile), len(self._X))
+            yield slice(start, start + n_rows), evaluate_tile(node, tile, self._X, out).T
 
     def _few_covariances(self, X: Tensor) -> Tensor | None:
         """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
         shape = self.n_samples, len(self._X), len(X)
         if not self._together or math.prod(shape) > _TOGETHER:
             return None
-        return covariance(self._all_nodes(), self._X, X, METRICS["expand"]).expand(shape)
+        shape = self.n_samples, len(X), len(self._X)
+        return covariance(self._all_nodes(), X, self._X, METRICS["expand"]).expand(shape).mT
 
     def _joint(self, s: int, node: Node, inverse: Inverse, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (t,) and covariance (t, t) of f at the rows of X under sample s."""
-        K = evaluate_tile(node, self._X, X, self._X.new_empty(len(self._X), len(X)))
+        K = evaluate_tile(node, X, self._X, X.new_empty(len(X), len(self._X))).T
         prior = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
         prior.diagonal().copy_(variance(node, X))
         covariance = prior - inverse.explained_jointly(K)

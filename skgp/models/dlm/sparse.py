@@ -89,7 +89,7 @@ def inducing_factor(
 
 def whitened_features(kernel, X: Tensor, Z: Tensor, L: Tensor) -> Tensor:
     r"""Columns :math:`\phi(x_i) = L^{-1} k_u(x_i)`, shape (M, n); :math:`O(n M^2)`."""
-    return tri_solve(L, gram(kernel, Z, X), upper=False)
+    return tri_solve(L, gram(kernel, X, Z).mT, upper=False)
 
 
 def latent_moments(

@@ -168,7 +168,7 @@ class SWSGPPosterior:
             noise = JITTER * gram_diag(self.state.kernel, points)
             given = SharedConditionals(self.state.kernel, points, noise)
         A, _ = given(X)  # (n, |U|)
-        prior = gram(self.state.kernel, X) - A @ gram(self.state.kernel, given.Z, X)
+        prior = gram(self.state.kernel, X) - A @ gram(self.state.kernel, X, given.Z).mT
         if self.state.var is not None:
             spreads = [(A * v) @ A.T for v in self.state.var[union].T]
         else:
