@@ -156,7 +156,7 @@ class KrigingModel(TensorState):
     ) -> tuple[Tensor, Tensor]:
         """Joint prediction from all the points given, and their targets."""
         weights, _ = given(X)
-        covariance = gram(self.kernel, X) - weights @ gram(self.kernel, given.Z, X)
+        covariance = gram(self.kernel, X) - weights @ gram(self.kernel, X, given.Z).mT
         mean = self.offset + weights @ (targets - self.offset)
         return mean, 0.5 * (covariance + covariance.T)[None]
 

@@ -37,7 +37,7 @@ class SharedConditionals:
         r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
         parts = []
         for rows in X.split(max(1, _SHARED_ENTRIES // len(self.Z))):
-            cross = gram(self.kernel, self.Z, rows)  # (M, n)
+            cross = gram(self.kernel, rows, self.Z).mT  # (M, n)
             psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
             left = gram_diag(self.kernel, rows) - psi.square().sum(1)
             parts.append((psi, left.clamp_min(0.0)))
