@@ -49,6 +49,7 @@ _MAX_PARETO_K = 0.7
 MAX_R_HAT = 1.01
 _DIVERGENT, _ASTRAY = 0.01, 0.1  # shares of a chain's paths: reported, and left out
 _ROUND, _ROUND_OF_FEW = 256, 512  # points of importance sampling between two refits
+_FEW = 45  # rows, whose likelihoods cost less than what goes with a round
 # Shares of the points for a law as wide as the prior, kept in every round, and for one that begins
 # there and is refitted to what the modes leave over; degrees of freedom. Of 180 fits of
 # tests/benchmarks/bench_bayesian_small.py, these leave no spread off by more than 12%; an eighth,
@@ -162,7 +163,8 @@ class _Free:
     @property
     def round(self) -> int:
         """Points of importance sampling between two refits."""
-        return _ROUND_OF_FEW if self.target.batched else _ROUND
+        few = self.target.batched and len(self.target.data.y) <= _FEW
+        return _ROUND_OF_FEW if few else _ROUND
 
     def importance(self, **common: Any) -> ImportanceSamples:
         """Adaptive importance sampling from the modes."""
