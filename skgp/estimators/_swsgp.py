@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+from sklearn.utils.validation import _num_samples
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
@@ -275,7 +276,13 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Learn hyper-parameters, then the posterior of f at the inducing points.
 
         Parameters
@@ -286,6 +293,9 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             Counts, for ``likelihood="poisson"``.
         sample_weight : array-like of shape (n,), optional
             Likelihood weights: a weight of 2 equals the row given twice.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, positive. It multiplies the
+            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
 
         Returns
         -------
@@ -295,11 +305,13 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         self._check_combination()
         counts = self.likelihood == "poisson"
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
+            n_rows, given = _num_samples(X), sample_weight
             X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            log_exposure = self._training_offset(exposure, n_rows, given)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             X = self._project(X, z[:, None], sample_weight, backend)
-            data = self._data(X, z, sample_weight, backend)
+            data = self._data(X, z, sample_weight, backend, log_exposure)
             self.history_ = {"hyperparameters": []}
             kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)
             with session.stage("solve", max_iter=self.max_iter) as callback:
@@ -325,7 +337,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             return
         rows = self._rows(data, backend)
         family = self._family(white)
-        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.total)])
+        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
         self._fit_variational(kernel, family, rows, offset, backend, callback)
 
     def _tell(self, white: WhiteKernel) -> None:
@@ -338,7 +350,13 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             self._describe(state.kernel, state.likelihood, white)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
         """Add rows to the posterior; hyper-parameters and standardisation are kept.
 
         The first call is a `fit`. Later rows become inducing points while there are fewer than
@@ -351,6 +369,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         X : array-like of shape (n, d)
         y : array-like of shape (n,)
         sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
 
         Returns
         -------
@@ -358,13 +377,15 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             Itself.
         """
         if not hasattr(self, "_posterior"):
-            return self.fit(X, y, sample_weight)
+            return self.fit(X, y, sample_weight, exposure)
         counts = self.likelihood == "poisson"
+        n_rows, given = _num_samples(X), sample_weight
         X, y, sample_weight = self._validate_training(
             X, y, sample_weight, reset=False, counts=counts
         )
+        log_exposure = self._training_offset(exposure, n_rows, given)
         backend = self._resolve_backend()
-        data = self._data(self._inputs(X), self._to_z(y), sample_weight, backend)
+        data = self._data(self._inputs(X), self._to_z(y), sample_weight, backend, log_exposure)
         if self.method == "kriging":
             self._append_kriging(data)
             return self

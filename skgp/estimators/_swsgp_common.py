@@ -300,11 +300,12 @@ class SWSGPMixin:
         M = min(max(room, state.n_inducing), state.n_inducing + len(data))
         self._each_row = self._each_row and state.n_inducing + len(data) <= room
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
-        likelihood = family.make(state.likelihood.to(backend.device))
+        likelihood = family.make(state.likelihood.to(backend.device)).at(data.offset)
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
         steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
         if closed and H >= M:
             data, state = data.double(), state.to(backend.device)
+            likelihood = likelihood.at(data.offset) if data.offset is not None else likelihood
             steps |= {"weight": data.weight, "kl_weight": kl_weight or 1.0}
             state = update_full(state, data.X, data.y, likelihood, **steps)
         else:

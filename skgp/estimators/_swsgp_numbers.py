@@ -25,16 +25,18 @@ class NumbersMixin:
     :class:`~skgp.estimators._swsgp_common.SWSGPMixin`, and ``likelihood`` and ``link``.
     """
 
-    def _data(self, X, z, sample_weight, backend: Backend) -> Replicates:
+    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Replicates:
         """Rows as tensors, merged where the likelihood allows."""
-        merge = merge_replicates if self.likelihood == "gaussian" else distinct_observations
-        return merge(X, z, sample_weight, backend.device)
+        if self.likelihood == "gaussian":
+            return merge_replicates(X, z, sample_weight, backend.device)
+        return distinct_observations(X, z, sample_weight, backend.device, offset)
 
     def _rows(self, data: Replicates, backend: Backend) -> SparseData:
         """Rows in the dtype of the fit."""
-        y = data.y[:, None].to(backend.dtype)
-        weight = None if data.weight is None else data.weight.to(backend.dtype)
-        return SparseData(data.X.to(backend.dtype), y, weight)
+        columns = data.y[:, None], data.weight, data.offset
+        return SparseData(
+            data.X.to(backend.dtype), *(None if c is None else c.to(backend.dtype) for c in columns)
+        )
 
     def _learn_kernel(
         self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend

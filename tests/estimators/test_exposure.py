@@ -9,7 +9,13 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor, StateSpaceGPRegressor
+from skgp import (
+    BayesianGPRegressor,
+    DLMGPRegressor,
+    QSGPRegressor,
+    StateSpaceGPRegressor,
+    SWSGPRegressor,
+)
 from skgp.kernels import ActiveDims
 
 KERNEL = 0.5 * Matern(0.8, nu=2.5)
@@ -24,7 +30,11 @@ def series(**params):
     return StateSpaceGPRegressor(**{**fixed, **params})
 
 
-ESTIMATORS = {"dlm": dlm, "series": series}
+def swsgp(**params):
+    return SWSGPRegressor(**{"likelihood": "poisson", "random_state": 0, **params})
+
+
+ESTIMATORS = {"dlm": dlm, "series": series, "swsgp": swsgp}
 
 
 def rates(x):

@@ -152,7 +152,7 @@ def bound(
     >>> value.shape
     torch.Size([])
     """
-    likelihood = objective.family.make(state.likelihood)
+    likelihood = objective.family.make(state.likelihood).at(data.offset)
     moments = _row_moments(state, data.X, active, theta)
     total = data.total if total is None else total
     kappa = kl_weight(objective, state, active)

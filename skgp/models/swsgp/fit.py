@@ -244,7 +244,7 @@ class _Fitter:
             found = fit_sites(
                 system,
                 self.data.y,
-                self.family.make(state.likelihood),
+                self.family.make(state.likelihood).at(self.data.offset),
                 offset=state.offset,
                 start=start,
                 max_iter=_NATURAL_ITER if s.max_iter is None or s.moves_inducing else s.max_iter,
@@ -284,7 +284,7 @@ class _Fitter:
         mean = state.offset + mean
 
         def loss(free: dict[str, Tensor]) -> Tensor:
-            likelihood = self.family.make(free["likelihood"])
+            likelihood = self.family.make(free["likelihood"]).at(self.data.offset)
             rows = likelihood.expected_log_prob(self.data.y, mean, var)
             return -self.data.weighted_sum(rows) / self.data.total
 

@@ -71,13 +71,15 @@ def search_hyperparameters(
             kernels, data, generator=generator, settings=_SETTINGS, callback=callback
         )[0]
     if likelihood == "poisson":
-        data = replace(data, y=gaussian_counts(data.y, data.weight, link))
+        data = replace(data, y=gaussian_counts(data.y, data.weight, link, data.offset))
     return fit_hyperparameters(
         kernels, data, generator=generator, settings=_SETTINGS, callback=callback
     )
 
 
-def gaussian_counts(y: Tensor, weight: Tensor | None, link: str) -> Tensor:
+def gaussian_counts(
+    y: Tensor, weight: Tensor | None, link: str, offset: Tensor | None = None
+) -> Tensor:
     """Counts (n,) on the scale of the latent function, centred.
 
     Parameters
@@ -85,13 +87,16 @@ def gaussian_counts(y: Tensor, weight: Tensor | None, link: str) -> Tensor:
     y : Tensor of shape (n,)
     weight : Tensor of shape (n,) or None
     link : {"exp", "softplus"}
+    offset : Tensor of shape (n, 1), optional
+        Log-exposures.
 
     Returns
     -------
     Tensor of shape (n,)
     """
-    f = (y + 0.5).log() if link == "exp" else (y + 0.5).expm1().log()
-    # For large counts softplus is the identity, and expm1 infinite.
-    f = torch.where(f.isfinite(), f, y + 0.5)
+    rate = y + 0.5 if offset is None else (y + 0.5) * (-offset[:, 0]).exp()
+    f = rate.log() if link == "exp" else rate.expm1().log()
+    # For large rates softplus is the identity, and expm1 infinite.
+    f = torch.where(f.isfinite(), f, rate)
     weight = torch.ones_like(f) if weight is None else weight
     return f - (weight @ f) / weight.sum()

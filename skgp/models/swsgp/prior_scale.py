@@ -84,6 +84,7 @@ def choose_prior(
     likelihood: Likelihood,
     offset: Tensor,
     *,
+    held_out_likelihood: Likelihood | None = None,
     weight: Tensor | None = None,
     amplitudes: tuple[float, float] = (0.0, float("inf")),
     kl_weight: float = 1.0,
@@ -100,7 +101,10 @@ def choose_prior(
         Of other rows, for the same inducing points.
     Y_held_out : Tensor of shape (p, c)
     likelihood : Likelihood
+        Of the rows learned from.
     offset : Tensor of shape (c,)
+    held_out_likelihood : Likelihood, optional
+        Of the others; the same by default.
     weight : Tensor of shape (p,), optional
         Of the rows held out.
     amplitudes : (float, float)
@@ -114,7 +118,8 @@ def choose_prior(
     -------
     PriorScale
     """
-    search = _Search(system, Y, held_out, Y_held_out, likelihood, offset, weight, callback)
+    judge = likelihood if held_out_likelihood is None else held_out_likelihood
+    search = _Search(system, Y, held_out, Y_held_out, likelihood, judge, offset, weight, callback)
     factors = _ladder(_KL_STEP, 1 / kl_weight)
     search.walk([(1.0, factor) for factor in factors], n_errors=_N_ERRORS)
     kl_factor = search.trial.kl_factor
@@ -152,10 +157,13 @@ def _ladder(step: float, end: float) -> list[float]:
 class _Search:
     """Fits for one prior after another, each from where the best so far ended."""
 
-    def __init__(self, system, Y, held_out, Y_held_out, likelihood, offset, weight, callback):
+    def __init__(
+        self, system, Y, held_out, Y_held_out, likelihood, judge, offset, weight, callback
+    ):
         self.system, self.Y = system, Y
         self.held_out, self.Y_held_out, self.weight = held_out, Y_held_out, weight
-        self.likelihood, self.offset, self.callback = likelihood, offset, callback
+        self.likelihood, self.judge = likelihood, judge
+        self.offset, self.callback = offset, callback
         self.trial = self._fit(1.0, 1.0, None)
         self.history = [self._mean(self.trial)]
         self.stopped = False
@@ -207,7 +215,7 @@ class _Search:
         var = amplitude * self.held_out.variance[:, None]
         var = var + self.held_out.project_squares(fit.var)
         coupling = self._coupling(mean, var)
-        losses = negative_log_score(self.likelihood, self.Y_held_out, mean, var, coupling)
+        losses = negative_log_score(self.judge, self.Y_held_out, mean, var, coupling)
         return _Trial(amplitude, kl_factor, fit.q, mean, var, losses, coupling)
 
     def _coupling(self, mean: Tensor, var: Tensor) -> float:

@@ -145,8 +145,9 @@ def find_prior(
         halves.kept.y,
         row_weights(halves.tiles[1]),
         halves.held_out.y,
-        likelihood,
+        likelihood.at(halves.kept.offset),
         offset,
+        held_out_likelihood=likelihood.at(halves.held_out.offset),
         weight=halves.held_out.weight,
         amplitudes=(low, high),
         kl_weight=kl_weight if learn_kl else 1.0,
@@ -237,8 +238,8 @@ def _halves(
 
 def _part(data: SparseData, rows: slice) -> SparseData:
     """Consecutive rows, as views."""
-    weight = None if data.weight is None else data.weight[rows]
-    return SparseData(data.X[rows], data.y[rows], weight)
+    columns = (None if c is None else c[rows] for c in (data.weight, data.offset))
+    return SparseData(data.X[rows], data.y[rows], *columns)
 
 
 def _others(Z: Tensor, index: Tensor) -> Tensor:
