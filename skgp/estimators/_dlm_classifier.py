@@ -52,7 +52,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         What to minimise; the second is for comparison and for streams.
     beta : float or "auto", default=1.0
         Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
-        path of warm starts from 1 down and up, which costs two to four single fits.
+        path of warm starts from 1 down and up, which costs three to five single fits.
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
     n_inducing : int or "auto", default="auto"
