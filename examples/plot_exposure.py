@@ -5,8 +5,8 @@ Counts of unequal exposure
 Accidents a road, calls an hour, cases a district: counts that come from more traffic, longer times
 or more people are greater, and say more. With ``exposure=`` the model is
 :math:`y \sim \mathrm{Poisson}(e\, \lambda(x))`, and its rate :math:`\lambda` is per unit of
-exposure. Dividing counts by their exposures gives rates too, but one accident in a hundred cars and a
-hundred in ten thousand are then the same evidence.
+exposure. Dividing counts by their exposures gives rates too, but one accident in a hundred cars and
+a hundred in ten thousand are then the same evidence.
 """
 
 import matplotlib.pyplot as plt

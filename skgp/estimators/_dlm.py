@@ -50,8 +50,8 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise.
     beta : float or "auto", default=1.0
         Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
-        path of warm starts from 1 down and up, which costs three to five single fits. Without effect
-        on "fitc".
+        path of warm starts from 1 down and up, which costs three to five single fits. Without
+        effect on "fitc".
     likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts.
     link : {"exp", "softplus"}, default="exp"
