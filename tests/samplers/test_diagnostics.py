@@ -9,6 +9,7 @@ from scipy.stats import genpareto, norm
 from skgp.samplers import (
     effective_sample_size,
     ess_bulk,
+    ess_spread,
     ess_tail,
     pareto_k,
     r_hat,
@@ -179,3 +180,11 @@ def test_stratified_resample_spreads_over_the_points(rng):
     ]
     independent = (weights @ (points - weights @ points) ** 2) / 25
     assert np.all(np.var(means, axis=0) < 0.2 * independent)
+
+
+def test_ess_spread_counts_draws_of_a_gaussian_and_sees_heavy_tails(rng):
+    normal = rng.standard_normal((4, 4000))
+    assert ess_spread(normal) == pytest.approx(16_000, rel=0.1)
+    # V[s] / v^2 is the kurtosis less one: 8 for Laplace's distribution less 3, against 2.
+    assert ess_spread(rng.laplace(size=(4, 4000))) == pytest.approx(16_000 * 2 / 5, rel=0.25)
+    assert math.isnan(ess_spread(normal[:, :3]))

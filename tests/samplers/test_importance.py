@@ -240,3 +240,42 @@ def test_importance_sampling_refuses_bad_input(rng):
         adaptive_importance_sampling(banana, np.zeros(2), -np.eye(2), rng=rng)
     with pytest.raises(ValueError, match="zero .* at all 32 points"):
         adaptive_importance_sampling(lambda x: -math.inf, *start, rng=rng, n_points=32)
+
+
+def three_humps(x):
+    """Gaussians at -6, 0 and 6 of weights 0.25, 0.5 and 0.25; the integral is 1."""
+    return float(np.log(norm.pdf(x[0], [-6.0, 0.0, 6.0]) @ [0.25, 0.5, 0.25]))
+
+
+def test_a_wide_proposal_finds_modes_that_none_starts_from(rng):
+    wide = np.zeros(1), np.full(1, 6.0)
+    for child in rng.spawn(3):
+        found = adaptive_importance_sampling(
+            three_humps, np.zeros(1), np.eye(1), rng=child, wide=wide
+        )
+        assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.15)
+        assert found.weights[found.points[:, 0] > 3].sum() == pytest.approx(0.25, abs=0.08)
+        assert found.covariance[0, 0] == pytest.approx(19.0, rel=0.15)
+
+
+def test_components_start_at_several_modes_and_are_fitted_to_them(rng):
+    means = np.array([[-5.0], [1.0], [5.0]])
+    covariances = np.broadcast_to(np.eye(1), (3, 1, 1))
+    found = adaptive_importance_sampling(
+        three_humps, means, covariances, rng=rng, shares=np.array([0.1, 0.1, 0.8]), target_ess=600
+    )
+    assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.1)
+    centres = np.sort([q.location[0] for q in found.proposal.components])
+    np.testing.assert_allclose(centres, [-6.0, 0.0, 6.0], atol=0.4)
+    assert found.proposal.shares.sum() == pytest.approx(1.0)
+
+
+def test_importance_sampling_goes_on_until_the_spread_is_known(rng):
+    """Heavy tails: means are known before variances are."""
+
+    def laplace(x):
+        return float(-np.abs(x).sum())
+
+    found = adaptive_importance_sampling(laplace, np.zeros(2), np.eye(2), rng=rng, target_ess=400)
+    assert found.converged and found.ess_spread >= 200
+    np.testing.assert_allclose(np.diag(found.covariance), 2.0, rtol=0.3)
