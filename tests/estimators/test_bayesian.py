@@ -32,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:The samples of the hyper-parameters:sklearn.exceptions.ConvergenceWarning"
 )
 test_sklearn = sklearn_checks(BayesianGPRegressor(n_samples=256, n_keep=16))
-test_sklearn_by_cg = sklearn_checks(BayesianGPRegressor(solver="cg", optimizer=None))
+test_sklearn_by_cg = pytest.mark.slow(
+    sklearn_checks(BayesianGPRegressor(solver="cg", optimizer=None))
+)
 test_sklearn_defaults = pytest.mark.slow(
     sklearn_checks(BayesianGPRegressor(), BayesianGPRegressor(optimizer="map"))
 )
@@ -261,7 +263,7 @@ def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
     assert_same(together, alone)
 
 
-@pytest.mark.parametrize("backend", ["loky", "dask"])
+@pytest.mark.parametrize("backend", [pytest.param("loky", marks=pytest.mark.slow), "dask"])
 def test_results_do_not_depend_on_the_backend(data, X_new, backend, request):
     if backend == "dask":
         distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
