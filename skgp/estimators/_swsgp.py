@@ -76,8 +76,9 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers, and unless H = M is learned by steps of Adam;
         "auto" is full where H = M and the inducing points are fixed.
-    inducing : {"fixed", "learned"}, default="fixed"
-        Whether the inducing points move, by steps of Adam.
+    inducing : {"auto", "fixed", "learned"}, default="auto"
+        Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
+        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the rows.
     init : {"random", "k-means", "greedy"}, default="random"
         Where they begin: rows at random, centres of clusters, or rows chosen one by one where the
         variance that the others leave is greatest.
@@ -110,7 +111,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
         left as they are.
     max_iter : int or None, default=None
-        Natural-gradient steps (14 by default) or steps of Adam (400).
+        Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
+        until the bound stands still, 6000 at most, and 400 of a polish.
     tol : float, default=1e-4
         Relative change of the bound at which the former stop.
     learning_rate : float or None, default=None
@@ -221,7 +223,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         n_neighbors="auto",
         kl_weight="auto",
         covariance="auto",
-        inducing="fixed",
+        inducing="auto",
         init="random",
         neighbors="auto",
         solver="auto",

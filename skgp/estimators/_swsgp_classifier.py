@@ -69,8 +69,9 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers a class, and unless H = M is learned by steps of
         Adam; "auto" is full where H = M and the inducing points are fixed.
-    inducing : {"fixed", "learned"}, default="fixed"
-        Whether the inducing points move, by steps of Adam.
+    inducing : {"auto", "fixed", "learned"}, default="auto"
+        Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
+        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the rows.
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
         Where they begin: rows at random; centres of clusters, of each class by itself; or rows
         chosen one by one where the variance that the others leave is greatest. "auto" takes
@@ -95,7 +96,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int or None, default=None
-        Natural-gradient steps (14 by default) or steps of Adam (400).
+        Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
+        until the bound stands still, 6000 at most, and 400 of a polish.
     tol : float, default=1e-4
         Relative change of the bound at which the former stop.
     learning_rate : float or None, default=None
@@ -204,7 +206,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         n_neighbors="auto",
         kl_weight="auto",
         covariance="auto",
-        inducing="fixed",
+        inducing="auto",
         init="auto",
         neighbors="auto",
         solver="auto",

@@ -51,7 +51,7 @@ class SWSGPMixin:
         "n_neighbors": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "kl_weight": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "covariance": [StrOptions({"auto", "diagonal", "full"})],
-        "inducing": [StrOptions({"fixed", "learned"})],
+        "inducing": [StrOptions({"auto", "fixed", "learned"})],
         "init": [StrOptions(set(INITIALISERS))],
         "neighbors": [StrOptions({"auto", "exact", "faiss"})],
         "solver": [StrOptions({"auto", "natural", "adam"})],
@@ -122,13 +122,16 @@ class SWSGPMixin:
         """Rows of X as the kernel sees them."""
         return X if self._projection is None else self._projection(X)
 
-    def _settings(self, n_points: int) -> Settings:
+    def _settings(self, n_points: int, n_rows: int) -> Settings:
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
+        sparse = self.inducing == "auto" and n_points <= _SPARSE * n_rows
+        learns = (self.inducing == "learned" or sparse) and self.optimizer is not None
         return Settings(
             n_neighbors=self.n_neighbors_,
             kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
             covariance=self._covariance_of(n_points),
-            learn_inducing=self.inducing == "learned" and self.optimizer is not None,
+            learn_inducing=learns and (self.inducing == "learned" or self.solver == "adam"),
+            polish_inducing=learns,
             learn_hyperparameters=self.optimizer is not None,
             neighbors=self.neighbors,
             solver=self.solver,
@@ -222,7 +225,7 @@ class SWSGPMixin:
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])
         self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])
-        start, settings = self._warm_state(data, backend), self._settings(len(Z))
+        start, settings = self._warm_state(data, backend), self._settings(len(Z), len(data))
         if start is not None and self.kl_weight == "auto":
             share = len(Z) / self.n_neighbors_
             settings = replace(settings, kl_weight=self._kl_factor * share)

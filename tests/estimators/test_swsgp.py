@@ -541,3 +541,21 @@ def test_stopped_fit_is_usable(data, X_new):
         options = dict(n_inducing=20, n_neighbors=8, random_state=0, **params)
         fit = SWSGPRegressor(**options).set_callbacks(Recorder(stop_after=1)).fit(*data)
         assert np.isfinite(fit.predict(X_new, return_std=True)).all()
+
+
+# ---- few inducing points -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [{"solver": "adam"}, {}], ids=["Algorithm 1", "polish"])
+def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
+    """Of rough data, most of which sixteen points cannot follow."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (1200, 3))
+    y = np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]) + X[:, 2] + 0.05 * rng.standard_normal(1200)
+    kernel = 1.0 * RBF([1.0, 1.0, 3.0]) + WhiteKernel(1e-3)
+    fit = SWSGPRegressor(kernel, n_inducing=16, n_neighbors=8, random_state=0, **params)
+    fit.fit(X[:900], y[:900])
+    error = y[900:] - fit.predict(X[900:])
+    std = fit.predict(X[900:], return_std=True)[1]
+    assert 0.7 < np.sqrt(np.mean((error / std) ** 2)) < 1.4  # it was 2 to 6
+    assert density(fit, X[900:], y[900:]) > -0.95

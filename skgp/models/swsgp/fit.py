@@ -72,7 +72,7 @@ __all__ = ["SWSGPFit", "Settings", "fit_swsgp"]
 
 Callback = Callable[[int, dict], bool | None]
 
-_NATURAL_ITER, _ADAM_ITER = 14, 400
+_NATURAL_ITER, _POLISH_ITER, _MOST_ITER = 14, 400, 6000
 _LIKELIHOOD_ROUNDS = 3
 _LIKELIHOOD_ITER = 20
 # Residuals of the means: small where there is one system to solve or little to each of them, so
@@ -256,7 +256,7 @@ class _Fitter:
             start = found.q
             q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
-            if not self._moves_likelihood(found.likelihood) or self.callback.stopped:
+            if not self._alternates(found.likelihood) or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
         self.history["solve"] = history
@@ -277,6 +277,13 @@ class _Fitter:
 
     def _moves_likelihood(self, likelihood) -> bool:
         return self.settings.learn_hyperparameters and isinstance(likelihood, StudentT)
+
+    def _alternates(self, likelihood) -> bool:
+        """Whether q and the likelihood take turns: Algorithm 1 starts from noise that suits q."""
+        s = self.settings
+        learns = s.learn_hyperparameters and (s.solver == "adam" or s.polish)
+        has_parameters = self.family.initial(self.data.X).numel() > 0
+        return self._moves_likelihood(likelihood) or (learns and has_parameters)
 
     def _likelihood(self, state: SWSGPState, system, q: Posterior) -> Tensor:
         """Parameters of the likelihood that are best for q."""
@@ -313,7 +320,8 @@ class _Fitter:
             self.data,
             self._search(),
             Objective(self.family, kl_weight, everything, everything, s.learn_inducing),
-            **self._adam_options(),
+            settle=s.max_iter is None,
+            **self._adam_options(_MOST_ITER),
         )
         self.history["solve"] += found.history
         return found.state, len(found.history)
@@ -331,19 +339,19 @@ class _Fitter:
             begin,
             part.data,
             part._search(),
-            Objective(self.family, kl_weight, True, True, self.settings.learn_inducing),
+            Objective(self.family, kl_weight, True, True, self.settings.polishes_inducing),
             held_out=self.data.rows(held_out),
             held_out_search=self._search(self.data.X[held_out]),
-            **self._adam_options(),
+            **self._adam_options(_POLISH_ITER),
         )
         self.history["polish"] = trial.history
         return (trial.state, True) if trial.kept else (state, False)
 
-    def _adam_options(self) -> dict:
+    def _adam_options(self, most: int) -> dict:
         s = self.settings
         return {
             "generator": self.generator,
-            "max_iter": _ADAM_ITER if s.max_iter is None else s.max_iter,
+            "max_iter": most if s.max_iter is None else s.max_iter,
             "batch_size": s.batch_size,
             "learning_rate": LEARNING_RATE if s.learning_rate is None else s.learning_rate,
             "callback": self.callback,

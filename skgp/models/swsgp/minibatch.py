@@ -52,6 +52,8 @@ LEARNING_RATE = 0.03
 # Rates relative to `LEARNING_RATE`.
 _SHARES = {"mean": 10.0, "spread": 10.0, "theta": 1.0, "likelihood": 1.0, "Z": 0.5}
 _MOMENTS = (0.9, 0.99)
+# Of the search for a plateau: steps compared, and nats an observation that count as nothing.
+_WINDOW, _LEAST_GAIN = 100, 2e-3
 
 
 class DivergedError(NonFiniteLossError):
@@ -98,6 +100,7 @@ def fit_minibatch(
     learning_rate: float = LEARNING_RATE,
     falling: float = 0.5,
     average: bool = False,
+    settle: bool = False,
     refresh_every: int = 50,
     callback: Callback | None = None,
     callback_every: int = 10,
@@ -126,6 +129,9 @@ def fit_minibatch(
         Fraction of the steps, the last ones, in which the rate falls or iterates are averaged.
     average : bool, default=False
         Keep the rate and average, in place of letting the rate fall.
+    settle : bool, default=False
+        Keep the rate until the bound stands still, then let it fall over half as many steps;
+        `max_iter` is the most that this may take.
     refresh_every : int, default=50
         Steps between two searches, where the kernel or Z is learned.
     callback : callable, optional
@@ -190,7 +196,10 @@ def fit_minibatch(
     else:
         loop.schedule = lambda step: learning_rate * min(1.0, (max_iter - step) / n_falling)
     try:
-        loop.run(max_iter)
+        if settle:
+            loop.settle(max_iter, learning_rate)
+        else:
+            loop.run(max_iter)
     except NonFiniteLossError as error:
         raise DivergedError(error, around.to_state(leaves)) from error
     found = around.to_state(loop.averages() if average else leaves)
@@ -289,6 +298,17 @@ class _Steps(TrainingLoop):
         for name, (low, high) in self.bounds.items():
             self.parameters[name].clamp_(low, high)
 
+    def settle(self, max_iter: int, learning_rate: float) -> None:
+        """Run at one rate while the loss falls, then at rates that fall to 0."""
+        plateau = _Plateau()
+        self.schedule, self.stopping = lambda step: learning_rate, (plateau,)
+        self.run(max(1, 2 * max_iter // 3))
+        if plateau.reached or not self.stopped_early:  # and not stopped by the callback
+            begin, n_falling = self.n_iter, max(1, self.n_iter // 2)
+            self.schedule = lambda step: learning_rate * (1 - (step - begin) / n_falling)
+            self.stopping = ()
+            self.run(n_falling)
+
     def averages(self) -> dict[str, Tensor]:
         """Means of the parameters since `average_from`; the last ones if that was not reached."""
         if not self._n_summed:
@@ -303,6 +323,33 @@ class _Steps(TrainingLoop):
                 self._sums[name] += value
             else:
                 self._sums[name] = value.detach().clone()
+
+
+class _Plateau:
+    """Stops where the mean loss of some steps is no less than that of as many before.
+
+    Less by the standard error of a mean, or by what nobody would notice, is no less; twice.
+    """
+
+    def __init__(self) -> None:
+        self.reached = False
+        self._windows: list[Tensor] = []
+        self._losses: list[float] = []
+        self._n_still = 0
+
+    def __call__(self, iteration: int, loss: float) -> bool:
+        self._losses.append(loss)
+        if len(self._losses) < _WINDOW:
+            return False
+        self._windows.append(torch.tensor(self._losses))
+        self._losses = []
+        if len(self._windows) > 1:
+            before, after = self._windows[-2:]
+            error = float((before.var() + after.var()).sqrt()) / _WINDOW**0.5
+            still = float(before.mean() - after.mean()) < max(error, _LEAST_GAIN)
+            self._n_still = self._n_still + 1 if still else 0
+        self.reached = self._n_still == 2
+        return self.reached
 
 
 class _Reports:

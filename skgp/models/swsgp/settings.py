@@ -19,6 +19,8 @@ class Settings:
         Of q(u).
     learn_inducing : bool
         Whether the inducing points move.
+    polish_inducing : bool
+        Whether they do in a polish in any case.
     learn_hyperparameters : bool
         Whether anything of the kernel or the likelihood may change.
     neighbors : {"auto", "exact", "faiss"}
@@ -26,7 +28,8 @@ class Settings:
         "adam" is Algorithm 1, "natural" step 3; "auto" takes that where it applies.
     polish : bool
     max_iter : int or None
-        Natural-gradient steps, 14 by default, or steps of Adam, 400.
+        Natural-gradient steps, 14 by default, or steps of Adam: by default until the bound stands
+        still, 6000 at most, and 400 of a polish.
     tol : float
         Relative change of the bound at which the former stop.
     learning_rate : float or None
@@ -41,6 +44,7 @@ class Settings:
     kl_weight: float | None = None
     covariance: str = "diagonal"
     learn_inducing: bool = False
+    polish_inducing: bool = False
     learn_hyperparameters: bool = True
     neighbors: str = "auto"
     solver: str = "auto"
@@ -55,3 +59,8 @@ class Settings:
     def moves_inducing(self) -> bool:
         """Whether steps of Adam come after the natural ones in any case."""
         return self.solver == "adam" or self.learn_inducing
+
+    @property
+    def polishes_inducing(self) -> bool:
+        """Whether a polish moves the inducing points."""
+        return self.learn_inducing or self.polish_inducing

@@ -13,7 +13,7 @@ from skgp.models.families import FixedFamily, GaussianFamily
 from skgp.models.swsgp import minibatch
 from skgp.models.swsgp.bound import Objective, bound, total_bound
 from skgp.models.swsgp.coordinates import Coordinates
-from skgp.models.swsgp.minibatch import DivergedError, fit_minibatch
+from skgp.models.swsgp.minibatch import DivergedError, _Plateau, fit_minibatch
 from skgp.models.swsgp.state import SWSGPState
 from skgp.training import NonFiniteLossError
 from tests.same import assert_same
@@ -312,3 +312,12 @@ def test_fit_minibatch_in_single_precision():
     assert value(found, data, nearest(data.X), objective) > (
         value(state, data, nearest(data.X), objective) + 100
     )
+
+
+def test_plateau_is_reached_where_losses_fall_no_more():
+    rng = np.random.default_rng(0)
+    falling, still = _Plateau(), _Plateau()
+    noise = 0.3 * rng.standard_normal(2000)
+    assert not any(falling(i, 20.0 - 0.01 * i + noise[i]) for i in range(2000))
+    stops = [still(i, max(0.0, 5.0 - 0.01 * i) + noise[i]) for i in range(2000)]
+    assert 500 < stops.index(True) < 1200
