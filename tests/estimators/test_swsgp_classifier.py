@@ -406,3 +406,19 @@ def test_single_precision_is_near_double(moons):
     double, single = (kept(dtype=dtype).fit(*moons[:2]) for dtype in ("float64", "float32"))
     difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
     assert 0 < np.abs(difference).max() < 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rare_class_is_predicted_no_worse_than_by_its_frequency(seed):
+    """Two in a hundred of 500 labels; what they are held out for does not follow their noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (3500, 2))
+    p = 1 / (1 + np.exp(5.2 - 2 * np.sin(1.5 * X[:, 0]) - 1.5 * np.cos(1.2 * X[:, 1])))
+    y = (rng.uniform(size=3500) < p).astype(int)
+    model = SWSGPClassifier(n_neighbors=16, random_state=seed).fit(X[:500], y[:500])
+    rate = np.full(3000, y[:500].mean())
+    losses = [
+        -np.log(np.where(y[500:] == 1, q, 1 - q)).mean()
+        for q in (model.predict_proba(X[500:])[:, 1], rate)
+    ]
+    assert losses[0] < losses[1] + 1e-3

@@ -240,7 +240,7 @@ class _Fitter:
         """Closed form or natural-gradient steps; parameters of the likelihood in between."""
         s = self.settings
         history: list[float] = []
-        for _ in range(_LIKELIHOOD_ROUNDS):
+        for i in range(_LIKELIHOOD_ROUNDS):
             found = fit_sites(
                 system,
                 self.data.y,
@@ -256,7 +256,8 @@ class _Fitter:
             start = found.q
             q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
-            if not self._alternates(found.likelihood) or self.callback.stopped:
+            last = i == _LIKELIHOOD_ROUNDS - 1 and not self._moves_likelihood(found.likelihood)
+            if last or not self._alternates(found.likelihood) or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
         self.history["solve"] = history
