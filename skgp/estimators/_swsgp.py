@@ -102,7 +102,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
         standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None`` and more than 50 columns, else None.
+        ``kernel=None``, more than 50 columns and fewer neighbours than rows, else None.
     degrees_of_freedom : float or "auto", default="auto"
         Of "student_t"; "auto" learns them.
     optimizer : "auto" or None, default="auto"

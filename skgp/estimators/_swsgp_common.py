@@ -102,7 +102,11 @@ class SWSGPMixin:
         d = X.shape[1]
         asked = self.projection
         if asked == "auto":
-            asked = MANY_COLUMNS if self.kernel is None and d > MANY_COLUMNS else None
+            n, c = targets.shape
+            # Where all rows are neighbours nothing is gained by fewer columns.
+            local = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=c) < n
+            many = self.kernel is None and d > MANY_COLUMNS
+            asked = MANY_COLUMNS if many and local else None
         if asked is not None and asked > d:
             raise ValueError(
                 f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."

@@ -559,3 +559,15 @@ def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
     std = fit.predict(X[900:], return_std=True)[1]
     assert 0.7 < np.sqrt(np.mean((error / std) ** 2)) < 1.4  # it was 2 to 6
     assert density(fit, X[900:], y[900:]) > -0.95
+
+
+def test_few_rows_of_many_columns_are_not_projected():
+    """Two columns of a hundred matter; principal components do not show them."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 100))
+    y = np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(400)
+    auto, none = (
+        SWSGPRegressor(projection=each, random_state=0).fit(X[:200], y[:200])
+        for each in ("auto", None)
+    )
+    np.testing.assert_allclose(auto.predict(X[200:]), none.predict(X[200:]), rtol=1e-6)

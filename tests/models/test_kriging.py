@@ -269,3 +269,10 @@ def test_model_says_what_it_cannot_do(generator):
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="2 or more"):
         model(X[:1], T[:1]).leave_out(one, one.double(), T[:1])
+
+
+def test_lapse_is_that_of_one_label_beyond_those_seen(generator):
+    X, labels, _ = noisy_labels(300)
+    assert krige(X, labels, generator).link.lapse == pytest.approx(1 / 302)
+    weight = torch.full((300,), 2.0, dtype=torch.float64)
+    assert krige(X, labels, generator, weight=weight).link.lapse == pytest.approx(1 / 602)

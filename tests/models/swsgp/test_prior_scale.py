@@ -10,6 +10,7 @@ from skgp.kernels.amplitude import scale_amplitude
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.coupling import COUPLINGS, best_coupling
 from skgp.models.neighbors import NeighborSearch
+from skgp.models.swsgp import prior_scale as module
 from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.natural import fit_sites
 from skgp.models.swsgp.prior_scale import choose_prior, negative_log_score, rescaled
@@ -220,3 +221,15 @@ def test_float32_walks_the_same_way():
     )
     assert again.amplitude == found.amplitude
     assert again.score == pytest.approx(found.score, abs=1e-3)
+
+
+def test_kl_weight_must_gain_by_two_standard_errors_and_the_amplitude_by_one(monkeypatch):
+    seen, original = [], module.choose
+
+    def spy(losses, **options):
+        seen.append(options["n_errors"])
+        return original(losses, **options)
+
+    monkeypatch.setattr(module, "choose", spy)
+    walk_of(30.0, n=200, M=100, kl_weight=12.5)
+    assert seen[0] == 2.0 and set(seen[1:]) == {1.0}
