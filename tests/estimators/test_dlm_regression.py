@@ -96,6 +96,7 @@ def few_points_for_a_rough_function():
     return X, y, {"n_inducing": 8, "inducing": "fixed", "kernel": kernel}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [many_points_for_few_rows, few_points_for_a_rough_function])
 def test_beta_auto_agrees_with_grid_search_within_a_step(problem):
     """Where the log density of rows left out depends on beta by much."""

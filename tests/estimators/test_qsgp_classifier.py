@@ -155,6 +155,7 @@ def test_relevance_vectors_are_counted_with_the_rows_of_weight_zero(moons):
     np.testing.assert_array_equal(model.relevance_, shorter.relevance_ + 50)
 
 
+@pytest.mark.slow
 def test_ten_digits_on_raw_pixels():
     X, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(X))
