@@ -110,7 +110,9 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     spread = np.where(middle > 0, np.minimum(std, middle), std)
     # Rounding leaves a constant column a spread of about eps times its value.
     constant = spread <= 1e-12 * np.abs(mean)
-    return np.where(constant | (spread == 0), 1.0, spread)
+    # Eight digits: a search that starts from them does not tell a weight from repeated rows.
+    mantissa, exponent = np.frexp(np.where(constant | (spread == 0), 1.0, spread))
+    return np.ldexp(np.round(mantissa * 2**26) / 2**26, exponent)
 
 
 def with_noise(kernel: Kernel) -> Kernel:
