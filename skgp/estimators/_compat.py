@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import _fit_context
-from sklearn.gaussian_process.kernels import Kernel
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
@@ -87,15 +87,15 @@ def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:
     Parameters
     ----------
     kernel : Kernel
-        As learned.
+        As learned; one for each class perhaps.
     given : Kernel or None
         As the user gave it. Of None nothing is checked, nor is noise that was added to it.
     """
     if given is None:
         return
-    if split_noise(given)[1] is None:
-        kernel = split_noise(kernel)[0]
-    kernel._check_bounds_params()
+    added = split_noise(given)[1] is None
+    for part in kernel.kernels if isinstance(kernel, CompoundKernel) else [kernel]:
+        (split_noise(part)[0] if added else part)._check_bounds_params()
 
 
 def is_one_of_many_fits(estimator: object) -> bool:

@@ -5,6 +5,7 @@ distribution function, quantiles, draws.
 """
 
 import abc
+import math
 
 import torch
 from torch import Tensor
@@ -32,12 +33,19 @@ class Likelihood(TensorState, abc.ABC):
     n_points : int, default=20
         Number of quadrature nodes per observation.
 
+    Attributes
+    ----------
+    information : float
+        Greatest Fisher information :math:`-E[\partial^2 \log p(y \mid f)]` over all f.
+
     Notes
     -----
     Everything is elementwise and differentiable in f, mean, var and the likelihood's own
     parameters. Results have the broadcast shape of the arguments; the caller sums them, and
     rescales the sum for minibatches. Log-densities are in nats.
     """
+
+    information = math.inf
 
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)

@@ -68,6 +68,7 @@ class Bernoulli(Likelihood):
         if link not in _LINKS:
             raise ValueError(f"link must be one of {_LINKS}; got {link!r}.")
         self.link = link
+        self.information = 0.25 if link == "logit" else 2 / math.pi  # at f = 0
 
     def prob(self, mean: Tensor, var: Tensor) -> Tensor:
         r"""Probability of the label +1, :math:`E_{f \sim N(m, v)}[g(f)]`.

@@ -33,10 +33,13 @@ class Family:
         Values of the parameters to begin with.
     bounds : tuple of (float, float)
         Least and greatest value of each.
+    information : float
+        Most that an observation tells of f; see `Likelihood`.
     """
 
     start: tuple[float, ...] = ()
     bounds: tuple[Bounds, ...] = ()
+    information = math.inf
 
     def make(self, parameters: Tensor) -> Likelihood:
         """Likelihood of parameters (p,), differentiable in them."""
@@ -122,7 +125,7 @@ class FixedFamily(Family):
     """A likelihood without free parameters."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self.likelihood = likelihood
+        self.likelihood, self.information = likelihood, likelihood.information
 
     def make(self, parameters: Tensor) -> Likelihood:
         return self.likelihood

@@ -202,6 +202,15 @@ def test_a_hyperparameter_must_be_worth_a_nat(data, prize, n_theta):
     assert len(found.kernel.theta) == n_theta
 
 
+@pytest.mark.parametrize(("family", "n_theta"), [(NOISE, 4), (FixedFamily(Bernoulli()), 2)])
+def test_labels_tell_less_of_kernels_than_numbers(data, family, n_theta):
+    """A logit has a curvature of 1/4 at most, so that 160 labels count as 40 numbers."""
+    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
+    series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2).sign())
+    found = choose_kernel(kernels, lambda processes: Prize(9.0), [series], family)
+    assert len(found.kernel.theta) == n_theta
+
+
 @pytest.mark.parametrize("scales", [(1.5, 40.0), (40.0, 1.5)])
 def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_climbs, scales):
     x = np.linspace(0, 500, 5000)
