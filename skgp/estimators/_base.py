@@ -115,18 +115,25 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
             ) from error
         return at_origin(kernel, X)
 
-    def _begin_fit(self) -> None:
+    def _begin_fit(self, *, informed: bool = True) -> None:
         """Compare the model asked for with that of the last fit, once the data are validated.
 
         Sets ``_goes_on``: whether a warm start was asked for and there is a fit to go on from.
-        Warns of parameters without effect.
+        Warns of parameters without effect. ``informed=False`` says that the targets are of one
+        row, or of one class, in which every amplitude of f would be nought.
         """
+        self._informed = informed
         warn_of_idle_options(self, fitted=False)
         model = asked_model(self)
         self._goes_on = getattr(self, "warm_start", False) and model == getattr(
             self, "_fitted_model", None
         )
         self._fitted_model = model
+
+    @property
+    def _learns(self) -> bool:
+        """Whether hyper-parameters move in this fit: they may, and the targets tell of them."""
+        return self.optimizer is not None and self._informed
 
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""

@@ -221,7 +221,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         sample_weight = self._fold_class_weight(known, codes, sample_weight)
         self.classes_ = known
         if first:
-            self._begin_fit()
+            self._begin_fit(informed=len(np.unique(codes)) > 1)
         return X, codes, sample_weight
 
     def _validate_rows(self, X, y, sample_weight, *, reset: bool):

@@ -125,9 +125,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
         if counts:
             check_counts(y)
+        X, y, sample_weight = keep_weighted_rows(X, y.astype(np.float64, copy=False), sample_weight)
         if reset:
-            self._begin_fit()
-        return keep_weighted_rows(X, y.astype(np.float64, copy=False), sample_weight)
+            self._begin_fit(informed=len(y) > 1)
+        return X, y, sample_weight
 
     def _standardise_target(
         self, y: np.ndarray, sample_weight: np.ndarray | None = None

@@ -287,7 +287,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
                 self._fit_sparse(kernels, data, objective, offset, backend, callback, exact=exact)
             parameters = to_tensor(self._likelihood_parameters)
             self._describe(self._posterior.kernel, parameters, white)
-            if self.optimizer is not None:
+            if self._learns:
                 warn_at_bounds(self.kernel_, self.kernel)
         return self
 

@@ -328,7 +328,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         self.kernel_ = self._posterior.kernel
         self.offset_ = offset
         self.moderation_ = 1.0  # the loss averages over f with its whole variance
-        if self.optimizer is not None:
+        if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _choose_coupling(self, data: SparseData, objective: Objective, backend: Backend) -> float:

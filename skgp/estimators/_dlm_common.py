@@ -80,7 +80,7 @@ class SparseGPMixin:
 
     def _objective(self, name: str, family: Family, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say; `learn` allows hyper-parameters to move."""
-        learn = learn and self.optimizer is not None
+        learn = learn and self._learns
         return Objective(
             family=family,
             name=name,

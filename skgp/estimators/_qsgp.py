@@ -446,7 +446,7 @@ class QSGPRegressor(BaseGPRegressor):
             kernels = default_kernels(X, sample_weight)
         else:
             kernels = [with_noise(self._resolve_kernel(X, lambda: None))]
-        if self.optimizer is None:
+        if not self._learns:
             return kernels[0], None
         with session.stage("hyperparameters") as callback:
             found, scale = search(
@@ -494,7 +494,7 @@ class QSGPRegressor(BaseGPRegressor):
             learning_rate=self.learning_rate,
             early_stopping=self.early_stopping,
             validation_fraction=self.validation_fraction,
-            learn_hyperparameters=self.optimizer is not None,
+            learn_hyperparameters=self._learns,
             refit_noise=self._learns_noise(white),
             dtype=backend.dtype,
             memory_budget=memory_budget(self.memory_budget, backend.device),

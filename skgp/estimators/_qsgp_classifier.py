@@ -389,7 +389,7 @@ class QSGPClassifier(BaseGPClassifier):
             kernels = default_classification_kernels(X, sample_weight)
         else:
             kernels = [self._resolve_kernel(X, lambda: None)]
-        if self.optimizer is None:
+        if not self._learns:
             return HyperparameterFit(kernels[0])
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
@@ -463,7 +463,7 @@ class QSGPClassifier(BaseGPClassifier):
             tol=self.tol,
             learning_rate=self.learning_rate,
             memory_budget=int(memory_budget(self.memory_budget, backend.device)),
-            learn_hyperparameters=self.optimizer is not None and found.kernel.n_dims > 0,
+            learn_hyperparameters=self._learns and found.kernel.n_dims > 0,
             dtype=backend.dtype,
             seed=self._previous(backend)[0],
         )
@@ -483,7 +483,7 @@ class QSGPClassifier(BaseGPClassifier):
         self._forget_optional()
         for name, value in self._fitted_attributes(fit).items():
             setattr(self, name, value)
-        if self.optimizer is not None:
+        if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _forget_optional(self) -> None:

@@ -299,7 +299,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
                     log_exposure=log_exposure,
                 )
             self._describe(kernel, parameters, white)
-            if self.optimizer is not None:
+            if self._learns:
                 warn_at_bounds(self.kernel_, self.kernel)
 
     def _split_kernel(self, X: np.ndarray):

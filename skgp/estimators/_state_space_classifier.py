@@ -253,7 +253,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
             )
         self.moderation_ = 1.0
         self.coupling_ = self._choose_coupling(X, Y, sample_weight)
-        if self.optimizer is not None:
+        if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _base_rates(self, Y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:

@@ -154,7 +154,7 @@ class StateSpaceMixin:
                 data,
                 family,
                 parameters=start,
-                optimise=self.optimizer is not None,
+                optimise=self._learns,
                 **search,
             )
             self._keep_additive(fits)
@@ -200,7 +200,7 @@ class StateSpaceMixin:
             offsets=offsets,
             n_inducing=self.n_inducing,
             learn_inducing=self.inducing == "learned",
-            learn=self.optimizer is not None,
+            learn=self._learns,
             start=start,
             **search,
         )

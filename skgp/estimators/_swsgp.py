@@ -319,7 +319,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             with session.stage("solve", max_iter=self.max_iter) as callback:
                 self._solve(kernel, white, data, backend, callback)
             self._tell(white)
-            if self.optimizer is not None:
+            if self._learns:
                 warn_at_bounds(self.kernel_, self.kernel)
         return self
 

@@ -345,7 +345,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         if self.method == "variational":
             learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
             self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
-        if self.optimizer is not None:
+        if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     @property

@@ -129,14 +129,14 @@ class SWSGPMixin:
     def _settings(self, n_points: int, n_rows: int) -> Settings:
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
         sparse = self.inducing == "auto" and n_points <= _SPARSE * n_rows
-        learns = (self.inducing == "learned" or sparse) and self.optimizer is not None
+        learns = (self.inducing == "learned" or sparse) and self._learns
         return Settings(
             n_neighbors=self.n_neighbors_,
             kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
             covariance=self._covariance_of(n_points),
             learn_inducing=learns and (self.inducing == "learned" or self.solver == "adam"),
             polish_inducing=learns,
-            learn_hyperparameters=self.optimizer is not None,
+            learn_hyperparameters=self._learns,
             neighbors=self.neighbors,
             solver=self.solver,
             max_iter=self.max_iter,
@@ -198,7 +198,7 @@ class SWSGPMixin:
     @property
     def _is_fixed(self) -> bool:
         """Whether q(u) is found without steps of Adam."""
-        learns = self.inducing == "learned" and self.optimizer is not None
+        learns = self.inducing == "learned" and self._learns
         return self.solver != "adam" and not learns and self.covariance != "diagonal"
 
     def _few_points(self, n_latent: int) -> int:
@@ -214,7 +214,7 @@ class SWSGPMixin:
     def _polishes(self, n_points: int, n_rows: int) -> bool:
         """Whether to polish: "auto" does where hyper-parameters of all rows cannot suit."""
         asked = self.polish if self.polish != "auto" else n_points <= _SPARSE * n_rows
-        return asked and self.optimizer is not None
+        return asked and self._learns
 
     def _fit_variational(
         self,

@@ -63,7 +63,7 @@ class LabelsMixin:
             kernels = make(X, sample_weight)
         else:
             kernels = [self._resolve_kernel(X, lambda: None)]
-        if self.optimizer is None:
+        if not self._learns:
             return kernels[0]
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(

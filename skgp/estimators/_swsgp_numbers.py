@@ -52,7 +52,7 @@ class NumbersMixin:
             if self.likelihood == "poisson":
                 refuse_noise(kernel, self)
             kernels = [with_noise(kernel)]
-        if self.optimizer is None:
+        if not self._learns:
             return split_noise(kernels[0])
         with session.stage("hyperparameters") as callback:
             found = search_hyperparameters(

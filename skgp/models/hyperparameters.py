@@ -144,7 +144,7 @@ def fit_hyperparameters(
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]
-    if all(kernel.n_dims == 0 for kernel in kernels) or n < 2:
+    if all(kernel.n_dims == 0 for kernel in kernels) or data.is_one_value:
         return HyperparameterFit(kernels[0])
     callback = StopRecorder(callback)
     subset = torch.randperm(n, generator=generator)[: settings.subset_size]

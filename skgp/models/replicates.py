@@ -41,6 +41,11 @@ class Replicates:
     scatter: Tensor | None = None
     offset: Tensor | None = None
 
+    @property
+    def is_one_value(self) -> bool:
+        """Whether one input and one target is all there is, which tells nothing of theta."""
+        return len(self.y) < 2 and (self.scatter is None or not bool(self.scatter.any()))
+
     def rows(self, index: Tensor) -> "Replicates":
         """The distinct inputs `index`."""
         return Replicates(

@@ -354,10 +354,26 @@ def _refitted(
     for q, log_part, total in zip(mixture, log_parts, totals, strict=True):
         if total < math.log(_LEAST_SHARE):
             continue
-        fit = len(mixture) == 1 or effective_sample_size(log_part) >= enough / 2
-        found.append(_proposal(*_moments(x, np.exp(log_part - total)), 1, df) if fit else q)
+        n_effective = effective_sample_size(log_part)
+        fit = len(mixture) == 1 or n_effective >= enough / 2
+        found.append(_fitted(q, x, np.exp(log_part - total), n_effective, df) if fit else q)
         weights.append(math.exp(total))
     return found, np.array(weights)
+
+
+def _fitted(
+    q: StudentT, x: np.ndarray, weights: np.ndarray, n_effective: float, df: float
+) -> StudentT:
+    """A component of the moments of points x (n, p) of weights (n,).
+
+    Where these are fewer than 2.5 for each direction, their covariance, of a rank no higher than
+    their number, is shrunk to the one that the component has.
+    """
+    mean, covariance = _moments(x, weights)
+    share = min(1.0, n_effective / (2.5 * x.shape[1]))
+    if share < 1.0:
+        covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / _SCALE**2
+    return _proposal(mean, covariance, 1, df)
 
 
 def _tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
