@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -64,16 +65,23 @@ class Block:
         self.rates = tuple(rates)
         self.kind = " * ".join(p.name for p in self.primitives) or "constant"
         self._noisy = [i for i, p in enumerate(self.primitives) if p.is_noisy]
-        one = torch.ones(1, dtype=torch.float64)
-        self.observation, self.stationary = one, variance * one[:, None]
-        for p in self.primitives:
-            self.observation = torch.kron(self.observation, p.observation)
-            self.stationary = torch.kron(self.stationary, p.stationary)
-        self.n_states = len(self.observation)
+        self.n_states = math.prod(p.n_states for p in self.primitives)
         self.horizon = min(
             (p.horizon / rate for p, rate in zip(self.primitives, self.rates, strict=True)),
             default=math.inf,
         )
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def observation(self) -> Tensor:
+        one = torch.ones(1, dtype=torch.float64)
+        return reduce(torch.kron, (p.observation for p in self.primitives), one)
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def stationary(self) -> Tensor:
+        variance = torch.full((1, 1), self.variance, dtype=torch.float64)
+        return reduce(torch.kron, (p.stationary for p in self.primitives), variance)
 
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Return F and Q, (d, d, n); see `Dynamics.transition`."""
@@ -191,7 +199,7 @@ class Block:
 
 
 class Dynamics:
-    """A state-space form at numbers: plain tensors, no autograd.
+    """A state-space form at numbers: plain tensors, no autograd; made when first asked for.
 
     Parameters
     ----------
@@ -212,12 +220,20 @@ class Dynamics:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        ends = torch.tensor([0] + [b.n_states for b in blocks]).cumsum(0).tolist()
+        ends = [0, *accumulate(b.n_states for b in blocks)]
         self.blocks = [(slice(ends[i], ends[i + 1]), b) for i, b in enumerate(blocks)]
         self.n_states = ends[-1]
         self.n_parameters = sum(1 + len(b.primitives) for b in blocks)
-        self.observation = torch.cat([b.observation for b in blocks])
-        self.stationary = torch.block_diag(*[b.stationary for b in blocks])
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def observation(self) -> Tensor:
+        return torch.cat([block.observation for _, block in self.blocks])
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def stationary(self) -> Tensor:
+        return torch.block_diag(*(block.stationary for _, block in self.blocks))
 
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Transition matrices and noise covariances over time gaps.

@@ -147,7 +147,7 @@ def fit_classification_hyperparameters(
         if recorder.stopped:
             return max(fits, key=lambda fit: fit.score)
     best = max(fits, key=lambda fit: fit.score)
-    fits = [search.tied(best.kernel)]
+    fits = [search.tied(best.kernel) if search.is_screened_on_few else best]
     for refine in (search.relaxed, search.from_neighbors):
         if not recorder.stopped:
             fits += refine(fits[0].kernel)
@@ -234,6 +234,7 @@ class _Search:
         self.subset = data.rows(order[:size])
         self.held_out = data.rows(order[size : size + n_held_out])
         self.few = self.subset.rows(slice(0, settings.screen_size))
+        self.is_screened_on_few = len(self.few.X) < len(self.subset.X)
 
     def tied(self, kernel, *, screen: bool = False) -> HyperparameterFit:
         """Amplitudes and common factors of the length scales."""

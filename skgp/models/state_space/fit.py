@@ -99,7 +99,7 @@ def fit_series(
     SeriesFit
     """
 
-    def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> Objective:
+    def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
         closed = isinstance(family, GaussianFamily) and not sparse
         objectives: list[Objective] = [
             GaussianEvidence(series) if closed else VariationalEvidence(series, family, offset)
@@ -119,9 +119,10 @@ def fit_series(
         chosen = choose_kernel(kernels, make_objective, processes, family, report)
         kernel, start = chosen.kernel, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)
+    objective = make_objective(processes, sparse=knots is not None)
     found = maximise(
         kernel,
-        make_objective(processes, sparse=knots is not None),
+        objective,
         family,
         parameters=start,
         knots=knots,
@@ -131,16 +132,20 @@ def fit_series(
         callback=report,
     )
     states = [
-        _state(found, series, family, offset)
-        for series, offset in zip(processes, offsets, strict=True)
+        _state(found, series, family, offset, getattr(each, "sites", None))
+        for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
     ]
     return SeriesFit(states, found.parameters, found.value, found.n_iter, found.history)
 
 
 def _state(
-    found: Search, series: Series, family: Family, offset: float
+    found: Search,
+    series: Series,
+    family: Family,
+    offset: float,
+    start: tuple[Tensor, Tensor] | None,
 ) -> SeriesState | InducingState:
-    """The posterior of a series under the hyper-parameters found."""
+    """The posterior of a series under the hyper-parameters found; sites to start from."""
     if found.knots is None and isinstance(family, GaussianFamily):
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         return SeriesState(found.kernel, series.times, *sites, offset)
@@ -150,6 +155,7 @@ def _state(
         family.make(found.parameters),
         offset=offset,
         knots=found.knots,
+        start=start,
     )
     if isinstance(last, InducingFit):
         return InducingState(found.kernel, cast(Tensor, found.knots), last.sites, offset)

@@ -323,12 +323,14 @@ def _best_scale(kernel: Any, objective: Objective, family: Family, series: Serie
     """The best of several multiples of a kernel's length scales, before any climb."""
     climb = _Climb(KernelParameters(kernel), objective, family, None, _INNER * _START_TOL)
     start = climb.start(None, False)
-    searches = []
-    for scale in _telling_scales(kernel, series):
-        theta = _scaled(kernel, scale)
-        value = climb.evaluate(start | {"theta": torch.from_numpy(theta)}).value
-        searches.append(Search(kernel.clone_with_theta(theta), start["likelihood"], value))
-    return max(searches, key=lambda search: search.value)
+
+    def value(theta: np.ndarray) -> float:
+        return climb.evaluate(start | {"theta": torch.from_numpy(theta)}).value
+
+    thetas = [_scaled(kernel, scale) for scale in _telling_scales(kernel, series)]
+    found = [value(theta) for theta in thetas]
+    best = int(np.argmax(found))
+    return Search(kernel.clone_with_theta(thetas[best]), start["likelihood"], found[best])
 
 
 def _telling_scales(kernel: Any, series: Series) -> np.ndarray:

@@ -131,12 +131,17 @@ class VariationalEvidence:
     family : Family
     offset : float
         Prior mean of f.
+
+    Attributes
+    ----------
+    sites : (Tensor, Tensor) of shapes (m,) or None
+        Of the last evaluation.
     """
 
     def __init__(self, series: Series, family: Family, offset: float = 0.0) -> None:
         self.series, self.family, self.offset = series, family, offset
         self.total = series.total
-        self._sites: tuple[Tensor, Tensor] | None = None
+        self.sites: tuple[Tensor, Tensor] | None = None
 
     def __call__(
         self,
@@ -152,10 +157,10 @@ class VariationalEvidence:
             self.family.make(parameters),
             offset=self.offset,
             knots=knots,
-            start=self._sites,
+            start=self.sites,
             tol=tol,
         )
-        self._sites = found.beta, found.weight
+        self.sites = found.beta, found.weight
         series = self.series
         mean, var = series.at_rows(found.mean) + self.offset, series.at_rows(found.var)
         return Evaluation(

@@ -203,6 +203,8 @@ class _ExactBound(SeriesBound):
     ) -> None:
         super().__init__(series, likelihood, offset)
         self._dynamics, self._base, self._before = dynamics, base, 0.0
+        H = dynamics.observation
+        self._variance = float(H @ dynamics.stationary @ H)
         self._prior = dense_prior(dynamics, series.gaps)
         if base is not None:
             self._before = evidence(dynamics, series.gaps, *base).log_normalizer
@@ -233,6 +235,4 @@ class _ExactBound(SeriesBound):
 
         Little noise would else make terms in log Z and in what the sites expect that cancel.
         """
-        H = self._dynamics.observation
-        heavy = weight * float(H @ self._dynamics.stationary @ H) > 1
-        return torch.where(heavy, beta / weight, 0.0)
+        return torch.where(weight * self._variance > 1, beta / weight, 0.0)
