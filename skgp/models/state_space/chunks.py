@@ -46,8 +46,14 @@ class Dynamics(Protocol):
 
     n_states: int
     blocks: list[tuple[slice, Any]]
-    observation: Tensor
-    stationary: Tensor
+
+    @property
+    def observation(self) -> Tensor:
+        """See above."""
+
+    @property
+    def stationary(self) -> Tensor:
+        """See above."""
 
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """F and Q over gaps (n,), each (d, d, n)."""
