@@ -254,7 +254,7 @@ def choose_kernel(
     kernels = _affordable(kernels, n_rows * min(1.0, family.information))
     if n_rows <= 2 * _SCALE_ROWS:
         if len(kernels) == 1:  # the climb is the caller's
-            return _best_scale(kernels[0], whole, family, processes[0])
+            return _search_scale(kernels[0], whole, family, processes[0], climbs=False)
         kind, best = "all", _search_scale(kernels[0], whole, family, processes[0])
     else:
         parts = [(kind, part(kind, _SCALE_ROWS)) for kind in _PARTS]
@@ -312,25 +312,18 @@ def _choice_tol(objective: Objective) -> float:
     return max(_CHOICE_TOL, _CHOICE_NATS / objective.total)
 
 
-def _search_scale(kernel: Any, objective: Objective, family: Family, series: Series) -> Search:
-    """Climb from the best of several multiples of a kernel's length scales."""
-    best = _best_scale(kernel, objective, family, series)
-    climb = _Climb(KernelParameters(best.kernel), objective, family, None, 0.0)
-    return _climb(climb, climb.start(best.parameters, False))
-
-
-def _best_scale(kernel: Any, objective: Objective, family: Family, series: Series) -> Search:
-    """The best of several multiples of a kernel's length scales, before any climb."""
+def _search_scale(
+    kernel: Any, objective: Objective, family: Family, series: Series, *, climbs: bool = True
+) -> Search:
+    """The best of several multiples of a kernel's length scales, or where a climb from it ends."""
     climb = _Climb(KernelParameters(kernel), objective, family, None, _INNER * _START_TOL)
     start = climb.start(None, False)
-
-    def value(theta: np.ndarray) -> float:
-        return climb.evaluate(start | {"theta": torch.from_numpy(theta)}).value
-
-    thetas = [_scaled(kernel, scale) for scale in _telling_scales(kernel, series)]
-    found = [value(theta) for theta in thetas]
-    best = int(np.argmax(found))
-    return Search(kernel.clone_with_theta(thetas[best]), start["likelihood"], found[best])
+    thetas = torch.from_numpy(_scaled(kernel, _telling_scales(kernel, series)))
+    values = [climb.evaluate(start | {"theta": theta}).value for theta in thetas]
+    best = int(np.argmax(values))
+    if climbs:
+        return _climb(climb, start | {"theta": thetas[best]})
+    return Search(kernel.clone_with_theta(thetas[best].numpy()), start["likelihood"], values[best])
 
 
 def _telling_scales(kernel: Any, series: Series) -> np.ndarray:
@@ -356,10 +349,10 @@ def _is_length_scale(kernel: Any) -> np.ndarray:
     return np.array([name.endswith("length_scale") for name, n in names for _ in range(n)], bool)
 
 
-def _scaled(kernel: Any, factor: float) -> np.ndarray:
-    """Theta with the length scales multiplied by a factor, within their bounds."""
-    theta = kernel.theta + np.where(_is_length_scale(kernel), np.log(factor), 0.0)
-    return np.clip(theta, *kernel.bounds.T)
+def _scaled(kernel: Any, factor: np.ndarray) -> np.ndarray:
+    """Theta (..., p) with the length scales multiplied by factors (...), within their bounds."""
+    moved = np.log(factor)[..., None] * _is_length_scale(kernel)
+    return np.clip(kernel.theta + moved, *kernel.bounds.T)
 
 
 def _with_length_scale_of(kernel: Any, other: Any) -> Any:
