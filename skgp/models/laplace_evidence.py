@@ -261,15 +261,16 @@ def _mode(K: Tensor, column: _Column, start: Tensor | None) -> tuple[Tensor, Ten
     value = _objective(column, alpha, g)
     if start is not None:
         # K^-1 start is unknown, so that the step itself is judged, not what it starts from.
-        a_start = _newton(K, column, start)
+        a_start = _newton(K, *column.slope_and_curvature(start), start)
         g_start = K @ a_start
         value_start = _objective(column, a_start, g_start)
         if value_start > value:
             alpha, g, value = a_start, g_start, value_start
     for _ in range(_MAX_NEWTON):
-        step = _newton(K, column, g) - alpha
+        slope, curvature = column.slope_and_curvature(g)
+        step = _newton(K, slope, curvature, g) - alpha
         moved = K @ step
-        decrement = float((column.slope_and_curvature(g)[0] - alpha) @ moved)
+        decrement = float((slope - alpha) @ moved)
         if decrement <= _LAST_STEP:
             return alpha + step, g + moved
         for halvings in range(_MAX_HALVINGS):
@@ -288,9 +289,8 @@ def _objective(column: _Column, alpha: Tensor, g: Tensor) -> Tensor:
     return column.log_prob(g) - 0.5 * alpha @ g
 
 
-def _newton(K: Tensor, column: _Column, g: Tensor) -> Tensor:
+def _newton(K: Tensor, slope: Tensor, curvature: Tensor, g: Tensor) -> Tensor:
     """Where a full Newton step from g leads, as ``alpha`` (Algorithm 3.1, lines 4-6)."""
-    slope, curvature = column.slope_and_curvature(g)
     root = curvature.sqrt()
     rhs = curvature * g + slope
     return rhs - root * cho_solve(_factor(K, root), root * (K @ rhs))
