@@ -151,9 +151,18 @@ class SWSGPMixin:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inducing points (M, d), and which of them each row is (n,), -1 for none."""
         X = data.X.cpu().double()
-        points = self._choose_points(data, kernel, np.random.RandomState(backend.seed))
+        if self._keeps_points(data):
+            points = self.inducing_points_
+        else:
+            points = self._choose_points(data, kernel, np.random.RandomState(backend.seed))
         self._warn_of_few_rows(len(points), X)
         return backend.tensor(points), positions(X, torch.from_numpy(points))
+
+    def _keeps_points(self, data: SparseData) -> bool:
+        """Whether a warm start goes on from the points that the last fit moved."""
+        if not self._goes_on or len(self.inducing_points_) != self._max_inducing():
+            return False
+        return self._settings(len(self.inducing_points_), len(data)).polish_inducing
 
     def _choose_points(
         self, data: SparseData, kernel: Kernel, random_state: np.random.RandomState

@@ -388,7 +388,7 @@ def test_names_and_priors_know_the_columns_of_a_data_frame(data):
 
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (1.0, 1.0 + 1e-9), (0.99, 1.01), "fixed"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"sampler": "hmc", "n_samples": 50}, {"optimizer": "map"}]
+    "settings", [{}, {"sampler": "hmc", "n_samples": 200, "n_keep": 64}, {"optimizer": "map"}]
 )
 def test_bounds_that_leave_little_room_are_obeyed(data, X_new, bounds, settings):
     X, y = data

@@ -23,6 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor
+from skgp.learning import held_out_rows
 from skgp.linalg.exceptions import NumericalWarning
 from tests.contracts.estimators import Recorder, RegressorContract, sklearn_checks
 from tests.same import assert_same
@@ -358,14 +359,17 @@ def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain(basis):
 
 
 def test_early_stopping_trains_on_the_other_rows_only(data, X_new):
-    # Same seed, same rows held out, whose targets alone are changed: the fit is the same.
+    # Same seed, same rows held out, whose targets alone are changed, and not their order, by which
+    # rows are stratified: the fit is the same.
     X, y = (np.array(a) for a in data)
     options = dict(solver="sgd", n_basis=30, early_stopping=True, normalize_y=False)
     fit = make(**options).fit(X, y)
-    order = torch.randperm(60, generator=torch.Generator().manual_seed(seed_of(fit)))
-    y[order[:6]] += 100
+    held_out = held_out_rows(y, 6, torch.Generator().manual_seed(seed_of(fit)))
+    rising = np.sort(y)
+    above = np.append(rising, rising[-1] + 100)[np.searchsorted(rising, y) + 1]
+    y[held_out] = (0.1 * y + 0.9 * above)[held_out]
     assert_same(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
-    y[order[6:]] += 100
+    y[~held_out] += 100
     assert not np.allclose(make(**options).fit(X, y).predict(X_new), fit.predict(X_new))
 
 

@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPClassifier
+from skgp.learning.selection import LEAST_EFFECT
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp import classification
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
@@ -111,7 +112,7 @@ def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(so
     model = QSGPClassifier(kernel, n_basis=60, solver=solver, random_state=0, max_iter=max_iter)
     model.fit(X, y)
     scores = model.validation_["moderation"]
-    assert scores[model.moderation_] == max(scores.values())
+    assert scores[model.moderation_] >= max(scores.values()) - LEAST_EFFECT
     assert np.isfinite(list(scores.values())).all()
     if solver == "newton":
         scores = model.validation_["amplitude"]
@@ -119,7 +120,7 @@ def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(so
         best, amplitude = max(scores.values()), model.kernel_.k1.constant_value
         model.set_params(kernel=model.kernel_, optimizer=None).fit(X, y)
         assert model.kernel_.k1.constant_value == amplitude
-        assert model.validation_["amplitude"] == {1.0: pytest.approx(best, abs=1e-5)}
+        assert model.validation_["amplitude"] == {1.0: pytest.approx(best, abs=LEAST_EFFECT)}
 
 
 def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
@@ -130,7 +131,7 @@ def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
     scores = model.validation_["amplitude"]
     assert set(scores) == {0.25, 16.0}
     model.set_params(kernel=model.kernel_, optimizer=None).fit(X, y)
-    expected = pytest.approx(max(scores.values()), abs=1e-5)
+    expected = pytest.approx(max(scores.values()), abs=LEAST_EFFECT)
     assert model.validation_["amplitude"] == {1.0: expected}
 
 

@@ -240,6 +240,7 @@ class _Fitter:
         """Closed form or natural-gradient steps; parameters of the likelihood in between."""
         s = self.settings
         history: list[float] = []
+        goes_on = start is not None  # from parameters that suit its q already
         for i in range(_LIKELIHOOD_ROUNDS):
             found = fit_sites(
                 system,
@@ -257,7 +258,10 @@ class _Fitter:
             q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
             last = i == _LIKELIHOOD_ROUNDS - 1 and not self._moves_likelihood(found.likelihood)
-            if last or not self._alternates(found.likelihood) or self.callback.stopped:
+            takes_turns = self._moves_likelihood(found.likelihood) or (
+                not goes_on and self._alternates(found.likelihood)
+            )
+            if last or not takes_turns or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
         self.history["solve"] = history
