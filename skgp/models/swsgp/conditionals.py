@@ -33,8 +33,9 @@ __all__ = [
 ]
 
 JITTER = 1e-4
-#: Where one factor, in float64, serves all rows.
-SHARED_JITTER = 1e-8
+#: Where one factor, in float64, serves all rows: with a point a row, u is f and this noise besides
+#: that of the observations, and next to little noise 1e-8 is not nothing.
+SHARED_JITTER = 1e-12
 _BUDGET = 2e9  # bytes of conditionals that are kept; those of more rows are computed anew
 _TILE_ENTRIES = 2**18  # 2 MB in float64: the kernel's temporaries stay in the cache
 

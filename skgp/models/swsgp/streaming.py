@@ -44,6 +44,7 @@ from skgp.models.swsgp.system import LocalSystem, Sites
 __all__ = ["Summary", "localized", "summarize", "update", "update_full"]
 
 _NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
+_SEPARABLE = 1e-8  # of the prior variance
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,15 @@ def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
         Of diagonal covariance.
     summary : Summary
     """
-    prior = torch.cholesky_inverse(_all_points(state).factor).diagonal()
-    precision = [torch.cholesky_inverse(root).diagonal() for root in state.roots]
+    # Of u and as much noise as leaves digits to the difference of the inverses.
+    noise = _SEPARABLE * gram_diag(state.kernel, state.Z)
+    factor = SharedConditionals(state.kernel, state.Z, noise).factor
+    prior = torch.cholesky_inverse(factor).diagonal()
+    precision = []
+    for root in state.roots:
+        S = root @ root.mT
+        S.diagonal().add_(noise)
+        precision.append(torch.cholesky_inverse(jittered_cholesky(S).factor).diagonal())
     precisions = torch.stack(precision, dim=1)  # (M, c), of u
     data = (precisions - prior[:, None]).clamp_min(0.0)
     return state.with_posterior(state.mean, var=1 / precisions), Summary(data, state.n_inducing)
