@@ -22,7 +22,7 @@ from skgp.estimators._options import Option, options
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.evidence import has_evidence
-from skgp.models.dlm.exact import is_conjugate
+from skgp.models.dlm.exact import is_conjugate, sparse_posterior
 from skgp.models.dlm.fit import SparseFit, fit_sparse
 from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS, Objective
 from skgp.models.dlm.settings import Settings
@@ -183,7 +183,9 @@ class SparseGPMixin:
     def _state(self, backend: Backend) -> SparseState:
         """The fitted model, for training on."""
         fitted = self._posterior
-        tensors = fitted.Z, fitted.whitened_mean, fitted.root, fitted.offset
+        dense = fitted.noise is not None
+        q = sparse_posterior(fitted) if dense else (fitted.whitened_mean, fitted.root)
+        tensors = fitted.Z, *q, fitted.offset
         return SparseState(
             fitted.kernel,
             backend.tensor(self._likelihood_parameters),
@@ -201,7 +203,7 @@ class SparseGPMixin:
 
     def _keep(self, fit: SparseFit) -> None:
         """Copy what was learned to attributes."""
-        self._posterior = pickle.loads(pickle.dumps(fit.state.posterior()))  # from any device
+        self._posterior = pickle.loads(pickle.dumps(fit.posterior()))  # from any device
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name

@@ -2,7 +2,9 @@ r"""A dense Gaussian process: an inducing point at every distinct input, and Gau
 
 With Z at all inputs nothing is approximated. The evidence bound is the log marginal likelihood, its
 hyper-parameters are found as for every dense process (:mod:`skgp.models.hyperparameters`), and
-q(u) is the posterior of Bayes' rule in closed form. "log_loss" has nothing to correct: what it
+the posterior is that of Bayes' rule (Rasmussen and Williams, eqs. 2.25-2.26), where u are the
+observations themselves: :math:`K + \sigma^2 W^{-1} = L L^T` needs no jitter, which next to little
+noise would count. "log_loss" has nothing to correct: what it
 gains over the bound is that variances adapt to where a sparse posterior errs [1]_.
 
 References
@@ -10,6 +12,7 @@ References
 .. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,15 +21,18 @@ from torch import Tensor
 
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import split_noise
+from skgp.linalg.cholesky import tri_solve
+from skgp.models.dlm.collapsed import posterior_from_precision
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.objective import Objective
+from skgp.models.dlm.sparse import SparsePosterior, inducing_factor, whitened_features
 from skgp.models.dlm.training import Training
 from skgp.models.families import Family, GaussianFamily
 from skgp.models.hyperparameters import SearchSettings, fit_hyperparameters
-from skgp.models.replicates import merge_replicates
+from skgp.models.replicates import Replicates, merge_replicates
 from skgp.training.stopping import StopRecorder
 
-__all__ = ["dense_start", "is_conjugate", "of_bayes_rule"]
+__all__ = ["dense_posterior", "dense_start", "is_conjugate", "of_bayes_rule", "sparse_posterior"]
 
 
 def is_conjugate(objective: Objective) -> bool:
@@ -86,12 +92,10 @@ def dense_start(
     kernel, history = kernels[0], list[float]()
     search = SearchSettings()
     if objective.learn_kernel:
-        X, y = data.X.cpu().numpy(), data.y[:, 0].cpu().numpy()
-        weight = None if data.weight is None else data.weight.cpu().numpy()
         white = _white(family, noise)
         found = fit_hyperparameters(
             [kernel + white for kernel in kernels],
-            merge_replicates(X, y, weight, data.X.device),
+            _merged(data),
             generator=generator,
             settings=replace(search, dense_max_iter=min(max_iter, search.dense_max_iter)),
             callback=recorder,
@@ -101,6 +105,53 @@ def dense_start(
         history = [-value for value in found.history]
     state = SparseState.prior(kernel, noise, inducing(kernel).double(), offset.double())
     return Training(state, history[-1] if history else 0.0, history, stopped=recorder.stopped)
+
+
+@torch.no_grad()
+def dense_posterior(
+    state: SparseState, data: SparseData, objective: Objective
+) -> tuple[SparsePosterior, float]:
+    """The posterior of Gaussian noise for the hyper-parameters of a state, and the log evidence.
+
+    Parameters
+    ----------
+    state : SparseState
+    data : SparseData
+        Float64.
+    objective : Objective
+
+    Returns
+    -------
+    posterior : SparsePosterior
+        Of an inducing point at every distinct input.
+    evidence : float
+        In nats; O(n^3).
+    """
+    rows, noise = _merged(data), objective.family.gaussian_noise(state.likelihood)
+    row_noise = rows.row_noise(noise)
+    L = inducing_factor(state.kernel, rows.X, jitter=0.0, noise=row_noise)
+    mean = tri_solve(L, (rows.y - state.offset)[:, None], upper=False)
+    evidence = -0.5 * (mean.square().sum() + len(mean) * math.log(2 * math.pi))
+    evidence = evidence - L.diagonal().log().sum() + rows.log_power(noise).sum()
+    known = mean.new_zeros(1, len(mean), 0)
+    posterior = SparsePosterior(state.kernel, rows.X, mean, known, state.offset, row_noise)
+    return posterior, float(evidence)
+
+
+def sparse_posterior(dense: SparsePosterior) -> tuple[Tensor, Tensor]:
+    """Mean (M, 1) and root (1, M, M) of f at the inputs, whitened, for what comes later; O(M^3)."""
+    assert dense.noise is not None
+    L = inducing_factor(dense.kernel, dense.Z)
+    Phi = whitened_features(dense.kernel, dense.Z, dense.Z, L) / dense.noise.sqrt()
+    observed = dense.factor @ dense.whitened_mean / dense.noise.sqrt()[:, None]
+    precision = torch.eye(len(L), dtype=L.dtype) + Phi @ Phi.mT
+    return posterior_from_precision(precision, Phi @ observed)
+
+
+def _merged(data: SparseData) -> Replicates:
+    X, y = data.X.cpu().numpy(), data.y[:, 0].cpu().numpy()
+    weight = None if data.weight is None else data.weight.cpu().numpy()
+    return merge_replicates(X, y, weight, data.X.device)
 
 
 def _white(family: Family, noise: Tensor) -> WhiteKernel:

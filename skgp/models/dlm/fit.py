@@ -44,20 +44,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram_diag
 from skgp.learning import improves
 from skgp.models.dlm.blending import blended, choose_blend
 from skgp.models.dlm.bound_search import start_log_loss, start_state
 from skgp.models.dlm.collapsed import statistics
 from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.exact import dense_start, of_bayes_rule
+from skgp.models.dlm.exact import dense_posterior, dense_start, of_bayes_rule
 from skgp.models.dlm.holdout import BestState, split
 from skgp.models.dlm.minibatch import fit_minibatch
 from skgp.models.dlm.objective import Objective
 from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.size import grown
-from skgp.models.dlm.square_loss import calibrated_variance, evidence_ratio, ridge
+from skgp.models.dlm.sparse import SparsePosterior
+from skgp.models.dlm.square_loss import calibrated_state, evidence_ratio
 from skgp.models.dlm.training import (
     LEAST_BETA,
     Training,
@@ -87,7 +87,6 @@ Callback = Callable[[int, dict], bool | None]
 _JOINT_NUMBERS, _ALONE_NUMBERS = 1e6, 1e7
 _STEPS_PER_ITERATION = 2  # of minibatches
 _ALONE_SHARE = 0.15  # of the iterations, for q(u) alone before and after a joint search
-_LEAST_NOISE = 1e-8  # of a calibrated process: residuals of one row, or of a constant, are 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,8 @@ class SparseFit:
         Of the longest part of steps 3 and 4; steps with minibatches count by pairs.
     history : dict of str to list of float
         "start", "solve": objective an observation; "validation": loss of the rows held out.
+    dense : SparsePosterior or None
+        In place of that of `state`: of a dense process.
     """
 
     state: SparseState
@@ -121,6 +122,11 @@ class SparseFit:
     held_out_loss: float | None = None
     n_iter: int = 1
     history: dict[str, list[float]] = field(default_factory=dict)
+    dense: SparsePosterior | None = None
+
+    def posterior(self) -> SparsePosterior:
+        """What predicts."""
+        return self.state.posterior() if self.dense is None else self.dense
 
 
 def fit_sparse(
@@ -174,6 +180,18 @@ def fit_sparse(
         )
         start, history["start"] = begun.state, begun.history
         data, objective = data.double(), of_bayes_rule(objective)
+        if objective.name == "elbo" and objective.beta == 1.0:
+            dense, evidence = dense_posterior(start, data, objective)
+            return SparseFit(
+                start,
+                objective,
+                loss=-evidence,
+                elbo=evidence,
+                noise_variance=objective.family.noise_variance(start.likelihood),
+                n_iter=max(1, recorder.n_longest),
+                history=history,
+                dense=dense,
+            )
     elif start is None:
         begun = start_state(
             kernels, data, objective, settings, inducing, offset, generator, recorder
@@ -358,7 +376,8 @@ def _report(
 ) -> SparseFit:
     """The result, its variances made those of a Gaussian process after a square loss."""
     if objective.name == "square_loss" and objective.learn_likelihood:
-        state = _calibrated(state, data, objective)
+        beta = max(objective.beta, LEAST_BETA) * objective.unit
+        state = calibrated_state(state, data, beta=beta)
     return SparseFit(
         state=state,
         objective=objective,
@@ -375,20 +394,3 @@ def has_closed_form(objective: Objective) -> bool:
     """Whether q(u) is known for given hyper-parameters."""
     gaussian = isinstance(objective.family, GaussianFamily)
     return objective.name in ("fitc", "square_loss") or (objective.name == "elbo" and gaussian)
-
-
-def _calibrated(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
-    """The Gaussian process with the mean of the square loss and variances of the right size."""
-    beta = max(objective.beta, LEAST_BETA) * objective.unit
-    with torch.no_grad():
-        sums = statistics(state.kernel, data, state.Z)
-        factor = calibrated_variance(state.kernel, data, state.Z, sums, beta=beta)
-        factor = max(factor, _LEAST_NOISE / float(ridge(sums, beta)))
-        noise = factor * ridge(sums, beta)
-    low, high = amplitude_range(state.kernel)
-    kernel = state.kernel
-    # A kernel without a free constant gains one.
-    kernel = scale_amplitude(kernel, factor) if low <= factor <= high else factor * kernel
-    return replace(
-        state, kernel=kernel, likelihood=noise.log().reshape(1), mean=state.mean / factor**0.5
-    )

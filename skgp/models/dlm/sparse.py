@@ -58,7 +58,12 @@ def jitter_of(dtype: torch.dtype) -> float:
 
 
 def inducing_factor(
-    kernel, Z: Tensor, theta: Tensor | None = None, *, jitter: float | None = None
+    kernel,
+    Z: Tensor,
+    theta: Tensor | None = None,
+    *,
+    jitter: float | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
     r"""Lower factor L of :math:`K_{uu} + \epsilon I`, shape (M, M).
 
@@ -69,6 +74,8 @@ def inducing_factor(
     theta : Tensor of shape (kernel.n_dims,), optional
     jitter : float, optional
         Relative; by default `jitter_of` the dtype.
+    noise : Tensor of shape (M,), optional
+        Added to the diagonal, too.
 
     Returns
     -------
@@ -83,7 +90,8 @@ def inducing_factor(
     K = gram(kernel, Z, theta=theta)
     diagonal = K.diagonal()
     jitter = jitter_of(K.dtype) if jitter is None else jitter
-    K = K.diagonal_scatter(diagonal + jitter * diagonal.mean())
+    added = jitter * diagonal.mean() if noise is None else jitter * diagonal.mean() + noise
+    K = K.diagonal_scatter(diagonal + added)
     return jittered_cholesky(K).factor
 
 
@@ -204,9 +212,11 @@ class SparsePosterior(TensorState):
     mean : Tensor of shape (M, c)
         a.
     root : Tensor of shape (c, M, M)
-        R.
+        R; (c, M, 0) where u is known.
     offset : Tensor of shape (c,)
         Prior means.
+    noise : Tensor of shape (M,), optional
+        Variances of u beside those of f(Z), in place of the jitter: u may be observations.
 
     Notes
     -----
@@ -220,13 +230,25 @@ class SparsePosterior(TensorState):
     factor: Tensor
     weights: Tensor
 
-    def __init__(self, kernel, Z: Tensor, mean: Tensor, root: Tensor, offset: Tensor) -> None:
+    noise: Tensor | None = None
+
+    def __init__(
+        self,
+        kernel,
+        Z: Tensor,
+        mean: Tensor,
+        root: Tensor,
+        offset: Tensor,
+        noise: Tensor | None = None,
+    ) -> None:
         self.kernel = kernel
         self.Z, self.whitened_mean, self.root, self.offset = (
             tensor.detach().double() for tensor in (Z, mean, root, offset)
         )
+        self.noise = noise
         # The whitening is that of the training, whose precision gave the jitter.
-        self.factor = inducing_factor(kernel, self.Z, jitter=jitter_of(Z.dtype))
+        jitter = jitter_of(Z.dtype) if noise is None else 0.0
+        self.factor = inducing_factor(kernel, self.Z, jitter=jitter, noise=noise)
         self.weights = tri_solve(self.factor.mT, self.whitened_mean, upper=True)
 
     @property

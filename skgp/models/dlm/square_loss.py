@@ -36,18 +36,22 @@ References
    section 2.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
-from skgp.models.dlm.collapsed import Statistics, posterior_from_precision
-from skgp.models.dlm.data import SparseData
+from skgp.models.dlm.collapsed import Statistics, posterior_from_precision, statistics
+from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.sparse import inducing_factor
 
 __all__ = [
+    "calibrated_state",
     "calibrated_variance",
     "evidence_ratio",
     "ridge",
@@ -56,6 +60,7 @@ __all__ = [
     "square_posterior",
 ]
 
+_LEAST_NOISE = 1e-8  # of a calibrated process: residuals of one row, or of a constant, are 0
 _RATIOS = np.logspace(-6, 3, 46)  # of noise and prior variance, among which the search begins
 
 
@@ -149,3 +154,19 @@ def calibrated_variance(
     unexplained = (gram_diag(kernel, data.X) - Phi.square().sum(0)).clamp_min(0.0)
     squares = (residual / kept).square() / (t / kept + unexplained)
     return float((weight * squares).sum() / sums.total)
+
+
+def calibrated_state(state: SparseState, data: SparseData, *, beta: float) -> SparseState:
+    """The Gaussian process with the mean of the square loss and variances of the right size."""
+    with torch.no_grad():
+        sums = statistics(state.kernel, data, state.Z)
+        factor = calibrated_variance(state.kernel, data, state.Z, sums, beta=beta)
+        factor = max(factor, _LEAST_NOISE / float(ridge(sums, beta)))
+        noise = factor * ridge(sums, beta)
+    low, high = amplitude_range(state.kernel)
+    kernel = state.kernel
+    # A kernel without a free constant gains one.
+    kernel = scale_amplitude(kernel, factor) if low <= factor <= high else factor * kernel
+    return replace(
+        state, kernel=kernel, likelihood=noise.log().reshape(1), mean=state.mean / factor**0.5
+    )
