@@ -199,7 +199,9 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """Return the log-exposures of those of n rows whose weight is positive, or None."""
         weights = None if sample_weight is None else np.asarray(sample_weight)
         if exposure is not None and weights is not None and weights.ndim == 1:
-            exposure = np.where(weights > 0, exposure, 1.0)
+            given = np.asarray(exposure, dtype=np.float64)
+            if given.size in (1, n_rows):  # of one a row, those that count; others are refused
+                exposure = np.where(weights > 0, given.reshape(-1), 1.0)
             return check_exposure(exposure, n_rows, self)[weights > 0]
         return check_exposure(exposure, n_rows, self)
 

@@ -171,6 +171,16 @@ def test_weights_and_exposures_of_dropped_rows_go_together(make):
     np.testing.assert_allclose(found.predict(X), kept.predict(X), rtol=1e-5)
 
 
+def test_exposures_may_be_a_column_beside_weights(make):
+    X, y, exposure = problem(30)
+    weight = np.arange(30) % 3.0
+    model = make().fit(X, y, sample_weight=weight, exposure=exposure[:, None])
+    expected = make().fit(X, y, sample_weight=weight, exposure=exposure)
+    np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-9)
+    with pytest.raises(ValueError, match="one for each of the 30 rows"):
+        make().fit(X, y, sample_weight=weight, exposure=exposure[:29])
+
+
 def test_streams_take_exposures(make):
     X, y, exposure = problem(200)
     order = np.random.default_rng(0).permutation(200)

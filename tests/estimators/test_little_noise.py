@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 
-from skgp import DLMGPRegressor, QSGPRegressor, StateSpaceGPRegressor, SWSGPRegressor
+from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 
 X = np.linspace(0, 10, 25)[:, None]
 NEW = np.array([[2.5], [5.1], [12.0]])
