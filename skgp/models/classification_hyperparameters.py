@@ -300,9 +300,9 @@ class _Search:
             except StopIteration:
                 pass
         found = kernel.clone_with_theta(objective.best_theta)
-        return self._scored(found, rows, objective.history)
+        return self._scored(found, rows, objective)
 
-    def _scored(self, kernel, rows: _Labelled, history: list[float]) -> HyperparameterFit:
+    def _scored(self, kernel, rows: _Labelled, objective: "_Objective") -> HyperparameterFit:
         """The fit with its evidence on `rows` and its score."""
         with torch.no_grad():
             fit = laplace_fit(
@@ -311,6 +311,7 @@ class _Search:
                 likelihood=self.likelihood,
                 offset=self.offset,
                 row_weight=rows.weight,
+                warm_start=objective.warm_start,
             )
             evidence = float(fit.log_evidence.mean())
             score, moderation = evidence / rows.total, None
@@ -325,7 +326,7 @@ class _Search:
             kernel,
             score=score,
             method="Laplace evidence",
-            history=history,
+            history=objective.history,
             log_marginal_likelihood=evidence,
             moderation=moderation,
         )
