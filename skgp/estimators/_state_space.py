@@ -97,7 +97,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         With the hyper-parameters learned, noise included. Of several columns a sum of ActiveDims.
     log_marginal_likelihood_value_ : float
         Of the standardised targets, in nats: exact with Gaussian noise, one column and no inducing
-        states, else a lower bound.
+        states, else a lower bound. ``partial_fit`` of one column leaves it that of the first call.
     inducing_points_ : ndarray of shape (M, 1)
         Times of the inducing states, where there are any.
     intercept_ : float

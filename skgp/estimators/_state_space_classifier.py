@@ -76,7 +76,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         With the hyper-parameters learned. Of several columns a sum of ActiveDims; if the classes
         differ in it, a CompoundKernel with one a class.
     elbo_ : float
-        Evidence bound, in nats, summed over the latent functions.
+        Evidence bound, in nats, summed over the latent functions. ``partial_fit`` of one column
+        leaves it that of the first call.
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
     component_kernels_ : list of Kernel
