@@ -9,8 +9,9 @@ from skgp.kernels.spreads import robust_std
 _NOISE_BOUNDS = (1e-5, 1e1)
 _FEW_ROWS = 200
 _MANY_COLUMNS = 50
-# Of a latent function, in units of the logit: probabilities of about .1 to .9 to start with.
-_LATENT_VARIANCE, _LATENT_BOUNDS = 4.0, (1e-3, 1e6)
+# Of a latent function: probabilities of about .1 to .9 to start with, as a multiple of the variance
+# of the link's distribution, logistic or normal.
+_LATENT_VARIANCE, _LATENT_BOUNDS = {"logit": 4.0, "probit": 4.0 * 3 / np.pi**2}, (1e-3, 1e6)
 
 
 def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
@@ -38,7 +39,7 @@ def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> l
 
 
 def default_classification_kernels(
-    X: np.ndarray, sample_weight: np.ndarray | None = None
+    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
 ) -> list[Kernel]:
     """Return the kernels, without noise, that a classifier chooses among.
 
@@ -46,6 +47,8 @@ def default_classification_kernels(
     ----------
     X : ndarray of shape (n, d)
     sample_weight : ndarray of shape (n,), optional
+    link : {"logit", "probit"}
+        Whose units the latent function has.
 
     Returns
     -------
@@ -63,11 +66,11 @@ def default_classification_kernels(
     if X.shape[1] > _MANY_COLUMNS:
         shared = _distance_from_centre(X, sample_weight)
         shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
-    return [ConstantKernel(_LATENT_VARIANCE, _LATENT_BOUNDS) * shape for shape in shapes]
+    return [ConstantKernel(_LATENT_VARIANCE[link], _LATENT_BOUNDS) * shape for shape in shapes]
 
 
 def isotropic_classification_kernels(
-    X: np.ndarray, sample_weight: np.ndarray | None = None
+    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
 ) -> list[Kernel]:
     """Return the kernels, without noise, of inputs whose columns share a unit.
 
@@ -75,6 +78,8 @@ def isotropic_classification_kernels(
     ----------
     X : ndarray of shape (n, d)
     sample_weight : ndarray of shape (n,), optional
+    link : {"logit", "probit"}
+        Whose units the latent function has.
 
     Returns
     -------
@@ -83,7 +88,7 @@ def isotropic_classification_kernels(
     """
     shared = _distance_from_centre(X, sample_weight)
     shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
-    return [ConstantKernel(_LATENT_VARIANCE, _LATENT_BOUNDS) * shape for shape in shapes]
+    return [ConstantKernel(_LATENT_VARIANCE[link], _LATENT_BOUNDS) * shape for shape in shapes]
 
 
 def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:

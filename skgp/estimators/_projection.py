@@ -4,15 +4,22 @@ Pixels and counts share a unit, and a column that hardly varies says little. Whe
 units of their own, the one of the largest numbers would be all that is seen. Rows at hand tell
 which it is: their targets are predicted from neighbours in the components of the columns as they
 are, and of the columns divided by their standard deviations.
+
+And where a few columns matter, of many that vary as much, no component shows them. So components
+are compared with the columns themselves, by fits to some rows (`components_predict_better`).
 """
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import eigh
+from sklearn.base import is_classifier
 from sklearn.neighbors import NearestNeighbors
 
 from skgp.estimators._inducing import distinct_rows
+from skgp.learning.selection import LABEL_SHARE, held_out_rows, improves
 
 #: Columns beyond which a default kernel is one of principal components, and how many it takes.
 MANY_COLUMNS = 50
@@ -20,6 +27,11 @@ _BLOCK = 8_192
 # Rows among which neighbours are looked for, of how many, and how many.
 _CANDIDATES, _COMPARED, _NEIGHBORS = 10_000, 2_000, 10
 _N_ERRORS = 2.0  # by which columns divided by their spread must predict better
+# Rows of a trial fit and rows held out for it, at most; what a trial has of the fit itself.
+_TRIAL_ROWS, _JUDGED = 500, 1_000
+_OF_THE_FIT = (
+    "method likelihood link degrees_of_freedom normalize_y optimizer device dtype n_jobs".split()
+)
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,7 @@ def _choose(
     if len(rows) <= 2 * _NEIGHBORS:
         return plain
     losses = [_left_out_losses(each(X[rows]), targets[rows]) for each in (plain, scaled)]
-    gain = losses[0] - losses[1]
-    clear = gain.mean() > _N_ERRORS * gain.std() / np.sqrt(len(gain))
+    clear = improves(losses[1], losses[0], n_errors=_N_ERRORS, least_effect=0.0)
     return scaled if clear else plain
 
 
@@ -133,3 +144,55 @@ def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     others = (nearest != np.arange(p)[:, None])[..., None]
     predicted = (targets[nearest] * others).sum(1) / others.sum(1)
     return ((predicted - targets[:p]) ** 2).sum(1)
+
+
+def components_predict_better(
+    estimator: Any,
+    X: np.ndarray,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    exposure: np.ndarray | None = None,
+    seed: int = 0,
+) -> bool:
+    """Whether rows held out are predicted better from principal components than from columns.
+
+    Parameters
+    ----------
+    estimator : SWSGPRegressor or SWSGPClassifier
+        Whose fits, with default kernels and all else of the default size, are compared.
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,)
+        Numbers, counts or classes.
+    sample_weight, exposure : ndarray of shape (n,), optional
+    seed : int
+
+    Returns
+    -------
+    bool
+        By the rule of :func:`skgp.learning.selection.choose`; the columns are the simpler.
+    """
+    labels = is_classifier(estimator)
+    random = np.random.RandomState(seed)
+    judged = held_out_rows(y, min(len(X) // 3, _JUDGED), random, X=X, classes=labels)
+    rows = np.flatnonzero(~judged)
+    if len(rows) > _TRIAL_ROWS:
+        left = held_out_rows(y[rows], len(rows) - _TRIAL_ROWS, random, X=X[rows], classes=labels)
+        rows = rows[~left]
+    if not judged.any():
+        return False
+    given = {"sample_weight": sample_weight, "exposure": exposure}
+    given = {name: values[rows] for name, values in given.items() if values is not None}
+    asked = {"exposure": exposure[judged]} if exposure is not None else {}
+    parameters = estimator.get_params(deep=False)
+    parameters = {name: parameters[name] for name in _OF_THE_FIT if name in parameters}
+    losses = []
+    for projection in (None, min(MANY_COLUMNS, len(rows))):
+        trial = type(estimator)(projection=projection, random_state=seed, **parameters)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the fit itself does warns by itself
+            trial.fit(X[rows], y[rows], **given)
+            losses.append(-trial.log_predictive_density(X[judged], y[judged], **asked))
+    weight = None if sample_weight is None else sample_weight[judged]
+    share = LABEL_SHARE if labels else None
+    return improves(losses[1], losses[0], weight=weight, least_share=share)

@@ -102,7 +102,8 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
         standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, else None.
+        ``kernel=None``, more than 50 columns and fewer neighbours than rows, if fits to some rows
+        then predict others better; else None.
     degrees_of_freedom : float or "auto", default="auto"
         Of "student_t"; "auto" learns them.
     optimizer : "auto" or None, default="auto"
@@ -312,7 +313,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             log_exposure = self._training_offset(exposure, n_rows, given)
             z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
-            X = self._project(X, z[:, None], sample_weight, backend)
+            X = self._project(X, z, z[:, None], sample_weight, backend, log_exposure)
             data = self._data(X, z, sample_weight, backend, log_exposure)
             self.history_ = {"hyperparameters": []}
             kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)

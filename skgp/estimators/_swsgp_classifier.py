@@ -90,7 +90,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
         standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, else None.
+        ``kernel=None``, more than 50 columns and fewer neighbours than rows, if fits to some rows
+        then predict others better; else None.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, which multiply those of rows.
     optimizer : "auto" or None, default="auto"
@@ -327,7 +328,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     def _learn(self, session, X: np.ndarray, codes: np.ndarray, sample_weight) -> None:
         """Fit and set the attributes that tell of it."""
         backend = self._resolve_backend()
-        X = self._project(X, one_vs_rest(codes, len(self.classes_)), sample_weight, backend)
+        targets = one_vs_rest(codes, len(self.classes_))
+        X = self._project(X, codes, targets, sample_weight, backend)
         data = self._data(X, codes, sample_weight, backend)
         offset = self._offset(codes, sample_weight)
         self.history_ = {"hyperparameters": []}

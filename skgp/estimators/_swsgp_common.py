@@ -18,7 +18,12 @@ from skgp.estimators._inducing import (
     warn_of_few_rows,
 )
 from skgp.estimators._options import Option, options
-from skgp.estimators._projection import MANY_COLUMNS, Projection, principal_components
+from skgp.estimators._projection import (
+    MANY_COLUMNS,
+    Projection,
+    components_predict_better,
+    principal_components,
+)
 from skgp.estimators._warnings import warn_caller
 from skgp.models.dlm.data import SparseData
 from skgp.models.families import Family
@@ -86,13 +91,15 @@ class SWSGPMixin:
     def _project(
         self,
         X: np.ndarray,
+        y: np.ndarray,
         targets: np.ndarray,
         sample_weight: np.ndarray | None,
         backend: Backend,
+        log_exposure: np.ndarray | None = None,
     ) -> np.ndarray:
         """Learn the projection that the parameters ask for and return the inputs of the kernel.
 
-        Targets (n, c) tell whether the columns share a unit.
+        Targets (n, c) tell whether the columns share a unit, y (n,) whether to project at all.
 
         Raises
         ------
@@ -105,8 +112,15 @@ class SWSGPMixin:
             n, c = targets.shape
             # Where all rows are neighbours nothing is gained by fewer columns.
             local = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=c) < n
-            many = self.kernel is None and d > MANY_COLUMNS
-            asked = MANY_COLUMNS if many and local else None
+            helps = self.kernel is None and d > MANY_COLUMNS and local
+            if helps and self._goes_on:
+                helps = self._projection is not None
+            elif helps:
+                exposure = None if log_exposure is None else np.exp(log_exposure)
+                helps = components_predict_better(
+                    self, X, y, sample_weight, exposure=exposure, seed=backend.seed
+                )
+            asked = MANY_COLUMNS if helps else None
         if asked is not None and asked > d:
             raise ValueError(
                 f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."

@@ -1,5 +1,6 @@
 """What a sparse-within-sparse GP does with labels: rows, kernel, label kriging."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,10 @@ from skgp.estimators._default_kernel import (
 from skgp.estimators._inducing import cluster_centres, distinct_rows, inducing_points
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.likelihoods import Bernoulli
-from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.models.classification_hyperparameters import (
+    ClassificationSettings,
+    fit_classification_hyperparameters,
+)
 from skgp.models.dlm.data import SparseData
 from skgp.models.neighbors import distinct
 from skgp.models.replicates import distinct_observations
@@ -22,7 +26,9 @@ from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes,
 from skgp.models.swsgp.label_search import search_label_kernel
 
 # Rows up to which all are neighbours, of one latent function; of c, c times the cube of it.
-_FULL_ROWS = 500
+_FULL_ROWS = 1000
+# Of logs of amplitude and length scales, by default kernels (tests/benchmarks/bench_rare_class.py).
+_SCALE_STD = 1.0
 _SEARCHED = 32  # neighbours by which kernels are compared
 # Inducing points, of the rows, up to which "auto" takes centres of clusters.
 _FEW_POINTS = 0.3
@@ -56,11 +62,12 @@ class LabelsMixin:
         """Return the kernel of the latent functions, learned if it is to be."""
         if self._keeps_kernel(data):
             return self.kernel_
-        if self.kernel is None:
+        chosen = self.kernel is None
+        if chosen:
             # Principal components share a unit.
             projected = self._projection is not None
             make = isotropic_classification_kernels if projected else default_classification_kernels
-            kernels = make(X, sample_weight)
+            kernels = make(X, sample_weight, link=self.likelihood)
         else:
             kernels = [self._resolve_kernel(X, lambda: None)]
         if not self._learns:
@@ -74,6 +81,7 @@ class LabelsMixin:
                 likelihood=Bernoulli(self.likelihood),
                 generator=backend.generator(),
                 row_weight=None if data.weight is None else data.weight.double(),
+                settings=ClassificationSettings(scale_std=_SCALE_STD if chosen else math.inf),
                 callback=callback,
             )
             found = search_label_kernel(

@@ -17,6 +17,10 @@ held-out rows at the latent mode, in equal parts. On held-out parts of training 
 better than either of its terms did: the second alone is noisy, the first alone prefers ARD.
 
 A kernel vector of more than ``max_free`` length scales is only ever moved as a whole.
+
+Labels that are few, or few of one class, say little of any of it: the likeliest f is then none at
+all, or one that follows each rare label. ``scale_std`` is for kernels that an estimator chooses by
+itself, whose start is a typical one: amplitude and common factor are drawn towards it.
 """
 
 import math
@@ -72,6 +76,8 @@ class ClassificationSettings:
         Longest vector of length scales that is fitted one by one.
     ratio_std : float
         Standard deviation of the log ratio of a length scale to the tied one, a priori.
+    scale_std : float
+        Of the logs of amplitudes and of common factors of length scales, about their start.
     neighbor_rows : int
         Rows of the leave-one-out search at most; 0 leaves it out.
     neighbor_search : SearchSettings
@@ -84,6 +90,7 @@ class ClassificationSettings:
     max_iter: int = 30
     max_free: int = 100
     ratio_std: float = 0.5
+    scale_std: float = math.inf
     neighbor_rows: int = 20_000
     neighbor_search: SearchSettings = SearchSettings(n_neighbors=32, batch_size=96, n_steps=100)
 
@@ -143,11 +150,13 @@ def fit_classification_hyperparameters(
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     fits = []
     for kernel in kernels:
+        search.origin = kernel.theta
         fits.append(search.tied(kernel, screen=True))
         if recorder.stopped:
             return max(fits, key=lambda fit: fit.score)
-    best = max(fits, key=lambda fit: fit.score)
-    fits = [search.tied(best.kernel) if search.is_screened_on_few else best]
+    best = max(range(len(fits)), key=lambda i: fits[i].score)
+    search.origin = kernels[best].theta
+    fits = [search.tied(fits[best].kernel) if search.is_screened_on_few else fits[best]]
     for refine in (search.relaxed, search.from_neighbors):
         if not recorder.stopped:
             fits += refine(fits[0].kernel)
@@ -223,7 +232,12 @@ def subset_rows(n: int, c: int, settings: ClassificationSettings) -> tuple[int, 
 
 
 class _Search:
-    """Searches over theta on one draw of rows, all scored on the same held-out rows."""
+    """Searches over theta on one draw of rows, all scored on the same held-out rows.
+
+    ``origin`` is the theta that the prior is about.
+    """
+
+    origin: np.ndarray
 
     def __init__(self, data, offset, likelihood, settings, generator, callback) -> None:
         self.data, self.offset, self.likelihood = data, offset, likelihood
@@ -338,7 +352,7 @@ class _Objective:
     def __init__(self, search: _Search, kernel, moves: np.ndarray, rows: _Labelled) -> None:
         self.search, self.kernel, self.moves, self.rows = search, kernel, moves, rows
         self.start = np.clip(kernel.theta, *kernel.bounds.T) if kernel.n_dims else kernel.theta
-        self.centring = _centring(kernel)
+        self.centring, self.averaging = _centring(kernel), _averaging(kernel)
         self.warm_start = WarmStart()
         self.history: list[float] = []
         self.best_loss, self.best_theta = math.inf, self.start
@@ -377,10 +391,18 @@ class _Objective:
             (gradient,) = torch.autograd.grad(-evidence / total, theta)
         except ValueError:  # a covariance that overflowed
             return math.inf, np.zeros_like(theta_array)
-        ratios = self.centring @ (theta_array - self.start) / self.search.settings.ratio_std
-        loss = -evidence.item() / total + 0.5 * ratios @ ratios / total
-        slope = self.centring @ ratios / (self.search.settings.ratio_std * total)
-        return loss, gradient.cpu().numpy().astype(float) + slope
+        penalty, slope = self._penalty(theta_array)
+        loss = -evidence.item() / total + penalty / total
+        return loss, gradient.cpu().numpy().astype(float) + slope / total
+
+    def _penalty(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log prior of theta, and its gradient."""
+        search = self.search
+        ratios = self.centring @ (theta - self.start) / search.settings.ratio_std
+        scales = self.averaging @ (theta - search.origin) / search.settings.scale_std
+        slope = self.centring @ ratios / search.settings.ratio_std
+        slope = slope + self.averaging.T @ scales / search.settings.scale_std
+        return 0.5 * float(ratios @ ratios + scales @ scales), slope
 
 
 def directions(kernel, max_free: int) -> np.ndarray:
@@ -396,6 +418,11 @@ def directions(kernel, max_free: int) -> np.ndarray:
 def _centring(kernel) -> np.ndarray:
     """Projection of theta (n_dims, n_dims) to deviations from the mean of each vector."""
     return block_diag(_NOTHING, *(np.eye(size) - 1 / size for size in _vector_sizes(kernel)))
+
+
+def _averaging(kernel) -> np.ndarray:
+    """Of theta (n_dims,), the mean of each vector, shape (n_vectors, n_dims)."""
+    return block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in _vector_sizes(kernel)))
 
 
 def _vector_sizes(kernel) -> list[int]:

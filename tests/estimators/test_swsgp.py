@@ -561,6 +561,29 @@ def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
     assert density(fit, X[900:], y[900:]) > -0.95
 
 
+def _few_columns_matter(rng, X):
+    return X, np.sin(2 * X[:, 0]) + X[:, 1]
+
+
+def _rows_lie_near_a_plane(rng, X):
+    Z = rng.standard_normal((len(X), 3))
+    return Z @ rng.standard_normal((3, X.shape[1])) + 0.5 * X, np.sin(1.5 * Z[:, 0]) + Z[:, 1]
+
+
+@pytest.mark.parametrize("make", [_few_columns_matter, _rows_lie_near_a_plane])
+def test_many_columns_are_projected_only_where_rows_held_out_gain(make):
+    rng = np.random.default_rng(0)
+    X, f = make(rng, rng.standard_normal((700, 60)))
+    y = f + 0.1 * rng.standard_normal(700)
+    auto, none = (
+        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:240], y[:240])
+        for each in ("auto", None)
+    )
+    losses = [-model.log_predictive_density(X[240:], y[240:]) for model in (auto, none)]
+    worse = losses[0] - losses[1]
+    assert worse.mean() < 2 * worse.std() / np.sqrt(len(worse)) + 0.01
+
+
 def test_few_rows_of_many_columns_are_not_projected():
     """Two columns of a hundred matter; principal components do not show them."""
     rng = np.random.default_rng(0)

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 from scipy.stats import norm
 from sklearn.datasets import load_digits, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
@@ -313,6 +314,18 @@ def test_stream_keeps_the_share_of_the_divergence(moons):
     assert given.partial_fit(X[150:], y[150:]).kl_weight_ == 2.0
 
 
+def test_stream_weighs_the_divergence_as_the_fit_did(moons):
+    X, y = np.vstack([moons[0], moons[2]]), np.concatenate([moons[1], moons[3]])
+    learned = SWSGPClassifier(n_neighbors=8, random_state=0).fit(X[:400], y[:400])
+    assert learned.kl_weight_ < 400 / 8  # rows held out chose less than the default
+    given = pickle.loads(pickle.dumps(learned))
+    learned.partial_fit(X[400:500], y[400:500])
+    given.set_params(kl_weight=learned.kl_weight_).partial_fit(X[400:500], y[400:500])
+    np.testing.assert_allclose(
+        learned.predict_proba(X[500:]), given.predict_proba(X[500:]), rtol=1e-8
+    )
+
+
 def test_warm_start_goes_on_where_the_last_fit_ended(moons):
     X, y, fresh, _ = moons
     model = SWSGPClassifier(warm_start=True, random_state=0).fit(X, y)
@@ -347,7 +360,11 @@ def test_a_few_rows(n, n_classes, method):
         assert list(model.classes_) == sorted(set(y))
 
 
-@pytest.mark.parametrize("params", [{}, {"kl_weight": 1000 / 32}, {"method": "kriging"}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"kl_weight": 1000 / 32, "n_neighbors": 32}, {"method": "kriging"}],
+    ids=str,
+)
 def test_rare_class_is_predicted_better_than_by_its_rate(params):
     """Of 2.5%; and is as frequent as predicted."""
     X, y = make_classification(
@@ -422,3 +439,19 @@ def test_rare_class_is_predicted_no_worse_than_by_its_frequency(seed):
         for q in (model.predict_proba(X[500:])[:, 1], rate)
     ]
     assert losses[0] < losses[1] + 1e-3
+
+
+def test_rare_class_is_learned_without_a_function_that_follows_its_labels():
+    """13 of 1000 labels: the likeliest kernel has no signal, or follows each of them."""
+    rng = np.random.default_rng(10)
+    X = rng.uniform(-2, 2, (6000, 2))
+    phase = rng.uniform(0, 2 * np.pi, 2)
+    f = 2 * np.sin(1.5 * X[:, 0] + phase[0]) + 1.5 * np.cos(1.2 * X[:, 1] + phase[1])
+    y = (rng.uniform(size=6000) < expit(f - 5.4)).astype(int)
+    model = SWSGPClassifier(random_state=10).fit(X[:1000], y[:1000])
+    rate = np.full(5000, y[:1000].mean())
+    losses = [
+        -np.log(np.where(y[1000:] == 1, p, 1 - p)).mean()
+        for p in (model.predict_proba(X[1000:])[:, 1], rate, expit(f[1000:] - 5.4))
+    ]
+    assert losses[0] < losses[1] - 0.3 * (losses[1] - losses[2])

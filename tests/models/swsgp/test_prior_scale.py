@@ -223,13 +223,24 @@ def test_float32_walks_the_same_way():
     assert again.score == pytest.approx(found.score, abs=1e-3)
 
 
-def test_kl_weight_must_gain_by_two_standard_errors_and_the_amplitude_by_one(monkeypatch):
-    seen, original = [], module.choose
+@pytest.mark.parametrize(
+    ("n_errors", "kl_factor", "amplitude"), [(0.7, 1.0, 1.0), (1.5, 1.0, 3.0), (2.5, 0.1, 3.0)]
+)
+def test_kl_weight_must_gain_by_two_standard_errors_and_the_amplitude_by_one(
+    n_errors, kl_factor, amplitude, monkeypatch
+):
+    """Each of the first steps gains so many standard errors of the rows held out, others lose."""
+    fit = module._Search._fit
+    noise = np.random.default_rng(0).standard_normal(200)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    gain = torch.tensor(noise + n_errors / 200**0.5)
 
-    def spy(losses, **options):
-        seen.append(options["n_errors"])
-        return original(losses, **options)
+    def made_up(self, amplitude, kl_factor, start):
+        losses = torch.full((200,), 5.0, dtype=torch.float64)
+        losses = losses - gain * ((kl_factor < 1) + (amplitude == 3.0))
+        losses = losses + 1.0 * (amplitude not in (1.0, 3.0) or kl_factor not in (1.0, 0.1))
+        return replace(fit(self, amplitude, kl_factor, start), losses=losses)
 
-    monkeypatch.setattr(module, "choose", spy)
-    walk_of(30.0, n=200, M=100, kl_weight=12.5)
-    assert seen[0] == 2.0 and set(seen[1:]) == {1.0}
+    monkeypatch.setattr(module._Search, "_fit", made_up)
+    found, _ = walk_of(30.0, n=200, M=100, kl_weight=12.5)
+    assert (found.kl_factor, found.amplitude) == pytest.approx((kl_factor, amplitude))
