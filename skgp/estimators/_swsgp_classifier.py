@@ -61,7 +61,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
         from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
         Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
-        500 rows (fewer of more than two classes) with an inducing point each it is all of them,
+        1000 rows (fewer of more than two classes) with an inducing point each it is all of them,
         which is the usual variational GP. "kriging" takes 32 in any case.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while rows
