@@ -25,7 +25,7 @@ from skgp.models.replicates import distinct_observations
 from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes, label_targets
 from skgp.models.swsgp.label_search import search_label_kernel
 
-# Rows up to which all are neighbours, of one latent function; of c, c times the cube of it.
+# Rows up to which all are neighbours, of one latent function; of c with as many numbers, c M^2.
 _FULL_ROWS = 1000
 # Of logs of amplitude and length scales, by default kernels (tests/benchmarks/bench_rare_class.py).
 _SCALE_STD = 1.0
@@ -115,7 +115,7 @@ class LabelsMixin:
         return class_centres(data, n_points, kernel, random_state)
 
     def _few_points(self, n_latent: int) -> int:
-        return int(_FULL_ROWS / n_latent ** (1 / 3))
+        return int(_FULL_ROWS / n_latent**0.5)
 
     def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
