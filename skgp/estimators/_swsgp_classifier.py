@@ -90,8 +90,7 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
         standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, if fits to some rows
-        then predict others better; else None.
+        ``kernel=None``, more than 50 columns and fewer neighbours than rows, else None.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, which multiply those of rows.
     optimizer : "auto" or None, default="auto"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import Backend, to_tensor
@@ -115,7 +116,7 @@ class SWSGPMixin:
             helps = self.kernel is None and d > MANY_COLUMNS and local
             if helps and self._goes_on:
                 helps = self._projection is not None
-            elif helps:
+            elif helps and not is_classifier(self):  # classes: of pixels and counts, as a rule
                 exposure = None if log_exposure is None else np.exp(log_exposure)
                 helps = components_predict_better(
                     self, X, y, sample_weight, exposure=exposure, seed=backend.seed
