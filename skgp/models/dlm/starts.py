@@ -36,11 +36,13 @@ from skgp.linalg.cholesky import jittered_cholesky
 from skgp.models.dlm.collapsed import posterior_from_precision
 from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.objective import Objective, data_loss
+from skgp.models.dlm.reference import kl_from_standard_normal
 from skgp.models.dlm.sparse import inducing_factor, whitened_features
 
 __all__ = ["broadened", "natural_gradients"]
 
 _STEP = 0.8
+_SLACK = 1e-9  # of the bound: what rounding may cost a step
 _WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _NOISES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 _GRID_ROWS = 4000
@@ -75,28 +77,46 @@ def natural_gradients(
     -----
     O(n M^2 c) a step. Where a likelihood is not log-concave and the curvature negative, it is that
     of the parabola with the same slope whose top is the mode of the likelihood: nothing, in its
-    place, would let q(u) run away from such rows.
+    place, would let q(u) run away from such rows. A step that would lower the bound is cut: from
+    a rate far too low, that to a huge count goes beyond all bounds.
     """
-    likelihood = objective.family.make(state.likelihood).at(data.offset)
+    made = objective.family.make(state.likelihood)
+    likelihood = made.at(data.offset)
     L = inducing_factor(state.kernel, state.Z)
     Phi = whitened_features(state.kernel, data.X, state.Z, L)
     unexplained = (gram_diag(state.kernel, data.X) - Phi.square().sum(0)).clamp_min(0.0)
     scale = _column(data.weight, data.y) / max(objective.beta, 1e-3)
     precision, shift = torch.zeros_like(data.y), torch.zeros_like(data.y)
-    mean = Phi.mT @ state.mean
-    for iteration in range(max_iter):
+    bound = replace(objective, name="elbo", beta=max(objective.beta, 1e-3), gradient="exact")
+
+    def moments(state: SparseState) -> tuple[Tensor, Tensor]:
         var = (unexplained + (state.root.mT @ Phi).square().sum(1)).mT
+        return Phi.mT @ state.mean, var
+
+    def loss(state: SparseState, mean: Tensor, var: Tensor) -> float:
+        rows = float(data_loss(bound, made, data, state.offset + mean, var))
+        total = rows + bound.beta * float(kl_from_standard_normal(state.mean, state.root))
+        return total if math.isfinite(total) else math.inf
+
+    (mean, var), step = moments(state), 1.0
+    best = loss(state, mean, var)
+    for _ in range(max_iter):
         slope, curvature = likelihood.expected_derivatives(data.y, state.offset + mean, var)
         to_mode = likelihood.mode(data.y) - state.offset - mean
         curvature = torch.where(curvature < 0, -curvature, slope / to_mode)
-        step = 1.0 if iteration == 0 else _STEP
-        precision = (1 - step) * precision + step * curvature
-        shift = (1 - step) * shift + step * (slope + curvature * mean)
-        sites = scale * precision
+        new_precision = (1 - step) * precision + step * curvature
+        new_shift = (1 - step) * shift + step * (slope + curvature * mean)
+        sites = scale * new_precision
         P = torch.stack([(Phi * column) @ Phi.mT for column in sites.unbind(1)])
         P = P.diagonal_scatter(P.diagonal(dim1=1, dim2=2) + 1.0, dim1=1, dim2=2)
-        state = state.with_posterior(*posterior_from_precision(P, Phi @ (scale * shift)))
-        before, mean = mean, Phi.mT @ state.mean
+        new = state.with_posterior(*posterior_from_precision(P, Phi @ (scale * new_shift)))
+        before, found = mean, moments(new)
+        value = loss(new, *found)
+        if not value <= best + _SLACK * abs(best):
+            step *= 0.25
+            continue
+        state, precision, shift, (mean, var) = new, new_precision, new_shift, found
+        best, step = min(best, value), min(_STEP, 2 * step)
         if float((mean - before).square().mean().sqrt()) <= tol * float(mean.square().mean() + 1):
             break
     return state

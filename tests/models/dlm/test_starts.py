@@ -89,6 +89,20 @@ def test_natural_gradients_are_near_the_optimum_after_ten_steps(family):
     assert after - least < 1e-3 * (before - least)
 
 
+def test_natural_gradients_from_rates_far_too_low_for_a_count_do_not_lower_the_bound():
+    """A full step would take the log-rate of 3 beyond 1000."""
+    problem, made, _ = problem_of("poisson")
+    problem = replace(problem, y=np.where(np.arange(len(problem.y)) == 5, 10_000.0, problem.y))
+    objective = Objective(made, name="elbo", **FIXED)
+    state = problem.state(torch.empty(0))
+    for begun in (state, replace(state, offset=state.offset - 3)):
+        found = natural_gradients(begun, problem.data, objective)
+        before, after = (total_loss(s, problem.data, objective) for s in (begun, found))
+        assert after < before
+        means, _ = found.posterior().mean_and_variance(problem.data.X)
+        assert means.max() < np.log(10_000) + 1
+
+
 def test_natural_gradients_of_weights_are_those_of_repeated_rows():
     problem, made, state = problem_of("poisson")
     counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
