@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.models.dlm.data import SparseData, SparseState
 
-JITTER = 1e-8  # relative to the mean diagonal, in float64
+JITTER = 1e-6  # relative to the mean diagonal, in float64
 
 KERNELS = {
     "rbf": lambda: 1.3 * RBF([0.9, 1.6]),

@@ -48,7 +48,7 @@ def of_bayes_rule(objective: Objective) -> Objective:
 
     Hyper-parameters stay where :func:`dense_start` chose them, unless another objective moves them.
     """
-    if objective.beta != 1.0 or objective.name not in ("log_loss", "elbo"):
+    if objective.beta != 1.0 or objective.name == "square_loss":
         return objective
     return replace(
         objective, name="elbo", learn_kernel=False, learn_likelihood=False, learn_inducing=False
