@@ -1,0 +1,74 @@
+"""The properties of `tests.contracts.properties` over the cases of `tests.contracts.cases`.
+
+By default a dozen cases an estimator and property, always the same; ``-m slow`` draws 2000.
+"""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.cases import ESTIMATORS, cases, documented_values, plain_cases
+from tests.contracts.properties import check_case, check_order, check_sequence, check_units
+
+_N_CASES = [12, pytest.param(2000, marks=pytest.mark.slow)]
+_N_SEQUENCES = [4, pytest.param(200, marks=pytest.mark.slow)]
+# Some options of the Bayesian samplers take minutes.
+_BY_OPTIONS = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "BayesianGPRegressor" else name
+    for name in ESTIMATORS
+]
+_HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["fit", "bad y", "raise", "interrupt", "other data"]), st.integers(1, 6)
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+def _run(check, n_examples, **strategies):
+    settings(max_examples=n_examples, suppress_health_check=_HEALTH)(given(**strategies)(check))()
+
+
+@pytest.mark.parametrize("n_cases", _N_CASES)
+@pytest.mark.parametrize("name", _BY_OPTIONS)
+def test_awkward_input_fits_or_is_refused(name, n_cases):
+    fitted = []
+    _run(lambda case: fitted.append(check_case(case)), n_cases, case=cases(name))
+    assert sum(fitted) > 0.25 * len(fitted)
+
+
+@pytest.mark.parametrize("n_cases", _N_CASES)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_defaults_take_awkward_data(name, n_cases):
+    fitted = []
+    strategy = cases(name, params=0)
+    _run(lambda case: fitted.append(check_case(case)), n_cases, case=strategy)
+    assert sum(fitted) > 0.25 * len(fitted)
+
+
+@pytest.mark.parametrize("n_cases", _N_SEQUENCES)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_failures_and_interrupts_leave_what_was(name, n_cases):
+    strategy = cases(name, params=1, defects=0)
+    _run(check_sequence, n_cases, case=strategy, steps=_STEPS)
+
+
+@pytest.mark.parametrize("n_cases", _N_SEQUENCES)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_order_of_rows_says_nothing(name, n_cases):
+    _run(check_order, n_cases, case=plain_cases(name, ["rbf", "fixed", "matern32"]))
+
+
+@pytest.mark.parametrize("n_cases", _N_SEQUENCES)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_units_are_but_units(name, n_cases):
+    exponents = st.sampled_from([-30, -3, 5, 30])
+    _run(check_units, n_cases, case=plain_cases(name, ["default"]), exponent=exponents)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_documented_value_of_every_parameter(name):
+    assert len(documented_values(name)) > 8
