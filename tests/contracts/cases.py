@@ -159,9 +159,10 @@ class Case:
 
     @property
     def is_ill_conditioned(self):
-        """Whether a linear kernel sums products of numbers of very different sizes."""
-        return self.kernel == "linear" and any(
-            defect.startswith(("scale", "mixed", "offset", "far")) for defect in self.defects
+        """Whether weights span 16 orders, or a linear kernel sums numbers of unlike size."""
+        unlike = ("scale", "mixed", "offset", "far")
+        return self.weight == "extreme" or (
+            self.kernel == "linear" and any(name.startswith(unlike) for name in self.defects)
         )
 
     @property
