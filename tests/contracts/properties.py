@@ -100,6 +100,21 @@ def check_case(case):
     return True
 
 
+def check_value(case):
+    """One documented value of one parameter: it fits and predicts finite numbers, or is refused."""
+    X, y, weight = case.data()
+    estimator = case.make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fit(estimator, X, y, weight)
+        except (ValueError, TypeError) as error:
+            check_refusal(case, estimator, X, error)
+            return False
+        check_finite(case, predictions(estimator, rows_between_and_far(X)[0]))
+    return True
+
+
 def fit(estimator, X, y, weight):
     return estimator.fit(X, y) if weight is None else estimator.fit(X, y, sample_weight=weight)
 

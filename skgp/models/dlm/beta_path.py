@@ -23,6 +23,7 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -88,24 +89,21 @@ def fit_beta_path(
         for "square_loss"); empty below 30 rows, which beta = 1 is for.
     """
     objective = replace(objective, beta=_FIRST)
+    fit_all = partial(
+        fit_sparse,
+        data=data,
+        settings=settings,
+        inducing=inducing,
+        offset=offset,
+        generator=generator,
+        start=start,
+    )
     if len(data) < _FEWEST:
-        fit = fit_sparse(
-            kernels,
-            data,
-            objective,
-            settings,
-            inducing=inducing,
-            offset=offset,
-            generator=generator,
-            start=start,
-            callback=callback,
-        )
-        return fit, {}
+        return fit_all(kernels, objective=objective, callback=callback), {}
     recorder = StopRecorder(callback)
     history: dict[str, list[float]] = {"start": [], "solve": [], "validation": []}
     parts = _Parts.of(data, settings.validation_fraction, generator)
     kept = parts.training
-    asked = start
     if start is None:
         begun = start_state(
             kernels, kept, objective, settings, inducing, offset, generator, recorder
@@ -153,17 +151,8 @@ def fit_beta_path(
             history,
             (kept, parts.stopping),
         ), path
-    fit = fit_sparse(
-        [chosen.state.kernel],
-        data,
-        replace(objective, beta=chosen.objective.beta),
-        settings,
-        inducing=inducing,
-        offset=offset,
-        generator=generator,
-        start=asked,
-        callback=recorder,
-    )
+    of_beta = replace(objective, beta=chosen.objective.beta)
+    fit = fit_all([chosen.state.kernel], objective=of_beta, callback=recorder)
     n_iter = max(recorder.n_longest, fit.n_iter)
     history = {name: history[name] + fit.history[name] for name in ("start", "solve")} | {
         "validation": history["validation"]
