@@ -21,6 +21,7 @@ __all__ = [
     "Metric",
     "SafeRoot",
     "any_far",
+    "by_differences_where_near",
     "correct_far_",
     "exp_decay_",
     "far_limit",
@@ -205,6 +206,23 @@ def correct_far_(
     return values
 
 
+def by_differences_where_near(D: Tensor, A: Tensor, B: Tensor, a2: Tensor) -> Tensor:
+    """Replace, by differences, squared distances of near rows, whose root is to keep its digits.
+
+    Of squares that err by eps |a|^2 the root of one below sqrt(eps) |a|^2 errs by up to
+    sqrt(eps) |a|, of others by less than eps^(3/4) |a|. D (..., n, p), which a matrix product gave
+    of A (..., n, d) and B (..., p, d), is changed in place or replaced where most pairs are near.
+    """
+    limit = torch.finfo(D.dtype).eps ** 0.5 * a2.expand(D.shape[:-1])
+    rows = (D.detach().amin(-1) < limit).nonzero(as_tuple=True)  # few: scanned a second time
+    k, j = (D.detach()[rows] < limit[rows][:, None]).nonzero(as_tuple=True)
+    if len(k) * A.shape[-1] > D.numel():
+        return _direct_squared(A, B, False)
+    *batch, i = (each[k] for each in rows)
+    A, B = (M.expand(*D.shape[:-2], *M.shape[-2:]) for M in (A, B))
+    return D.index_put_((*batch, i, j), (A[*batch, i] - B[*batch, j]).square().sum(-1))
+
+
 def _expanded_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
     a2 = A.square().sum(-1)
     b2 = a2 if same else B.square().sum(-1)
@@ -219,7 +237,8 @@ def _expanded_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
 
 
 def _expanded_root(A: Tensor, B: Tensor, same: bool) -> Tensor:
-    return SafeRoot.apply(_expanded_squared(A, B, same))
+    squared = _expanded_squared(A, B, same)
+    return SafeRoot.apply(by_differences_where_near(squared, A, B, A.detach().square().sum(-1)))
 
 
 METRICS = {

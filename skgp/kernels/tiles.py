@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from .covariance import covariance
-from .distances import METRICS, correct_far_, exp_decay_, scaled_inputs
+from .distances import METRICS, by_differences_where_near, correct_far_, exp_decay_, scaled_inputs
 from .expression import Node
 from .specs import ActiveDims, Cosine
 
@@ -117,18 +117,23 @@ def _tile_gaussian(length_scale, log_scale, X, Z, out) -> Tensor:
     return exp_decay_(K.clamp_max_(top), top)
 
 
-def _tile_squared(X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None) -> Tensor:
-    """Squared distance of scaled inputs, clamped at 0."""
+def _tile_squared(
+    X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None, near: bool = False
+) -> Tensor:
+    """Squared distance of scaled inputs, clamped at 0; ``near``: with the digits for a root."""
     A, B, _ = scaled_inputs(X, Z, scale)
     a2, b2 = A.square().sum(1, keepdim=True), B.square().sum(1, keepdim=True)
     left = torch.cat([-2 * A, a2, torch.ones_like(a2)], 1)
     right = torch.cat([B, torch.ones_like(b2), b2], 1)
-    return correct_far_(torch.matmul(left, right.T, out=out).clamp_min_(0), A, B, a2, b2)
+    D = correct_far_(torch.matmul(left, right.T, out=out).clamp_min_(0), A, B, a2, b2)
+    return by_differences_where_near(D, A, B, a2[:, 0]) if near else D
 
 
 def _tile_matern(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:
     nu = node.kernel.nu
-    squared = _tile_squared(X, Z, node.params["length_scale"] / math.sqrt(2 * nu), out)
+    scale = node.params["length_scale"] / math.sqrt(2 * nu)
+    # Of the Matern kernels this alone is rough: linear in the distance, not in its square.
+    squared = _tile_squared(X, Z, scale, out, near=nu == 0.5)
     if nu == 0.5:
         return exp_decay_(squared.sqrt_().neg_())
     if nu == 1.5:

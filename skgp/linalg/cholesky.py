@@ -13,7 +13,14 @@ from skgp.linalg.threads import large_operation
 # variances that leaves no digits.
 _ROWS, _LARGE_RATIO = 200, 1e10
 
-__all__ = ["CholeskyResult", "cho_solve", "jittered_cholesky", "log_det", "reverse_cholesky"]
+__all__ = [
+    "CholeskyResult",
+    "cho_solve",
+    "jittered_cholesky",
+    "log_det",
+    "reverse_cholesky",
+    "semidefinite_root",
+]
 
 
 class CholeskyResult(NamedTuple):
@@ -81,6 +88,21 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
         jitter[failed] = _smallest_jitter(A[failed], max_jitter)
     factor = torch.linalg.cholesky(_add_to_diagonal(A, jitter))
     return CholeskyResult(factor, float(jitter.max()))
+
+
+def semidefinite_root(A: Tensor) -> Tensor:
+    """R (n, n) with R R^T = A up to rounding, A symmetric and positive semi-definite but for it.
+
+    The Cholesky factor; or, where no jitter relative to A helps since A is a difference of far
+    larger matrices, eigenvectors, with negative eigenvalues taken as 0: some ten times the cost.
+    """
+    try:
+        return jittered_cholesky(A).factor
+    except NotPositiveDefiniteError:
+        if not A.isfinite().all():
+            raise
+        values, vectors = torch.linalg.eigh(A)
+        return vectors * values.clamp_min(0.0).sqrt()
 
 
 def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:

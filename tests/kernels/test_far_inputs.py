@@ -124,11 +124,10 @@ def test_operators_of_rows_far_away_are_dense_matrices(kernel):
     V = inputs(23, seed=4)
     expected = gram(kernel, X) @ V
     operator = KernelOperator(kernel, X, dtype=torch.float64)
-    # A distance of nearly 0 is the root of its square's rounding.
-    torch.testing.assert_close(operator.matmul(V), expected, rtol=1e-12, atol=1e-6)
+    torch.testing.assert_close(operator.matmul(V), expected, rtol=1e-12, atol=1e-10)
     rows = RowOperator(kernel, X)
     rows.set_theta(torch.tensor(kernel.theta))
-    torch.testing.assert_close(rows.matmul(V.T), expected.T, rtol=1e-12, atol=1e-6)
+    torch.testing.assert_close(rows.matmul(V.T), expected.T, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("reading", READINGS)

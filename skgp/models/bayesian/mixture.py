@@ -44,7 +44,7 @@ from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.kernels.tiles import evaluate_tile
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root
 from skgp.linalg.preconditioners import rp_cholesky
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.bayesian.gaussian_mixture import mixture_moments
@@ -255,7 +255,7 @@ class MixtureState(TensorState):
     ) -> Tensor:
         mean, covariance = self._joint(s, node, inverse, Z)
         # A covariance without noise is singular up to rounding: the jitter has its size.
-        root = jittered_cholesky(covariance).factor
+        root = semidefinite_root(covariance)
         return mean[:, None] + root @ Z.new_tensor(rng.standard_normal((len(Z), n_draws)))
 
     def _corrected_draws(
