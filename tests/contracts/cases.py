@@ -65,16 +65,16 @@ _NUMBERS = {
     "tol": [1e-2],
     "validation_fraction": [0.3],
 }
-#: Chains of thousands of steps, which have tests of their own.
-_LONG_CHAINS = {"sampler": {"langevin", "mala", "sgld"}, "solver": {"cg"}}
 #: What needs a package that is not there.
 _MISSING = {} if find_spec("faiss") else {"neighbors": {"faiss"}}
 _NOT_DRAWN = {"kernel", "prior", "random_state", "device", "verbose"}
 #: Solvers and samplers that take thousands of steps by default.
+_CHAIN = {"n_samples": 16, "n_chains": 1, "n_warmup": 5}
 _LONG = {
     "sgd": {"max_iter": 30},
     "adam": {"max_iter": 10},
     "hmc": {"n_samples": 32, "min_ess": 8},
+    **dict.fromkeys(["cg", "langevin", "mala", "sgld"], _CHAIN),
 }
 
 #: Signal and noise by the number of columns; a classifier has no noise.
@@ -171,12 +171,14 @@ class Case:
 
     def make(self, **params):
         """Return the unfitted estimator."""
+        estimator = getattr(skgp, self.estimator)()
         chosen = {**ESTIMATORS[self.estimator]}
         for _, value in self.params:
-            chosen.update(_LONG.get(value, {}) if isinstance(value, str) else {})
+            short = _LONG.get(value, {}) if isinstance(value, str) else {}
+            chosen.update({name: short[name] for name in short if hasattr(estimator, name)})
         chosen.update(self.params)
         chosen.update(params, kernel=self._kernel(), random_state=self.seed)
-        return getattr(skgp, self.estimator)(**chosen)
+        return estimator.set_params(**chosen)
 
     def _kernel(self):
         if self.kernel == "default":
@@ -289,7 +291,7 @@ def documented_values(estimator):
     for name, constraints in getattr(skgp, estimator)._parameter_constraints.items():
         if name in _NOT_DRAWN or constraints == "no_validation":
             continue
-        unwanted = (_LONG_CHAINS if estimator == "BayesianGPRegressor" else _MISSING).get(name, ())
+        unwanted = _MISSING.get(name, ())
         found = list(_NUMBERS.get(name, []))
         for constraint in constraints:
             if constraint == "boolean":

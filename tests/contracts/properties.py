@@ -89,7 +89,7 @@ def check_case(case):
             after = global_state()["filters"]
             assert after == inside, [f for f in after if f not in inside]
         try:
-            check_predictions(case, estimator, X, y)
+            check_predictions(case, estimator, X, weight)
         except NotPositiveDefiniteError:
             # The first is no covariance function; of the other, rounding is all that is left.
             assert (case.kernel == "periodic" and case.d > 1) or case.is_ill_conditioned
@@ -148,9 +148,11 @@ def y_of(case):
     return y if weight is None else y[weight > 0]
 
 
-def check_predictions(case, estimator, X, y):
+def check_predictions(case, estimator, X, weight):
     """Finite, consistent with each other, and the same for a row in any company."""
-    near, far = rows_between_and_far(X)
+    near, _ = rows_between_and_far(X)
+    # Far for the rows that the estimator has seen.
+    _, far = rows_between_and_far(X if weight is None else np.asarray(X)[weight > 0])
     alone = predictions(estimator, near)
     check_finite(case, alone)
     assert (alone["latent variance"] >= 0).all()
