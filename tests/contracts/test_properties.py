@@ -20,11 +20,6 @@ from tests.contracts.properties import (
 
 _N_CASES = [12, pytest.param(2000, marks=pytest.mark.slow)]
 _N_SEQUENCES = [4, pytest.param(200, marks=pytest.mark.slow)]
-# Some options of the Bayesian samplers take minutes.
-_BY_OPTIONS = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "BayesianGPRegressor" else name
-    for name in ESTIMATORS
-]
 _HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 _STEPS = st.lists(
@@ -41,7 +36,7 @@ def _run(check, n_examples, **strategies):
 
 
 @pytest.mark.parametrize("n_cases", _N_CASES)
-@pytest.mark.parametrize("name", _BY_OPTIONS)
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_awkward_input_fits_or_is_refused(name, n_cases):
     fitted = []
     _run(lambda case: fitted.append(check_case(case)), n_cases, case=cases(name))
