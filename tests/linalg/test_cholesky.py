@@ -10,6 +10,7 @@ from skgp.linalg.cholesky import (
     jittered_cholesky,
     log_det,
     reverse_cholesky,
+    semidefinite_root,
 )
 from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
 
@@ -181,3 +182,15 @@ def test_cho_solve_and_log_det_equal_numpy(batch):
 def test_exceptions_are_what_callers_catch():
     assert issubclass(NotPositiveDefiniteError, ValueError)
     assert issubclass(NumericalWarning, UserWarning)
+
+
+def test_semidefinite_root_of_a_difference_that_is_rounding_alone():
+    A = torch.tensor([[1e-11, 2e-11], [2e-11, -3e-11]], dtype=torch.float64)
+    root = semidefinite_root(A)
+    eigenvalues, vectors = torch.linalg.eigh(A)
+    expected = vectors @ torch.diag(eigenvalues.clamp_min(0)) @ vectors.T
+    torch.testing.assert_close(root @ root.T, expected, rtol=1e-9, atol=0)
+    positive = A.diagonal().abs().diag()
+    torch.testing.assert_close(semidefinite_root(positive), positive.sqrt())
+    with pytest.raises(NotPositiveDefiniteError):
+        semidefinite_root(A * torch.nan)
