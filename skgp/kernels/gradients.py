@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -44,7 +46,7 @@ from torch import Tensor
 from .covariance import covariance, variance
 from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
 from .expression import Binder, Node, bind, check_kernel
-from .few_rows import stationary_leaf
+from .few_rows import FewRowsGram, stationary_leaf
 from .gram import gram
 from .specs import ActiveDims
 
@@ -57,6 +59,7 @@ __all__ = [
 ]
 
 _CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
+_FEW_ROWS = 150  # up to which NumPy takes less time than torch
 _ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
 
 
@@ -136,13 +139,17 @@ class GramWithGradient:
         An expression without WhiteKernel; asked once for its hyper-parameters.
     X : Tensor of shape (n, d)
 
+    Attributes
+    ----------
+    few : bool
+        Whether K and W are arrays of NumPy, in place of tensors like X.
+
     Examples
     --------
     >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    >>> theta = torch.zeros(1, dtype=torch.float64)
-    >>> K, gradient = GramWithGradient(RBF(), X)(theta)
-    >>> gradient(torch.ones_like(K)).round(decimals=4)
-    tensor([1.2131], dtype=torch.float64)
+    >>> K, gradient = GramWithGradient(RBF(), X)(np.zeros(1))
+    >>> gradient(np.ones_like(K)).round(4)
+    array([1.2131])
     """
 
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
@@ -150,15 +157,30 @@ class GramWithGradient:
         self._bind, self._X = Binder(kernel), X
         self._centred = scaled_inputs(X, None, 1.0)[0]
         self._leaf = stationary_leaf(kernel)
+        self.few = len(X) <= _FEW_ROWS and X.dtype == torch.float64 and not X.is_cuda
         if self._leaf is not None:  # says what does not fit
             scaled_inputs(X[:1], None, X.new_tensor(self._leaf.length_scale))
+            if self.few:
+                self._of_few = FewRowsGram(self._leaf, self._centred.numpy())
 
     @torch.no_grad()
-    def __call__(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
         """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
 
         W is symmetric. K is not to be changed; O(n^2 d) each.
         """
+        if self.few and self._leaf is not None:
+            k, of_few, largest = self._of_few(theta)
+            if largest <= far_limit(torch.float64):
+                return k, of_few
+        K, of_many = self._of_many(torch.as_tensor(theta).to(self._X))
+
+        def gradient(W: Any) -> np.ndarray:
+            return of_many(torch.as_tensor(W)).cpu().numpy().astype(float)
+
+        return K.numpy() if self.few else K, gradient
+
+    def _of_many(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         leaf = self._leaf
         if leaf is None:
             return self._by_autograd(theta)

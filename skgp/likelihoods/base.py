@@ -290,6 +290,22 @@ class Likelihood(TensorState, abc.ABC):
         """All three at once, which a subclass may do faster; not for autograd."""
         return self._log_prob(y, f), *self._derivatives(y, f)
 
+    def log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`log_prob` and `derivatives` of targets that were checked, without a graph."""
+        with torch.no_grad():
+            return self._log_prob_and_derivatives(y, f)
+
+    def skewness(self, y: Tensor, f: Tensor) -> Tensor:
+        r"""Third derivative of :math:`\log p(y \mid f)` over minus the second; 0 where that is 0.
+
+        Bounded where both underflow. Targets were checked.
+        """
+        with torch.enable_grad():
+            f = f.detach().requires_grad_()
+            second = self._derivatives(y, f)[1]
+            (third,) = torch.autograd.grad(second.sum(), f)
+        return torch.where(second < 0, -third / second.detach(), 0.0)
+
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return quadrature.expectation(
             lambda f: self._log_prob(y, f), mean, var, n_points=self.n_points

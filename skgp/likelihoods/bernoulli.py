@@ -103,6 +103,9 @@ class Bernoulli(Likelihood):
         hazard = math.sqrt(2 / math.pi) / torch.special.erfcx(-y * f / math.sqrt(2))
         return y * hazard, -hazard * (hazard + y * f)
 
+    def skewness(self, y: Tensor, f: Tensor) -> Tensor:
+        return torch.tanh(f / 2) if self.link == "logit" else super().skewness(y, f)
+
     def _mode(self, y: Tensor) -> Tensor:
         return y * math.inf
 

@@ -1,9 +1,15 @@
-"""Cholesky factors of nearly singular matrices, and the jitter that they needed."""
+"""Cholesky factors of nearly singular matrices, and the jitter that they needed.
+
+The factor of one float64 matrix may be a NumPy array, and so may what is made of it: for a hundred
+rows a call of torch outlasts its work.
+"""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 from torch import Tensor
 
 from skgp.linalg.exceptions import NotPositiveDefiniteError
@@ -77,6 +83,8 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     CholeskyResult(factor=tensor([[2.0000, 0.0000],
             [1.0000, 1.4142]], dtype=torch.float64), jitter=0.0)
     """
+    if isinstance(A, np.ndarray):
+        return _of_few_rows(A, max_jitter)
     _check_square(A)
     with large_operation(A.numel() * A.shape[-1] / 3):
         factor, info = torch.linalg.cholesky_ex(A)
@@ -153,6 +161,8 @@ def cho_solve(L: Tensor, B: Tensor) -> Tensor:
     Tensor of the shape of `B`
         :math:`O(n^2 k)`.
     """
+    if isinstance(L, np.ndarray):
+        return dpotrs(L.T, B)[0]
     if B.ndim == L.ndim - 1:
         return torch.cholesky_solve(B.unsqueeze(-1), L).squeeze(-1)
     with large_operation(2 * B.numel() * L.shape[-1]):
@@ -161,6 +171,9 @@ def cho_solve(L: Tensor, B: Tensor) -> Tensor:
 
 def cho_inverse(L: Tensor) -> Tensor:
     """Inverse of :math:`L L^T`, (..., n, n), given the lower factor; O(n^3)."""
+    if isinstance(L, np.ndarray):
+        upper = dpotri(L.T)[0]  # the other triangle is 0
+        return upper + upper.T - np.diag(upper.diagonal())
     with large_operation(2 / 3 * L.numel() * L.shape[-1]):
         return torch.cholesky_inverse(L)
 
@@ -184,7 +197,19 @@ def log_det(L: Tensor) -> Tensor:
     Tensor of shape (...)
         In nats; :math:`O(n)`.
     """
+    if isinstance(L, np.ndarray):
+        return 2 * np.log(L.diagonal()).sum()
     return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _of_few_rows(A: np.ndarray, max_jitter: float) -> CholeskyResult:
+    """As `jittered_cholesky`: in rows of LAPACK, which are columns of NumPy, the upper factor."""
+    upper, failed = dpotrf(A.T)
+    factor, jitter = upper.T, 0.0
+    if failed:
+        raised = jittered_cholesky(torch.from_numpy(A), max_jitter=max_jitter)
+        factor, jitter = raised.factor.numpy(), raised.jitter
+    return CholeskyResult(cast(Tensor, factor), jitter)
 
 
 def _check_square(A: Tensor) -> None:

@@ -33,20 +33,14 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import gram, gram_diag, split_noise
+from skgp.kernels.gram import gram_diag, split_noise
 from skgp.models.hyperparameters import (
     Callback,
     HyperparameterFit,
     SearchSettings,
     fit_leave_one_out,
 )
-from skgp.models.laplace_evidence import (
-    WarmStart,
-    check_no_noise,
-    laplace_fit,
-    laplace_log_evidence,
-    laplace_predict,
-)
+from skgp.models.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.models.moderation import choose_moderation
 from skgp.models.replicates import merge_replicates
 from skgp.training.stopping import StopRecorder
@@ -319,14 +313,7 @@ class _Search:
     def _scored(self, kernel, rows: _Labelled, objective: "_Objective") -> HyperparameterFit:
         """The fit with its evidence on `rows` and its score."""
         with torch.no_grad():
-            fit = laplace_fit(
-                gram(kernel, rows.X, method="expand"),
-                rows.Y,
-                likelihood=self.likelihood,
-                offset=self.offset,
-                row_weight=rows.weight,
-                warm_start=objective.warm_start,
-            )
+            fit = objective.evidence.fit(objective.best_theta)
             evidence = float(fit.log_evidence.mean())
             score, moderation = evidence / rows.total, None
             new = self.held_out
@@ -353,7 +340,14 @@ class _Objective:
         self.search, self.kernel, self.moves, self.rows = search, kernel, moves, rows
         self.start = np.clip(kernel.theta, *kernel.bounds.T) if kernel.n_dims else kernel.theta
         self.centring, self.averaging = _centring(kernel), _averaging(kernel)
-        self.warm_start = WarmStart()
+        self.evidence = LaplaceEvidence(
+            kernel,
+            rows.X,
+            rows.Y,
+            likelihood=search.likelihood,
+            offset=search.offset,
+            row_weight=rows.weight,
+        )
         self.history: list[float] = []
         self.best_loss, self.best_theta = math.inf, self.start
 
@@ -374,26 +368,15 @@ class _Objective:
             raise StopIteration
         return loss, self.moves.T @ gradient
 
-    def _loss(self, theta_array: np.ndarray) -> tuple[float, np.ndarray]:
-        rows, total = self.rows, self.rows.total
-        theta = rows.X.new_tensor(theta_array).requires_grad_()
+    def _loss(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        total = self.rows.total
         try:
-            evidence = laplace_log_evidence(
-                self.kernel,
-                rows.X,
-                rows.Y,
-                theta,
-                likelihood=self.search.likelihood,
-                offset=self.search.offset,
-                row_weight=rows.weight,
-                warm_start=self.warm_start,
-            ).mean()
-            (gradient,) = torch.autograd.grad(-evidence / total, theta)
+            values, gradient = self.evidence(theta)
         except ValueError:  # a covariance that overflowed
-            return math.inf, np.zeros_like(theta_array)
-        penalty, slope = self._penalty(theta_array)
-        loss = -evidence.item() / total + penalty / total
-        return loss, gradient.cpu().numpy().astype(float) + slope / total
+            return math.inf, np.zeros_like(theta)
+        penalty, slope = self._penalty(theta)
+        loss = (penalty - float(values.mean())) / total
+        return loss, (slope - gradient / len(values)) / total
 
     def _penalty(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Minus the log prior of theta, and its gradient."""

@@ -13,11 +13,12 @@ Code                Rasmussen and Williams
 ``alpha``           :math:`a = K^{-1} \hat g = \nabla \log p`
 ``root``            :math:`W^{1/2}`, a diagonal
 ``curvature``       W
-``third``           :math:`\nabla^3 \log p / W`
+``skewness``        :math:`\nabla^3 \log p / W`
 ==================  ================================================
 
 Everything works on a K that several one-vs-rest columns share, one column after the other, so that
-memory is a few n x n matrices whatever their number.
+memory is a few n x n matrices whatever their number. K and what is made of it are NumPy's arrays
+for few rows, tensors otherwise (`skgp.kernels.gradients.GramWithGradient`).
 
 Erratum: Algorithm 5.1 prints :math:`s_2` with a minus sign; eq. (5.23) has the right one.
 
@@ -27,11 +28,13 @@ References
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.kernels.gradients import GramWithGradient
 from skgp.kernels.gram import gram, gram_diag, split_noise
 from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, tri_solve
 
@@ -39,24 +42,6 @@ _MAX_NEWTON = 100
 _MAX_HALVINGS = 30
 # A Newton step of squared length 1e-10 (in the metric of the Hessian) leaves about 1e-10 of error.
 _LAST_STEP = 1e-10
-
-
-class WarmStart:
-    """Modes of the last evaluation, from which the next one starts.
-
-    Attributes
-    ----------
-    latent : Tensor of shape (n, c) or None
-        :math:`\\hat g`; None before the first evaluation. When K is scaled, the mode changes far
-        less than :math:`K K_{old}^{-1} \\hat g_{old}`, so this and not ``alpha`` is kept.
-    """
-
-    def __init__(self) -> None:
-        self.latent: Tensor | None = None
-
-    def column(self, j: int, shape: torch.Size) -> Tensor | None:
-        """Return the start of column j, None where there is none of this ``shape`` (n, c)."""
-        return None if self.latent is None or self.latent.shape != shape else self.latent[:, j]
 
 
 @dataclass(frozen=True)
@@ -80,18 +65,17 @@ class LaplaceFit:
     log_evidence: Tensor
 
 
-def laplace_log_evidence(
-    kernel,
-    X: Tensor,
-    Y: Tensor,
-    theta: Tensor,
-    *,
-    likelihood,
-    offset: Tensor | None = None,
-    row_weight: Tensor | None = None,
-    warm_start: WarmStart | None = None,
-) -> Tensor:
-    """Approximate log evidence of each one-vs-rest column, differentiable in `theta`.
+class LaplaceEvidence:
+    r"""Approximate log evidence of one-vs-rest columns at many theta, each with its gradient.
+
+    With :math:`R = W^{1/2} B^{-1} W^{1/2}` and :math:`s = \tfrac12 \mathrm{diag}((K^{-1} + W)^{-1})
+    \nabla^3 \log p`, which by :math:`\mathrm{diag}((K^{-1} + W)^{-1}) = (1 - \mathrm{diag}\,B^{-1})
+    / W` needs no further matrix product, the gradient of Algorithm 5.1 is in matrix form
+
+    .. math:: \frac{d \log q}{d K} = \tfrac12 (a a^T - R) + \tfrac12 (u a^T + a u^T),
+              \qquad u = (I - R K) s.
+
+    The last term is the motion of the mode.
 
     Parameters
     ----------
@@ -99,22 +83,19 @@ def laplace_log_evidence(
     X : Tensor of shape (n, d)
     Y : Tensor of shape (n, c)
         Labels -1 and +1.
-    theta : Tensor of shape (kernel.n_dims,)
-        Log hyper-parameters.
     likelihood : skgp.likelihoods.Bernoulli
-        Or any other whose log density is concave in f: needs ``log_prob`` and ``derivatives``, the
-        second of them differentiable.
+        Or any other whose log density is concave in f.
     offset : Tensor of shape (c,), optional
         Constant part of the latent functions. None means 0.
     row_weight : Tensor of shape (n,), optional
         Factor of each row's log likelihood, not negative. None means 1.
-    warm_start : WarmStart, optional
-        Read and updated.
 
-    Returns
-    -------
-    Tensor of shape (c,)
-        In nats.
+    Attributes
+    ----------
+    latents : list of arrays (n,) or None
+        :math:`\hat g` of each column at the last theta, from which the next mode is sought. When K
+        is scaled, it changes far less than :math:`K K_{old}^{-1} \hat g_{old}`, so this and not
+        ``alpha`` is kept.
 
     Raises
     ------
@@ -123,28 +104,57 @@ def laplace_log_evidence(
 
     Notes
     -----
-    ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse in the backward pass;
-    ``O(n^2)`` memory. The gradient is exact at the mode, Newton's iterations are not traced.
+    ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
     """
-    check_no_noise(kernel)
-    K = gram(kernel, X, theta=theta, method="expand")
-    problem = Problem.of(Y, likelihood, offset, row_weight)
-    return _LogEvidence.apply(K, problem, warm_start or WarmStart())
 
+    def __init__(
+        self,
+        kernel,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        likelihood,
+        offset: Tensor | None = None,
+        row_weight: Tensor | None = None,
+    ) -> None:
+        check_no_noise(kernel)
+        self._gram = GramWithGradient(kernel, X)
+        self.offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
+        weight = torch.ones_like(Y[:, 0]) if row_weight is None else row_weight
+        self._columns = [
+            _Column(y, likelihood, b, weight, self._gram.few)
+            for y, b in zip(Y.mT.contiguous(), self.offset, strict=True)
+        ]
+        self.latents: list = [None] * len(self._columns)
 
-@torch.no_grad()
-def laplace_fit(
-    K: Tensor,
-    Y: Tensor,
-    *,
-    likelihood,
-    offset: Tensor | None = None,
-    row_weight: Tensor | None = None,
-    warm_start: WarmStart | None = None,
-) -> LaplaceFit:
-    """Find the modes for a given covariance K (n, n); the rest as in `laplace_log_evidence`."""
-    problem = Problem.of(Y, likelihood, offset, row_weight)
-    return _fit(K, problem, warm_start or WarmStart())
+    @torch.no_grad()
+    def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """In nats, (c,), and the gradient of their sum (n_theta,)."""
+        K, of_K = self._gram(theta)
+        values, total = [], 0.0
+        for j, column in enumerate(self._columns):
+            mode, L, value = self._solve(K, j)
+            values.append(value)
+            total = total + _gradient(K, column, mode, L)
+        return np.array(values), of_K(total)
+
+    @torch.no_grad()
+    def fit(self, theta: np.ndarray) -> LaplaceFit:
+        """The posteriors at theta."""
+        K, _ = self._gram(theta)
+        modes, _, values = zip(*(self._solve(K, j) for j in range(len(self._columns))), strict=True)
+        alpha, root = (
+            torch.stack([torch.as_tensor(a) for a in arrays], dim=1)
+            for arrays in ([m.alpha for m in modes], [m.curvature**0.5 for m in modes])
+        )
+        return LaplaceFit(alpha, root, self.offset, self.offset.new_tensor(values))
+
+    def _solve(self, K: Any, j: int) -> tuple["_Mode", Any, float]:
+        """Of column j the mode, which is remembered, the factor of B there, and the evidence."""
+        mode = _mode(K, self._columns[j], self.latents[j])
+        self.latents[j] = mode.g
+        L = _factor(K, mode.curvature**0.5)
+        return mode, L, mode.value - 0.5 * float(log_det(L))
 
 
 def laplace_predict(
@@ -191,150 +201,87 @@ def check_no_noise(kernel) -> None:
 # ------------------------------------------------------------------------- columns and their modes
 
 
-class Problem(NamedTuple):
-    """All that the evidence depends on besides K: ``Y (n, c)``, ``offset (c,)``, weights (n,)."""
+class _Mode(NamedTuple):
+    """A point of Newton's method: ``g = K alpha`` (n,), the objective and derivatives there."""
 
-    Y: Tensor
-    likelihood: object
-    offset: Tensor
-    weight: Tensor | None
-
-    @classmethod
-    def of(cls, Y: Tensor, likelihood, offset: Tensor | None, weight: Tensor | None) -> "Problem":
-        """Fill in the default offset."""
-        return cls(Y, likelihood, Y.new_zeros(Y.shape[1]) if offset is None else offset, weight)
-
-    def column(self, j: int) -> "_Column":
-        """The problem of column j."""
-        return _Column(self.Y[:, j], self.likelihood, self.offset[j], self.weight)
+    alpha: Any
+    g: Any
+    value: float
+    slope: Any
+    curvature: Any
 
 
 class _Column:
-    """Log likelihood of one column as a function of g, and its derivatives."""
+    """Log likelihood of one column as a function of g: in tensors, of arrays like K."""
 
-    def __init__(self, y: Tensor, likelihood, offset: Tensor, weight: Tensor | None) -> None:
-        self.y, self.likelihood, self.offset = y, likelihood, offset
-        self.weight = torch.ones_like(y) if weight is None else weight
+    def __init__(self, y: Tensor, likelihood, offset: Tensor, weight: Tensor, few: bool) -> None:
+        self.y, self.likelihood, self.offset, self.weight = y, likelihood, offset, weight
+        self._like_K = Tensor.numpy if few else lambda tensor: tensor
+        self.zero = self._like_K(torch.zeros_like(y))
 
-    def log_prob(self, g: Tensor) -> Tensor:
-        """Weighted sum of the log likelihoods, shape ()."""
-        return self.weight @ self.likelihood.log_prob(self.y, self.offset + g)
+    def derivatives(self, g: Any) -> tuple[float, Any, Any]:
+        """Weighted sum, its slope, and minus its second derivative, (n,) each."""
+        f = self.offset + torch.as_tensor(g)
+        value, first, second = self.likelihood.log_prob_and_derivatives(self.y, f)
+        curvature = (-self.weight * second).clamp_(min=0)
+        return (
+            float(self.weight @ value),
+            self._like_K(self.weight * first),
+            self._like_K(curvature),
+        )
 
-    def slope_and_curvature(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """First derivative and minus the second, shape (n,) each."""
-        first, second = self.likelihood.derivatives(self.y, self.offset + g)
-        return self.weight * first, (-self.weight * second).clamp(min=0)
+    def skewness(self, g: Any) -> Any:
+        """Third derivative over the curvature, (n,), free of weights."""
+        return self._like_K(self.likelihood.skewness(self.y, self.offset + torch.as_tensor(g)))
 
-    def third(self, g: Tensor) -> Tensor:
-        """Third derivative over the curvature, shape (n,): bounded where both underflow to 0."""
-        with torch.enable_grad():
-            f = (self.offset + g).detach().requires_grad_()
-            second = self.likelihood.derivatives(self.y, f)[1]
-            (third,) = torch.autograd.grad(second.sum(), f)
-        curvature = -second.detach()
-        return torch.where(curvature > 0, third / curvature, 0.0)
-
-
-def _fit(K: Tensor, problem: Problem, warm: WarmStart) -> LaplaceFit:
-    """Modes and evidences of all columns; remembers the modes."""
-    alphas, latents, roots, evidences = [], [], [], []
-    for j in range(problem.Y.shape[1]):
-        column = problem.column(j)
-        alpha, g = _mode(K, column, warm.column(j, problem.Y.shape))
-        root = column.slope_and_curvature(g)[1].sqrt()
-        evidences.append(_objective(column, alpha, g) - 0.5 * log_det(_factor(K, root)))
-        alphas.append(alpha)
-        latents.append(g)
-        roots.append(root)
-    warm.latent = torch.stack(latents, dim=1)
-    return LaplaceFit(
-        torch.stack(alphas, dim=1),
-        torch.stack(roots, dim=1),
-        problem.offset,
-        torch.stack(evidences),
-    )
+    def at(self, alpha: Any, g: Any) -> _Mode:
+        """With what the mode maximises, eq. (3.12) up to a constant."""
+        value, slope, curvature = self.derivatives(g)
+        return _Mode(alpha, g, value - 0.5 * float(alpha @ g), slope, curvature)
 
 
-def _mode(K: Tensor, column: _Column, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Newton's method with step halving (Algorithm 3.1): ``alpha (n,)`` and ``g = K alpha``."""
-    alpha, g = torch.zeros_like(column.y), torch.zeros_like(column.y)
-    value = _objective(column, alpha, g)
+def _mode(K: Any, column: _Column, start: Any) -> _Mode:
+    """Newton's method with step halving (Algorithm 3.1)."""
+    mode = column.at(column.zero, column.zero)
     if start is not None:
         # K^-1 start is unknown, so that the step itself is judged, not what it starts from.
-        a_start = _newton(K, *column.slope_and_curvature(start), start)
-        g_start = K @ a_start
-        value_start = _objective(column, a_start, g_start)
-        if value_start > value:
-            alpha, g, value = a_start, g_start, value_start
+        alpha = _newton(K, *column.derivatives(start)[1:], start)
+        mode = max(mode, column.at(alpha, K @ alpha), key=lambda mode: mode.value)
     for _ in range(_MAX_NEWTON):
-        slope, curvature = column.slope_and_curvature(g)
-        step = _newton(K, slope, curvature, g) - alpha
+        step = _newton(K, mode.slope, mode.curvature, mode.g) - mode.alpha
         moved = K @ step
-        decrement = float((slope - alpha) @ moved)
-        if decrement <= _LAST_STEP:
-            return alpha + step, g + moved
-        for halvings in range(_MAX_HALVINGS):
-            a_new, g_new = alpha + step / 2**halvings, g + moved / 2**halvings
-            value_new = _objective(column, a_new, g_new)
-            if value_new > value:
+        if float((mode.slope - mode.alpha) @ moved) <= _LAST_STEP:
+            return column.at(mode.alpha + step, mode.g + moved)
+        for size in 0.5 ** np.arange(_MAX_HALVINGS):
+            new = column.at(mode.alpha + size * step, mode.g + size * moved)
+            if new.value > mode.value:
                 break
         else:
             break  # rounding hides any further rise
-        alpha, g, value = a_new, g_new, value_new
-    return alpha, g
+        mode = new
+    return mode
 
 
-def _objective(column: _Column, alpha: Tensor, g: Tensor) -> Tensor:
-    """What the mode maximises, eq. (3.12) up to a constant."""
-    return column.log_prob(g) - 0.5 * alpha @ g
-
-
-def _newton(K: Tensor, slope: Tensor, curvature: Tensor, g: Tensor) -> Tensor:
+def _newton(K: Any, slope: Any, curvature: Any, g: Any) -> Any:
     """Where a full Newton step from g leads, as ``alpha`` (Algorithm 3.1, lines 4-6)."""
-    root = curvature.sqrt()
+    root = curvature**0.5
     rhs = curvature * g + slope
     return rhs - root * cho_solve(_factor(K, root), root * (K @ rhs))
 
 
-def _factor(K: Tensor, root: Tensor) -> Tensor:
+def _factor(K: Any, root: Any) -> Any:
     """Cholesky factor of ``B = I + W^1/2 K W^1/2``, whose eigenvalues are at least 1."""
     B = root[:, None] * K * root
-    B.diagonal().add_(1.0)
+    torch.as_tensor(B).diagonal().add_(1.0)
     return jittered_cholesky(B).factor
 
 
-class _LogEvidence(torch.autograd.Function):
-    r"""The evidences as a function of K, with the gradient of Algorithm 5.1 in matrix form.
-
-    With :math:`R = W^{1/2} B^{-1} W^{1/2}` and :math:`s = \tfrac12 \mathrm{diag}((K^{-1} + W)^{-1})
-    \nabla^3 \log p`, which by :math:`\mathrm{diag}((K^{-1} + W)^{-1}) = (1 - \mathrm{diag}\,B^{-1})
-    / W` needs no further matrix product,
-
-    .. math:: \frac{d \log q}{d K} = \tfrac12 (a a^T - R) + \tfrac12 (u a^T + a u^T),
-              \qquad u = (I - R K) s.
-
-    The last term is the motion of the mode. The factors are computed again in the backward pass:
-    one matrix at a time is held, however many columns there are.
-    """
-
-    @staticmethod
-    def forward(ctx, K: Tensor, problem: Problem, warm: WarmStart) -> Tensor:
-        fit = _fit(K, problem, warm)
-        ctx.save_for_backward(K, fit.alpha, fit.root)
-        ctx.problem = problem
-        return fit.log_evidence
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        K, alphas, roots = ctx.saved_tensors
-        total = torch.zeros_like(K)
-        for j in range(alphas.shape[1]):
-            alpha, root = alphas[:, j], roots[:, j]
-            inverse = cho_inverse(_factor(K, root))
-            third = ctx.problem.column(j).third(K @ alpha)
-            s = 0.5 * (1 - inverse.diagonal()) * third
-            u = s - root * (inverse @ (root * (K @ s)))
-            R = inverse.mul_(root[:, None]).mul_(root)
-            outer = torch.outer(0.5 * alpha + u, alpha)
-            total += 0.5 * grad[j] * (outer + outer.mT - R)
-        return total, None, None
+def _gradient(K: Any, column: _Column, mode: _Mode, L: Any) -> Any:
+    """Of the evidence of a column in K, (n, n)."""
+    inverse, root = cho_inverse(L), mode.curvature**0.5
+    s = 0.5 * (1 - inverse.diagonal()) * column.skewness(mode.g)
+    u = s - root * (inverse @ (root * (K @ s)))
+    inverse *= root[:, None]
+    inverse *= root
+    outer = (0.5 * mode.alpha + u)[:, None] * mode.alpha
+    return 0.5 * (outer + outer.T - inverse)

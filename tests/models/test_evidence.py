@@ -6,8 +6,8 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skgp.kernels import gradients as module
 from skgp.kernels import split_noise
-from skgp.models import evidence as module
 from skgp.models.evidence import ExactEvidence
 from skgp.models.replicates import Replicates, merge_replicates
 from tests.reference.kernels import naive_gram
