@@ -7,8 +7,8 @@ function of some hyper-parameters alone, than the bound, whose q(u) has :math:`O
 ================  ======================================================================
 likelihood        evidence
 ================  ======================================================================
-Gaussian          exact (:func:`skgp.models.objectives.log_marginal_likelihood`)
-labels, counts    Laplace's approximation (:mod:`skgp.models.dlm.laplace`), summed over
+Gaussian          exact (:mod:`skgp.models.evidence`)
+labels, counts    Laplace's approximation (:mod:`skgp.models.laplace_evidence`), summed over
                   the latent functions
 ================  ======================================================================
 
@@ -22,17 +22,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import gram
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.laplace import LaplaceEvidence
 from skgp.models.dlm.objective import Objective
+from skgp.models.evidence import ExactEvidence
 from skgp.models.families import Family, FixedFamily, GaussianFamily
-from skgp.models.objectives import log_marginal_likelihood
+from skgp.models.laplace_evidence import LaplaceEvidence
 from skgp.models.replicates import Replicates
 from skgp.training.lbfgs import minimize_lbfgs
 from skgp.training.stopping import StopRecorder
@@ -40,10 +40,9 @@ from skgp.training.stopping import StopRecorder
 __all__ = ["EvidenceFit", "EvidenceSearch", "has_evidence"]
 
 Callback = Callable[[int, dict], bool | None]
-Evidence = Callable[[Tensor], Tensor]
+Evidence = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and the gradient
 
 _SCREEN_ROWS = 100  # on which several kernels are compared
-_MANY_COLUMNS = 50  # from which on distances are faster by a product
 
 
 def has_evidence(objective: Objective, kernels: list) -> bool:
@@ -148,22 +147,28 @@ class EvidenceSearch:
         """Search from `start`, ratios drawn towards those of the kernel `centre`."""
         gaussian = isinstance(self.family, GaussianFamily)
         whole = start.kernel + self._noise(start.likelihood) if gaussian else start.kernel
-        theta = torch.as_tensor(whole.theta).to(data.X.device)
+        theta = torch.as_tensor(whole.theta)
         if len(theta) == 0:
             return start
         evidence = self._gaussian(whole, data) if gaussian else self._laplace(whole, data)
-        prior = self._log_prior(centre, theta)
-        total = data.total
+        prior = self._log_prior(centre)
+
+        def loss(parts: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+            at = parts["theta"].detach().numpy()
+            (value, slope), (of_prior, slope_of_prior) = evidence(at), prior(at)
+            gradient = torch.as_tensor(slope + slope_of_prior) / -data.total
+            return -(value + of_prior) / data.total, {"theta": gradient}
+
         low, high = torch.as_tensor(whole.bounds).to(theta).T
         found = minimize_lbfgs(
-            lambda parts: -(evidence(parts["theta"]) + prior(parts["theta"])) / total,
+            loss,
             {"theta": theta},
             max_iter=self.max_iter,
             tol=self.tol,
             bounds={"theta": (low, high)},
             callback=lambda i, info: self.recorder(i, {"loss": info["loss"]}),
         )
-        whole = whole.clone_with_theta(found.parameters["theta"].cpu().numpy())
+        whole = whole.clone_with_theta(found.parameters["theta"].numpy())
         if not gaussian:
             return EvidenceFit(whole, start.likelihood, found.loss, found.history)
         noise = start.likelihood.new_tensor([whole.k2.noise_level]).log()
@@ -179,28 +184,35 @@ class EvidenceSearch:
         weight = None if data.weight is None else data.weight.double()
         scatter = None if weight is None else torch.zeros_like(weight)
         rows = Replicates(data.X.double(), data.y[:, 0].double(), weight, scatter)
-        return lambda theta: log_marginal_likelihood(whole, rows, theta)
+        exact = ExactEvidence(whole, rows)
+        return lambda theta: exact(theta)[:2]
 
     def _laplace(self, kernel, data: SparseData) -> Evidence:
         """Log evidence of the latent functions; O(c n^3)."""
         X, weight = data.X.double(), None if data.weight is None else data.weight.double()
-        offset = None if data.offset is None else data.offset.double().mT
-        likelihood = self.family.make(self.offset[:0]).at(offset)
-        evidence = LaplaceEvidence(likelihood, data.y.double(), self.offset, weight)
-        method = "expand" if X.shape[1] > _MANY_COLUMNS else "direct"
-        return lambda theta: evidence(gram(kernel, X, theta=theta, method=method))
+        exposure = None if data.offset is None else data.offset[:, 0].double()
+        likelihood = self.family.make(self.offset[:0]).at(exposure)
+        y, offset = data.y.double(), self.offset
+        laplace = LaplaceEvidence(
+            kernel, X, y, likelihood=likelihood, offset=offset, row_weight=weight
+        )
 
-    def _log_prior(self, centre, like: Tensor) -> Evidence:
+        def summed(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            values, gradient = laplace(theta)
+            return float(values.sum()), gradient
+
+        return summed
+
+    def _log_prior(self, centre) -> Evidence:
         """Of the ratios in a vector of length scales to those of `centre`, up to a constant."""
-        vectors = _vectors(centre)
-        if self.ratio_std is None or not vectors:
-            return lambda theta: theta.new_zeros(())
-        start, precision = torch.as_tensor(centre.theta).to(like), self.ratio_std**-2
+        start, vectors = centre.theta, _vectors(centre) if self.ratio_std is not None else []
 
-        def log_prior(theta: Tensor) -> Tensor:
-            moved = theta[: len(start)] - start
-            spread = [(moved[part] - moved[part].mean()).square().sum() for part in vectors]
-            return -0.5 * precision * torch.stack(spread).sum()
+        def log_prior(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            deviation = np.zeros_like(theta)
+            for part in vectors:
+                moved = theta[part] - start[part]
+                deviation[part] = (moved - moved.mean()) / self.ratio_std
+            return -0.5 * float(deviation @ deviation), -deviation / (self.ratio_std or 1.0)
 
         return log_prior
 
