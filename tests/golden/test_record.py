@@ -6,7 +6,7 @@ import pytest
 import skgp
 from tests.golden.cases import CASES
 from tests.golden.problems import problem
-from tests.golden.record import compare, difference, outcome
+from tests.golden.record import compare, difference, outcome, perturbed
 
 
 def test_cases_have_every_estimator_and_problem_and_no_case_twice():
@@ -45,6 +45,19 @@ def test_compare_finds_what_is_missing_and_what_is_slower(capsys):
     assert compare(_keyed({"seconds": 2.0}), _keyed(expected)) == 1
     printed = capsys.readouterr().out
     assert "only before" in printed and "slower  2.00" in printed
+
+
+def test_compare_forgives_what_rounding_explains():
+    expected = {"mean": np.ones(2), "mean | eps": 1e-5}
+    assert not compare(_keyed({"mean": np.ones(2) + 5e-5}), _keyed(expected))
+    assert compare(_keyed({"mean": np.ones(2) + 5e-3}), _keyed(expected)) == 1
+
+
+def test_perturbed_data_differ_by_rounding_and_keep_equal_rows():
+    before = problem("replicated")
+    after = perturbed(before)
+    assert 0 < difference(after.X, before.X) < 1e-13 and 0 < difference(after.y, before.y) < 1e-13
+    assert len(np.unique(after.X, axis=0)) == len(np.unique(before.X, axis=0))
 
 
 def test_difference_is_relative_to_the_largest_element():
