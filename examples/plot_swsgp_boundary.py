@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import make_moons
 
 from skgp import SWSGPClassifier
-from skgp.models.neighbors import NeighborSearch
+from skgp.inference.neighbors.search import NeighborSearch
 
 X, y = make_moons(600, noise=0.25, random_state=0)
 X_test, y_test = make_moons(5000, noise=0.25, random_state=1)

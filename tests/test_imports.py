@@ -1,9 +1,9 @@
 """The direction of imports inside skgp, read off the source: lazy imports count.
 
-``estimators, displays -> models -> learning -> {kernels, likelihoods, priors, variational,
-samplers, training} -> linalg``. The folders inside the braces do not import each other, and below
-the estimators scikit-learn is present only as ``sklearn.gaussian_process.kernels`` inside
-``kernels/``.
+``estimators, displays -> models -> learning -> inference -> {data, kernels, likelihoods, priors,
+samplers} -> optim -> linalg``. No model imports a model; the rooms inside the braces do not import
+each other; below the estimators scikit-learn is present only as
+``sklearn.gaussian_process.kernels`` inside ``kernels/``.
 """
 
 import ast
@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "skgp"
-MIDDLE = {"kernels", "likelihoods", "priors", "variational", "samplers", "training"}
-CORE = MIDDLE | {"linalg"}
+TOOLS = {"optim", "linalg"}
+MIDDLE = {"data", "kernels", "likelihoods", "priors", "samplers"}
+CORE = MIDDLE | TOOLS
 ALLOWED = {
     "": {"estimators"},  # skgp/__init__.py: the public estimators, nothing else
-    "estimators": {"models", "learning"} | CORE,
-    "displays": {"estimators", "models", "learning"} | CORE,
-    "models": {"learning"} | CORE,
-    "learning": CORE,
-    **{folder: {"linalg"} for folder in MIDDLE},
+    "estimators": {"models", "learning", "inference"} | CORE,
+    "displays": {"estimators", "models", "learning", "inference"} | CORE,
+    "models": {"learning", "inference"} | CORE,
+    "learning": {"inference"} | CORE,
+    "inference": CORE,
+    **{room: TOOLS for room in MIDDLE},
+    "optim": {"linalg"},
     "linalg": set(),
     "datasets": set(),
 }
@@ -56,9 +59,15 @@ def imported_names(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[in
                 yield node.lineno, str(node.args[0].value)
 
 
+def room(relative: Path) -> str:
+    """The folder or single module of skgp/ that a path lies in; "" for ``skgp/__init__.py``."""
+    first = relative.parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
 def offences(source: str, relative: Path) -> list[str]:
     """What the module at ``relative`` (a path inside skgp/) imports against the direction."""
-    folder = relative.parts[0] if len(relative.parts) > 1 else ""
+    folder = room(relative)
     if folder not in ALLOWED:
         return [f"skgp/{folder} has no place in the direction of imports: add it to ALLOWED"]
     found = []
@@ -66,6 +75,10 @@ def offences(source: str, relative: Path) -> list[str]:
         target = name.split(".")[1] if inside(name, "skgp") and "." in name else ""
         if inside(name, "skgp") and target != folder and target not in ALLOWED[folder]:
             found.append(f"skgp/{relative}:{line} imports {name}")
+        if folder == target == "models" and not relative.stem.startswith("__"):
+            here, there = relative.parts[1].removesuffix(".py"), (*name.split("."), "", "")[2]
+            if here != there:
+                found.append(f"skgp/{relative}:{line} imports another model: {name}")
         if inside(name, "sklearn") and folder and folder not in WITH_SKLEARN:
             if not (folder == "kernels" and inside(name, KERNEL_CLASSES)):
                 found.append(f"skgp/{relative}:{line} imports {name}")
@@ -101,8 +114,12 @@ def test_every_folder_is_a_package():
         ("kernels/gram.py", "from skgp.likelihoods import Gaussian"),
         ("kernels/gram.py", "from sklearn.base import clone"),
         ("kernels/gram.py", "from sklearn.gaussian_process import GaussianProcessRegressor"),
-        ("training/loop.py", "def fit():\n    from skgp.models import qsgp"),
-        ("training/loop.py", "import importlib\nimportlib.import_module('skgp.variational')"),
+        ("optim/loop.py", "def fit():\n    from skgp.models import qsgp"),
+        ("optim/loop.py", "import importlib\nimportlib.import_module('skgp.likelihoods')"),
+        ("inference/exact.py", "from skgp.learning import search"),
+        ("data.py", "from skgp.kernels import gram"),
+        ("models/dlm/fit.py", "from skgp.models.qsgp.plan import Plan"),
+        ("models/dlm.py", "from .swsgp import fit"),
         ("learning/selection.py", "from skgp.models import qsgp"),
         ("learning/selection.py", "from sklearn.model_selection import StratifiedKFold"),
         ("linalg/cg.py", "from skgp.learning import choose"),
@@ -134,7 +151,9 @@ def test_offences_finds_an_import_against_the_direction(relative, source):
             "from ...kernels import gram\nfrom . import basis\nimport skgp.linalg",
         ),
         ("models/qsgp/cg.py", "from skgp.learning import choose"),
-        ("learning/selection.py", "from skgp.linalg import cg"),
+        ("models/qsgp/cg.py", "from skgp.models.qsgp.plan import Plan"),
+        ("learning/selection.py", "from skgp.linalg import cg\nfrom skgp.inference import exact"),
+        ("inference/exact.py", "from skgp.data import Data"),
         ("estimators/_qsgp.py", "from sklearn.base import clone\nfrom skgp.models.qsgp import fit"),
         ("displays/band.py", "from skgp.estimators._base import Base"),
         ("datasets/generators.py", "from sklearn.utils import check_random_state"),

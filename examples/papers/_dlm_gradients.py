@@ -116,7 +116,7 @@ def run_bias(job: Row, folder: Path) -> Row:
     """Draw the gradient many times just after the initialisation."""
     import torch
 
-    from skgp.models.dlm.log_expectation import log_expectation_loss
+    from skgp.likelihoods.log_expectation import log_expectation_loss
 
     likelihood, y, A, var, offset = initial_state(job, folder)
     mean = torch.full_like(y, offset, requires_grad=True)

@@ -16,11 +16,11 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
 from skgp import StateSpaceGPClassifier
+from skgp.inference.markov.inducing.conditionals import condition
+from skgp.inference.markov.inducing.fit import fit_inducing
+from skgp.inference.markov.series import Series, make_series
 from skgp.likelihoods import Gaussian, Likelihood, StudentT
-from skgp.models.state_space.inducing.conditionals import condition
-from skgp.models.state_space.inducing.fit import fit_inducing
-from skgp.models.state_space.series import Series, make_series
-from skgp.training.lbfgs import minimize_lbfgs
+from skgp.optim.lbfgs import minimize_lbfgs
 
 _KERNEL = Matern(0.1, nu=1.5)
 _LIKELIHOODS = {"Gaussian": Gaussian(0.01), "Student-t": StudentT(1.0, 1.0)}

@@ -24,10 +24,10 @@ from scipy.optimize import minimize
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
+from skgp.inference.markov.series import Series, make_series
 from skgp.kernels import Cosine, state_space
-from skgp.models.state_space.objectives import GaussianEvidence
-from skgp.models.state_space.series import Series, make_series
-from skgp.training.lbfgs import minimize_lbfgs
+from skgp.learning.markov.objectives import GaussianEvidence
+from skgp.optim.lbfgs import minimize_lbfgs
 
 _JITTER = 1e-8  # relative to the variance
 _N_KNOTS = 60

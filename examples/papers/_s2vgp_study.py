@@ -12,14 +12,14 @@ import torch
 from qsgp import data_path
 from torch import Tensor
 
+from skgp.inference.markov.inducing.fit import fit_inducing
+from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.state import SeriesState
 from skgp.kernels.sde import state_space
-from skgp.models.families import GaussianFamily
-from skgp.models.state_space.hyperparameters import maximise
-from skgp.models.state_space.inducing.fit import fit_inducing
-from skgp.models.state_space.inducing.state import InducingState
-from skgp.models.state_space.objectives import GaussianEvidence, VariationalEvidence
-from skgp.models.state_space.series import Series
-from skgp.models.state_space.state import SeriesState
+from skgp.learning.markov.objectives import GaussianEvidence, VariationalEvidence
+from skgp.learning.markov.search import maximise
+from skgp.likelihoods.families import GaussianFamily
 
 Row = dict[str, Any]
 State = SeriesState | InducingState

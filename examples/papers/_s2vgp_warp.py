@@ -28,11 +28,11 @@ from _s2vgp_study import (
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
+from skgp.inference.markov.inducing.fit import fit_inducing
+from skgp.inference.markov.inducing.pair_sites import PairSites
+from skgp.inference.markov.series import make_series
 from skgp.likelihoods import Gaussian
 from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
-from skgp.models.state_space.inducing.fit import fit_inducing
-from skgp.models.state_space.inducing.pair_sites import PairSites
-from skgp.models.state_space.series import make_series
 
 _REMOVED = (((0.55, 0.6), (0.85, 0.9)), ((0.4, 0.5),))  # of each series
 _KNOTS = (50, 100, 50)  # of each layer, as in the paper

@@ -8,7 +8,7 @@ import torch
 from _s2vgp_study import Row, Study, seconds_of
 from _ulisse_problem import Draw, Problem, draws
 
-from skgp.models.bayesian.stochastic_gradient import StochasticGradient
+from skgp.learning.posterior.stochastic_gradient import StochasticGradient
 
 _MAX_ITER = 20_000
 

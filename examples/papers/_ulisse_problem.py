@@ -12,11 +12,11 @@ from _s2vgp_study import Row, read
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import Tensor
 
+from skgp.data import Replicates
 from skgp.kernels import gram
 from skgp.kernels.operators import RowOperator
-from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import default_priors
-from skgp.models.replicates import Replicates
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.priors import default_priors
 
 NAMES = ("amplitude", "length scale", "noise")
 

@@ -32,11 +32,11 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 from torch import Tensor
 
+from skgp.inference.stochastic.control_variates import LowRankControlVariate, projection_weights
+from skgp.inference.stochastic.estimators import Estimate, quadratic_loss, sample_design
+from skgp.inference.stochastic.sampling import everything, sample_indices, union_weight
 from skgp.kernels import FourierFeatures
-from skgp.models.qsgp.stochastic.control_variates import LowRankControlVariate, projection_weights
-from skgp.models.qsgp.stochastic.estimators import Estimate, quadratic_loss, sample_design
-from skgp.models.qsgp.stochastic.sgd_sampling import everything, sample_indices, union_weight
-from skgp.training import sample_without_replacement
+from skgp.optim import sample_without_replacement
 
 RANKS = (0, 10, 30, 100, 200, 300, 500, 1000)
 KINDS = ("dense", "projected", "union", "draws")

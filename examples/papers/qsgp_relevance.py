@@ -124,8 +124,8 @@ def by_model(route: str, X: np.ndarray, y: np.ndarray, grid: np.ndarray, seed: i
     import torch
     from sklearn.gaussian_process.kernels import RBF
 
-    from skgp.models.qsgp.relevance.relevance import fit_relevance
-    from skgp.models.qsgp.relevance.relevance_stochastic import fit_relevance_stochastic
+    from skgp.inference.relevance.evidence import fit_relevance
+    from skgp.inference.relevance.stochastic import fit_relevance_stochastic
 
     centre = y.mean()
     arguments = RBF(LENGTH_SCALE), X, y - centre

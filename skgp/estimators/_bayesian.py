@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.data import Replicates, merge_replicates
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._bayesian_common import (
     Plan,
@@ -27,13 +28,12 @@ from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_b
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._options import options
 from skgp.estimators._warnings import warn_caller
-from skgp.models.bayesian.exact import PosteriorSamples, single_sample
-from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.mixture import MixtureState
-from skgp.models.bayesian.priors import element_names
-from skgp.models.bayesian.thinning import PILOT_SAMPLES, probe_rows, samples_needed
-from skgp.models.objectives import log_marginal_likelihood
-from skgp.models.replicates import Replicates, merge_replicates
+from skgp.inference.mixture.mixture import MixtureState
+from skgp.learning.objectives import log_marginal_likelihood
+from skgp.learning.posterior.exact import PosteriorSamples, single_sample
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.priors import element_names
+from skgp.learning.posterior.thinning import PILOT_SAMPLES, probe_rows, samples_needed
 
 _FACTOR_BYTES = 1e9  # kept for later predictions, at most
 

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.models.bayesian.exact import PosteriorSamples, sample_exact, single_sample
-from skgp.models.bayesian.langevin import sample_stochastic
-from skgp.models.bayesian.laplace import find_mode, laplace_approximation
-from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import resolve_priors
-from skgp.models.bayesian.set_up import set_up
-from skgp.models.replicates import Replicates
-from skgp.training.stopping import StopRecorder
+from skgp.data import Replicates
+from skgp.learning.posterior.exact import PosteriorSamples, sample_exact, single_sample
+from skgp.learning.posterior.langevin import sample_stochastic
+from skgp.learning.posterior.laplace import find_mode, laplace_approximation
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.priors import resolve_priors
+from skgp.learning.posterior.set_up import set_up
+from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
 #: The samplers of each solver, the default first.

@@ -7,8 +7,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.estimators._threads import in_few_threads
-from skgp.models.bayesian.gaussian_mixture import mixture_log_density, mixture_quantiles
-from skgp.models.bayesian.mixture import MixtureState
+from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.mixture.mixture import MixtureState
 
 
 class MixturePredictive:

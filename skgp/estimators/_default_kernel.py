@@ -28,7 +28,7 @@ def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> l
         ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start
         at those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads,
         which puts two typical rows about one length scale apart. How many of these differ is for
-        :mod:`skgp.models.kernel_choice` to say.
+        :mod:`skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     return [

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
+from skgp.data import distinct_observations
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -18,10 +19,9 @@ from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._regression_likelihood import RegressionLikelihood
+from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import split_noise
-from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS
-from skgp.models.replicates import distinct_observations
+from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 
 
 class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.data import distinct_observations
 from skgp.estimators._backend import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
@@ -14,12 +15,11 @@ from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
+from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
-from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
-from skgp.models.dlm.data import SparseData
-from skgp.models.dlm.objective import Objective
-from skgp.models.families import FixedFamily
-from skgp.models.replicates import distinct_observations
+from skgp.likelihoods.families import FixedFamily
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
 # Rows below which none are left out to choose how classes are coupled ...

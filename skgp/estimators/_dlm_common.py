@@ -19,15 +19,15 @@ from skgp.estimators._inducing import (
     warn_of_few_rows,
 )
 from skgp.estimators._options import Option, options
+from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.learning.sparse.evidence import has_evidence
+from skgp.learning.sparse.exact import is_conjugate, sparse_posterior
+from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
+from skgp.learning.sparse.settings import Settings
+from skgp.likelihoods.families import Family, GaussianFamily
 from skgp.models.dlm.beta_path import fit_beta_path
-from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.evidence import has_evidence
-from skgp.models.dlm.exact import is_conjugate, sparse_posterior
 from skgp.models.dlm.fit import SparseFit, fit_sparse
-from skgp.models.dlm.objective import STOCHASTIC_GRADIENTS, Objective
-from skgp.models.dlm.settings import Settings
 from skgp.models.dlm.streaming import update
-from skgp.models.families import Family, GaussianFamily
 
 # Rows below which too few could be held out to say when to stop a joint search.
 _FEW_ROWS = 100

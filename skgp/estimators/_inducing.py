@@ -6,9 +6,9 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._warnings import warn_caller
+from skgp.inference.inducing import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.length_scales import length_scales
-from skgp.models.inducing import greedy_variance
 
 # Rows that the clustering looks at, as a multiple of the centres, over all minibatches.
 _PASSES = 2

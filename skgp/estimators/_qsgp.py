@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
+from skgp.data import Replicates
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -19,15 +20,14 @@ from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
+from skgp.inference.stochastic.state import SGDState
+from skgp.inference.weights.streaming_gram import StreamingGram
 from skgp.kernels.gram import split_noise
+from skgp.learning.robust import robust_location_scale
 from skgp.likelihoods import Laplace
 from skgp.linalg.memory import memory_budget
 from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
 from skgp.models.qsgp.results import Fit, Options, fit_statistics
-from skgp.models.qsgp.robust.robust_hyperparameters import robust_location_scale
-from skgp.models.qsgp.stochastic.sgd_state import SGDState
-from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.replicates import Replicates
 
 # Attributes that not every fit sets.
 _OPTIONAL = (

@@ -21,11 +21,11 @@ from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._options import options
 from skgp.estimators._qsgp_routes import kept_rows
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.learning.moderation import FEW_ROWS_MODERATION
+from skgp.learning.search import HyperparameterFit
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.memory import memory_budget
-from skgp.models.classification_hyperparameters import fit_classification_hyperparameters
-from skgp.models.hyperparameters import HyperparameterFit
-from skgp.models.moderation import FEW_ROWS_MODERATION
 from skgp.models.qsgp.classification import fit_classifier, start_stream
 from skgp.models.qsgp.classification_plan import (
     SUBSET_ROWS,
@@ -33,7 +33,7 @@ from skgp.models.qsgp.classification_plan import (
     streaming_classification,
 )
 from skgp.models.qsgp.classification_results import ClassificationFit, ClassificationOptions
-from skgp.models.qsgp.laplace.common_scale import refine_length_scales
+from skgp.models.qsgp.common_scale import refine_length_scales
 from skgp.models.qsgp.plan import Plan
 
 # Attributes that not every fit sets.

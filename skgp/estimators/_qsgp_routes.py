@@ -15,22 +15,22 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from skgp.data import Replicates, distinct_observations, merge_replicates
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._inducing import cluster_centres
+from skgp.inference.stochastic.state import SGDState
 from skgp.kernels.gram import split_noise
-from skgp.models.hyperparameters import HyperparameterFit, fit_hyperparameters
+from skgp.learning.robust import robust_hyperparameters
+from skgp.learning.search import HyperparameterFit, fit_hyperparameters
 from skgp.models.qsgp.plan import Plan, resolve_laplace
 from skgp.models.qsgp.regression import fit_regression
-from skgp.models.qsgp.relevance.relevance_regression import (
+from skgp.models.qsgp.relevance import (
     fit_relevance_vectors,
     shorten_length_scales,
 )
 from skgp.models.qsgp.results import Fit, Options
-from skgp.models.qsgp.robust.robust_hyperparameters import robust_hyperparameters
-from skgp.models.qsgp.robust.robust_regression import fit_laplace
-from skgp.models.qsgp.stochastic.sgd_state import SGDState
-from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
-from skgp.training.stopping import StopRecorder
+from skgp.models.qsgp.robust import fit_laplace
+from skgp.optim.stopping import StopRecorder
 
 _CPU = torch.device("cpu")
 _RELEVANCE_ROWS = 500  # whose marginal likelihood gives relevance vectors their first kernel

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.estimators._counts import offset_of_mean
 from skgp.likelihoods import NumericLikelihood, Poisson
-from skgp.models.families import Family, FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods.families import Family, FixedFamily, GaussianFamily, StudentTFamily
 
 _DF_BOUNDS = (2.1, 200.0)
 _DF_START = 4.0

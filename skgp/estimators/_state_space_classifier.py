@@ -13,10 +13,10 @@ from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._threads import in_few_threads
+from skgp.inference.markov.left_out import left_out_moments
+from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
-from skgp.models.coupling import FEW_ROWS_COUPLING, best_coupling
-from skgp.models.families import FixedFamily
-from skgp.models.state_space.left_out import left_out_moments
+from skgp.likelihoods.families import FixedFamily
 
 # Of a latent function, in units of the link: probabilities of about .1 to .9 to start with.
 _VARIANCE = 4.0

@@ -22,16 +22,16 @@ from skgp.estimators._series_kernels import (
     summands,
 )
 from skgp.estimators._state_space_rows import Rows
+from skgp.inference.markov.additive.binning import make_bins
+from skgp.inference.markov.additive.state import AdditiveState
+from skgp.inference.markov.additive.tables import AdditiveStatistics
+from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.state import SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
-from skgp.models.families import Family, GaussianFamily
-from skgp.models.state_space.additive.binning import make_bins
-from skgp.models.state_space.additive.fit import fit_additive, fit_additive_statistics
-from skgp.models.state_space.additive.state import AdditiveState
-from skgp.models.state_space.additive.tables import AdditiveStatistics
+from skgp.likelihoods.families import Family, GaussianFamily
+from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
 from skgp.models.state_space.fit import fit_series
-from skgp.models.state_space.inducing.state import InducingState
-from skgp.models.state_space.state import SeriesState
 from skgp.models.state_space.streaming import add_rows
 
 # Bins of a column of an additive model.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.inference.markov.series import Series, make_series
 from skgp.linalg.tensor_state import TensorState
-from skgp.models.state_space.series import Series, make_series
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
+from skgp.data import Replicates
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -18,7 +19,6 @@ from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_numbers import NumbersMixin
 from skgp.kernels.gram import split_noise
-from skgp.models.replicates import Replicates
 
 
 class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegressor):

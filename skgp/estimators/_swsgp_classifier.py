@@ -12,9 +12,9 @@ from skgp.estimators._inducing import INITIALISERS
 from skgp.estimators._labels import one_vs_rest
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_labels import LabelsMixin
+from skgp.learning.coupling import FEW_ROWS_COUPLING
 from skgp.likelihoods import Bernoulli
-from skgp.models.coupling import FEW_ROWS_COUPLING
-from skgp.models.families import FixedFamily
+from skgp.likelihoods.families import FixedFamily
 
 
 class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):

@@ -11,6 +11,7 @@ import torch
 from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.data import Replicates
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.estimators._inducing import (
@@ -26,15 +27,14 @@ from skgp.estimators._projection import (
     principal_components,
 )
 from skgp.estimators._warnings import warn_caller
-from skgp.models.dlm.data import SparseData
-from skgp.models.families import Family
-from skgp.models.kriging import KrigingModel
-from skgp.models.neighbors import distinct
-from skgp.models.replicates import Replicates
+from skgp.inference.neighbors.kriging import KrigingModel
+from skgp.inference.neighbors.posterior import SWSGPPosterior
+from skgp.inference.neighbors.search import distinct
+from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.streaming import localized, update, update_full
+from skgp.inference.sparse.data import SparseData
+from skgp.likelihoods.families import Family
 from skgp.models.swsgp.fit import Settings, fit_swsgp
-from skgp.models.swsgp.posterior import SWSGPPosterior
-from skgp.models.swsgp.state import SWSGPState
-from skgp.models.swsgp.streaming import localized, update, update_full
 
 # Inducing points by default: one a row, up to so many.
 _MAX_INDUCING = 100_000

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.data import distinct_observations
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._default_kernel import (
     default_classification_kernels,
@@ -14,16 +15,15 @@ from skgp.estimators._default_kernel import (
 )
 from skgp.estimators._inducing import cluster_centres, distinct_rows, inducing_points
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.likelihoods import Bernoulli
-from skgp.models.classification_hyperparameters import (
+from skgp.inference.neighbors.search import distinct
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.models.dlm.data import SparseData
-from skgp.models.neighbors import distinct
-from skgp.models.replicates import distinct_observations
-from skgp.models.swsgp.label_kriging import fit_link, krige_labels, label_codes, label_targets
-from skgp.models.swsgp.label_search import search_label_kernel
+from skgp.learning.local.label_kriging import fit_link, krige_labels, label_codes, label_targets
+from skgp.learning.local.label_search import search_label_kernel
+from skgp.likelihoods import Bernoulli
 
 # Rows up to which all are neighbours, of one latent function; of c with as many numbers, c M^2.
 _FULL_ROWS = 1000

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
+from skgp.data import Replicates, distinct_observations, merge_replicates
 from skgp.estimators._backend import Backend
 from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.inference.neighbors.kriging import KrigingModel
+from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import split_noise
-from skgp.models.dlm.data import SparseData
-from skgp.models.kriging import KrigingModel
-from skgp.models.replicates import Replicates, distinct_observations, merge_replicates
-from skgp.models.swsgp.hyperparameters import search_hyperparameters
+from skgp.learning.local.hyperparameters import search_hyperparameters
 
 # Rows up to which all are neighbours, at the cost of one factor: q(u) then is the exact GP.
 _EXACT_ROWS = 2500

@@ -20,9 +20,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.stochastic_gradient import StochasticGradient
-from skgp.models.replicates import merge_replicates
+from skgp.data import merge_replicates
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.stochastic_gradient import StochasticGradient
 from skgp.priors import LogNormal
 
 pytestmark = pytest.mark.benchmark

@@ -8,7 +8,7 @@ density, takes some minutes for each kernel; moments are stored in the folder
 ``SKGP_REFERENCE_DIR`` where that is set.
 
 Training rows of the first split, standardised; log-normal default priors; float32; everything from
-the set-up on by :func:`~skgp.models.bayesian.langevin.sample_stochastic` with its defaults.
+the set-up on by :func:`~skgp.learning.posterior.langevin.sample_stochastic` with its defaults.
 """
 
 import os
@@ -22,11 +22,11 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from skgp.models.bayesian.langevin import sample_stochastic
-from skgp.models.bayesian.laplace import laplace_approximation
-from skgp.models.bayesian.log_posterior import LogPosterior
-from skgp.models.bayesian.priors import default_priors
-from skgp.models.replicates import merge_replicates
+from skgp.data import merge_replicates
+from skgp.learning.posterior.langevin import sample_stochastic
+from skgp.learning.posterior.laplace import laplace_approximation
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.priors import default_priors
 from skgp.samplers import adaptive_importance_sampling
 
 pytestmark = pytest.mark.benchmark

@@ -14,8 +14,8 @@ greatest exact evidence among the same families, each fitted to all from its sta
 
 ``test_seconds``: a fit of 60 observations against scikit-learn's without restarts.
 
-The constants of :class:`skgp.models.kernel_family.ChoiceSettings` were chosen by the first of these
-on other observations of the training parts than those that it draws, test parts aside.
+The constants of :class:`skgp.learning.kernel_family.ChoiceSettings` were chosen by the first of
+these on other observations of the training parts than those that it draws, test parts aside.
 """
 
 import os
@@ -29,9 +29,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor, SWSGPRegressor
+from skgp.data import merge_replicates
 from skgp.estimators._default_kernel import column_spreads, default_kernels
-from skgp.models.hyperparameters import fit_marginal_likelihood
-from skgp.models.replicates import merge_replicates
+from skgp.learning.search import fit_marginal_likelihood
 
 pytestmark = [
     pytest.mark.benchmark,

@@ -8,13 +8,13 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.inference.newton.covariance import laplace_covariance
+from skgp.inference.newton.latent_posterior import ClassifierPosterior
+from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance
-from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
-from skgp.models.qsgp.laplace.newton import fit_newton
-from skgp.models.qsgp.laplace.newton_problem import laplace_curvature
-from skgp.models.qsgp.weight_space.design import StreamedDesign
 
 pytestmark = pytest.mark.benchmark
 D, PRIOR_VARIANCE = 8, 30.0

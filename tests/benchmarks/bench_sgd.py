@@ -13,9 +13,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
+from skgp.inference.stochastic.sgd import fit_sgd
 from skgp.kernels import FourierFeatures
-from skgp.models.qsgp.stochastic.basis import FourierBasis, InducingBasis
-from skgp.models.qsgp.stochastic.sgd import fit_sgd
 
 pytestmark = pytest.mark.benchmark
 D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 12, 6

@@ -15,9 +15,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
+from skgp.inference.markov.posterior import posterior
+from skgp.inference.markov.smoother import evidence, log_normalizer
 from skgp.kernels.sde import state_space
-from skgp.models.state_space.posterior import posterior
-from skgp.models.state_space.smoother import evidence, log_normalizer
 from tests.reference.state_space import kalman_loop, smoother_loop
 
 pytestmark = pytest.mark.benchmark

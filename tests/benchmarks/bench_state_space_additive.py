@@ -22,8 +22,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp.kernels import gram
-from skgp.models.families import GaussianFamily
-from skgp.models.state_space.additive.fit import fit_additive
+from skgp.likelihoods.families import GaussianFamily
+from skgp.models.state_space.additive import fit_additive
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))

@@ -15,11 +15,11 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.inference.markov.posterior import posterior
+from skgp.inference.markov.series import make_series
+from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Poisson, StudentT
-from skgp.models.state_space.posterior import posterior
-from skgp.models.state_space.series import make_series
-from skgp.models.state_space.sites import fit_sites
 
 pytestmark = pytest.mark.benchmark
 KERNEL = 4.0 * Matern(1.5, nu=1.5)

@@ -26,14 +26,14 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
+from skgp.inference.neighbors.conditionals import Tiles
+from skgp.inference.neighbors.natural import fit_sites
+from skgp.inference.neighbors.search import distinct
+from skgp.inference.neighbors.system import local_system
+from skgp.learning.local.prior_search import active_sets
+from skgp.learning.local.settings import Settings
 from skgp.likelihoods import Bernoulli
-from skgp.models.neighbors import distinct
-from skgp.models.swsgp.conditionals import Tiles
 from skgp.models.swsgp.fit import STEPS_CG
-from skgp.models.swsgp.natural import fit_sites
-from skgp.models.swsgp.prior_search import active_sets
-from skgp.models.swsgp.settings import Settings
-from skgp.models.swsgp.system import local_system
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))

@@ -15,10 +15,10 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.inference.stochastic.basis import FourierBasis
+from skgp.inference.stochastic.likelihood_sgd import fit_likelihood_sgd
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp.stochastic.basis import FourierBasis
-from skgp.models.qsgp.stochastic.likelihood_sgd import fit_likelihood_sgd
 
 pytestmark = pytest.mark.benchmark
 D, N, ROUNDS, ITERATIONS = 784, 60_000, 5, 4

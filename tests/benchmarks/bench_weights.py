@@ -7,13 +7,13 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.inference.weights.cg import weights_cg
+from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.evidence import log_marginal_likelihood
+from skgp.inference.weights.gauss_seidel import gauss_seidel
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
-from skgp.models.qsgp.weight_space.design import StreamedDesign
-from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood
-from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
-from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
-from skgp.models.qsgp.weight_space.weights_cg import weights_cg
 
 pytestmark = [
     pytest.mark.benchmark,

@@ -8,14 +8,14 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
+from skgp.data import Replicates
 from skgp.estimators._default_kernel import (
     column_spreads,
     default_classification_kernels,
     default_kernels,
 )
 from skgp.kernels import gram, split_noise
-from skgp.models.evidence import ExactEvidence
-from skgp.models.replicates import Replicates
+from skgp.learning.evidence import ExactEvidence
 
 
 def columns(n=300, d=3, seed=0):

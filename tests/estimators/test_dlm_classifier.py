@@ -15,12 +15,12 @@ from sklearn.utils import shuffle
 
 from skgp import DLMGPClassifier
 from skgp.estimators import log_predictive_density_scorer
+from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.training import collapsed_posterior
 from skgp.likelihoods import Bernoulli
-from skgp.models.coupling import COUPLINGS, best_coupling, left_out_moments
-from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.objective import Objective
-from skgp.models.dlm.training import collapsed_posterior
-from skgp.models.families import GaussianFamily
+from skgp.likelihoods.families import GaussianFamily
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)

@@ -15,7 +15,7 @@ from skgp.estimators._inducing import (
     inducing_points,
     warn_of_few_rows,
 )
-from skgp.models.inducing import greedy_variance
+from skgp.inference.inducing import greedy_variance
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 
 from skgp import StateSpaceGPClassifier
 from skgp.kernels import ActiveDims
-from skgp.models.coupling import COUPLINGS
+from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 test_sklearn = sklearn_checks(StateSpaceGPClassifier())

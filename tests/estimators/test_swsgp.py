@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._projection import Projection, principal_components
-from skgp.models.swsgp import posterior
+from skgp.inference.neighbors import posterior
 from tests.contracts.estimators import (
     CountRegressorContract,
     RegressorContract,

@@ -17,10 +17,9 @@ from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
 from skgp.estimators._swsgp_labels import class_centres
-from skgp.models import kriging
-from skgp.models.coupling import COUPLINGS
-from skgp.models.dlm.data import SparseData
-from skgp.models.swsgp import posterior
+from skgp.inference.neighbors import kriging, posterior
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 KERNEL = 4.0 * RBF(1.0)

@@ -11,7 +11,7 @@ import torch
 from scipy import special, stats
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.models.dlm.data import SparseData, SparseState
+from skgp.inference.sparse.data import SparseData, SparseState
 
 JITTER = 1e-6  # relative to the mean diagonal, in float64
 

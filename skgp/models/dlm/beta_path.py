@@ -29,9 +29,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from skgp.inference.sparse.data import SparseData, SparseState
 from skgp.learning import choose
-from skgp.models.dlm.bound_search import start_log_loss, start_state
-from skgp.models.dlm.data import SparseData, SparseState
+from skgp.learning.sparse.bound_search import start_log_loss, start_state
+from skgp.learning.sparse.holdout import BestState, held_out_losses, split
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.settings import Settings
 from skgp.models.dlm.fit import (
     Callback,
     SparseFit,
@@ -42,10 +45,7 @@ from skgp.models.dlm.fit import (
     of_few_iterations,
     of_posterior_alone,
 )
-from skgp.models.dlm.holdout import BestState, held_out_losses, split
-from skgp.models.dlm.objective import Objective
-from skgp.models.dlm.settings import Settings
-from skgp.training.stopping import StopRecorder
+from skgp.optim.stopping import StopRecorder
 
 __all__ = ["BETAS", "fit_beta_path"]
 

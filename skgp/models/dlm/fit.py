@@ -1,21 +1,22 @@
 r"""Direct loss minimisation for sparse Gaussian processes, from a kernel and rows to a posterior.
 
 The posterior q(u) of a sparse GP, and its hyper-parameters, minimise the loss that the predictions
-are judged by [1]_ (:mod:`skgp.models.dlm.objective`). ``fit_sparse`` takes these steps:
+are judged by [1]_ (:mod:`skgp.learning.sparse.objective`). ``fit_sparse`` takes these steps:
 
 Where every input is an inducing point, Gaussian noise needs none of them
-(:mod:`skgp.models.dlm.exact`). Otherwise,
+(:mod:`skgp.learning.sparse.exact`). Otherwise,
 
 1. *Kernel.* Of several families, the one whose evidence bound on some rows is best.
 2. *Start.* Hyper-parameters, inducing points and q(u) maximise the evidence bound, which is a sound
    if timid guide: collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few
-   rows, hyper-parameters maximise the evidence itself (:mod:`skgp.models.dlm.bound_search`). More
-   inducing points follow where they predict held-out data better (:mod:`skgp.models.dlm.size`).
+   rows, hyper-parameters maximise the evidence itself (:mod:`skgp.learning.sparse.bound_search`).
+   More inducing points follow where they predict held-out data better
+   (:mod:`skgp.learning.sparse.size`).
 3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
 4. *Rows held out* of step 3 say when to stop the joint search, which can overfit
-   (:mod:`skgp.models.dlm.holdout`), and whether it gained anything; q(u) then learns from all rows.
-   Step 2 saw them: the bound does not overfit. After minibatches they also say how far the mean may
-   move to that of least squares (:mod:`skgp.models.dlm.blending`).
+   (:mod:`skgp.learning.sparse.holdout`), and whether it gained anything; q(u) then learns from
+   all rows. Step 2 saw them: the bound does not overfit. After minibatches they also say how far
+   the mean may move to that of least squares (:mod:`skgp.learning.sparse.blending`).
 
 =================================  ===========================================================
 paper                              here
@@ -44,21 +45,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.sparse.collapsed import statistics
+from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.inference.sparse.sparse import SparsePosterior
+from skgp.inference.sparse.square_loss import calibrated_state, evidence_ratio
 from skgp.kernels.gram import gram_diag
 from skgp.learning import improves
-from skgp.models.dlm.blending import blended, choose_blend
-from skgp.models.dlm.bound_search import start_log_loss, start_state
-from skgp.models.dlm.collapsed import statistics
-from skgp.models.dlm.data import SparseData, SparseState
-from skgp.models.dlm.exact import dense_posterior, dense_start, of_bayes_rule
-from skgp.models.dlm.holdout import BestState, split
-from skgp.models.dlm.minibatch import fit_minibatch
-from skgp.models.dlm.objective import Objective
-from skgp.models.dlm.settings import Settings
-from skgp.models.dlm.size import grown
-from skgp.models.dlm.sparse import SparsePosterior
-from skgp.models.dlm.square_loss import calibrated_state, evidence_ratio
-from skgp.models.dlm.training import (
+from skgp.learning.sparse.blending import blended, choose_blend
+from skgp.learning.sparse.bound_search import start_log_loss, start_state
+from skgp.learning.sparse.exact import dense_posterior, dense_start, of_bayes_rule
+from skgp.learning.sparse.holdout import BestState, split
+from skgp.learning.sparse.minibatch import fit_minibatch
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.settings import Settings
+from skgp.learning.sparse.size import grown
+from skgp.learning.sparse.training import (
     LEAST_BETA,
     Training,
     collapsed_posterior,
@@ -66,8 +67,8 @@ from skgp.models.dlm.training import (
     fit_posterior,
     total_loss,
 )
-from skgp.models.families import GaussianFamily
-from skgp.training.stopping import StopRecorder
+from skgp.likelihoods.families import GaussianFamily
+from skgp.optim.stopping import StopRecorder
 
 __all__ = [
     "SparseFit",

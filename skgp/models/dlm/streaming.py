@@ -13,8 +13,8 @@ rows at once than 1 did. Labels keep :math:`\gamma = 1`: classes may come late. 
 bound in place of the log-loss does far worse: it knows only the noise, which the log-loss has
 driven to nearly nothing.
 
-In the coordinates of :mod:`skgp.models.dlm.reference` around :math:`q_{B-1}` the divergence is
-again that from N(0, I).
+In the coordinates of :mod:`skgp.inference.sparse.reference` around :math:`q_{B-1}` the divergence
+is again that from N(0, I).
 
 References
 ----------
@@ -26,15 +26,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.inference.sparse.collapsed import natural_parameters, posterior_from_precision
+from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.inference.sparse.reference import ReferenceGaussian, kl_from_standard_normal
+from skgp.inference.sparse.sparse import latent_moments
+from skgp.learning.sparse.objective import Objective, data_loss
+from skgp.learning.sparse.training import LEAST_BETA
 from skgp.likelihoods import NumericLikelihood
-from skgp.models.dlm.collapsed import natural_parameters, posterior_from_precision
-from skgp.models.dlm.data import SparseData, SparseState
 from skgp.models.dlm.fit import has_closed_form
-from skgp.models.dlm.objective import Objective, data_loss
-from skgp.models.dlm.reference import ReferenceGaussian, kl_from_standard_normal
-from skgp.models.dlm.sparse import latent_moments
-from skgp.models.dlm.training import LEAST_BETA
-from skgp.training.lbfgs import minimize_lbfgs
+from skgp.optim.lbfgs import minimize_lbfgs
 
 __all__ = ["LOG_LOSS_WEIGHT", "update"]
 
@@ -57,7 +57,7 @@ def update(
         "square_loss" counts as "elbo" under the noise that its variances were calibrated with.
     max_iter : int
     tol : float
-        As for :func:`~skgp.models.dlm.training.fit_posterior`.
+        As for :func:`~skgp.learning.sparse.training.fit_posterior`.
 
     Returns
     -------

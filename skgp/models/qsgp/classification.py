@@ -25,11 +25,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.inference.newton.covariance import laplace_covariance, log_evidence_of
+from skgp.inference.newton.latent_posterior import ClassifierPosterior
+from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton.online import OnlineLaplace
+from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.relevance.classification import fit_relevance_classifier
+from skgp.inference.weights.design import Basis, StreamedDesign
+from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.kernels.amplitude import amplitude_range
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import held_out_rows
+from skgp.learning.moderation import class_codes
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import class_codes
+from skgp.models.qsgp.amplitude import (
+    FACTORS,
+    Choice,
+    Problem,
+    by_held_out_rows,
+    by_leaving_one_out,
+)
 from skgp.models.qsgp.classification_plan import SUBSET_ROWS
 from skgp.models.qsgp.classification_results import (
     ClassificationFit,
@@ -37,23 +52,8 @@ from skgp.models.qsgp.classification_results import (
     LatentPosterior,
 )
 from skgp.models.qsgp.classification_sgd import fit_sgd_classifier
-from skgp.models.qsgp.laplace.amplitude import (
-    FACTORS,
-    Choice,
-    Problem,
-    by_held_out_rows,
-    by_leaving_one_out,
-)
-from skgp.models.qsgp.laplace.laplace_covariance import laplace_covariance, log_evidence_of
-from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
-from skgp.models.qsgp.laplace.newton import fit_newton
-from skgp.models.qsgp.laplace.newton_problem import laplace_curvature
-from skgp.models.qsgp.laplace.online_laplace import OnlineLaplace
 from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.relevance.relevance_classification import fit_relevance_classifier
-from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign
-from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
-from skgp.training.stopping import StopRecorder
+from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
 

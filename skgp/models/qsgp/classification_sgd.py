@@ -6,26 +6,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.kernels.spectral import FourierFeatures
-from skgp.learning import held_out_rows
-from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import choose_moderation, class_codes, mean_scores
-from skgp.models.qsgp.classification_results import (
-    ClassificationFit,
-    ClassificationOptions,
-    LatentPosterior,
-)
-from skgp.models.qsgp.laplace.latent_posterior import ClassifierPosterior
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.stochastic.basis import (
+from skgp.inference.newton.latent_posterior import ClassifierPosterior
+from skgp.inference.stochastic.basis import (
     FourierBasis,
     InducingBasis,
     KernelColumns,
     SpectralColumns,
 )
-from skgp.models.qsgp.stochastic.likelihood_sgd import fit_likelihood_sgd
-from skgp.models.qsgp.stochastic.likelihood_sgd_state import LikelihoodState, initial_state
-from skgp.variational.gaussian import WeightGaussian
+from skgp.inference.stochastic.likelihood_sgd import fit_likelihood_sgd
+from skgp.inference.stochastic.likelihood_sgd_state import LikelihoodState, initial_state
+from skgp.inference.variational.gaussian import WeightGaussian
+from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import held_out_rows
+from skgp.learning.moderation import choose_moderation, class_codes, mean_scores
+from skgp.likelihoods import Bernoulli
+from skgp.models.qsgp.classification_results import (
+    ClassificationFit,
+    ClassificationOptions,
+    LatentPosterior,
+)
+from skgp.models.qsgp.plan import Plan
 
 Callback = Callable[[int, dict], bool | None]
 

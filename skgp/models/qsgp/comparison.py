@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from skgp.models.neighbors import NeighborSearch
+from skgp.data import Replicates
+from skgp.inference.neighbors.search import NeighborSearch
 from skgp.models.qsgp.local import local_posterior
 from skgp.models.qsgp.plan import N_NEIGHBORS, Plan
-from skgp.models.replicates import Replicates
 
 _DISCS, _DISC_SHARE, _DISC_ROWS = 8, 0.01, 5_000  # a hundredth of the rows each, at most so many
 _SCORED = 256  # rows of either kind

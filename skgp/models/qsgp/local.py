@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from skgp.data import Replicates
+from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.linalg.tensor_state import TensorState
-from skgp.models.kriging import KrigingModel
-from skgp.models.replicates import Replicates
 
 N_SCALES = 3
 
 
 @dataclass
 class LocalPosterior(TensorState):
-    """Posterior of f by :mod:`skgp.models.kriging`, in the interface of every route."""
+    """Kriging (:mod:`skgp.inference.neighbors.kriging`) in the interface of every route."""
 
     model: KrigingModel
 

@@ -21,20 +21,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.data import Replicates
+from skgp.inference.exact.covariances import leave_one_out_z2
+from skgp.inference.exact.function_space import (
+    FunctionSpacePosterior,
+    fit_dense,
+    fit_iterative,
+    pivoted_factor,
+)
+from skgp.inference.exact.pathwise import pathwise_posterior
+from skgp.inference.stochastic.state import SGDState
+from skgp.inference.weights.cg import weights_cg
+from skgp.inference.weights.design import Basis, StreamedDesign
+from skgp.inference.weights.gauss_seidel import gauss_seidel
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.whitened import SumBasis, WhitenedInducingBasis
 from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.linalg.preconditioners import LowRank
 from skgp.models.qsgp.comparison import compare_routes
-from skgp.models.qsgp.function_space.covariances import leave_one_out_z2
-from skgp.models.qsgp.function_space.function_space import (
-    FunctionSpacePosterior,
-    fit_dense,
-    fit_iterative,
-    pivoted_factor,
-)
-from skgp.models.qsgp.function_space.pathwise import pathwise_posterior
 from skgp.models.qsgp.local import local_posterior
 from skgp.models.qsgp.plan import DENSE_ROWS, Plan, resolve, stored_dtype, with_covariance
 from skgp.models.qsgp.results import (
@@ -44,16 +52,8 @@ from skgp.models.qsgp.results import (
     Posterior,
     fit_statistics,
 )
-from skgp.models.qsgp.stochastic.sgd_state import SGDState
-from skgp.models.qsgp.stochastic.stochastic import fit_stochastic
-from skgp.models.qsgp.weight_space.design import Basis, StreamedDesign
-from skgp.models.qsgp.weight_space.gauss_seidel import gauss_seidel
-from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior
-from skgp.models.qsgp.weight_space.weights_cg import weights_cg
-from skgp.models.qsgp.weight_space.whitened import SumBasis, WhitenedInducingBasis
-from skgp.models.replicates import Replicates
-from skgp.training.stopping import StopRecorder
+from skgp.models.qsgp.stochastic import fit_stochastic
+from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
 

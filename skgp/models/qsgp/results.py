@@ -7,12 +7,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from skgp.inference.stochastic.state import SGDState
+from skgp.inference.weights.evidence import log_marginal_likelihood, refit_noise
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import LinearWeightsPosterior, gram_posterior
+from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.models.qsgp.plan import PRECONDITIONER_RANK, Plan
-from skgp.models.qsgp.stochastic.sgd_state import SGDState
-from skgp.models.qsgp.weight_space.evidence import log_marginal_likelihood, refit_noise
-from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.qsgp.weight_space.weights import LinearWeightsPosterior, gram_posterior
-from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.markov.inducing.conditionals import condition
+from skgp.inference.markov.inducing.pair_sites import Chain, PairSites, infer_pairs
+from skgp.inference.markov.inducing.state import InducingState
 from skgp.kernels.sde import state_space
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.state_space.inducing.conditionals import condition
-from skgp.models.state_space.inducing.pair_sites import Chain, PairSites, infer_pairs
-from skgp.models.state_space.inducing.state import InducingState
-from skgp.models.state_space.small_matrices import inner, matvec
-from skgp.training.adam import Adam
+from skgp.linalg.small_matrices import inner, matvec
+from skgp.optim.adam import Adam
 
 __all__ = ["StateSpaceLayer", "fit_layers"]
 

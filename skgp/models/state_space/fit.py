@@ -6,21 +6,21 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from skgp.inference.markov.inducing.fit import InducingFit
+from skgp.inference.markov.inducing.knots import place_knots, shortest_scale
+from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.state import SeriesState
 from skgp.kernels.sde import state_space
-from skgp.models.families import Family, GaussianFamily
-from skgp.models.state_space.hyperparameters import Search, choose_kernel, maximise
-from skgp.models.state_space.inducing.fit import InducingFit
-from skgp.models.state_space.inducing.knots import place_knots, shortest_scale
-from skgp.models.state_space.inducing.state import InducingState
-from skgp.models.state_space.objectives import (
+from skgp.learning.markov.objectives import (
     GaussianEvidence,
     Objective,
     SharedEvidence,
     VariationalEvidence,
     find_sites,
 )
-from skgp.models.state_space.series import Series
-from skgp.models.state_space.state import SeriesState
+from skgp.learning.markov.search import Search, choose_kernel, maximise
+from skgp.likelihoods.families import Family, GaussianFamily
 
 __all__ = ["SeriesFit", "fit_series"]
 

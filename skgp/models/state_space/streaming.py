@@ -17,16 +17,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.inference.markov.inducing.fit import fit_inducing
+from skgp.inference.markov.inducing.knots import shortest_scale
+from skgp.inference.markov.inducing.pair_sites import PairSites
+from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.state import SeriesState
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Gaussian, Likelihood
-from skgp.models.state_space.inducing.fit import fit_inducing
-from skgp.models.state_space.inducing.knots import shortest_scale
-from skgp.models.state_space.inducing.pair_sites import PairSites
-from skgp.models.state_space.inducing.state import InducingState
-from skgp.models.state_space.series import Series
-from skgp.models.state_space.sites import fit_sites
-from skgp.models.state_space.state import SeriesState
 
 __all__ = ["add_rows"]
 

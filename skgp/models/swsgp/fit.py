@@ -4,7 +4,7 @@ Each row conditions on the H of M inducing points that are nearest to it [1]_. `
 these steps:
 
 1. *Active sets.* The inducing points nearest to every row, the row itself among them if it is one
-   (:mod:`skgp.models.neighbors`).
+   (:mod:`skgp.inference.neighbors.search`).
 2. *Prior.* Without Gaussian noise, KL weight, amplitude and how classes are coupled by rows held
    out (:mod:`.prior_search`, :mod:`.prior_scale`).
 3. *q(u).* Diagonal S and fixed points: a closed form for Gaussian noise, some natural-gradient
@@ -50,23 +50,23 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from skgp.inference.neighbors.conditionals import Tiles
+from skgp.inference.neighbors.full_system import FullSystem, full_system
+from skgp.inference.neighbors.natural import SitesFit, fit_sites
+from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.streaming import Summary, summarize
+from skgp.inference.neighbors.system import LocalSystem, Posterior, local_system
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.coupling import best_coupling
+from skgp.learning.local.bound import Objective, total_bound
+from skgp.learning.local.minibatch import LEARNING_RATE, Search, fit_minibatch
+from skgp.learning.local.polish import polish
+from skgp.learning.local.prior_search import FEW_ROWS, Prior, active_sets, find_prior, split_rows
+from skgp.learning.local.settings import Settings
 from skgp.likelihoods import Bernoulli, StudentT
-from skgp.models.coupling import best_coupling
-from skgp.models.dlm.data import SparseData
-from skgp.models.families import Family, GaussianFamily
-from skgp.models.swsgp.bound import Objective, total_bound
-from skgp.models.swsgp.conditionals import Tiles
-from skgp.models.swsgp.full_system import FullSystem, full_system
-from skgp.models.swsgp.minibatch import LEARNING_RATE, Search, fit_minibatch
-from skgp.models.swsgp.natural import SitesFit, fit_sites
-from skgp.models.swsgp.polish import polish
-from skgp.models.swsgp.prior_search import FEW_ROWS, Prior, active_sets, find_prior, split_rows
-from skgp.models.swsgp.settings import Settings
-from skgp.models.swsgp.state import SWSGPState
-from skgp.models.swsgp.streaming import Summary, summarize
-from skgp.models.swsgp.system import LocalSystem, Posterior, local_system
-from skgp.training.lbfgs import minimize_lbfgs
-from skgp.training.stopping import StopRecorder
+from skgp.likelihoods.families import Family, GaussianFamily
+from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.stopping import StopRecorder
 
 __all__ = ["SWSGPFit", "Settings", "fit_swsgp"]
 
@@ -101,7 +101,7 @@ class SWSGPFit:
     polished : bool
         Whether a polish was kept.
     coupling : float or None
-        Of several classes (:mod:`skgp.models.coupling`), by rows held out; None where there were
+        Of several classes (:mod:`skgp.learning.coupling`), by rows held out; None where there were
         none.
     n_iter : int
     history : dict of str to list of float

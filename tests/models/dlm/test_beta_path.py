@@ -7,15 +7,15 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.learning.sparse.holdout import BestState, held_out_losses
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.settings import Settings
+from skgp.learning.sparse.training import Training, fit_posterior, total_loss
 from skgp.likelihoods import Bernoulli
+from skgp.likelihoods.families import FixedFamily, GaussianFamily
 from skgp.models.dlm import beta_path as module
 from skgp.models.dlm.beta_path import BETAS, fit_beta_path
 from skgp.models.dlm.fit import SparseFit, fit_sparse
-from skgp.models.dlm.holdout import BestState, held_out_losses
-from skgp.models.dlm.objective import Objective
-from skgp.models.dlm.settings import Settings
-from skgp.models.dlm.training import Training, fit_posterior, total_loss
-from skgp.models.families import FixedFamily, GaussianFamily
 from tests.reference import sparse as dense
 from tests.same import assert_same
 

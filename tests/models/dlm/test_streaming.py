@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.inference.sparse.collapsed import statistics
+from skgp.inference.sparse.data import SparseData
+from skgp.inference.sparse.square_loss import square_posterior
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.settings import Settings
+from skgp.learning.sparse.training import collapsed_posterior, fit_posterior, total_loss
 from skgp.likelihoods import Bernoulli, Poisson
-from skgp.models.dlm.collapsed import statistics
-from skgp.models.dlm.data import SparseData
+from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
 from skgp.models.dlm.fit import fit_sparse
-from skgp.models.dlm.objective import Objective
-from skgp.models.dlm.settings import Settings
-from skgp.models.dlm.square_loss import square_posterior
 from skgp.models.dlm.streaming import LOG_LOSS_WEIGHT, update
-from skgp.models.dlm.training import collapsed_posterior, fit_posterior, total_loss
-from skgp.models.families import FixedFamily, GaussianFamily, StudentTFamily
 from tests.reference import sparse as dense
 
 GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))

@@ -10,8 +10,8 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning.moderation import MODERATIONS
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import MODERATIONS
 from skgp.models.qsgp import classification as module
 from skgp.models.qsgp.classification import fit_classifier
 from skgp.models.qsgp.classification_plan import resolve_classification

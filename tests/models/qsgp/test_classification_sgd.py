@@ -8,8 +8,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning.moderation import choose_moderation, mean_scores
 from skgp.likelihoods import Bernoulli
-from skgp.models.moderation import choose_moderation, mean_scores
 from skgp.models.qsgp import classification_sgd as module
 from skgp.models.qsgp.classification_results import ClassificationOptions
 from skgp.models.qsgp.classification_sgd import fit_sgd_classifier

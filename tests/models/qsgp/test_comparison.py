@@ -8,12 +8,12 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
+from skgp.data import Replicates
 from skgp.models.qsgp import comparison, plan, regression
 from skgp.models.qsgp.comparison import hold_out
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.regression import fit_regression
 from skgp.models.qsgp.results import Options
-from skgp.models.replicates import Replicates
 
 N = 4500
 LITTLE = Options(memory_budget=1e6)

@@ -8,11 +8,15 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
+from skgp.data import Replicates, merge_replicates
+from skgp.inference.exact import function_space
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import gram_posterior
+from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.kernels import FourierFeatures, gram
 from skgp.linalg.cg import CGResult
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp import regression
-from skgp.models.qsgp.function_space import function_space
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.regression import fit_regression
 from skgp.models.qsgp.results import (
@@ -21,10 +25,6 @@ from skgp.models.qsgp.results import (
     counting_weights,
     fit_statistics,
 )
-from skgp.models.qsgp.weight_space.streaming_gram import StreamingGram
-from skgp.models.qsgp.weight_space.weights import gram_posterior
-from skgp.models.qsgp.weight_space.whitened import WhitenedInducingBasis
-from skgp.models.replicates import Replicates, merge_replicates
 from tests.reference import weights as reference
 from tests.same import assert_same
 

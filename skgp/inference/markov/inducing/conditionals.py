@@ -1,0 +1,337 @@
+r"""f at any time given the states at the knots on both sides of it, and the derivatives of that.
+
+With the transitions :math:`(A_1, Q_1)` from the knot before to x, :math:`A_2` from x to the knot
+after, and :math:`(A_{12}, Q_{12})` between the knots,
+
+.. math::
+    f(x) \mid v &\sim N(h^\top v, T), \qquad h = (h_1, g), \qquad
+    c = A_2 Q_1 H^\top, \quad g = Q_{12}^{-1} c, \\
+    h_1 &= A_1^\top H^\top - A_{12}^\top g, \qquad T = H Q_1 H^\top - g^\top c
+
+(Adam et al., 2020, A.1; the covariances there have :math:`A^\top P_0` for :math:`P_0 A^\top`).
+Before the first knot :math:`A_1 = A_{12} = 0` and :math:`Q_1 = Q_{12} = P_0`; after the last one
+c = 0.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.inducing.pair_sites import Chain, PairPosterior, PairSites
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.small_matrices import (
+    inner,
+    inverse_and_log_det,
+    matmul,
+    matvec,
+    outer,
+)
+
+__all__ = ["Conditionals", "condition"]
+
+_TILE = 2**14  # pairs of times that are worked on together
+_TILE_ENTRIES = 2**18  # of the largest temporary of a tile of rows: 2 MB
+
+
+@dataclass(frozen=True)
+class Conditionals:
+    """What the states at the knots say of f at n times.
+
+    Attributes
+    ----------
+    chain : Chain
+    knots : Tensor of shape (M,)
+    x : Tensor of shape (n,)
+    observation : Tensor of shape (d,)
+        H.
+    interval : Tensor of int64, shape (n,)
+        0 before the first knot, M from the last one on.
+    h : Tensor of shape (2d, n)
+    T : Tensor of shape (n,)
+        Variance of f given the states; not negative.
+    """
+
+    chain: Chain
+    knots: Tensor
+    x: Tensor
+    observation: Tensor
+    interval: Tensor
+    h: Tensor
+    T: Tensor
+
+    def marginals(self, pairs: PairPosterior) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f, (n,) each; O(n d^2)."""
+        mean, var = torch.empty_like(self.T), torch.empty_like(self.T)
+        for rows in self._tiles():
+            h, k = self.h[:, rows], self.interval[rows]
+            mean[rows] = inner(h, pairs.mean[:, k])
+            var[rows] = self.T[rows] + inner(h, matvec(pairs.cov[..., k], h))
+        return mean, var
+
+    def covariance(self, pairs: PairPosterior) -> Tensor:
+        """Joint covariance of f, (n, n); O((n + M d)^2 d)."""
+        d, n_knots = len(self.h) // 2, len(self.knots)
+        weights = self.h.new_zeros(len(self.x), n_knots + 2, d)
+        row = torch.arange(len(self.x))
+        weights[row, self.interval], weights[row, self.interval + 1] = self.h.T.split(d, 1)
+        weights = weights[:, 1:-1].reshape(len(self.x), -1)
+        return weights @ pairs.joint_covariance() @ weights.T + self._residual_covariance()
+
+    def _residual_covariance(self) -> Tensor:
+        """Of f given the states, (n, n): times in different intervals are independent.
+
+        For x before x' it is H A(x' - x) Q_1 H' - g' c', with c' of x'.
+        """
+        legs = _Legs.of(self, slice(None))
+        g = self.h[len(self.h) // 2 :]
+        later = (self.x[:, None] <= self.x) & (self.interval[:, None] == self.interval)
+        first, second = later.nonzero(as_tuple=True)
+        values = self.x.new_empty(len(first))
+        for i, j, at in zip(
+            *(t.split(_TILE) for t in (first, second, torch.arange(len(first)))), strict=True
+        ):
+            F, _ = self.chain.dynamics.transition(self.x[j] - self.x[i])
+            ahead = inner(self.observation[:, None], matvec(F, legs.q[:, i]))
+            values[at] = ahead - inner(g[:, i], legs.c[:, j])
+        residual = self.x.new_zeros(len(self.x), len(self.x))
+        residual[second, first] = values
+        residual[first, second] = values
+        return residual
+
+    def collect(self, beta: Tensor, weight: Tensor) -> PairSites:
+        r"""Sum of the sites of f, as sites of the pairs.
+
+        .. math:: \lambda_k = \sum_n \beta_n h_n, \qquad
+                  \Lambda_k = \sum_n \omega_n h_n h_n^\top \qquad (n \text{ in interval } k).
+
+        Parameters
+        ----------
+        beta, weight : Tensor of shape (n,)
+            Of :math:`\exp(\beta f - \omega f^2 / 2)`.
+
+        Returns
+        -------
+        PairSites
+            O(n d^2).
+        """
+        d2, size = len(self.h), len(self.knots) + 1
+        linear = self.h.new_empty(d2, size)
+        precision = self.h.new_empty(d2, d2, size)
+        for i in range(d2):
+            linear[i] = self._interval_sums(self.h[i] * beta, size)
+            weighted = self.h[i] * weight
+            for j in range(i + 1):
+                precision[i, j] = self._interval_sums(self.h[j] * weighted, size)
+                precision[j, i] = precision[i, j]
+        return PairSites(linear, precision)
+
+    def _interval_sums(self, values: Tensor, size: int) -> Tensor:
+        return torch.bincount(self.interval, weights=values, minlength=size)
+
+    def gradient(self, pairs: PairPosterior, beta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Gradient of :math:`\log Z - \tfrac12 \sum_n \omega_n T_n`, the sites of f held.
+
+        Parameters
+        ----------
+        pairs : PairPosterior
+            Given ``collect(beta, weight)``.
+        beta, weight : Tensor of shape (n,)
+
+        Returns
+        -------
+        parameters : Tensor of shape (q,)
+            Gradient in the log variances and rates of the dynamics.
+        knots : Tensor of shape (M,)
+            Gradient in the knots.
+
+        Notes
+        -----
+        O((n + M) d^3), through all three transitions of each row by hand.
+        """
+        backward = _Backward(self)
+        second = pairs.second_moments()
+        for rows in self._tiles():
+            h, k, w = self.h[:, rows], self.interval[rows], weight[rows]
+            h_bar = beta[rows] * pairs.mean[:, k] - w * matvec(second[..., k], h)
+            backward.add(rows, h_bar, -0.5 * w)
+        backward.F_bar += pairs.F_bar
+        backward.Q_bar += pairs.Q_bar
+        return backward.finish()
+
+    def backward(self, h_bar: Tensor, T_bar: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives in the parameters (q,) and in x (n,), given those in h (2d, n) and T (n,)."""
+        backward = _Backward(self)
+        for rows in self._tiles():
+            backward.add(rows, h_bar[:, rows], T_bar[rows])
+        parameters, _ = backward.finish()
+        return parameters, backward.before - backward.after
+
+    def _tiles(self) -> Iterator[slice]:
+        size = max(256, _TILE_ENTRIES // len(self.h) ** 2)
+        return (slice(i, i + size) for i in range(0, len(self.x), size))
+
+
+def condition(
+    dynamics: Dynamics, knots: Tensor, x: Tensor, observation: Tensor | None = None
+) -> Conditionals:
+    """Find f's distribution at times given the states at knots.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    knots : Tensor of shape (M,)
+        Rising.
+    x : Tensor of shape (n,)
+        In any order, finite.
+    observation : Tensor of shape (d,), optional
+        H, of another function of the state than f, such as one of its components.
+
+    Returns
+    -------
+    Conditionals
+        O(n d^3 + M d^3) time, O(n d) memory.
+    """
+    chain = Chain.of(dynamics, knots)
+    interval = torch.searchsorted(knots, x, right=True)
+    found = Conditionals(
+        chain,
+        knots,
+        x,
+        dynamics.observation.to(x) if observation is None else observation,
+        interval,
+        x.new_empty(2 * dynamics.n_states, len(x)),
+        torch.empty_like(x),
+    )
+    inverse = _noise_inverse(chain.Q)
+    for rows in found._tiles():
+        leg = _Legs.of(found, rows)
+        g = matvec(inverse[..., leg.interval], leg.c)
+        start = matvec(leg.F1.transpose(0, 1), leg.H)
+        F12 = chain.F[..., leg.interval]
+        found.h[:, rows] = torch.cat([start - matvec(F12.transpose(0, 1), g), g])
+        found.T[rows] = (inner(leg.H, leg.q) - inner(g, leg.c)).clamp_min_(0.0)
+    return found
+
+
+@dataclass(frozen=True)
+class _Legs:
+    """Transitions from the knot before a tile's times, and to the knot after: see the module."""
+
+    interval: Tensor  # (n,)
+    before: Tensor  # (n,) gaps, 0 where there is no knot
+    after: Tensor
+    has_before: Tensor  # (n,) bool
+    has_after: Tensor
+    H: Tensor  # (d, 1)
+    F1: Tensor  # (d, d, n)
+    q: Tensor  # (d, n): Q1 H'
+    F2: Tensor
+    Q2: Tensor
+    c: Tensor  # (d, n)
+
+    @staticmethod
+    def of(rows_of: Conditionals, rows: slice) -> "_Legs":
+        dynamics, knots = rows_of.chain.dynamics, rows_of.knots
+        x, k = rows_of.x[rows], rows_of.interval[rows]
+        has_before, has_after = k > 0, k < len(knots)
+        before = torch.where(has_before, x - knots[(k - 1).clamp_min(0)], 0.0)
+        after = torch.where(has_after, knots[k.clamp_max(len(knots) - 1)] - x, 0.0)
+        H = rows_of.observation[:, None]
+        F1, Q1 = dynamics.transition(before)
+        F1 = F1 * has_before
+        outside = matvec(dynamics.stationary.to(x)[..., None], H)
+        q = torch.where(has_before, matvec(Q1, H), outside)
+        F2, Q2 = dynamics.transition(after)
+        c = matvec(F2, q) * has_after
+        return _Legs(k, before, after, has_before, has_after, H, F1, q, F2, Q2, c)
+
+
+class _Backward:
+    """Derivatives of h and T, gathered tile by tile."""
+
+    def __init__(self, forward: Conditionals) -> None:
+        self.forward, self.dynamics = forward, forward.chain.dynamics
+        self.F_bar = torch.zeros_like(forward.chain.F)
+        self.Q_bar = torch.zeros_like(forward.chain.Q)
+        self.inverse = _noise_inverse(forward.chain.Q)
+        self.parameters = torch.zeros(self.dynamics.n_parameters, dtype=torch.float64)
+        self.slope = _GapSlope(self.dynamics)
+        # Derivatives in the gaps to the knots before and after, (n,).
+        self.before, self.after = torch.zeros_like(forward.T), torch.zeros_like(forward.T)
+
+    def add(self, rows: slice, h_bar: Tensor, T_bar: Tensor) -> None:
+        """Take in derivatives in h (2d, n) and T (n,) of a tile."""
+        leg = _Legs.of(self.forward, rows)
+        k, d = leg.interval, len(leg.q)
+        start_bar, g_bar = h_bar[:d], h_bar[d:]
+        g = self.forward.h[d:, rows]
+        F12 = self.forward.chain.F[..., k]
+        u = matvec(self.inverse[..., k], g_bar - matvec(F12, start_bar)) * leg.has_after
+        c_bar = u - 2 * T_bar * g
+        H = leg.H.expand_as(g)
+        Q1_bar = outer(matvec(leg.F2.transpose(0, 1), c_bar) + T_bar * H, H)
+        # Without a knot before, Q1 is the stationary covariance: that of interval 0.
+        self.Q_bar[..., 0] += (Q1_bar * ~leg.has_before).sum(-1)
+        F1_bar, Q1_bar = outer(H, start_bar) * leg.has_before, Q1_bar * leg.has_before
+        F2_bar = outer(c_bar, leg.q) * leg.has_after
+        self.before[rows] = self._add_leg(leg.before, leg.F1, F1_bar, Q1_bar)
+        self.after[rows] = self._add_leg(leg.after, leg.F2, F2_bar, torch.zeros_like(F2_bar))
+        self.F_bar.index_add_(-1, k, -outer(g, start_bar) * leg.has_after)
+        self.Q_bar.index_add_(-1, k, outer(T_bar * g - u, g))
+
+    def _add_leg(self, gaps: Tensor, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        self.parameters += self.dynamics.transition_gradient(gaps, F_bar, Q_bar)
+        return self.slope(F, F_bar, Q_bar)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Gradients in the parameters (q,) and in the knots (M,)."""
+        chain = self.forward.chain
+        parameters = self.parameters + chain.gradient(self.F_bar, self.Q_bar)
+        between = self.slope(chain.F, self.F_bar, self.Q_bar)
+        between[[0, -1]] = 0.0
+        # Knot k ends interval k and begins interval k + 1.
+        sums, size = self.forward._interval_sums, len(between)
+        ends, begins = sums(self.after, size) + between, sums(self.before, size) + between
+        return parameters, ends[:-1] - begins[1:]
+
+
+class _GapSlope:
+    r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        blocks = [block for _, block in dynamics.blocks]
+        self.A = torch.block_diag(*[_generator(block) for block in blocks])
+        product = self.A @ dynamics.stationary
+        self.L = -(product + product.mT)
+
+    def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        A, L = self.A.to(F)[..., None], self.L.to(F)[..., None]
+        spread = matmul(matmul(F, L), F.transpose(0, 1))
+        return (F_bar * matmul(A, F) + Q_bar * spread).sum((0, 1))
+
+
+def _generator(block) -> Tensor:
+    """dF/dt at 0 of a product of processes, the Kronecker sum of theirs."""
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    for primitive, rate in zip(block.primitives, block.rates, strict=True):
+        eye = torch.eye(primitive.n_states, dtype=torch.float64)
+        here = torch.eye(len(total), dtype=torch.float64)
+        total = torch.kron(total, eye) + torch.kron(here, rate * primitive.feedback)
+    return total
+
+
+def _noise_inverse(Q: Tensor) -> Tensor:
+    """Inverse of noise covariances (d, d, m); states without noise count as having some.
+
+    Their share of c is 0, so that any number does. Rows are brought to unit variance: those of a
+    short gap differ by many orders of magnitude.
+    """
+    scale = Q.diagonal(dim1=0, dim2=1).movedim(-1, 0).sqrt()
+    scale = torch.where(scale > 0, scale, 1.0).reciprocal()
+    scaled = Q * outer(scale, scale)
+    diagonal = scaled.diagonal(dim1=0, dim2=1)
+    diagonal.copy_(torch.where(diagonal > 0, diagonal, 1.0))
+    inverse, _ = inverse_and_log_det(scaled)
+    return inverse * outer(scale, scale)

@@ -1,0 +1,294 @@
+r"""The recursions of the smoother, step by step over chunks that are worked on side by side.
+
+Three passes (design: a covariance-form Kalman filter and the Bryson-Frazier smoother [1]_, with no
+matrix inverted): `chunk_elements` takes the data of every chunk into an element, whatever its
+state at the start; `filter_chunks` runs the filter once the states at the starts are known;
+`smooth_chunks` comes back from the ends.
+
+A point is a site :math:`\exp(\beta f - \omega f^2 / 2)` of f = H s. Given the state predicted,
+:math:`N(m, P)`, with :math:`k = P H^\top`, :math:`p = H k` and :math:`D = 1 + \omega p`, the state
+filtered is :math:`N(m + k e, P - k k^\top g)`, :math:`e = (\beta - \omega H m) / D`,
+:math:`g = \omega / D`. What later data say is :math:`(r, N)`: the state smoothed has mean
+:math:`m + P r` and covariance :math:`P - P N P`.
+
+References
+----------
+.. [1] Bierman (1973), Fixed interval smoothing with discrete measurements.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.chunks import Dynamics, Steps
+from skgp.inference.markov.elements import Element
+from skgp.linalg.small_matrices import inner, matmul, matvec
+
+__all__ = [
+    "Filtered",
+    "Model",
+    "chunk_elements",
+    "filter_chunks",
+    "filtered_log_normalizer",
+    "smooth_chunks",
+]
+
+Gaussian = tuple[Tensor, Tensor]  # mean (d, C) and covariance (d, d, C)
+Sites = tuple[Tensor, Tensor]  # beta and omega, each (L, C)
+
+
+class Model:
+    """The zeros in the observation row and between components, which need no arithmetic.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    """
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        self.n_states = dynamics.n_states
+        self.blocks = [states for states, _ in dynamics.blocks]
+        values = dynamics.observation.tolist()
+        self.row = [(i, h) for i, h in enumerate(values) if h != 0]
+        self.picks_first = self.row == [(0, 1.0)]  # as any single component does
+
+    def observe(self, X: Tensor) -> Tensor:
+        """``H X``: (d, ...) to (...); a view of X where H picks one state."""
+        (i, h), *rest = self.row
+        out = X[i] if h == 1 else h * X[i]
+        for i, h in rest:
+            out = out.add(X[i], alpha=h)
+        return out
+
+    def add_observed(self, r: Tensor, e: Tensor) -> None:
+        """``r += H' e`` in place."""
+        for i, h in self.row:
+            r[i].add_(e, alpha=h)
+
+    def add_observed_outer(self, N: Tensor, u: Tensor) -> None:
+        """``N += H' u' + u H`` in place, for u (d, ...)."""
+        for i, h in self.row:
+            N[i].add_(u, alpha=h)
+            N[:, i].add_(u, alpha=h)
+
+    def condition(self, P: Tensor, k: Tensor, g: Tensor, D: Tensor) -> Tensor:
+        """``P - k k' g``, of which ``H P = k / D`` does not cancel where H picks one state."""
+        if not self.picks_first:
+            return P.addcmul(k[:, None], k * g, value=-1)
+        out, rest = torch.empty_like(P), k[1:]
+        torch.div(k, D, out=out[0])
+        if len(rest):
+            out[1:, 0] = out[0, 1:]
+            torch.addcmul(P[1:, 1:], rest[:, None], rest * g, value=-1, out=out[1:, 1:])
+        return out
+
+    def times(self, F: Tensor, X: Tensor) -> Tensor:
+        """``F X`` for block-diagonal F (d, d, ...) and X (d, e, ...) or (d, ...)."""
+        product = matmul if X.ndim == F.ndim else matvec
+        if len(self.blocks) == 1:
+            return product(F, X)
+        return torch.cat([product(F[s, s], X[s]) for s in self.blocks])
+
+    def transposed_times(self, F: Tensor, X: Tensor) -> Tensor:
+        """``F' X``."""
+        return self.times(F.transpose(0, 1), X)
+
+    def sandwich(self, F: Tensor, P: Tensor) -> Tensor:
+        """``F P F'`` for symmetric P."""
+        return self.times(F, self.times(F, P).transpose(0, 1))
+
+
+def chunk_elements(model: Model, steps: Steps, sites: Sites, *, constants: bool = True) -> Element:
+    """Take the data of every chunk into one element.
+
+    Parameters
+    ----------
+    model : Model
+    steps : Steps
+    sites : pair of Tensor of shape (L, C)
+    constants : bool, default=True
+        Whether their constants `ll` are wanted; they are 0 otherwise.
+
+    Returns
+    -------
+    Element
+        C of them, each from before the first point of its chunk to its last. A constant is NaN
+        where a D is negative, which weights below 0 may make it; nothing else suffers.
+    """
+    beta, omega = sites
+    d, n_chunks = model.n_states, beta.shape[1]
+    A = torch.eye(d, dtype=beta.dtype, device=beta.device)[..., None].repeat(1, 1, n_chunks)
+    P, J = torch.zeros_like(A), torch.zeros_like(A)
+    b, eta = torch.zeros_like(A[0]), torch.zeros_like(A[0])
+    ll = torch.zeros_like(A[0, 0])
+    e, g = torch.empty_like(ll), torch.empty_like(ll)
+    D = torch.empty_like(beta)
+    for j in range(len(beta)):
+        F, Q = steps[j]
+        A, b = model.times(F, A), model.times(F, b)
+        P = model.sandwich(F, P).add_(Q)
+        k, a = model.observe(P), model.observe(A)
+        site, f = (beta[j], omega[j]), (model.observe(b), model.observe(k))
+        u = _meet(site, f, e, g, D[j])
+        if constants:  # beta m - omega m^2 / 2 + u^2 p / (2 D), doubled
+            ll.addcmul_(site[0] + u, f[0]).addcmul_(u.mul_(f[1]), e)
+        scaled = a * g
+        eta.addcmul_(a, e)
+        J.addcmul_(a[:, None], scaled)
+        b = b.addcmul(k, e)
+        A = A.addcmul(k[:, None], scaled, value=-1)
+        P = model.condition(P, k, g, D[j])
+    if constants:
+        ll = 0.5 * (ll - D.log_().sum(0))
+    return Element(A, b, P, eta, J, ll)
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The filter over a tile of chunks.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (L, d, C)
+    cov : Tensor of shape (L, d, d, C)
+        Of the state predicted: given all the data before the point.
+    e, g, D : Tensor of shape (L, C)
+        See the module.
+    end : pair of Tensor
+        Mean and covariance of the state at the ends, their data taken in.
+    """
+
+    mean: Tensor
+    cov: Tensor
+    e: Tensor
+    g: Tensor
+    D: Tensor
+    end: Gaussian
+
+
+def filter_chunks(model: Model, steps: Steps, sites: Sites, start: Gaussian) -> Filtered:
+    """Run the filter through every chunk of a tile.
+
+    Parameters
+    ----------
+    model : Model
+    steps : Steps
+    sites : pair of Tensor of shape (L, C)
+    start : pair of Tensor, (d, C) and (d, d, C)
+        State before the chunk, given all the data before.
+
+    Returns
+    -------
+    Filtered
+    """
+    beta, omega = sites
+    length, n_chunks = beta.shape
+    d = model.n_states
+    mean, cov = beta.new_empty(length, d, n_chunks), beta.new_empty(length, d, d, n_chunks)
+    e, g, D = (torch.empty_like(beta) for _ in range(3))
+    m, P = start
+    for j in range(length):
+        F, Q = steps[j]
+        mean[j] = model.times(F, m)
+        torch.add(model.sandwich(F, P), Q, out=cov[j])
+        k = model.observe(cov[j])
+        site, f = (beta[j], omega[j]), (model.observe(mean[j]), model.observe(k))
+        _meet(site, f, e[j], g[j], D[j])
+        m = mean[j].addcmul(k, e[j])
+        P = model.condition(cov[j], k, g[j], D[j])
+    return Filtered(mean, cov, e, g, D, (m, P))
+
+
+def filtered_log_normalizer(
+    model: Model, sites: Sites, filtered: Filtered, centre: Tensor | None
+) -> float:
+    r"""Sum over a tile of the log integrals of the sites over what was predicted of f, in nats.
+
+    With the site divided by its value at c, a factor :math:`\exp(\beta' (f - c) - \omega
+    (f - c)^2 / 2)` with :math:`\beta' = \beta - \omega c`, they are
+
+    .. math:: \frac{\beta' (m - c) - \omega (m - c)^2 / 2 + \beta'^2 p / 2}{D}
+              - \tfrac12 \log |D|,
+
+    where no large terms cancel if c is near :math:`\beta / \omega`.
+
+    Parameters
+    ----------
+    model : Model
+    sites : pair of Tensor of shape (L, C)
+    filtered : Filtered
+    centre : Tensor of shape (L, C) or None
+        c; None for 0.
+    """
+    (beta, omega), m = sites, model.observe(filtered.mean.movedim(1, 0))
+    if centre is not None:
+        beta, m = torch.addcmul(beta, omega, centre, value=-1), m - centre
+    p = model.observe(model.observe(filtered.cov.movedim((1, 2), (0, 1))))
+    total = torch.addcmul(beta, omega, m, value=-0.5).mul_(m)
+    total.addcmul_(beta * beta, p, value=0.5).div_(filtered.D)
+    return float(total.sum() - 0.5 * filtered.D.abs().log_().sum())
+
+
+def smooth_chunks(
+    model: Model, steps: Steps, filtered: Filtered, end: Gaussian, visit: "Visitor"
+) -> tuple[Tensor, Tensor, Gaussian]:
+    r"""Come back through every chunk of a tile.
+
+    Parameters
+    ----------
+    model : Model
+    steps : Steps
+    filtered : Filtered
+    end : pair of Tensor, (d, C) and (d, d, C)
+        (r, N) at the ends of the chunks: what the data after them say.
+    visit : Visitor
+        Is handed every step.
+
+    Returns
+    -------
+    mean, var : Tensor of shape (L, C)
+        Of f given all data, :math:`H m + p e + s / D` and :math:`p / D - t / D^2` with
+        :math:`s = k^\top r`, :math:`t = k^\top N k` before the point's own data are taken in.
+    start : pair of Tensor, (d, C) and (d, d, C)
+        (r, N) before the first points of the chunks: what all data from there on say.
+    """
+    r, N = (x.clone() for x in end)
+    mean, var = torch.empty_like(filtered.e), torch.empty_like(filtered.e)
+    for j in reversed(range(len(mean))):
+        F, Q = steps[j]
+        e, g, D, k = filtered.e[j], filtered.g[j], filtered.D[j], model.observe(filtered.cov[j])
+        p = model.observe(k)
+        Nk = matvec(N, k)
+        s, t = inner(k, r), inner(k, Nk)
+        torch.addcmul(model.observe(filtered.mean[j]), p, e, out=mean[j]).addcdiv_(s, D)
+        torch.sub(p, t.div(D), out=var[j]).div_(D).clamp_(min=0)
+        model.add_observed(r, torch.addcmul(e, g, s, value=-1))
+        # N becomes (I - H'k'g) N (I - g k H) + H'H g, two outer products with the row H.
+        u = Nk.mul_(-g)
+        model.add_observed(u, torch.addcmul(g, g * g, t).mul_(0.5))
+        model.add_observed_outer(N, u)
+        visit.updated(j, F, Q, r, N)
+        r, N = model.transposed_times(F, r), model.sandwich(F.transpose(0, 1), N)
+        visit.moved(j, r, N)
+    return mean, var, (r, N)
+
+
+class Visitor:
+    """What else is wanted of the way back; by default nothing."""
+
+    def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
+        """At point j, whose own data are in (r, N): they belong to the state predicted."""
+
+    def moved(self, j: int, r: Tensor, N: Tensor) -> None:
+        """Before point j: (r, N) belong to the state filtered at point j - 1."""
+
+
+def _meet(site: Gaussian, f: Gaussian, e: Tensor, g: Tensor, D: Tensor) -> Tensor:
+    """Write e, g and D of sites (beta, omega) that meet f (m, p); return ``u = D e``."""
+    (beta, omega), (m, p) = site, f
+    torch.mul(omega, p, out=D).add_(1.0)
+    u = torch.addcmul(beta, omega, m, value=-1)
+    torch.div(u, D, out=e)
+    torch.div(omega, D, out=g)
+    return u

@@ -1,0 +1,212 @@
+"""The posterior of a series: marginals, joint covariances and samples at any times.
+
+Between two points of the series the state filtered at the left one is pushed forwards and what the
+smoother knows at the right one, (r, N) of :mod:`.passes`, is pulled back; marginals cost O(d^3) a
+new time. What is joint over many times runs along the *conditional chain*: given the states before
+and all data, :math:`s_n = T_n s_{n-1} + c_n + N(0, C_n)`, with
+
+.. math:: G_n = (I + Q_n J_n)^{-1}, \\quad T_n = G_n F_n, \\quad C_n = G_n Q_n, \\quad
+          c_n = C_n \\eta_n
+
+for the information :math:`\\exp(\\eta^\\top s - s^\\top J s / 2)` on the state from its own site
+and all later ones. No covariance is inverted and weights may be negative.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.chunks import Dynamics, Steps
+from skgp.inference.markov.conditional_chain import chain_products, sample_chain
+from skgp.inference.markov.passes import Filtered, Gaussian, Model, Visitor
+from skgp.inference.markov.smoother import Smoother
+from skgp.linalg.small_matrices import inner, matmul, matvec
+
+__all__ = ["Posterior", "posterior"]
+
+
+def posterior(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> "Posterior":
+    r"""Condition a state-space process on Gaussian sites.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    x : Tensor of shape (n,)
+        Times in rising order; equal ones may follow each other. At least one.
+    beta, weight : Tensor of shape (n,)
+        Sites :math:`\exp(\beta f - \omega f^2 / 2)`; zeros for a missing value.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    ValueError
+        If the times fall somewhere.
+    NotPositiveDefiniteError
+        If negative weights leave no proper posterior.
+    """
+    gaps = x.diff(prepend=x[:1])
+    if bool((gaps < 0).any()):
+        raise ValueError("x must be in rising order: sort the times and their sites together.")
+    return Posterior(dynamics, x, beta, weight)
+
+
+class Posterior:
+    """What all the data say of f at any times; made by :func:`posterior`.
+
+    Notes
+    -----
+    The smoothed states of a series that fits in a tile (half a gigabyte) are kept; a longer one is
+    run through again at each call, in O(n d^3).
+    """
+
+    def __init__(self, dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> None:
+        self._dynamics, self._x, self._beta, self._weight = dynamics, x, beta, weight
+        self._smoother = Smoother(dynamics, x.diff(prepend=x[:1]), beta, weight)
+        self._model = Model(dynamics)
+        self._kept: list[_Run] | None = None
+        if self._smoother.has_negative_weights or self._fits:
+            for _ in self._runs():
+                pass
+
+    @property
+    def _fits(self) -> bool:
+        return len(list(self._smoother.tiles())) == 1
+
+    def marginals(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at times in any order, each (m,)."""
+        m, P, r, N = self._states(x_new)
+        return _project(self._dynamics.observation.to(m), m, P, r, N)
+
+    def latent(self, x_new: Tensor, projections: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (m, p) of the projections (p, d) of the state, one by one."""
+        states = self._states(x_new)
+        columns = [_project(row, *states) for row in projections]
+        means, variances = zip(*columns, strict=True)
+        return torch.stack(means, 1), torch.stack(variances, 1)
+
+    def covariance(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (m,) and joint covariance (m, m) of f at times in any order.
+
+        O((n + m) d^3 + m^2 d^2).
+        """
+        x_sorted, order = x_new.sort(stable=True)
+        m, P, r, N = self._states(x_sorted)
+        mean = matvec(P, r) + m
+        V = P - matmul(matmul(P, N), P)
+        smoother, places = self._merged(x_sorted)
+        # Row i: state at time i against f at the times before, from Cov(s_i, f_i) = V_i H'.
+        forward = chain_products(smoother, places)
+        V_h = self._model.observe(V)  # (d, m)
+        H, covariance = self._dynamics.observation.to(V), V.new_zeros(len(x_new), len(x_new))
+        with_past = torch.zeros_like(V_h)
+        for i in range(len(x_new)):
+            with_past[:, :i] = forward[..., i] @ with_past[:, :i]
+            with_past[:, i] = V_h[:, i]
+            covariance[i, : i + 1] = H @ with_past[:, : i + 1]
+        covariance.diagonal().clamp_(min=0)
+        covariance = covariance + covariance.tril(-1).T
+        back = order.argsort()
+        return self._model.observe(mean)[back], covariance[back][:, back]
+
+    def sample(self, x_new: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of f at times in any order, exact, (m, n_samples).
+
+        O((n + m) d^2 (d + n_samples)).
+
+        Parameters
+        ----------
+        x_new : Tensor of shape (m,)
+        n_samples : int
+        generator : torch.Generator
+            On the device of the series.
+        """
+        x_sorted, order = x_new.sort(stable=True)
+        smoother, places = self._merged(x_sorted)
+        draws = sample_chain(smoother, places, n_samples, generator)
+        return draws[order.argsort()]
+
+    def _merged(self, x_sorted: Tensor) -> tuple[Smoother, Tensor]:
+        """The series with new times (m,) as missing values, and where they are in it."""
+        n, m = len(self._x), len(x_sorted)
+        places = torch.searchsorted(self._x, x_sorted, right=True)
+        places = places + torch.arange(m, device=places.device)
+        old = torch.ones(n + m, dtype=torch.bool, device=places.device)
+        old[places] = False
+        x, beta, weight = (self._x.new_zeros(n + m) for _ in range(3))
+        x[old], beta[old], weight[old] = self._x, self._beta, self._weight
+        x[places] = x_sorted
+        return Smoother(self._dynamics, x.diff(prepend=x[:1]), beta, weight), places
+
+    def _states(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """State at new times: m, P given the data up to there, r, N given the data after."""
+        right = torch.searchsorted(self._x, x_new, right=True)
+        (m, P), (r, N) = self._neighbours(right)
+        last = len(self._x) - 1
+        # Before the first point the prior stands, whatever the gap; after the last, r = N = 0.
+        F, Q = self._dynamics.transition(x_new - self._x[(right - 1).clamp(min=0)].minimum(x_new))
+        m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
+        F, _ = self._dynamics.transition(self._x[right.clamp(max=last)].maximum(x_new) - x_new)
+        r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
+        return m, P, r, N
+
+    def _neighbours(self, right: Tensor) -> tuple[Gaussian, Gaussian]:
+        """Filtered (m, P) at the points ``right - 1`` and (r, N) at the points ``right``."""
+        d, k = self._dynamics.n_states, len(right)
+        m, r = self._x.new_zeros(k, d), self._x.new_zeros(k, d)
+        P = self._smoother.prior[1].expand(k, d, d).clone()
+        N = self._x.new_zeros(k, d, d)
+        length, n = self._smoother.chunks.length, self._smoother.chunks.n
+        for run in self._runs():
+            for points, fill in ((right - 1, run.filtered), (right, run.future)):
+                chunk = points.div(length, rounding_mode="floor")
+                here = (chunk >= run.tile.start) & (chunk < run.tile.stop) & (points < n)
+                vector, matrix = fill(points[here] % length, chunk[here] - run.tile.start)
+                target = (m, P) if fill == run.filtered else (r, N)
+                target[0][here], target[1][here] = vector, matrix
+        return (m.T, P.movedim(0, -1)), (r.T, N.movedim(0, -1))
+
+    def _runs(self) -> Iterator["_Run"]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for tile, steps, filtered in self._smoother.filtered():
+            run = _Run(self._smoother, tile, steps, filtered)
+            if self._fits:
+                self._kept = [run]
+            yield run
+
+
+class _Run(Visitor):
+    """A tile of chunks, filtered and smoothed: what prediction needs of every point."""
+
+    def __init__(self, smoother: Smoother, tile: slice, steps: Steps, filtered: Filtered) -> None:
+        self.tile, self._filtered, self._model = tile, filtered, smoother.model
+        self._r, self._N = torch.empty_like(filtered.mean), torch.empty_like(filtered.cov)
+        smoother.smooth(tile, steps, filtered, self)
+
+    def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
+        """Keep what is known at point j."""
+        self._r[j], self._N[j] = r, N
+
+    def filtered(self, row: Tensor, chunk: Tensor) -> Gaussian:
+        """State given the data up to and with some points: (k, d) and (k, d, d)."""
+        run = self._filtered
+        P = run.cov[row, :, :, chunk]
+        k = self._model.observe(P.movedim(0, -1)).T
+        m = run.mean[row, :, chunk] + k * run.e[row, chunk][:, None]
+        return m, P - run.g[row, chunk][:, None, None] * k[:, :, None] * k[:, None]
+
+    def future(self, row: Tensor, chunk: Tensor) -> Gaussian:
+        """(r, N) of some points, their own data taken in: (k, d) and (k, d, d)."""
+        return self._r[row, :, chunk], self._N[row, :, :, chunk]
+
+
+def _project(row: Tensor, m: Tensor, P: Tensor, r: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of ``row @ s`` for the states of `Posterior._states`."""
+    k = torch.einsum("i,ijn->jn", row, P)
+    var = row @ k - inner(k, matvec(N, k))
+    return row @ m + inner(k, r), var.clamp_(min=0)

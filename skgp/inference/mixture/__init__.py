@@ -1,0 +1,1 @@
+"""Posteriors of f averaged over samples of the hyper-parameters."""

@@ -1,0 +1,391 @@
+r"""Predictions averaged over samples of the hyper-parameters.
+
+Given a sample :math:`u_s` the model is an exact Gaussian process, so that the prediction is a
+mixture over the S samples kept, of weights :math:`w_s`:
+
+.. math:: p(f_* \mid y) \approx \sum_s w_s N(f_*; m_s, v_s), \qquad
+          m_s = k_s^T \alpha_s, \quad v_s = k_{**} - k_s^T A_s^{-1} k_s, \quad
+          \alpha_s = A_s^{-1} y,
+
+with :math:`A_s = K_s + D_s` over the training rows (D diagonal: the noise) and :math:`k_s` their
+covariance with the new row.
+
+What is kept is :math:`\alpha`, (S, n), and the rows: means cost ``O(S n d)`` a row. Variances need
+:math:`A_s^{-1}`, by one of two solvers.
+
+``"cholesky"``
+    A factor of each :math:`A_s`, made at the first variance and kept in memory as far as a budget
+    goes; never pickled.
+``"cg"``
+    Conjugate gradients for a block of rows at a time, preconditioned by a low rank whose pivots all
+    samples share. Kernel matrices are made anew in each call: the cost of a call is mostly theirs,
+    so that many rows in one call are cheap. A solution that stops early makes a variance too great,
+    never too small: the iterates minimise the error in the norm of A (Galerkin).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.data import Replicates
+from skgp.inference.mixture.gaussian_mixture import mixture_moments
+from skgp.inference.mixture.inverses import ExactInverse, IterativeInverse, nystrom_factor
+from skgp.kernels import (
+    FourierFeatures,
+    gram_diag,
+    gram_tile,
+    has_spectral_density,
+    split_noise,
+    stationary,
+)
+from skgp.kernels.covariance import covariance, variance
+from skgp.kernels.distances import METRICS, origin
+from skgp.kernels.expression import Binder, Node, built_in, theta_places
+from skgp.kernels.operators import RowOperator, tile_rows
+from skgp.kernels.tiles import evaluate_tile
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root
+from skgp.linalg.preconditioners import rp_cholesky
+from skgp.linalg.tensor_state import TensorState
+
+__all__ = ["MixtureState"]
+
+_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile of t rows needs: in the cache
+_FEW_ROWS = 200  # training rows up to which all samples are evaluated at once
+_TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
+_MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
+_FEATURES, _BLOCK = 8000, 250  # of the draws from the prior beyond, and frequencies at once
+_SEED = 0  # of the pivots, which touch the speed alone
+
+Inverse = ExactInverse | IterativeInverse
+RNG = np.random.Generator | np.random.RandomState
+
+
+class MixtureState(TensorState):
+    """A fitted mixture of exact Gaussian processes over the same rows.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+        With a WhiteKernel summand at the top level.
+    data : Replicates
+        Training rows, float64; copied.
+    u : ndarray of shape (S, kernel.n_dims)
+        Logarithms of the hyper-parameters of each sample.
+    weights : ndarray of shape (S,), optional
+        Positive, in any scale; equal ones by default.
+    solver : {"cholesky", "cg"}, default="cholesky"
+    memory_budget : float, default=1e9
+        Bytes: of the factors kept by "cholesky" (one at a time is made whatever the budget), of
+        the kernel matrix of "cg", which beyond that is recomputed at every product.
+    dtype : torch.dtype, default=torch.float64
+        Of the kernel matrix of "cg". In float32 a row's variance depends on the rows beside it by
+        rounding, of about 1e-6.
+    rank : int, default=200
+        Of the preconditioner.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (S,)
+        Of sum one.
+    noise : ndarray of shape (S,)
+        Variance of the noise of each sample.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a kernel matrix cannot be factored.
+
+    Notes
+    -----
+    A pickle has ``8 n (S + d)`` bytes and loads without a GPU.
+    """
+
+    _X: Tensor
+    _y: Tensor
+    _row_weight: Tensor | None
+    _theta: Tensor
+    _alpha: Tensor
+    _pivots: Tensor
+
+    def __init__(
+        self,
+        kernel: Any,
+        data: Replicates,
+        u: np.ndarray,
+        weights: np.ndarray | None = None,
+        *,
+        solver: str = "cholesky",
+        memory_budget: float = 1e9,
+        dtype: torch.dtype = torch.float64,
+        rank: int = 200,
+    ) -> None:
+        u = np.asarray(u, dtype=float)
+        weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
+        signal, _ = split_noise(kernel)
+        places, noise_place, noise_level = theta_places(kernel)
+        self._signal, self._bind = signal, Binder(signal)
+        self._X, self._y = data.X.clone(), data.y.clone()
+        self._row_weight = None if data.weight is None else data.weight.clone()
+        self._theta = data.X.new_tensor(u[:, places])
+        self.weights = weights / weights.sum()
+        noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
+        self.noise, self.solver = noise, solver
+        self._memory_budget, self._dtype, self._rank = memory_budget, dtype, rank
+        self._factors: dict[int, Tensor] = {}
+        self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
+        fit = 8.0 * len(u) * len(self._X) ** 2 <= memory_budget
+        few = len(self._X) <= _FEW_ROWS and built_in(signal)
+        self._together = solver == "cholesky" and few and fit
+        self._alpha = self._solutions()
+
+    def _solutions(self) -> Tensor:
+        """Alpha (S, n)."""
+        if self._together:
+            return cho_solve(self._all_factors(), self._y.expand(self.n_samples, -1))
+        columns = [each.solve(self._y[:, None]) for _, _, each in self._components(keep=False)]
+        return torch.cat(columns, 1).T.contiguous()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_factors": {}, "_bind": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind = Binder(self._signal)
+
+    @property
+    def n_samples(self) -> int:
+        """S, of different samples."""
+        return len(self.weights)
+
+    @property
+    def n_rows(self) -> int:
+        """n, of distinct training rows."""
+        return len(self._X)
+
+    def at(self, kernel: Any, u: np.ndarray) -> "MixtureState":
+        """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
+        data = Replicates(self._X, self._y, self._row_weight)
+        return MixtureState(
+            kernel,
+            data,
+            u[None],
+            solver=self.solver,
+            memory_budget=self._memory_budget,
+            dtype=self._dtype,
+            rank=self._rank,
+        )
+
+    # ----------------------------------------------------------------------------- predictions
+
+    def component_means(self, X: np.ndarray) -> np.ndarray:
+        """Mean (S, t) of f at the rows of X (t, d) under each sample."""
+        Z = self._rows(X)
+        few = self._few_covariances(Z)
+        if few is not None:
+            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy()
+        out = self._X.new_empty(self.n_samples, len(X))
+        for s, node in enumerate(self._nodes()):
+            for rows, K in self._tiles(node, Z):
+                out[s, rows] = self._alpha[s] @ K
+        return out.cpu().numpy()
+
+    def component_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of f, (S, t) each, at the rows of X (t, d) under each sample."""
+        Z = self._rows(X)
+        few = self._few_covariances(Z)
+        if few is not None:
+            half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
+            var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
+            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy(), var.cpu().numpy()
+        mean = self._X.new_empty(self.n_samples, len(X))
+        var = torch.empty_like(mean)
+        for s, node, inverse in self._components():
+            prior = variance(node, Z).expand(len(Z))
+            for rows, K in self._tiles(node, Z):
+                mean[s, rows] = self._alpha[s] @ K
+                var[s, rows] = (prior[rows] - inverse.explained(K)).clamp_(min=0.0)
+        return mean.cpu().numpy(), var.cpu().numpy()
+
+    def mean(self, X: np.ndarray) -> np.ndarray:
+        """Mean (t,) of f at the rows of X (t, d)."""
+        return self.weights @ self.component_means(X)
+
+    def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (t,) of f at the rows of X (t, d)."""
+        return mixture_moments(self.weights, *self.component_moments(X))
+
+    def covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (t,) and covariance (t, t) of f at the rows of X (t, d); a few (n, t) matrices."""
+        Z = self._rows(X)
+        means = self._X.new_empty(self.n_samples, len(Z))
+        total = self._X.new_zeros(len(Z), len(Z))
+        for s, node, inverse in self._components():
+            means[s], covariance = self._joint(s, node, inverse, Z)
+            total.add_(covariance, alpha=float(self.weights[s]))
+        weights = self._X.new_tensor(self.weights)
+        centred = means - weights @ means
+        total.addmm_(centred.T * weights, centred)
+        return (weights @ means).cpu().numpy(), total.cpu().numpy()
+
+    def draws(self, X: np.ndarray, n_samples: int, rng: RNG, *, noise: bool = False) -> np.ndarray:
+        """Joint draws (t, n_samples) of f at the rows of X (t, d), or of observations.
+
+        Each takes a sample of the hyper-parameters first. Up to 4000 rows their covariance is
+        factored, ``O(t^3)`` for each sample taken; beyond, draws from the prior by random Fourier
+        features are corrected by the data (Matheron's rule), where the kernel has such features.
+        """
+        Z = self._rows(X)
+        chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
+        jointly = len(Z) <= _MOST_JOINT or not has_spectral_density(self._signal)
+        draw = self._joint_draws if jointly else self._corrected_draws
+        out = np.empty((len(Z), n_samples))
+        for component in self._components(np.unique(chosen)):
+            columns = np.flatnonzero(chosen == component[0])
+            out[:, columns] = draw(*component, Z, len(columns), rng).cpu().numpy()
+        if noise:
+            out += np.sqrt(self.noise[chosen]) * rng.standard_normal(out.shape)
+        return out
+
+    def _joint_draws(
+        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
+    ) -> Tensor:
+        mean, covariance = self._joint(s, node, inverse, Z)
+        # A covariance without noise is singular up to rounding: the jitter has its size.
+        root = semidefinite_root(covariance)
+        return mean[:, None] + root @ Z.new_tensor(rng.standard_normal((len(Z), n_draws)))
+
+    def _corrected_draws(
+        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
+    ) -> Tensor:
+        r"""Matheron's rule: :math:`g_* + k_*^T A^{-1} (y - g - \varepsilon)`, g from the prior."""
+        kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
+        seed = int(rng.choice(2**31 - 1))
+        features = FourierFeatures(
+            kernel,
+            _FEATURES,
+            Z.shape[1],
+            seed=seed,
+            block_size=_BLOCK,
+            origin=origin(self._X)[0],
+        )
+        g, out = self._X.new_zeros(self.n_rows, n_draws), Z.new_zeros(len(Z), n_draws)
+        for block in range(features.n_blocks):
+            size = features.block_slice(block).stop - features.block_slice(block).start
+            weights = Z.new_tensor(rng.standard_normal((size, n_draws)))
+            g += features.features(self._X, block) @ weights
+            out += features.features(Z, block) @ weights
+        g += self._row_noise(s).sqrt()[:, None] * Z.new_tensor(rng.standard_normal(g.shape))
+        solution = inverse.solve(self._y[:, None] - g)
+        for rows, K in self._tiles(node, Z):
+            out[rows] += K.T @ solution
+        return out
+
+    # --------------------------------------------------------------------------------- the parts
+
+    def _all_factors(self) -> Tensor:
+        """Cholesky factors (S, n, n) of few rows, made at once and kept."""
+        if len(self._factors) < self.n_samples:
+            S, n = self.n_samples, len(self._X)
+            K = covariance(self._all_nodes(), self._X, None, METRICS["expand"])
+            A = K.expand(S, n, n).clone()
+            noise = torch.stack([self._row_noise(s) for s in range(S)])
+            A.diagonal(dim1=-2, dim2=-1).copy_(self._prior(self._X) + noise)
+            self._factors = dict(enumerate(jittered_cholesky(A).factor))
+        return torch.stack([self._factors[s] for s in range(self.n_samples)])
+
+    def _all_nodes(self) -> Node:
+        return self._bind(self._theta, dtype=self._X.dtype, device=self._X.device)
+
+    def _prior(self, X: Tensor) -> Tensor:
+        """Prior variances (S, t)."""
+        prior = variance(self._all_nodes(), X)
+        return prior.expand(self.n_samples, 1, len(X))[:, 0]
+
+    def _rows(self, X: np.ndarray) -> Tensor:
+        return torch.tensor(X, dtype=self._X.dtype, device=self._X.device)
+
+    def _nodes(self) -> Iterator[Node]:
+        for theta in self._theta:
+            yield self._bind(theta, dtype=self._X.dtype, device=self._X.device)
+
+    def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Covariances (n, t) between training rows and tiles of X."""
+        n_rows = tile_rows(len(self._X), self._X.dtype, _TILE_BYTES)
+        for start in range(0, len(X), n_rows):
+            tile = X[start : start + n_rows]
+            out = self._X.new_empty(len(tile), len(self._X))
+            yield slice(start, start + n_rows), evaluate_tile(node, tile, self._X, out).T
+
+    def _few_covariances(self, X: Tensor) -> Tensor | None:
+        """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
+        shape = self.n_samples, len(self._X), len(X)
+        if not self._together or math.prod(shape) > _TOGETHER:
+            return None
+        shape = self.n_samples, len(X), len(self._X)
+        return covariance(self._all_nodes(), X, self._X, METRICS["expand"]).expand(shape).mT
+
+    def _joint(self, s: int, node: Node, inverse: Inverse, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (t,) and covariance (t, t) of f at the rows of X under sample s."""
+        K = evaluate_tile(node, X, self._X, X.new_empty(len(X), len(self._X))).T
+        prior = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
+        prior.diagonal().copy_(variance(node, X))
+        covariance = prior - inverse.explained_jointly(K)
+        return self._alpha[s] @ K, (covariance + covariance.T) / 2
+
+    def _components(
+        self, samples: np.ndarray | None = None, *, keep: bool = True
+    ) -> Iterator[tuple[int, Node, Inverse]]:
+        """Each sample (all by default) with its kernel and the inverse of its matrix A."""
+        operator = None
+        if self.solver == "cg":
+            centre = origin(self._X) if stationary(self._signal) else 0.0
+            operator = RowOperator(
+                self._signal,
+                self._X - centre,
+                dtype=self._dtype,
+                memory_budget=self._memory_budget,
+            )
+        for s in range(self.n_samples) if samples is None else samples.tolist():
+            node = self._bind(self._theta[s], dtype=self._X.dtype, device=self._X.device)
+            D = self._row_noise(s)
+            if operator is not None:
+                operator.set_theta(self._theta[s])
+                M = self._X[self._pivots]
+                low_rank = nystrom_factor(self._signal, self._theta[s], M, self._X, self._dtype)
+                yield s, node, IterativeInverse(operator, D, low_rank)
+                continue
+            factor = self._factors.get(s)
+            if factor is None:
+                factor = self._factor(node, D)
+                if keep and (len(self._factors) + 1) * factor.nbytes <= self._memory_budget:
+                    self._factors[s] = factor
+            yield s, node, ExactInverse(factor)
+
+    def _row_noise(self, s: int) -> Tensor:
+        """Diagonal (n,) of D under sample s."""
+        noise = self._y.new_full(self._y.shape, float(self.noise[s]))
+        return noise if self._row_weight is None else noise / self._row_weight
+
+    def _factor(self, node: Node, D: Tensor) -> Tensor:
+        n = len(self._X)
+        A = evaluate_tile(node, self._X, self._X, self._X.new_empty(n, n))
+        # Distances by a matrix product are not quite 0 between equal rows.
+        A.diagonal().copy_(variance(node, self._X) + D)
+        return jittered_cholesky(A).factor
+
+    def _choose_pivots(self, rank: int) -> Tensor:
+        """Pivots of a preconditioner for all samples, at the mean of their logarithms."""
+        if rank == 0:
+            return torch.empty(0, dtype=torch.int64, device=self._X.device)
+        theta = self._X.new_tensor(self.weights) @ self._theta
+        kernel = self._signal.clone_with_theta(theta.cpu().numpy())
+        return rp_cholesky(
+            lambda index: gram_tile(kernel, self._X, self._X[index]),
+            gram_diag(kernel, self._X),
+            rank,
+            generator=torch.Generator().manual_seed(_SEED),
+        ).pivots

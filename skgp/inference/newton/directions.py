@@ -1,0 +1,203 @@
+r"""Newton directions of several columns at once: exact, or by preconditioned conjugate gradients.
+
+Solves :math:`H_j d_j = b_j` with :math:`H_j = \Phi^T \operatorname{diag}(c_j) \Phi + I / a_j`, a
+Hessian a column, on features that the columns share (:mod:`skgp.inference.newton.newton`).
+
+Choices that were measured (MNIST, m = 2000 inducing points, n = 10000, float32 features)
+-------------------------------------------------------------------------------------------
+One preconditioner for all columns, of the mean curvature: ten classes took 63 passes and 4.5 s,
+against 51 passes and 16 s with one factor a column. Rows drawn in proportion to their curvature,
+and a ridge of what a drawn row weighs: 43 passes against 63 of a uniform draw without ridge (1000
+rows drawn), and 70 against no convergence after 272 at a sixteen times larger prior variance.
+Factors at steps 0 and 3 did as well as at 0, 1 and 3.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skgp.inference.weights.design import StreamedDesign
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+
+__all__ = ["CGDirections", "Direction", "ExactDirections", "exact_flops", "subsampled_factor"]
+
+_REFRESH_STEPS = (0, 3, 10, 20)  # most fits end before the third, by when Hessians change little
+
+
+class Direction(NamedTuple):
+    """Newton directions of k columns."""
+
+    weights: Tensor  # (m, k)
+    image: Tensor  # (n, k), Phi times the weights
+    n_cg: int
+    n_products: int
+
+
+def exact_flops(design: StreamedDesign, n_columns: int) -> float:
+    """Cost of the Hessians of all columns and their Cholesky factors."""
+    n, m = design.n_rows, design.n_features
+    return n_columns * (n * m**2 + m**3 / 3)
+
+
+class ExactDirections:
+    """Newton directions from a Cholesky factor of each Hessian."""
+
+    def __init__(self, memory_budget: int):
+        self._memory_budget = memory_budget
+
+    def __call__(
+        self,
+        design: StreamedDesign,
+        precision: Tensor,
+        curvature: Tensor,
+        B: Tensor,
+        forcing: Tensor,
+    ) -> Direction:
+        D = torch.empty_like(B)
+        width = max(1, self._memory_budget // (8 * len(B) ** 2))
+        groups = torch.arange(B.shape[1], device=B.device).split(width)
+        for group in groups:
+            hessians = design.curvature_gram(curvature[:, group])
+            for j, H in zip(group.tolist(), hessians, strict=True):
+                H.diagonal().add_(precision[j])
+                D[:, j] = cho_solve(jittered_cholesky(H).factor, B[:, j])
+        return Direction(D, design.matmul(D), 0, len(groups) + 1)
+
+
+class CGDirections:
+    """Newton directions by truncated conjugate gradients; one preconditioner for all columns."""
+
+    def __init__(self, max_cg: int, n_rows: int, generator: torch.Generator):
+        self._max_cg, self._n_rows, self._generator = max_cg, n_rows, generator
+        self._factor: Tensor
+        self._n_calls = 0
+
+    def __call__(
+        self,
+        design: StreamedDesign,
+        precision: Tensor,
+        curvature: Tensor,
+        B: Tensor,
+        forcing: Tensor,
+    ) -> Direction:
+        if self._n_calls in _REFRESH_STEPS:
+            self._factor = subsampled_factor(
+                design,
+                curvature.mean(1),
+                float(precision.mean()),
+                self._n_rows,
+                generator=self._generator,
+            )
+        self._n_calls += 1
+
+        def hessian(V: Tensor) -> tuple[Tensor, Tensor]:
+            product, image = design.curvature_matmul(V, curvature)
+            return product + precision * V, image
+
+        return _truncated_cg(hessian, B, self._factor, forcing, self._max_cg)
+
+
+def _truncated_cg(
+    hessian: Callable[[Tensor], tuple[Tensor, Tensor]],
+    B: Tensor,
+    factor: Tensor,
+    forcing: Tensor,
+    max_iter: int,
+) -> Direction:
+    """Solve ``H_j x_j = b_j`` up to a share `forcing` (k,) of the preconditioned residual norm.
+
+    ``Phi X`` comes out of the products for nothing. Zero is the start, hence any iterate is a
+    direction of descent.
+    """
+    R = B.clone()
+    P = Z = _two_solves(factor, R)
+    X = torch.zeros_like(B)
+    rz = (R * Z).sum(0)
+    target = forcing.square() * rz
+    image = B.new_zeros(())  # (n, k) from the first product on
+    n_iter = 0
+    while True:
+        HP, fitted = hessian(P)
+        n_iter += 1
+        step = _ratio(rz, (P * HP).sum(0))
+        X += step * P
+        image = image + step * fitted
+        R -= step * HP
+        Z = _two_solves(factor, R)
+        rz, previous = (R * Z).sum(0), rz
+        if n_iter == max_iter or bool((rz <= target).all()):
+            return Direction(X, image, n_iter, n_iter)
+        P = Z + _ratio(rz, previous) * P
+
+
+def subsampled_factor(
+    design: StreamedDesign,
+    curvature: Tensor,
+    precision: float,
+    n_rows: int,
+    *,
+    generator: torch.Generator,
+) -> Tensor:
+    r"""Cholesky factor of a Hessian estimated from some rows, a preconditioner.
+
+    .. math:: P = \sum_{i \in I} \frac{c_i}{\pi_i} \phi_i \phi_i^T + (\lambda + 1/a) I, \qquad
+              \pi_i = \min(1, \kappa c_i), \quad \sum_i \pi_i = p
+
+    with every row drawn independently with probability :math:`\pi_i`: without
+    :math:`\lambda` an unbiased estimate, whose rows weigh at most :math:`1 / \kappa`. Directions in
+    which the Hessian is smaller than what one drawn row adds, :math:`\lambda` on average, are not
+    resolved by the draw; the ridge keeps P from being far too small there. All rows, hence the
+    Hessian itself, if no more than p have any curvature.
+
+    Parameters
+    ----------
+    design : StreamedDesign
+    curvature : Tensor of shape (n,)
+        :math:`c_i \ge 0`.
+    precision : float
+        1 / a.
+    n_rows : int
+        p.
+    generator : torch.Generator
+
+    Returns
+    -------
+    Tensor of shape (m, m)
+        Lower triangular, float64. :math:`O(p m^2 + m^3 / 3)`.
+    """
+    share = _inclusion(curvature, n_rows)
+    uniform = torch.rand(
+        len(share), generator=generator, dtype=torch.float64, device=generator.device
+    )
+    index = (uniform.to(share) < share).nonzero()[:, 0]
+    share = share[index]
+    P = design.curvature_gram((curvature[index] / share)[:, None], index)[0]
+    if len(index):
+        precision += float((1 - share).mean() * P.trace() / len(index))
+    P.diagonal().add_(precision)
+    return jittered_cholesky(P).factor
+
+
+def _inclusion(curvature: Tensor, n_rows: int) -> Tensor:
+    """Probabilities ``min(1, kappa c_i)`` that add up to `n_rows`; O(n log n)."""
+    if int((curvature > 0).sum()) <= n_rows:
+        return (curvature > 0).to(curvature)
+    ordered = curvature.sort(descending=True).values
+    left = ordered.flip(0).cumsum(0).flip(0)[:n_rows]
+    # kappa if exactly the k first rows are certain, for k = 0, 1, ...; the first that fits is it.
+    kappa = (n_rows - torch.arange(n_rows).to(left)) / left
+    k = int((kappa * ordered[:n_rows] <= 1).int().argmax())
+    return (kappa[k] * curvature).clamp(max=1.0)
+
+
+def _two_solves(L: Tensor, B: Tensor) -> Tensor:
+    """Solve ``L L^T X = B``: for few columns four times as fast as `torch.cholesky_solve`."""
+    half = torch.linalg.solve_triangular(L, B, upper=False)
+    return torch.linalg.solve_triangular(L.mT, half, upper=True)
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Quotient of sums of squares, 0 where the column has nothing left to solve."""
+    return torch.where(denominator > 0, numerator / denominator, 0.0)

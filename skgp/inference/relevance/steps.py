@@ -1,0 +1,255 @@
+r"""Single steps of evidence maximisation over a dictionary (Tipping and Faul, 2003).
+
+With :math:`w \sim N(0, S^{-1})`, S = diag(s), and :math:`y_i \sim N(\phi(x_i)^T w, \sigma^2/w_i)`,
+
+.. math:: \log p(y) = -\tfrac12 \big[ n \log 2\pi\sigma^2 + \log|S + \beta G| - \log|S|
+          + \beta (y^T W y - \beta\, b^T \Sigma b) \big], \qquad \beta = \sigma^{-2},
+
+G, b the parts of :math:`\Phi^T W \Phi` and :math:`\Phi^T W y` that belong to functions of finite
+precision ("in the model"), :math:`\Sigma = (S + \beta G)^{-1}`, :math:`\mu = \beta \Sigma b`. As a
+function of a single precision it has one maximum, which two numbers a function decide:
+
+====================================  =================================  =======================
+paper                                 here                               code
+====================================  =================================  =======================
+:math:`S_m, Q_m`                      :math:`\phi_m^T C^{-1} \phi_m`,    ``S, Q (m,)``
+                                      :math:`\phi_m^T C^{-1} y`
+:math:`s_m, q_m`                      the same without function m        ``sparsity, quality``
+:math:`\theta_m = q_m^2 - s_m`        positive: m belongs in the model
+:math:`\alpha_m`                      :math:`s_m`                        ``precision (r,)``
+====================================  =================================  =======================
+
+Of functions in the model :math:`s_m = 1/\Sigma_{mm} - \alpha_m`, :math:`q_m = \mu_m/\Sigma_{mm}`,
+which has no difference of large numbers. Adding, deleting and re-estimating all change
+:math:`C^{-1}` by one term :math:`-\kappa\, C^{-1} \phi \phi^T C^{-1}`,
+:math:`\kappa = \delta/(1 + \delta S_m)` with :math:`\delta` the change of :math:`1/\alpha_m`, so
+that one O(m r) formula moves all S and Q.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skgp.inference.relevance.dictionary import Source
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+
+ALIGNED = 1e-3
+"""Functions whose cosine to one in the model is above 1 less this are not added beside it."""
+
+_RESOLUTION = 1e-8  # part of a column's square beyond rounding, below which it adds nothing new
+
+
+@dataclass(frozen=True)
+class Move:
+    """One step.
+
+    Attributes
+    ----------
+    index : int
+        Basis function.
+    precision : float
+        The one to give it; inf takes it out.
+    gain : float
+        Of the log evidence, in nats.
+    """
+
+    index: int
+    precision: float
+    gain: float
+
+
+class EvidenceState:
+    r"""The functions in the model, and the statistics of all m.
+
+    Parameters
+    ----------
+    source : Source
+    noise_variance : float
+    indices, precision : Tensor of shape (r,), optional
+        To start from; none by default.
+
+    Attributes
+    ----------
+    indices : Tensor of shape (r,)
+        Functions in the model, in the order of their coming.
+    precision : Tensor of shape (r,)
+        Their s.
+    covariance, mean : Tensor of shape (r, r) and (r,)
+        :math:`\Sigma` and :math:`\mu`.
+    S, Q : Tensor of shape (m,)
+    log_evidence : float
+        In nats; moved by the gains, exact after `refresh`.
+
+    Notes
+    -----
+    Memory: m (r + 5) numbers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        noise_variance: float,
+        indices: Tensor | None = None,
+        precision: Tensor | None = None,
+    ) -> None:
+        self.source = source
+        self.noise_variance = noise_variance
+        none = source.moment.new_zeros(0)
+        self.indices = none.long() if indices is None else indices
+        self.precision = none if precision is None else precision
+        self._gram = source.gram_columns(self.indices)  # (m, r)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Compute everything from the precisions and the noise variance, O(m r^2)."""
+        source, beta, r = self.source, 1 / self.noise_variance, len(self.indices)
+        H = beta * self._gram[self.indices] + torch.diag(self.precision)
+        self._factor = jittered_cholesky(H).factor if r else H
+        self.covariance = cho_solve(self._factor, torch.eye(r).to(H)) if r else H
+        # A solve loses less to rounding than the product with an inverse.
+        moment = beta * source.moment[self.indices]
+        self.mean = cho_solve(self._factor, moment) if r else moment
+        half = self._gram
+        if r:
+            half = torch.linalg.solve_triangular(self._factor, self._gram.mT, upper=False).mT
+        self.S = beta * source.squares - beta**2 * half.square().sum(1)
+        self.Q = beta * (source.moment - self._gram @ self.mean)
+        self._n_aligned = self._aligned(self._gram, self.indices).sum(1)
+        self.log_evidence = self._exact_log_evidence()
+
+    def residual_square(self) -> float:
+        r"""Return :math:`\|y - \Phi \mu\|_W^2`, not negative."""
+        mean, moment = self.mean, self.source.moment[self.indices]
+        fitted = mean @ (self._gram[self.indices] @ mean) - 2 * (mean @ moment)
+        return max(self.source.sum_square + float(fitted), 0.0)
+
+    def n_determined(self) -> float:
+        r"""Number of weights that the data determine, :math:`\sum_j 1 - s_j \Sigma_{jj}`."""
+        return float((1 - self.precision * self.covariance.diagonal()).sum())
+
+    def best_move(self, forbidden: Tensor | None = None) -> Move:
+        """The step of greatest gain in log evidence, in O(m).
+
+        Parameters
+        ----------
+        forbidden : bool Tensor of shape (m,), optional
+            Functions not to touch.
+        """
+        precision, gain = self.moves()
+        if forbidden is not None:
+            gain = torch.where(forbidden, 0.0, gain)
+        index = int(gain.argmax())
+        return Move(index, float(precision[index]), float(gain[index]))
+
+    def moves(self) -> tuple[Tensor, Tensor]:
+        """Best precision of every function given the others, and the gain in nats; both (m,).
+
+        inf and 0 where a function out of the model stays out.
+        """
+        squared, beta = self.Q.square(), 1 / self.noise_variance
+        S = self.S
+        new = (self._n_aligned == 0) & (beta * self.source.squares * _RESOLUTION < S)
+        new &= squared > S
+        ratio = torch.where(new, squared / S, 1.0)
+        precision = torch.where(new, S / (ratio - 1), math.inf)
+        gain = 0.5 * (ratio - 1 - ratio.log())
+        if len(self.indices):
+            precision[self.indices], gain[self.indices] = self._moves_in_model()
+        return precision, gain
+
+    def _moves_in_model(self) -> tuple[Tensor, Tensor]:
+        """The same for the functions in the model, shape (r,)."""
+        s, variance = self.precision, self.covariance.diagonal()
+        # Positive: the others may explain the function up to rounding.
+        least = _RESOLUTION / self.noise_variance * self.source.squares[self.indices]
+        sparsity = torch.maximum(1 / variance - s, least)
+        quality = self.mean / variance
+        theta = quality.square() - sparsity
+        precision = torch.where(theta > 0, sparsity.square() / theta, math.inf)
+
+        # log evidence as a function of one precision, up to a constant
+        def part(a: Tensor) -> Tensor:
+            return 0.5 * (quality.square() / (a + sparsity) - torch.log1p(sparsity / a))
+
+        best = torch.where(theta > 0, part(precision), 0.0)
+        return precision, best - part(s)
+
+    def apply(self, move: Move) -> None:
+        """Take a step: O(m r), and a Gram column when a function is added."""
+        at = torch.nonzero(self.indices == move.index)[:, 0]
+        if len(at):
+            self._change(int(at), move)
+        elif move.precision < math.inf:
+            self._add(move)
+        self.log_evidence += move.gain
+
+    def _add(self, move: Move) -> None:
+        column = self.source.gram_columns(torch.tensor([move.index]))
+        beta, r = 1 / self.noise_variance, len(self.indices)
+        projection = beta * (self.covariance @ column[self.indices, 0])  # (r,)
+        v = beta * (column[:, 0] - self._gram @ projection)  # Phi' C^-1 phi
+        S, Q = float(self.S[move.index]), float(self.Q[move.index])
+        variance = 1 / (move.precision + S)
+        covariance = self.covariance.new_empty(r + 1, r + 1)
+        covariance[:r, :r] = self.covariance + variance * torch.outer(projection, projection)
+        covariance[:r, r] = covariance[r, :r] = -variance * projection
+        covariance[r, r] = variance
+        self.covariance = covariance
+        new = column.new_tensor([variance * Q])
+        self.mean = torch.cat([self.mean - new * projection, new])
+        self._gram = torch.cat([self._gram, column], dim=1)
+        self.indices = torch.cat([self.indices, torch.tensor([move.index])])
+        self.precision = torch.cat([self.precision, column.new_tensor([move.precision])])
+        self._n_aligned = self._n_aligned + self._aligned(column, self.indices[r:])[:, 0]
+        self._rank_one(v, Q, variance)
+
+    def _change(self, at: int, move: Move) -> None:
+        """Give function number `at` of the model another precision, or take it out."""
+        s, column = self.precision[at].item(), self.covariance[:, at].clone()
+        variance, mean = column[at].item(), self.mean[at].item()
+        v = s / self.noise_variance * (self._gram @ column)  # Phi' C^-1 phi
+        # s - S_at = s^2 Sigma_at,at > 0: the denominators below cannot vanish
+        if move.precision == math.inf:
+            kappa, weight = -1 / (s**2 * variance), 1 / variance
+        else:
+            delta = move.precision - s
+            kappa = -delta / (s * (s + delta * s * variance))
+            weight = delta / (1 + delta * variance)
+        Q = s * mean
+        self.covariance = self.covariance - weight * torch.outer(column, column)
+        self.mean = self.mean - weight * mean * column
+        self._rank_one(v, Q, kappa)
+        if move.precision < math.inf:
+            self.precision = self.precision.clone()
+            self.precision[at] = move.precision
+        else:
+            self._remove(at)
+
+    def _remove(self, at: int) -> None:
+        keep = torch.arange(len(self.indices)) != at
+        aligned = self._aligned(self._gram[:, at, None], self.indices[at, None])
+        self._n_aligned = self._n_aligned - aligned[:, 0]
+        self.covariance = self.covariance[keep][:, keep]
+        self.mean, self.precision = self.mean[keep], self.precision[keep]
+        self.indices, self._gram = self.indices[keep], self._gram[:, keep]
+
+    def _rank_one(self, v: Tensor, Q: float, kappa: float) -> None:
+        self.S = self.S - kappa * v.square()
+        self.Q = self.Q - kappa * Q * v
+
+    def _aligned(self, columns: Tensor, indices: Tensor) -> Tensor:
+        """Whether each function is nearly parallel to those of given Gram columns, (m, k)."""
+        squares = self.source.squares
+        lengths = (squares[:, None] * squares[indices]).sqrt()
+        return (columns.abs() > (1 - ALIGNED) * lengths).long()
+
+    def _exact_log_evidence(self) -> float:
+        source, noise = self.source, self.noise_variance
+        fit = source.sum_square - float(self.mean @ source.moment[self.indices])
+        log_dets = -self.precision.log().sum()
+        if len(self.indices):
+            log_dets = log_dets + log_det(self._factor)
+        constant = source.n_rows * math.log(2 * math.pi * noise)
+        return -0.5 * (constant + float(log_dets) + fit / noise)

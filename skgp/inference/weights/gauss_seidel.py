@@ -1,0 +1,340 @@
+r"""Block Gauss-Seidel over the columns of a streamed design, with a running residual.
+
+Minimises, for every column t of targets at once,
+
+.. math:: J(v) = \tfrac12 \| t - \Phi v \|^2 + \tfrac12 \sigma^2 \| v \|^2,
+
+exactly in one block of weights after another::
+
+    r = t
+    for each block c:  F = Phi[:, c];  d = (F'F + s2 I)^-1 (F'r - s2 v_c);  v_c += d;  r -= F d
+
+Every block sees all rows and what the others have explained, so the iterate is useful long before
+the first sweep ends, for any number m of features. Two additions speed up the sweeps that follow:
+blocks in a fresh random order each sweep, and after each sweep the exact minimiser of J over the
+displacements of the last sweeps, whose images under Phi the running residual gives for nothing
+(the idea of conjugate gradients, with a sweep for preconditioner).
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skgp.inference.weights.design import MEMORY_BUDGET, StreamedDesign, add_gram
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.exceptions import NumericalWarning
+
+Callback = Callable[[int, dict], bool | None]
+
+
+@dataclass(frozen=True)
+class GaussSeidelResult:
+    """Outcome of :func:`gauss_seidel`.
+
+    Attributes
+    ----------
+    solution : Tensor of shape (m, k)
+        Weights, float64.
+    misfit : Tensor of shape (n, k)
+        Running residual ``t - Phi v``. Divided by the noise variance it estimates
+        ``(Phi Phi^T + s2 I)^-1 t``.
+    n_iter : int
+        Sweeps, counting one that was interrupted.
+    residual : Tensor of shape (k,)
+        Norm of the gradient of J relative to ``Phi^T t``, as met block by block in the last sweep.
+    converged : bool
+    """
+
+    solution: Tensor
+    misfit: Tensor
+    n_iter: int
+    residual: Tensor
+    converged: bool
+
+
+def gauss_seidel(
+    design: StreamedDesign,
+    targets: Tensor,
+    noise_variance: float,
+    *,
+    initial: Tensor | None = None,
+    block_size: int = 2000,
+    n_directions: int = 4,
+    tol: float = 1e-6,
+    max_iter: int = 100,
+    memory_budget: int = MEMORY_BUDGET,
+    generator: torch.Generator | None = None,
+    callback: Callback | None = None,
+) -> GaussSeidelResult:
+    r"""Solve :math:`(\Phi^T \Phi + \sigma^2 I) V = \Phi^T T` by block Gauss-Seidel.
+
+    Parameters
+    ----------
+    design : StreamedDesign
+        :math:`\Phi`, rows scaled by the weights; it keeps features as its own budget allows.
+    targets : Tensor of shape (n, k)
+        T, rows scaled likewise (``design.scale_rows``).
+    noise_variance : float
+        :math:`\sigma^2 > 0`.
+    initial : Tensor of shape (m, k), optional
+        Start; costs one more pass over the features. Zero by default.
+    block_size : int, default=2000
+        Largest number of weights solved for at once: neighbouring blocks of the basis are joined.
+    n_directions : int, default=4
+        Sweep displacements kept for the acceleration; 0 is plain Gauss-Seidel. With 4, and a random
+        order of the blocks, small problems took 7 to 16 times fewer sweeps to a gradient of 1e-4.
+    tol : float, default=1e-6
+        Relative gradient norm at which every column has converged.
+    max_iter : int, default=100
+        Sweeps.
+    memory_budget : int, default=2**29
+        Bytes of block Cholesky factors kept between sweeps; the others are computed again.
+    generator : torch.Generator, optional
+        Draws the order of the blocks; cyclic without it.
+    callback : callable, optional
+        Called after every block as ``callback(iteration, {"residual", "loss", "sweep"})`` with the
+        relative gradient norm so far and J of the first column; True stops and keeps the state.
+
+    Returns
+    -------
+    GaussSeidelResult
+
+    Raises
+    ------
+    ValueError
+        If a shape, `noise_variance` or `block_size` is invalid.
+
+    Warns
+    -----
+    NumericalWarning
+        When `max_iter` sweeps do not reach `tol`.
+
+    Notes
+    -----
+    First sweep ``O(n m block_size)``, later ones ``O(n m k)`` with factors and features kept.
+    Memory beside the two budgets: ``(n + m) k (4 + n_directions)`` float64, the features of one
+    block of columns if they fit the design's budget (else tiles, generated twice), and
+    ``block_size^2``. A block wider than n is solved in its dual, of size n.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> from skgp.inference.weights.whitened import WhitenedInducingBasis
+    >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
+    >>> basis = WhitenedInducingBasis(RBF(1.0), X[::2], block_size=4)
+    >>> result = gauss_seidel(StreamedDesign(basis, X), X.sin(), 1e-3, block_size=4)
+    >>> result.converged, bool(result.misfit.abs().max() < 0.01)
+    (True, True)
+    """
+    _check(design, targets, noise_variance, initial, block_size)
+    state = _State(design, targets.to(design.device, torch.float64), noise_variance, initial)
+    solver = _BlockSolver(design, noise_variance, memory_budget)
+    groups = _groups(design, block_size)
+    gradient = state.V.new_zeros(len(groups), targets.shape[1])
+    scale = torch.zeros_like(gradient)
+    displacements: list[tuple[Tensor, Tensor]] = []
+    iteration = 0
+    for sweep in range(1, max_iter + 1):
+        before = (state.V.clone(), state.R.clone()) if n_directions else None
+        for c in _order(len(groups), generator):
+            columns = _Columns(design, groups[c])
+            if sweep == 1:
+                scale[c] = columns.rmatmul(targets).square().sum(0)
+            gradient[c] = solver.step(c, columns, state)
+            residual = _relative(gradient, scale)
+            iteration += 1
+            if callback is not None:
+                info = {"residual": float(residual.max()), "loss": state.loss(), "sweep": sweep}
+                if callback(iteration, info):
+                    return GaussSeidelResult(state.V, state.R, sweep, residual, False)
+        if bool((residual <= tol).all()):
+            return GaussSeidelResult(state.V, state.R, sweep, residual, True)
+        if before is not None:
+            displacements.append((state.V - before[0], before[1] - state.R))
+            displacements = displacements[-n_directions:]
+            state.minimise_over(displacements)
+            # The sweep and its acceleration together are the direction that comes next.
+            displacements[-1] = (state.V - before[0], before[1] - state.R)
+    warnings.warn(
+        f"Gauss-Seidel stopped after max_iter={max_iter} sweeps at a relative gradient of "
+        f"{float(residual.max()):.1e}, short of tol={tol:.1e}. Raise max_iter or tol.",
+        NumericalWarning,
+        stacklevel=2,
+    )
+    return GaussSeidelResult(state.V, state.R, max_iter, residual, False)
+
+
+class _State:
+    """Weights V (m, k), residual R = T - Phi V (n, k) and the objective they define."""
+
+    def __init__(self, design, targets: Tensor, noise_variance: float, initial: Tensor | None):
+        self.noise_variance = noise_variance
+        eps = torch.finfo(design.dtype).eps
+        self.resolution = eps**0.5 * torch.linalg.vector_norm(targets, dim=0)
+        if initial is None:
+            self.V = targets.new_zeros(design.n_features, targets.shape[1])
+            self.R = targets.clone()
+        else:
+            self.V = initial.to(targets).clone()
+            self.R = targets - design.matmul(self.V)
+
+    def loss(self) -> float:
+        """J of the first column."""
+        v, r = self.V[:, 0], self.R[:, 0]
+        return 0.5 * float(r @ r + self.noise_variance * (v @ v))
+
+    def minimise_over(self, displacements: list[tuple[Tensor, Tensor]]) -> None:
+        """Move to the minimiser of J over the span of the displacements, column by column."""
+        q = len(displacements)
+        hessian = self.V.new_empty(self.V.shape[1], q, q)
+        slope = self.V.new_empty(self.V.shape[1], q)
+        for a, (P, Q) in enumerate(displacements):
+            slope[:, a] = (Q * self.R).sum(0) - self.noise_variance * (P * self.V).sum(0)
+            for b, (P_b, Q_b) in enumerate(displacements[: a + 1]):
+                product = (Q * Q_b).sum(0) + self.noise_variance * (P * P_b).sum(0)
+                hessian[:, a, b] = hessian[:, b, a] = product
+        scale = hessian.diagonal(dim1=1, dim2=2).sqrt()
+        # A displacement whose energy J does not resolve is known too roughly to be multiplied: V
+        # and R would drift apart. It counts as 0, which plain sweeps, that shrink it, survive.
+        scale = torch.where(scale > self.resolution[:, None], scale, torch.inf)
+        hessian = hessian / (scale[:, :, None] * scale[:, None, :])
+        inverse = torch.linalg.pinv(hessian, rtol=1e-10, hermitian=True)
+        step = (inverse @ (slope / scale)[:, :, None])[:, :, 0] / scale  # (k, q)
+        for a, (P, Q) in enumerate(displacements):
+            self.V += step[:, a] * P
+            self.R -= step[:, a] * Q
+
+
+class _Columns:
+    """Features of one group of blocks, held if they fit the design's budget, else regenerated."""
+
+    def __init__(self, design: StreamedDesign, blocks: range):
+        self.design, self.blocks = design, blocks
+        basis = design.basis
+        self.slice = slice(basis.block_slice(blocks[0]).start, basis.block_slice(blocks[-1]).stop)
+        self.width = self.slice.stop - self.slice.start
+        n_bytes = design.n_rows * self.width * design.dtype.itemsize
+        self._held = self.whole() if n_bytes <= design.memory_budget else None
+
+    def whole(self) -> Tensor:
+        """Return all rows, (n, width)."""
+        return self.design.columns(self.blocks)
+
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield slices of rows with their features."""
+        if self._held is not None:
+            yield slice(0, self.design.n_rows), self._held
+            return
+        for rows in self.design.tiles(self.width):
+            yield rows, self.design.columns(self.blocks, rows)
+
+    def rmatmul(self, R: Tensor) -> Tensor:
+        """Return ``F^T R`` (width, k), float64."""
+        R = R.to(self.design.device, self.design.dtype)
+        out = torch.zeros(self.width, R.shape[1], dtype=torch.float64, device=R.device)
+        for rows, F in self.tiles():
+            out += F.mT @ R[rows]
+        return out
+
+    def matmul(self, D: Tensor) -> Tensor:
+        """Return ``F D`` (n, k), float64."""
+        D = D.to(self.design.dtype)
+        return torch.cat([(F @ D).double() for _, F in self.tiles()])
+
+    def gram(self) -> Tensor:
+        """Return ``F^T F`` (width, width), float64, of which the lower triangle is right."""
+        out = torch.zeros(self.width, self.width, dtype=torch.float64, device=self.design.device)
+        for _, F in self.tiles():
+            add_gram(out, F)
+        return out
+
+
+class _BlockSolver:
+    """Exact minimisation of J over one block of weights; keeps factors while the budget lasts."""
+
+    def __init__(self, design: StreamedDesign, noise_variance: float, memory_budget: int):
+        self._n_rows = design.n_rows
+        self._noise_variance = noise_variance
+        self._bytes_left = memory_budget
+        self._factors: dict[int, Tensor] = {}
+
+    def step(self, c: int, columns: _Columns, state: _State) -> Tensor:
+        """Update the state in place; return the squared gradient norm (k,) met before."""
+        V = state.V[columns.slice]
+        gradient = columns.rmatmul(state.R) - self._noise_variance * V
+        L = self._factor(c, columns)
+        if columns.width <= self._n_rows:
+            D = cho_solve(L, gradient)
+        else:
+            # (F'F + s2)^-1 (F'r - s2 v) = F'(FF' + s2)^-1 (r + F v) - v
+            D = columns.rmatmul(cho_solve(L, state.R + columns.matmul(V))) - V
+        V += D
+        state.R -= columns.matmul(D)
+        return gradient.square().sum(0)
+
+    def _factor(self, c: int, columns: _Columns) -> Tensor:
+        if c in self._factors:
+            return self._factors[c]
+        if columns.width <= self._n_rows:
+            hessian = columns.gram()
+        else:
+            F = columns.whole()
+            hessian = (F @ F.mT).double()
+        hessian.diagonal().add_(self._noise_variance)
+        L = jittered_cholesky(hessian).factor
+        if L.nbytes <= self._bytes_left:
+            self._factors[c] = L
+            self._bytes_left -= L.nbytes
+        return L
+
+
+def _groups(design: StreamedDesign, block_size: int) -> list[range]:
+    """Join neighbouring blocks of the basis as long as they have at most `block_size` columns."""
+    basis = design.basis
+    groups, first = [], 0
+    for block in range(1, basis.n_blocks + 1):
+        if (
+            block == basis.n_blocks
+            or basis.block_slice(block).stop - basis.block_slice(first).start > block_size
+        ):
+            groups.append(range(first, block))
+            first = block
+    return groups
+
+
+def _order(n_groups: int, generator: torch.Generator | None) -> list[int]:
+    if generator is None:
+        return list(range(n_groups))
+    return torch.randperm(n_groups, generator=generator, device=generator.device).tolist()
+
+
+def _relative(gradient: Tensor, scale: Tensor) -> Tensor:
+    """Gradient norm (k,) relative to the right-hand side, over the blocks visited so far."""
+    total = scale.sum(0)
+    ratio = gradient.sum(0) / torch.where(total > 0, total, torch.ones_like(total))
+    return ratio.sqrt()
+
+
+def _check(
+    design: StreamedDesign,
+    targets: Tensor,
+    noise_variance: float,
+    initial: Tensor | None,
+    block_size: int,
+) -> None:
+    if targets.ndim != 2 or targets.shape[0] != design.n_rows:
+        raise ValueError(
+            f"targets must have shape ({design.n_rows}, k); got {tuple(targets.shape)}."
+        )
+    if not noise_variance > 0:
+        raise ValueError(f"noise_variance must be positive; got {noise_variance!r}.")
+    if initial is not None and initial.shape != (design.n_features, targets.shape[1]):
+        raise ValueError(
+            f"initial must have shape ({design.n_features}, {targets.shape[1]}); got "
+            f"{tuple(initial.shape)}."
+        )
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1; got {block_size!r}.")

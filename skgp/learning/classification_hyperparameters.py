@@ -1,0 +1,413 @@
+r"""Hyper-parameters of a classifier's kernel, learned on some rows before any model is fitted.
+
+The objective is the Laplace evidence (:mod:`skgp.learning.laplace_evidence`) of a dense GP on a
+stratified random subset, its mean over one-vs-rest columns. Of some thousand rows it tells kernel
+families, overall length scale and amplitude well apart, and overfits ARD length scales. Hence
+
+1. every kernel is fitted on a small subset with its length scales *tied*: they move by a common
+   factor, their ratios stay; the best goes on;
+2. it is fitted on the whole subset, tied, and then *relaxed*: every length scale on its own, drawn
+   towards the tied ones by a normal prior on the logarithms of their ratios;
+3. where there are many more rows, ratios also come from the nearest-neighbour leave-one-out
+   likelihood of a regression on the labels (:func:`skgp.learning.search.fit_leave_one_out`),
+   for which every row counts; amplitude and common factor are then refitted by the evidence.
+
+Whichever has the best score is kept: log evidence per row of the subset plus mean log density of
+held-out rows at the latent mode, in equal parts. On held-out parts of training sets that sum chose
+better than either of its terms did: the second alone is noisy, the first alone prefers ARD.
+
+A kernel vector of more than ``max_free`` length scales is only ever moved as a whole.
+
+Labels that are few, or few of one class, say little of any of it: the likeliest f is then none at
+all, or one that follows each rare label. ``scale_std`` is for kernels that an estimator chooses by
+itself, whose start is a typical one: amplitude and common factor are drawn towards it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.linalg import block_diag
+from scipy.optimize import minimize
+from torch import Tensor
+
+from skgp.data import merge_replicates
+from skgp.kernels.expression import WhiteKernel
+from skgp.kernels.gram import gram_diag, split_noise
+from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
+from skgp.learning.moderation import choose_moderation
+from skgp.learning.search import (
+    Callback,
+    HyperparameterFit,
+    SearchSettings,
+    fit_leave_one_out,
+)
+from skgp.optim.stopping import StopRecorder
+
+_NEIGHBOR_NOISE = 0.2  # start of the noise variance of labels, relative to the signal's
+_NOISE_RANGE = (1e-4, 1e1)  # its bounds, likewise
+_NOTHING = np.zeros((0, 0))  # keeps block_diag right where a kernel has nothing free
+
+
+@dataclass(frozen=True)
+class ClassificationSettings:
+    """How long and on how many rows to search; defaults chosen on held-out parts of training sets.
+
+    Attributes
+    ----------
+    subset_size : int
+        Rows of the dense GP; fewer for more than two columns (:func:`subset_rows`).
+    screen_size : int
+        Rows on which kernels are compared first.
+    n_score_rows : int
+        Held-out rows.
+    few_rows : int
+        Up to this number none is held out: the evidence alone decides.
+    max_iter : int
+        L-BFGS-B iterations of each search.
+    max_free : int
+        Longest vector of length scales that is fitted one by one.
+    ratio_std : float
+        Standard deviation of the log ratio of a length scale to the tied one, a priori.
+    scale_std : float
+        Of the logs of amplitudes and of common factors of length scales, about their start.
+    neighbor_rows : int
+        Rows of the leave-one-out search at most; 0 leaves it out.
+    neighbor_search : SearchSettings
+    """
+
+    subset_size: int = 1000
+    screen_size: int = 500
+    n_score_rows: int = 1000
+    few_rows: int = 200
+    max_iter: int = 30
+    max_free: int = 100
+    ratio_std: float = 0.5
+    scale_std: float = math.inf
+    neighbor_rows: int = 20_000
+    neighbor_search: SearchSettings = SearchSettings(n_neighbors=32, batch_size=96, n_steps=100)
+
+
+def fit_classification_hyperparameters(
+    kernels: list,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    offset: Tensor,
+    likelihood,
+    generator: torch.Generator,
+    row_weight: Tensor | None = None,
+    settings: ClassificationSettings | None = None,
+    callback: Callback | None = None,
+) -> HyperparameterFit:
+    """Choose one of several kernels and learn its hyper-parameters.
+
+    Parameters
+    ----------
+    kernels : list of sklearn kernel expressions
+        Without WhiteKernel. Their ``theta`` is the start, their bounds are respected.
+    X : Tensor of shape (n, d)
+        Float64.
+    Y : Tensor of shape (n, c)
+        Labels -1 and +1, one column a one-vs-rest problem.
+    offset : Tensor of shape (c,)
+        Constant part of the latent functions.
+    likelihood : skgp.likelihoods.Bernoulli
+    generator : torch.Generator
+        On the CPU; the result depends on it and the data alone.
+    row_weight : Tensor of shape (n,), optional
+        Not negative; rows of weight 0 are left out.
+    settings : ClassificationSettings, optional
+    callback : callable, optional
+        Called with (evaluation, {"loss": float}), the loss in nats per row; returning True ends the
+        search with the best so far.
+
+    Returns
+    -------
+    HyperparameterFit
+        ``score`` as above, in nats; ``log_marginal_likelihood`` the mean evidence of a column on
+        the subset, in nats. The amplitude is that of the subset: more rows support a larger one.
+
+    Raises
+    ------
+    ValueError
+        If a kernel contains a WhiteKernel.
+    """
+    settings = settings or ClassificationSettings()
+    for kernel in kernels:
+        check_no_noise(kernel)
+    if all(kernel.n_dims == 0 for kernel in kernels):
+        return HyperparameterFit(kernels[0])
+    data = _Labelled(X, Y, row_weight).positive()
+    recorder = StopRecorder(callback)
+    search = _Search(data, offset, likelihood, settings, generator, recorder)
+    fits = []
+    for kernel in kernels:
+        search.origin = kernel.theta
+        fits.append(search.tied(kernel, screen=True))
+        if recorder.stopped:
+            return max(fits, key=lambda fit: fit.score)
+    best = max(range(len(fits)), key=lambda i: fits[i].score)
+    search.origin = kernels[best].theta
+    fits = [search.tied(fits[best].kernel) if search.is_screened_on_few else fits[best]]
+    for refine in (search.relaxed, search.from_neighbors):
+        if not recorder.stopped:
+            fits += refine(fits[0].kernel)
+    return max(fits, key=lambda fit: fit.score)
+
+
+# ------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """Rows ``X (n, d)``, labels ``Y (n, c)`` and weights (n,) or None."""
+
+    X: Tensor
+    Y: Tensor
+    weight: Tensor | None
+
+    def rows(self, index: Tensor | slice) -> "_Labelled":
+        weight = None if self.weight is None else self.weight[index]
+        return _Labelled(self.X[index], self.Y[index], weight)
+
+    def positive(self) -> "_Labelled":
+        """The rows of positive weight."""
+        return self if self.weight is None else self.rows((self.weight > 0).nonzero()[:, 0])
+
+    @property
+    def total(self) -> float:
+        """Number of rows, those of weight w counted w times."""
+        return float(len(self.X) if self.weight is None else self.weight.sum())
+
+
+def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
+    """A random order whose every beginning has the classes in the proportions of the whole.
+
+    The first row of each class comes before the second of any.
+
+    Parameters
+    ----------
+    Y : Tensor of shape (n, c)
+        Labels -1 and +1; of c > 1 columns the first that is +1 names the class.
+    generator : torch.Generator
+
+    Returns
+    -------
+    Tensor of int64, shape (n,)
+        On the CPU.
+    """
+    label = (Y > 0).to(torch.int8).cpu()
+    label = label[:, 0] if Y.shape[1] == 1 else label.argmax(1)
+    shuffled = torch.randperm(len(label), generator=generator)
+    place = torch.empty(len(label), dtype=torch.float64)
+    for value in label.unique():
+        members = shuffled[label[shuffled] == value]
+        place[members] = torch.arange(0.5, len(members), dtype=torch.float64) / len(members)
+        place[members[0]] = -1.0
+    return shuffled[place[shuffled].argsort(stable=True)]
+
+
+def subset_rows(n: int, c: int, settings: ClassificationSettings) -> tuple[int, int]:
+    """Sizes of the subset and of the held-out rows, of n rows with c columns.
+
+    A subset of ``subset_size (2 / c)^(1/3)`` rows makes c > 2 columns cost twice as much as one. At
+    least a third of more than ``few_rows`` rows are held out.
+    """
+    if n <= settings.few_rows:
+        return n, 0
+    size = round(settings.subset_size * min(1.0, (2 / c) ** (1 / 3)))
+    size = min(size, 2 * n // 3)
+    return size, min(n - size, settings.n_score_rows)
+
+
+# --------------------------------------------------------------------------------------- searches
+
+
+class _Search:
+    """Searches over theta on one draw of rows, all scored on the same held-out rows.
+
+    ``origin`` is the theta that the prior is about.
+    """
+
+    origin: np.ndarray
+
+    def __init__(self, data, offset, likelihood, settings, generator, callback) -> None:
+        self.data, self.offset, self.likelihood = data, offset, likelihood
+        self.settings, self.generator, self.callback = settings, generator, callback
+        n, c = data.Y.shape
+        size, n_held_out = subset_rows(n, c, settings)
+        order = stratified_order(data.Y, generator).to(data.X.device)
+        self.subset = data.rows(order[:size])
+        self.held_out = data.rows(order[size : size + n_held_out])
+        self.few = self.subset.rows(slice(0, settings.screen_size))
+        self.is_screened_on_few = len(self.few.X) < len(self.subset.X)
+
+    def tied(self, kernel, *, screen: bool = False) -> HyperparameterFit:
+        """Amplitudes and common factors of the length scales."""
+        rows = self.few if screen else self.subset
+        return self._maximise(kernel, directions(kernel, max_free=1), rows)
+
+    def relaxed(self, kernel) -> list[HyperparameterFit]:
+        """Every length scale on its own, near the ratios of the kernel given."""
+        if not self._has_ratios(kernel):
+            return []
+        moves = directions(kernel, self.settings.max_free)
+        return [self._maximise(kernel, moves, self.subset)]
+
+    def from_neighbors(self, kernel) -> list[HyperparameterFit]:
+        """Ratios of length scales from a regression on the labels of many rows."""
+        used = len(self.subset.X) + len(self.held_out.X)
+        n = min(len(self.data.X), self.settings.neighbor_rows)
+        all_free = directions(kernel, self.settings.max_free).shape[1] == kernel.n_dims
+        if n <= used or not all_free or not self._has_ratios(kernel):
+            return []
+        rows = torch.randperm(len(self.data.X), generator=self.generator)[:n]
+        data = self.data.rows(rows.to(self.data.X.device))
+        found = self._leave_one_out(kernel, data)
+        fit = self.tied(found)
+        return [replace(fit, method="leave-one-out")]
+
+    def _has_ratios(self, kernel) -> bool:
+        """Whether any vector of length scales may be fitted one by one."""
+        return any(1 < size <= self.settings.max_free for size in _vector_sizes(kernel))
+
+    def _leave_one_out(self, kernel, data: _Labelled):
+        """The kernel, its theta from regression on labels scaled to the kernel's own variance."""
+        variance = float(gram_diag(kernel, data.X).mean())
+        direction = torch.randn(data.Y.shape[1], generator=self.generator, dtype=torch.float64)
+        target = data.Y.cpu().double() @ direction
+        target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
+        weight = None if data.weight is None else data.weight.cpu().numpy()
+        replicates = merge_replicates(data.X.cpu().numpy(), target.numpy(), weight, data.X.device)
+        low, high = _NOISE_RANGE
+        noise = WhiteKernel(_NEIGHBOR_NOISE * variance, (low * variance, high * variance))
+        fit = fit_leave_one_out(
+            kernel + noise,
+            replicates,
+            generator=self.generator,
+            settings=self.settings.neighbor_search,
+            callback=self.callback,
+        )
+        return split_noise(fit.kernel)[0]
+
+    def _maximise(self, kernel, moves: np.ndarray, rows: _Labelled) -> HyperparameterFit:
+        """L-BFGS-B over z, ``theta = start + moves z``; the best theta seen, scored."""
+        objective = _Objective(self, kernel, moves, rows)
+        if moves.shape[1]:
+            try:
+                minimize(
+                    objective,
+                    np.zeros(moves.shape[1]),
+                    jac=True,
+                    method="L-BFGS-B",
+                    bounds=objective.bounds(),
+                    options={"maxiter": self.settings.max_iter, "ftol": 1e-5, "gtol": 1e-4},
+                )
+            except StopIteration:
+                pass
+        found = kernel.clone_with_theta(objective.best_theta)
+        return self._scored(found, rows, objective)
+
+    def _scored(self, kernel, rows: _Labelled, objective: "_Objective") -> HyperparameterFit:
+        """The fit with its evidence on `rows` and its score."""
+        with torch.no_grad():
+            fit = objective.evidence.fit(objective.best_theta)
+            evidence = float(fit.log_evidence.mean())
+            score, moderation = evidence / rows.total, None
+            new = self.held_out
+            if len(new.X):
+                mean, var = laplace_predict(fit, kernel, rows.X, new.X)
+                weight = torch.ones_like(mean[:, 0]) if new.weight is None else new.weight
+                density = self.likelihood.log_prob(new.Y, mean).mean(1)
+                score = 0.5 * (score + float(weight @ density) / new.total)
+                moderation, _ = choose_moderation(self.likelihood, new.Y, mean, var, weight)
+        return HyperparameterFit(
+            kernel,
+            score=score,
+            method="Laplace evidence",
+            history=objective.history,
+            log_marginal_likelihood=evidence,
+            moderation=moderation,
+        )
+
+
+class _Objective:
+    """Minus the penalised mean evidence per row and its gradient, as functions of z."""
+
+    def __init__(self, search: _Search, kernel, moves: np.ndarray, rows: _Labelled) -> None:
+        self.search, self.kernel, self.moves, self.rows = search, kernel, moves, rows
+        self.start = np.clip(kernel.theta, *kernel.bounds.T) if kernel.n_dims else kernel.theta
+        self.centring, self.averaging = _centring(kernel), _averaging(kernel)
+        self.evidence = LaplaceEvidence(
+            kernel,
+            rows.X,
+            rows.Y,
+            likelihood=search.likelihood,
+            offset=search.offset,
+            row_weight=rows.weight,
+        )
+        self.history: list[float] = []
+        self.best_loss, self.best_theta = math.inf, self.start
+
+    def bounds(self) -> list[tuple[float, float]]:
+        """Bounds of z within which every element of theta keeps its own."""
+        low, high = (self.kernel.bounds - self.start[:, None]).T
+        return [(low[move > 0].max(), high[move > 0].min()) for move in self.moves.T]
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = self.start + self.moves @ z
+        loss, gradient = self._loss(theta)
+        if not (math.isfinite(loss) and np.isfinite(gradient).all()):
+            return math.inf, np.zeros_like(z)
+        if loss < self.best_loss:
+            self.best_loss, self.best_theta = loss, theta
+        self.history.append(-loss)
+        if self.search.callback(len(self.history), {"loss": loss}):
+            raise StopIteration
+        return loss, self.moves.T @ gradient
+
+    def _loss(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        total = self.rows.total
+        try:
+            values, gradient = self.evidence(theta)
+        except ValueError:  # a covariance that overflowed
+            return math.inf, np.zeros_like(theta)
+        penalty, slope = self._penalty(theta)
+        loss = (penalty - float(values.mean())) / total
+        return loss, (slope - gradient / len(values)) / total
+
+    def _penalty(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log prior of theta, and its gradient."""
+        search = self.search
+        ratios = self.centring @ (theta - self.start) / search.settings.ratio_std
+        scales = self.averaging @ (theta - search.origin) / search.settings.scale_std
+        slope = self.centring @ ratios / search.settings.ratio_std
+        slope = slope + self.averaging.T @ scales / search.settings.scale_std
+        return 0.5 * float(ratios @ ratios + scales @ scales), slope
+
+
+def directions(kernel, max_free: int) -> np.ndarray:
+    """Moves of theta, of zeros and ones, shape (kernel.n_dims, n_moves), one a column.
+
+    Vectors of more than `max_free` elements move as a whole.
+    """
+    sizes = _vector_sizes(kernel)
+    blocks = [np.eye(size) if size <= max_free else np.ones((size, 1)) for size in sizes]
+    return block_diag(_NOTHING, *blocks)
+
+
+def _centring(kernel) -> np.ndarray:
+    """Projection of theta (n_dims, n_dims) to deviations from the mean of each vector."""
+    return block_diag(_NOTHING, *(np.eye(size) - 1 / size for size in _vector_sizes(kernel)))
+
+
+def _averaging(kernel) -> np.ndarray:
+    """Of theta (n_dims,), the mean of each vector, shape (n_vectors, n_dims)."""
+    return block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in _vector_sizes(kernel)))
+
+
+def _vector_sizes(kernel) -> list[int]:
+    """Number of elements of each hyper-parameter that is not fixed, in the order of theta."""
+    return [hyper.n_elements for hyper in kernel.hyperparameters if not hyper.fixed]

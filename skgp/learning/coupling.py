@@ -1,0 +1,138 @@
+r"""How what each of several classes says by itself becomes the probability of each.
+
+Each class k is set against the rest by a latent function of its own, and
+:math:`p_k = E[g(f_k)]` is the probability that it claims a row. Together they give
+
+.. math:: P(y = k) \propto p_k (1 - p_k)^{-\lambda}.
+
+With :math:`\lambda = 1` this is the probability that k alone claims the row, given that exactly one
+class does, were the claims independent. With :math:`\lambda = 0` the claims are divided by their
+sum. Which is right depends on the data: independent claims sharpen each other, as they should where
+many classes lie apart, and too much where classes overlap, as there they err together. Rows that
+were not learned from tell: held out, or each left out in turn (`left_out_moments`).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.inference.sparse.data import SparseData
+from skgp.inference.sparse.sparse import SparsePosterior, whitened_features
+from skgp.learning import LABEL_SHARE, choose
+from skgp.learning.sparse.objective import Objective, data_loss
+from skgp.likelihoods import Bernoulli, Likelihood
+
+__all__ = [
+    "COUPLINGS",
+    "FEW_ROWS_COUPLING",
+    "best_coupling",
+    "coupled_log_probabilities",
+    "left_out_moments",
+]
+
+#: Exponents to choose among.
+COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
+#: Where rows are too few to choose by.
+FEW_ROWS_COUPLING = 0.5
+
+# What stays of the precision of phi'u, at least: all could go where the fit stopped early.
+_LEAST_SHARE = 0.01
+# Below it the divergence holds nothing, and a row left out would be all there was.
+_LEAST_BETA = 1e-3
+# What stands for log(0).
+_LOG_ZERO = -1e300
+
+
+def left_out_moments(
+    posterior: SparsePosterior, data: SparseData, objective: Objective, likelihood: Likelihood
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each row, as if q(u) had not learned from that row.
+
+    At the optimum of :math:`\sum_i w_i \ell_i + \beta \mathrm{KL}`, q(u) is the prior times one
+    Gaussian in :math:`\phi_i^T u` a row, which the derivatives of its loss tell; it is divided out.
+    With :math:`s_i` the variance of :math:`\phi_i^T u`,
+
+    .. math:: s_i' = \frac{s_i}{1 - 2 s_i w_i \partial_v \ell_i / \beta}, \qquad
+              m_i' = m_i + s_i' w_i \partial_m \ell_i / \beta, \qquad v_i' = v_i - s_i + s_i'.
+
+    Hyper-parameters and inducing points stay those of all rows.
+
+    Parameters
+    ----------
+    posterior : SparsePosterior
+    data : SparseData
+        The rows that it learned from, or some; a row of weight w is left out as a whole.
+    objective : Objective
+        That it minimises, with its beta.
+    likelihood : Likelihood
+
+    Returns
+    -------
+    mean, var : Tensor of shape (n, c)
+        float64, on the CPU; O(c n M^2).
+    """
+    weight = None if data.weight is None else data.weight.cpu().double()
+    rows = SparseData(data.X.cpu().double(), data.y.cpu().double(), weight)
+    mean, var = posterior.mean_and_variance(rows.X)
+    features = whitened_features(posterior.kernel, rows.X, posterior.Z, posterior.factor)
+    learned = (posterior.root.mT @ features).square().sum(1).mT
+    with torch.enable_grad():
+        moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
+        loss = data_loss(replace(objective, gradient="exact"), likelihood, rows, *moments)
+        by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, _LEAST_BETA), moments)
+    left = learned / (1 - 2 * learned * by_var).clamp_min(_LEAST_SHARE)
+    return mean + left * by_mean, var - learned + left
+
+
+def best_coupling(
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
+) -> float:
+    """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
+
+    Parameters
+    ----------
+    likelihood : Bernoulli
+    Y : Tensor of shape (n, c)
+        +1 in the column of the row's class, else -1; c > 2.
+    mean, var : Tensor of shape (n, c)
+        Of the latent functions.
+    weight : Tensor of shape (n,) or None, default=None
+
+    Returns
+    -------
+    float
+    """
+    claimed, refused = _claims(likelihood, mean, var)
+    own = Y.argmax(1, keepdim=True)
+    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
+    losses = [-_coupled(claimed, refused, each).gather(1, own)[:, 0] for each in ordered]
+    return ordered[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+
+
+def coupled_log_probabilities(
+    likelihood: Bernoulli, mean: Tensor, var: Tensor, coupling: float
+) -> Tensor:
+    """Log-probability of each class, shape (n, c).
+
+    Parameters
+    ----------
+    likelihood : Bernoulli
+    mean, var : Tensor of shape (n, c)
+        Of the latent functions.
+    coupling : float
+    """
+    return _coupled(*_claims(likelihood, mean, var), coupling)
+
+
+def _coupled(claimed: Tensor, refused: Tensor, coupling: float) -> Tensor:
+    return (claimed - coupling * refused).log_softmax(1)
+
+
+def _claims(likelihood: Bernoulli, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Logs of p_k and of 1 - p_k, shapes (n, c)."""
+    ones, zero = torch.ones_like(mean), max(_LOG_ZERO, 0.1 * torch.finfo(mean.dtype).min)
+    claimed, refused = (
+        likelihood.log_predictive(sign * ones, mean, var).clamp_min(zero) for sign in (1, -1)
+    )
+    return claimed, refused

@@ -1,0 +1,267 @@
+r"""A family of kernels as a function of theta to minimise, and how well it predicts.
+
+The objective is minus the exact log marginal likelihood plus the priors of
+:mod:`skgp.learning.kernel_choice`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, minimize
+
+from skgp.data import Replicates
+from skgp.learning.evidence import EvidenceAt, ExactEvidence
+
+__all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out", "minimise_within"]
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+_STEP = 1e-3  # of the differences of theta
+_LEAST_CURVATURE = 0.1  # of the objective, in nats: that of its priors, about
+_FARTHEST = 1.0  # move of an element of theta that its linearisation is trusted with
+
+
+@dataclass(frozen=True)
+class ChoiceSettings:
+    r"""Priors and effort; chosen on 60 to 100 rows of training parts (``bench_few_points.py``).
+
+    Attributes
+    ----------
+    ratio_scale, ratio_df : float
+        :math:`\tau` and :math:`\nu`. Of .15 to .8, the smallest at which the few relevant ones
+        of 32 columns (pumadyn32nm) and of 200 (generated) are found.
+    noise, noise_std : float
+        :math:`\sigma_0^2` over the variance of the targets, and s. Without it, noise of nearly
+        zero costs .3 nats on gas.
+    n_errors : float
+        Standard errors by which a more complex candidate has to be better.
+    max_iter, few_iter : int
+        L-BFGS-B iterations of a search, and of one that begins near its end.
+    tol : float
+        Relative fall of the objective in an iteration below which a search ends.
+    screen_rows : int
+        Observations on which families are compared, and up to which leave-one-out is corrected:
+        beyond, theta is certain enough.
+    max_separate : int
+        Columns beyond which no more than `screen_rows` observations have no separate scales.
+    weak : float
+        Gain in nats an observation over pure noise below which a search begins elsewhere, too.
+    close : float
+        Nats an observation behind the best, of shared scales, within which a family is fitted with
+        separate ones.
+    rival : float
+        Nats behind the best, on ``screen_rows``, within which the second is fitted to all.
+    """
+
+    ratio_scale: float = 0.5
+    ratio_df: float = 3.0
+    noise: float = 0.1
+    noise_std: float = 2.0
+    n_errors: float = 2.0
+    max_iter: int = 60
+    few_iter: int = 15
+    tol: float = 1e-5
+    screen_rows: int = 500
+    max_separate: int = 300
+    weak: float = 0.05
+    close: float = 0.05
+    rival: float = 5.0
+
+
+class Family:
+    """The penalised log evidence of one expression.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+    data : Replicates
+    settings : ChoiceSettings
+    """
+
+    def __init__(self, kernel, data: Replicates, settings: ChoiceSettings) -> None:
+        self.kernel, self.data, self.settings = kernel, data, settings
+        self.evidence = ExactEvidence(kernel, data)
+        self.start = np.array(kernel.theta, dtype=float)
+        self.scales = np.flatnonzero(_of_vectors(kernel))
+        self.noise_place = self.evidence.noise_place
+        self.bounds = np.asarray(kernel.bounds, dtype=float)
+        weight = data.y.new_ones(len(data.y)) if data.weight is None else data.weight
+        self.total = float(weight.sum())
+        squares = float(weight @ data.y.square())
+        if data.scatter is not None:
+            squares += float(data.scatter.sum())
+        self.variance = squares / self.total or 1.0
+
+    @property
+    def tied(self) -> np.ndarray:
+        """Groups of theta, (n_theta,), in which all length scales move together."""
+        return self.grouped(self.scales)
+
+    def grouped(self, members: np.ndarray) -> np.ndarray:
+        """The same with two groups of length scales: `members` of theta, and the others."""
+        groups = np.arange(len(self.start))
+        groups[self.scales] = self.scales[-1] if len(self.scales) else 0
+        groups[members] = members[0] if len(members) else 0
+        return (
+            np.unique(groups, return_inverse=True)[1]
+            if len(self.scales)
+            else np.arange(len(groups))
+        )
+
+    def at(self, theta: np.ndarray) -> tuple[float, np.ndarray, EvidenceAt]:
+        """Loss and gradient in nats, and what the evidence yields."""
+        at, s = self.evidence(theta), self.settings
+        loss, gradient = -at.value, -at.gradient
+        if len(self.scales) > 1:
+            moved = (theta - self.start)[self.scales]
+            ratio = moved - moved.mean()
+            square = ratio**2 / (s.ratio_df * s.ratio_scale**2)
+            loss += 0.5 * (s.ratio_df + 1) * np.log1p(square).sum()
+            slope = (s.ratio_df + 1) * ratio / (s.ratio_df * s.ratio_scale**2 * (1 + square))
+            gradient[self.scales] += slope - slope.mean()
+        if self.noise_place is not None:
+            z = (theta[self.noise_place] - math.log(s.noise * self.variance)) / s.noise_std
+            loss += 0.5 * z**2
+            gradient[self.noise_place] += z / s.noise_std
+        return loss, gradient, at
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Loss and gradient, in nats an observation."""
+        loss, gradient, _ = self.at(theta)
+        return loss / self.total, gradient / self.total
+
+    @property
+    def of_pure_noise(self) -> float:
+        """Loss of a constant, in nats an observation."""
+        return 0.5 * (math.log(2 * math.pi * self.variance) + 1)
+
+
+def _of_vectors(kernel) -> np.ndarray:
+    """Which elements of theta belong to a vector of hyper-parameters, (n_theta,)."""
+    free = [h.n_elements for h in kernel.hyperparameters if not h.fixed]
+    return np.repeat(np.array(free) > 1, free) if free else np.zeros(0, dtype=bool)
+
+
+def minimise_within(
+    objective: Objective,
+    start: np.ndarray,
+    bounds: np.ndarray,
+    *,
+    max_iter: int,
+    tol: float,
+    tell: Callable[[float], bool] = lambda loss: False,
+) -> tuple[np.ndarray, float]:
+    """The best point that L-BFGS-B sees, and its loss; infinite where the start is not usable.
+
+    Parameters
+    ----------
+    objective : callable
+        Loss and gradient at x (p,). A ValueError (a covariance without a factor), or what is not
+        finite, refuses the step.
+    start : ndarray of shape (p,)
+        Moved inside the bounds (p, 2).
+    max_iter : int
+    tol : float
+        Relative fall of the loss in an iteration below which to stop; absolute below a loss of 1.
+    tell : callable, optional
+        Hears of the loss of each evaluation; True ends the search.
+    """
+    start = np.clip(start, bounds[:, 0], bounds[:, 1])
+    best: list = [math.inf, start]
+
+    def guarded(x: np.ndarray) -> tuple[float, np.ndarray]:
+        try:
+            value, gradient = objective(x)
+            usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
+        except ValueError:
+            usable = False
+        least = best[0] if math.isfinite(best[0]) else 0.0
+        refused = least + 1e3 * (1 + abs(least))
+        # A loss neither infinite nor, of nearly singular covariances, 1e9 lets the line search
+        # interpolate.
+        if not usable or (math.isfinite(best[0]) and value > refused):
+            return refused, np.zeros_like(x)
+        if value < best[0]:
+            best[:] = value, x.copy()
+        if tell(value):
+            raise StopIteration
+        return value, gradient
+
+    if len(start) == 0:
+        return start, guarded(start)[0]
+    try:
+        minimize(
+            guarded,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=Bounds(*bounds.T),
+            options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
+        )
+    except StopIteration:
+        pass
+    return best[1], best[0]
+
+
+# ------------------------------------------------------------------------------- leave-one-out
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Predictions of each distinct input from all others.
+
+    Attributes
+    ----------
+    loss : ndarray of shape (n,)
+        Minus the log densities, in nats.
+    square : ndarray of shape (n,)
+        Squared errors in units of the variance of the targets.
+    spread : float
+        Mean square of the errors, each in units of its predicted variance.
+    """
+
+    loss: np.ndarray
+    square: np.ndarray
+    spread: float
+
+
+def leave_one_out(
+    family: Family, theta: np.ndarray, groups: np.ndarray, *, corrected: bool
+) -> LeaveOneOut:
+    r"""Predictions with theta or, `corrected`, with what it would be without the observation.
+
+    .. math:: \hat\theta_{-i} \approx \hat\theta - H^{-1} \nabla \ell_i
+
+    Parameters
+    ----------
+    family : Family
+    theta : ndarray of shape (n_theta,)
+        At an optimum in which the elements of each of `groups` (n_theta,) moved together.
+    corrected : bool
+        One evaluation for each group; a single one otherwise.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a covariance near theta has no factor.
+    """
+    _, slope, at = family.at(theta)
+    density, error = at.leave_one_out, at.residual
+    variance = at.variance
+    if corrected and len(theta):
+        size = int(groups.max()) + 1
+        hessian = np.empty((size, size))
+        of_density, of_error = np.empty((2, len(error), size))
+        for k in range(size):
+            _, moved_slope, moved = family.at(theta + _STEP * (groups == k))
+            hessian[k] = np.bincount(groups, moved_slope - slope, size) / _STEP
+            of_density[:, k] = (moved.leave_one_out - density) / _STEP
+            of_error[:, k] = (moved.residual - error) / _STEP
+        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+        inverse = (vectors / np.maximum(values, _LEAST_CURVATURE)) @ vectors.T
+        moves = np.clip(-of_density @ inverse, -_FARTHEST, _FARTHEST)  # (n, size)
+        density = density + (of_density * moves).sum(1)
+        error = error + (of_error * moves).sum(1)
+    return LeaveOneOut(-density, error**2 / family.variance, float((error**2 / variance).mean()))

@@ -1,0 +1,1 @@
+"""Learning of sparse-within-sparse Gaussian processes, whose rows see the nearest points."""

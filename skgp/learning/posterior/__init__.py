@@ -1,0 +1,1 @@
+"""Samples of the posterior over hyper-parameters, exact or from stochastic gradients."""

@@ -1,0 +1,368 @@
+r"""Hyper-parameters of a kernel from data, before any model is fitted.
+
+Two objectives (:mod:`skgp.learning.objectives`), both functions of ``theta``, the log
+hyper-parameters of a scikit-learn kernel expression whose top-level ``WhiteKernel`` is the noise:
+
+``marginal likelihood`` [1]_
+    :math:`\log N(y; 0, K + \sigma^2 I)` of a dense GP on a random subset, by L-BFGS-B.
+
+``leave-one-out`` by nearest neighbours [2]_, [3]_
+    :math:`\frac1n \sum_i \log p(y_i \mid y_{N(i)})` where N(i) are the rows that correlate most
+    with row i, itself left out: every row counts, at ``O(k^3)`` a row, by Adam on minibatches.
+
+:func:`fit_hyperparameters` starts from the first, refines by the second and keeps whichever
+predicts rows better from their neighbours; of several kernel families, the best.
+
+References
+----------
+.. [1] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, eq. (5.8).
+.. [2] Vecchia (1988), Estimation and model identification for continuous spatial processes.
+.. [3] Sundararajan and Keerthi (2001), Predictive approaches for choosing hyperparameters in
+   Gaussian processes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from skgp.data import Replicates
+from skgp.inference.neighbors.search import CandidateSearch
+from skgp.kernels.gram import split_noise
+from skgp.learning.kernel_choice import (
+    ChoiceSettings,
+    choose_kernel,
+    fit_families,
+    maximise_evidence,
+)
+from skgp.learning.objectives import leave_one_out_log_density
+from skgp.optim.adam import Adam
+from skgp.optim.stopping import StopRecorder
+
+Callback = Callable[[int, dict], bool | None]
+_NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)  # relative to the variance of standardised targets
+
+
+@dataclass(frozen=True)
+class HyperparameterFit:
+    """Result of a hyper-parameter search.
+
+    Attributes
+    ----------
+    kernel : sklearn kernel expression
+        With the hyper-parameters found.
+    score : float
+        Mean log-density of a row given its neighbours, in nats, on rows kept for comparison (NaN
+        when it was not computed).
+    method : str
+        "marginal likelihood", "leave-one-out" or "initial".
+    history : list of float
+        Objective per row, in nats, one value an evaluation.
+    log_marginal_likelihood : float
+        Of the rows that the dense GP saw, in nats (NaN for the other objective).
+    moderation : float or None
+        Of a classifier: the factor of the posterior variance that predicted held-out rows best
+        (:mod:`skgp.learning.moderation`); None where none was held out.
+    """
+
+    kernel: object
+    score: float = math.nan
+    method: str = "initial"
+    history: list[float] = field(default_factory=list)
+    log_marginal_likelihood: float = math.nan
+    moderation: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How long and on how many rows to search; defaults chosen on held-out parts of training sets.
+
+    Attributes
+    ----------
+    exact_rows : int
+        Rows up to which the marginal likelihood of all decides: it then takes no longer than the
+        search by neighbours.
+    subset_size : int
+        Rows of the dense GP of more.
+    dense_max_iter : int
+        L-BFGS-B iterations.
+    n_neighbors : int
+        Rows conditioned on, per row.
+    batch_size, n_steps, learning_rate : int, int, float
+        Of Adam; the rate decays linearly to zero.
+    averaged : float
+        Share of the last iterates that are averaged.
+    max_candidates : int
+        Rows among which neighbours are searched.
+    n_score_rows : int
+        Rows on which candidates are compared.
+    """
+
+    exact_rows: int = 2500
+    subset_size: int = 1000
+    dense_max_iter: int = 40
+    n_neighbors: int = 48
+    batch_size: int = 256
+    n_steps: int = 180
+    learning_rate: float = 0.05
+    averaged: float = 0.3
+    max_candidates: int = 60_000
+    n_score_rows: int = 2048
+
+
+def fit_hyperparameters(
+    kernels: list,
+    data: Replicates,
+    *,
+    generator: torch.Generator,
+    settings: SearchSettings | None = None,
+    callback: Callback | None = None,
+) -> HyperparameterFit:
+    """Learn the hyper-parameters of one kernel, or choose among several families.
+
+    Up to ``subset_size`` rows the marginal likelihood decides. Beyond, every family is refined by
+    the leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
+    these predicts rows best from their neighbours is returned.
+
+    Parameters
+    ----------
+    kernels : list of sklearn kernel expressions
+        Each with a top-level ``WhiteKernel``. Their ``theta`` is the start, their bounds are
+        respected.
+    data : Replicates
+        Float64; targets of about zero mean and unit variance.
+    generator : torch.Generator
+    settings : SearchSettings, optional
+    callback : callable, optional
+        Called with (step, {"loss": float}); returning True ends the search with what it has.
+
+    Returns
+    -------
+    HyperparameterFit
+    """
+    settings = settings or SearchSettings()
+    n = data.X.shape[0]
+    if all(kernel.n_dims == 0 for kernel in kernels) or data.is_one_value:
+        return HyperparameterFit(kernels[0])
+    callback = StopRecorder(callback)
+    subset = torch.randperm(n, generator=generator)[: settings.subset_size]
+    if n <= settings.exact_rows:
+        return _by_exact_evidence(kernels, data, subset, settings, generator, callback)
+    dense = _on_subset(kernels, data.rows(subset), settings, callback)
+    if callback.stopped:
+        return dense[0]
+    comparison = _Comparison(data, settings, generator)
+    short = replace(settings, n_steps=settings.n_steps // 4)
+    scored = [comparison(fit) for fit in dense]
+    starts = [comparison.with_best_noise(fit) for fit in scored]
+    refine = [(fit, short if len(dense) > 1 else settings) for fit in starts]
+    for fit, steps in refine:
+        if not callback.stopped:
+            scored.append(comparison(_refine(fit, comparison, steps, callback)))
+    best = max(scored, key=lambda fit: fit.score)
+    if len(dense) > 1 and not callback.stopped:
+        longer = replace(settings, n_steps=settings.n_steps - short.n_steps)
+        scored.append(comparison(_refine(best, comparison, longer, callback)))
+    return max(scored, key=lambda fit: fit.score)
+
+
+def _by_exact_evidence(
+    kernels: list, data: Replicates, subset: Tensor, settings: SearchSettings, generator, callback
+) -> HyperparameterFit:
+    """The evidence of all observations decides; the search begins on some of many."""
+    max_iter = settings.dense_max_iter
+    if len(kernels) == 1:
+        start = HyperparameterFit(kernels[0])
+        if len(subset) < len(data.y):
+            few = data.rows(subset)
+            start = fit_marginal_likelihood(kernels[0], few, max_iter=max_iter, callback=callback)
+        if callback.stopped:
+            return start
+        return fit_marginal_likelihood(start.kernel, data, max_iter=max_iter, callback=callback)
+    kernel, history = choose_kernel(
+        kernels,
+        data,
+        generator=generator,
+        settings=ChoiceSettings(max_iter=max_iter),
+        callback=callback,
+    )
+    return HyperparameterFit(kernel, method="marginal likelihood", history=history)
+
+
+def _on_subset(
+    kernels: list, data: Replicates, settings: SearchSettings, callback
+) -> list[HyperparameterFit]:
+    """Fits of each family to some observations, the likeliest first."""
+    if len(kernels) == 1:
+        max_iter = settings.dense_max_iter
+        return [fit_marginal_likelihood(kernels[0], data, max_iter=max_iter, callback=callback)]
+    found, history = fit_families(
+        kernels, data, max_iter=settings.dense_max_iter, callback=callback
+    )
+    return [
+        HyperparameterFit(kernel, method="marginal likelihood", history=history) for kernel in found
+    ]
+
+
+class _Comparison:
+    """Scores fits of whatever kernel on the same rows, each in its own metric."""
+
+    def __init__(self, data: Replicates, settings: SearchSettings, generator):
+        self.data, self.settings, self.generator = data, settings, generator
+        n = data.X.shape[0]
+        self.rows = _draw_rows(data, min(settings.n_score_rows, n), generator)
+        self.candidates = _candidates(data.X, settings.max_candidates, generator)
+
+    def __call__(self, fit: HyperparameterFit, rows: Tensor | None = None) -> HyperparameterFit:
+        rows = self.rows if rows is None else rows
+        k = self.settings.n_neighbors
+        score = leave_one_out_score(fit.kernel, self.data, rows, self.candidates, k)
+        return replace(fit, score=score)
+
+    def with_best_noise(self, fit: HyperparameterFit) -> HyperparameterFit:
+        """The fit with the noise variance, of a coarse grid, under which it predicts best.
+
+        Rough kernels on a small subset explain noise as signal, and the gradient search takes long
+        to find back from a noise variance of nearly zero.
+        """
+        signal, white = split_noise(fit.kernel)
+        if white is None or white.hyperparameter_noise_level.fixed:
+            return fit
+        low, high = white.noise_level_bounds
+        kernels = [fit.kernel] + [
+            signal + type(white)(level, white.noise_level_bounds)
+            for level in _NOISE_GRID
+            if low <= level <= high
+        ]
+        few = self.rows[: self.settings.batch_size]
+        return max(
+            (self(replace(fit, kernel=kernel), few) for kernel in kernels),
+            key=lambda each: each.score,
+        )
+
+
+def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> HyperparameterFit:
+    return fit_leave_one_out(
+        fit.kernel, on.data, settings=settings, generator=on.generator, callback=callback
+    )
+
+
+# --------------------------------------------------------------------- marginal likelihood
+
+
+def fit_marginal_likelihood(
+    kernel, data: Replicates, *, max_iter: int = 60, callback: Callback | None = None
+) -> HyperparameterFit:
+    """Maximise :func:`~skgp.learning.objectives.log_marginal_likelihood` over theta, by L-BFGS-B.
+
+    Within its bounds; the best theta seen is returned, also when `callback` stops the search.
+    """
+    found, history = maximise_evidence(kernel, data, max_iter=max_iter, callback=callback)
+    return HyperparameterFit(
+        found.kernel,
+        method="marginal likelihood",
+        history=history,
+        log_marginal_likelihood=-found.loss * found.family.total,
+    )
+
+
+# ------------------------------------------------------------------ leave-one-out, neighbours
+
+
+def leave_one_out_score(
+    kernel, data: Replicates, rows: Tensor, candidates: Tensor, k: int
+) -> float:
+    """Mean of :func:`leave_one_out_log_density` an observation, in nats.
+
+    `rows` are drawn in proportion to their weights (:func:`_draw_rows`), their neighbours in the
+    kernel's own metric.
+    """
+    signal, _ = split_noise(kernel)
+    theta = data.X.new_tensor(kernel.theta)
+    k = min(k, candidates.shape[0] - 1)
+    search = CandidateSearch(signal, data.X, candidates)
+    total = 0.0
+    with torch.no_grad():
+        for batch in rows.split(256):
+            density = leave_one_out_log_density(kernel, data, batch, search.query(batch, k), theta)
+            total += float((density if data.weight is None else density / data.weight[batch]).sum())
+    return total / rows.shape[0]
+
+
+def fit_leave_one_out(
+    kernel,
+    data: Replicates,
+    *,
+    generator: torch.Generator,
+    settings: SearchSettings | None = None,
+    callback: Callback | None = None,
+) -> HyperparameterFit:
+    """Maximise the nearest-neighbour leave-one-out likelihood by Adam on minibatches.
+
+    Neighbours are searched afresh for every batch in the metric of the moment, so ARD scales may
+    move far. The learning rate falls linearly to zero and the last iterates are averaged.
+    """
+    settings = settings or SearchSettings()
+    X, n = data.X, data.X.shape[0]
+    lower, upper = X.new_tensor(kernel.bounds).T
+    theta = X.new_tensor(kernel.theta).requires_grad_()
+    optimizer = Adam([theta], lr=settings.learning_rate, betas=(0.9, 0.99))
+    candidates = _candidates(X, settings.max_candidates, generator)
+    k = min(settings.n_neighbors, candidates.shape[0] - 1)
+    history: list[float] = []
+    iterates: list[Tensor] = []
+    for step in range(settings.n_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * (1 - step / settings.n_steps)
+        rows = _draw_rows(data, min(settings.batch_size, n), generator)
+        current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
+        neighbors = CandidateSearch(current, X, candidates).query(rows, k)
+        optimizer.zero_grad()
+        density = leave_one_out_log_density(kernel, data, rows, neighbors, theta)
+        loss = -(density if data.weight is None else density / data.weight[rows]).mean()
+        loss.backward()
+        gradient = theta.grad
+        if gradient is None or not bool(torch.isfinite(gradient).all()):
+            break  # keep the iterates up to here; the comparison of scores decides
+        optimizer.step()
+        with torch.no_grad():
+            theta.clamp_(lower, upper)
+        history.append(-loss.item())
+        iterates.append(theta.detach().clone())
+        if callback is not None and callback(step + 1, {"loss": loss.item()}):
+            break
+    if not iterates:
+        return HyperparameterFit(kernel, method="leave-one-out")
+    last = iterates[-max(1, round(settings.averaged * len(iterates))) :]
+    theta_mean = torch.stack(last).mean(0).cpu().numpy()
+    return HyperparameterFit(
+        kernel.clone_with_theta(theta_mean), method="leave-one-out", history=history
+    )
+
+
+def _candidates(X: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Indices of all rows, or of `size` of them at random."""
+    n = X.shape[0]
+    rows = torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size]
+    return rows.to(X.device)
+
+
+def _draw_rows(data: Replicates, size: int, generator: torch.Generator) -> Tensor:
+    """Indices (size,) of random rows; of weighted rows, in proportion to their weights.
+
+    A row of weight w then counts by its log-density over w, which keeps the objective's gradient
+    from being carried by a few rows of many replicates.
+    """
+    n = data.y.shape[0]
+    if data.weight is None:
+        return torch.randint(n, (size,), generator=generator).to(data.y.device)
+    edges = data.weight.cumsum(0)
+    uniform = torch.rand(size, generator=generator, dtype=edges.dtype).to(edges.device)
+    return torch.searchsorted(edges, uniform * edges[-1]).clamp_(max=n - 1)
+
+
+def _total_weight(data: Replicates) -> float:
+    """Number of observations, those of weight w counted w times."""
+    return float(data.y.shape[0] if data.weight is None else data.weight.sum())

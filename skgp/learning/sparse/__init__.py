@@ -1,0 +1,1 @@
+"""Learning of sparse Gaussian processes: q(u), inducing points and hyper-parameters."""

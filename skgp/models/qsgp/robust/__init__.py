@@ -1,1 +1,0 @@
-"""Regression with Laplace noise."""

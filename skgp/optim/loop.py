@@ -1,0 +1,233 @@
+"""A small training loop: gradient steps on a loss, with schedule, stopping rules and safety.
+
+The loop is made of short methods; a solver with steps of its own overrides one of them:
+
+>>> import torch
+>>> from skgp.optim import Adam
+>>> x = torch.zeros(2, requires_grad=True)
+>>> loop = TrainingLoop(
+...     {"x": x},
+...     lambda iteration: ((x - 1) ** 2).sum(),
+...     Adam([x], lr=1.0),
+... )
+>>> _ = loop.run(max_iter=2)
+>>> loop.n_iter, [round(loss, 3) for loss in loop.history["loss"]]
+(2, [2.0, 0.0])
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Schedule = Callable[[int], float]
+StoppingRule = Callable[[int, float], bool]
+
+
+class Optimizer(Protocol):
+    """Moves parameters by their gradients: `skgp.optim.Adam`, or one of torch's."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self) -> None: ...
+    def step(self) -> None: ...
+
+
+class NonFiniteLossError(FloatingPointError):
+    """The loss or a gradient became NaN or infinite.
+
+    Attributes
+    ----------
+    iteration : int
+    parameter : str or None
+        Name of the first parameter whose value or gradient is not finite, if there is one.
+    """
+
+    def __init__(self, message: str, *, iteration: int, parameter: str | None) -> None:
+        super().__init__(message)
+        self.iteration = iteration
+        self.parameter = parameter
+
+
+def exponential_decay(start: float, end: float, n_steps: int) -> Schedule:
+    r"""Return the schedule :math:`\rho_t = \rho_0 (\rho_1 / \rho_0)^{\min(t / T, 1)}`.
+
+    Parameters
+    ----------
+    start, end : float
+        Learning rates :math:`\rho_0` at iteration 0 and :math:`\rho_1` from iteration T on.
+        Strictly positive.
+    n_steps : int
+        T, at least 1.
+
+    Returns
+    -------
+    callable
+        Maps an iteration to its learning rate.
+
+    Raises
+    ------
+    ValueError
+        If a learning rate is not positive or ``n_steps`` less than 1.
+
+    Examples
+    --------
+    >>> rate = exponential_decay(1.0, 0.01, 10)
+    >>> [round(rate(t), 3) for t in (0, 5, 10, 20)]
+    [1.0, 0.1, 0.01, 0.01]
+    """
+    if not (start > 0 and end > 0):
+        raise ValueError(f"learning rates must be positive, got start={start} and end={end}.")
+    if n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
+    return lambda iteration: start * (end / start) ** min(iteration / n_steps, 1.0)
+
+
+class TrainingLoop:
+    """Minimise a (stochastic) loss by the steps of an optimizer.
+
+    Parameters
+    ----------
+    parameters : dict of str to Tensor
+        Leaf tensors that the optimizer changes in place; the names serve the error messages.
+    compute_loss : callable
+        ``compute_loss(iteration) -> Tensor``, a scalar with a graph to the parameters. Draws its
+        own minibatch.
+    optimizer : Optimizer
+    schedule : callable or None, default=None
+        Maps an iteration to the learning rate of every parameter group; None leaves it alone.
+    stopping : sequence of callables, default=()
+        Rules ``rule(iteration, loss) -> bool`` (see `skgp.optim.stopping`); True stops.
+    callback : callable or None, default=None
+        ``callback(iteration, info) -> bool``, called last; True stops.
+    snapshot_every : int, default=10
+        Iterations between two copies of the parameters, kept to go back to from a NaN: one copy in
+        memory, and O(size of the parameters / snapshot_every) an iteration.
+
+    Attributes
+    ----------
+    n_iter : int
+        Iterations done, over all calls of `run`.
+    history : dict of str to list of float
+        "loss" and "learning_rate" of each iteration.
+    stopped_early : bool
+        Whether a rule or the callback ended the last run.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        compute_loss: Callable[[int], Tensor],
+        optimizer: Optimizer,
+        *,
+        schedule: Schedule | None = None,
+        stopping: Sequence[StoppingRule] = (),
+        callback: Callable[[int, Mapping[str, Any]], bool] | None = None,
+        snapshot_every: int = 10,
+    ) -> None:
+        if snapshot_every < 1:
+            raise ValueError(f"snapshot_every must be at least 1, got {snapshot_every}.")
+        self.parameters = dict(parameters)
+        self.compute_loss = compute_loss
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.stopping = tuple(stopping)
+        self.callback = callback
+        self.snapshot_every = snapshot_every
+        self.n_iter = 0
+        self.history: dict[str, list[float]] = {"loss": [], "learning_rate": []}
+        self.stopped_early = False
+        self.take_snapshot()
+
+    def run(self, max_iter: int) -> "TrainingLoop":
+        """Do at most ``max_iter`` further iterations.
+
+        Raises
+        ------
+        NonFiniteLossError
+            If the loss or a gradient is NaN or infinite. The parameters are those of the last
+            snapshot, where both were finite.
+        """
+        self.stopped_early = False
+        for iteration in range(self.n_iter, self.n_iter + max_iter):
+            self.set_learning_rate(iteration)
+            loss = self.train_step(iteration)
+            self.n_iter = iteration + 1
+            self.record(loss)
+            if self.should_stop(iteration, loss):
+                self.stopped_early = True
+                break
+        return self
+
+    def set_learning_rate(self, iteration: int) -> None:
+        """Give every parameter group the learning rate of the schedule."""
+        if self.schedule is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule(iteration)
+
+    def train_step(self, iteration: int) -> float:
+        """Evaluate the loss and its gradient, check both, and move the parameters.
+
+        The check comes before the move: parameters that pass it are good, and a bad gradient
+        never reaches them.
+        """
+        self.optimizer.zero_grad()
+        loss = self.compute_loss(iteration)
+        loss.backward()
+        self.check_finite(iteration, loss)
+        if iteration % self.snapshot_every == 0:
+            self.take_snapshot()
+        self.optimizer.step()
+        return loss.item()
+
+    def record(self, loss: float) -> None:
+        """Append an iteration to the history."""
+        self.history["loss"].append(loss)
+        self.history["learning_rate"].append(self.optimizer.param_groups[0]["lr"])
+
+    def should_stop(self, iteration: int, loss: float) -> bool:
+        """Ask every rule, then the callback: each hears of every iteration."""
+        answers = [rule(iteration, loss) for rule in self.stopping]
+        if self.callback is not None:
+            answers.append(self.callback(iteration, {"loss": loss}))
+        return any(answers)
+
+    def take_snapshot(self) -> None:
+        """Copy the parameters, which are known to be good."""
+        self._snapshot = {k: v.detach().clone() for k, v in self.parameters.items()}
+        self._snapshot_iteration = self.n_iter
+
+    @torch.no_grad()
+    def restore_snapshot(self) -> None:
+        """Put the last good parameters back in place."""
+        for name, value in self._snapshot.items():
+            self.parameters[name].copy_(value)
+
+    def check_finite(self, iteration: int, loss: Tensor) -> None:
+        """Restore the last good parameters and raise if loss or gradients are not finite."""
+        culprit = next((k for k, v in self.parameters.items() if not _is_finite(v)), None)
+        if culprit is None and torch.isfinite(loss):
+            return
+        blame = (
+            f"parameter {culprit!r} (or its gradient) is not finite either"
+            if culprit is not None
+            else "no single parameter is to blame"
+        )
+        self.restore_snapshot()
+        raise NonFiniteLossError(
+            f"The loss is {loss.item():.4g} at iteration {iteration} and {blame}. The parameters "
+            f"were put back to those of iteration {self._snapshot_iteration}. Lower learning_rate, "
+            'use dtype="float64", or scale the columns of X.',
+            iteration=iteration,
+            parameter=culprit,
+        )
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Tell whether a parameter and its gradient, if it has one, are finite."""
+    gradient = parameter.grad
+    return bool(
+        torch.isfinite(parameter.detach()).all()
+        and (gradient is None or torch.isfinite(gradient).all())
+    )

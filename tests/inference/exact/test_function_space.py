@@ -1,0 +1,257 @@
+"""Function-space fits against scikit-learn's exact GP and the closed-form degenerate posterior."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from skgp.inference.exact.function_space import fit_dense, fit_iterative, pivoted_factor
+from skgp.kernels import FourierFeatures, gram
+from skgp.linalg.preconditioners import LowRank
+from tests.inference.dense_problems import KERNELS, NOISE, make_problem
+from tests.inference.stochastic_problems import z_score
+from tests.reference import qsgp as reference
+from tests.same import assert_same
+
+each_kernel = pytest.mark.parametrize("name", KERNELS)
+each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
+def new_generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def dense(problem, **options):
+    defaults = dict(sample_weight=problem.weight, generator=new_generator())
+    return fit_dense(problem.kernel, problem.X, problem.y, problem.noise, **{**defaults, **options})
+
+
+def iterative(problem, **options):
+    defaults = dict(
+        sample_weight=problem.weight,
+        covariance="samples",
+        prior=problem.exact_prior(),
+        n_samples=4,
+        rank=10,
+        tol=1e-9,
+        generator=new_generator(),
+    )
+    return fit_iterative(
+        problem.kernel, problem.X, problem.y, problem.noise, **{**defaults, **options}
+    )
+
+
+# ------------------------------------------------------------------------------------ dense
+
+
+@each_weighting
+@each_kernel
+def test_fit_dense_with_a_full_covariance_equals_the_gp_of_scikit_learn(name, weighted):
+    problem = make_problem(name, weighted=weighted)
+    posterior = dense(problem)
+    mean, covariance = problem.exact_prediction()
+    found_mean, found_variance = posterior.mean_and_variance(problem.X_test)
+    np.testing.assert_allclose(posterior.mean(problem.X_test).numpy(), mean, atol=1e-8)
+    np.testing.assert_allclose(found_mean.numpy(), mean, atol=1e-8)
+    np.testing.assert_allclose(found_variance.numpy(), np.diag(covariance), atol=1e-8)
+    found = posterior.covariance(problem.X_test).numpy()
+    np.testing.assert_allclose(found, covariance, atol=1e-8)
+    evidence = problem.exact.log_marginal_likelihood_value_
+    np.testing.assert_allclose(posterior.log_marginal_likelihood, evidence, rtol=1e-8)
+    assert posterior.calibration == 1.0 and posterior.jitter == 0.0 and posterior.converged
+
+
+@each_weighting
+@each_kernel
+def test_fit_dense_without_augmentation_is_the_posterior_of_the_basis(name, weighted):
+    """mu and Sigma of eq. (2) with Phi = S = K: k' mu and k' Sigma k."""
+    problem = make_problem(name, weighted=weighted)
+    Phi, y, K = problem.weighted_basis()
+    mu, Sigma = reference.posterior(Phi, K, y, problem.noise)
+    k = problem.kernel(problem.X_test.numpy(), problem.X.numpy())
+    posterior = dense(problem, augment=False)
+    mean, variance = posterior.mean_and_variance(problem.X_test)
+    np.testing.assert_allclose(mean.numpy(), k @ mu, atol=1e-8)
+    np.testing.assert_allclose(variance.numpy(), np.diag(k @ Sigma @ k.T), atol=1e-8)
+    covariance = posterior.covariance(problem.X_test).numpy()
+    np.testing.assert_allclose(covariance, k @ Sigma @ k.T, atol=1e-8)
+    assert (variance < dense(problem).mean_and_variance(problem.X_test)[1]).all()
+
+
+@pytest.mark.parametrize("covariance", ["full", "chevron", "diagonal", "samples"])
+def test_fit_dense_mean_is_the_same_for_every_covariance(covariance):
+    problem = make_problem()
+    options = dict(covariance=covariance, n_dense_columns=4, prior=problem.exact_prior())
+    mean = dense(problem, **options).mean(problem.X_test)
+    np.testing.assert_allclose(mean.numpy(), problem.exact_prediction()[0], atol=1e-8)
+
+
+def test_fit_dense_of_one_row():
+    problem = make_problem(n=1)
+    mean, variance = dense(problem).mean_and_variance(problem.X_test)
+    expected, covariance = problem.exact_prediction()
+    np.testing.assert_allclose(mean.numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(variance.numpy(), np.diag(covariance), atol=1e-12)
+
+
+# -------------------------------------------------------------------------------- iterative
+
+
+@each_weighting
+@each_kernel
+def test_fit_iterative_equals_the_dense_mean(name, weighted):
+    problem = make_problem(name, weighted=weighted)
+    posterior = iterative(problem)
+    expected = dense(problem).mean(problem.X_test)
+    # Entries are stored in float32.
+    torch.testing.assert_close(posterior.mean(problem.X_test), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory_budget", [0, 8e9], ids=["recomputed", "stored"])
+@pytest.mark.parametrize("rank", [1, 30])
+def test_fit_iterative_does_not_depend_on_preconditioner_or_storage(rank, memory_budget):
+    problem = make_problem()
+    posterior = iterative(problem, rank=rank, memory_budget=memory_budget)
+    expected = dense(problem).mean(problem.X_test)
+    torch.testing.assert_close(posterior.mean(problem.X_test), expected, rtol=0, atol=1e-6)
+
+
+def test_fit_iterative_reports_the_true_residual():
+    problem = make_problem()
+    short = iterative(problem, max_iter=3, rank=1)
+    A = gram(problem.kernel, problem.X) + problem.noise * torch.eye(30)
+    residual = torch.linalg.vector_norm(problem.y - A @ short.weights) / problem.y.norm()
+    np.testing.assert_allclose(short.residual, float(residual), rtol=1e-4)
+    assert short.n_iter == 3 and len(short.history) == 3 and not short.converged
+    whole = iterative(problem, tol=1e-5)
+    assert whole.converged and whole.residual < 1e-4
+
+
+def test_fit_iterative_is_stopped_by_its_callback():
+    problem = make_problem()
+    posterior = iterative(problem, rank=1, callback=lambda iteration, info: iteration == 2)
+    assert posterior.n_iter == 2
+    assert torch.isfinite(posterior.mean(problem.X_test)).all()
+
+
+@each_weighting
+def test_fit_iterative_diagonal_equals_that_of_the_dense_fit(weighted):
+    problem = make_problem(weighted=weighted)
+    found, expected = (
+        fit(problem, covariance="diagonal").mean_and_variance(problem.X_test)[1]
+        for fit in (iterative, dense)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_pivoted_factor_stops_at_its_tolerance_and_bounds_the_error():
+    problem = make_problem("matern32", n=300)
+    K = gram(problem.kernel, problem.X)
+    low_rank = pivoted_factor(problem.kernel, problem.X, 300, generator=new_generator(), tol=0.1)
+    assert isinstance(low_rank, LowRank) and low_rank.factor.shape[1] < 300
+    error = K - low_rank.factor @ low_rank.factor.T
+    assert torch.linalg.eigvalsh(error).min() > -1e-10
+    assert float(error.trace()) <= 0.1 * float(K.trace())
+    torch.testing.assert_close(error.diagonal(), low_rank.residual_diag, rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------- draws and calibration
+
+
+@each_weighting
+@pytest.mark.parametrize("fit", [dense, iterative], ids=["dense", "iterative"])
+def test_pathwise_variance_is_unbiased(fit, weighted):
+    problem = make_problem(weighted=weighted)
+    posterior = fit(problem, covariance="samples", prior=problem.exact_prior(), n_samples=4000)
+    deviations = posterior.uncertainty.deviations(problem.kernel, problem.X_test, problem.X)
+    exact = problem.exact_prediction()[1]
+    samples = deviations.T.numpy()  # (4000, 7)
+    assert z_score(samples, np.zeros(7)) < 4
+    assert z_score(samples[:, :, None] * samples[:, None, :], exact) < 4
+    variance = posterior.mean_and_variance(problem.X_test)[1].numpy()
+    np.testing.assert_allclose(variance, np.mean(samples**2, axis=0), rtol=1e-10)
+    covariance = posterior.covariance(problem.X_test).numpy()
+    np.testing.assert_allclose(covariance, samples.T @ samples / 4000, rtol=1e-10, atol=1e-12)
+
+
+def drawn_targets(problem, noise, n_draws, seed=0):
+    """Independent targets from the model, shape (n_draws, n)."""
+    K = problem.kernel(problem.X.numpy()) + np.diag(noise / problem.row_weight)
+    rng = np.random.default_rng(seed)
+    return torch.tensor(rng.multivariate_normal(np.zeros(len(K)), K, size=n_draws))
+
+
+@each_weighting
+def test_calibration_is_one_for_data_from_the_model(weighted):
+    problem = make_problem(weighted=weighted)
+    prior, values = problem.exact_prior(), []
+    for seed, y in enumerate(drawn_targets(problem, NOISE, 100)):
+        problem.y = y
+        options = dict(covariance="samples", prior=prior, n_samples=300)
+        values.append(dense(problem, generator=new_generator(seed), **options).calibration)
+    z = (np.mean(values) - 1) / (np.std(values, ddof=1) / 10)
+    assert abs(z) < 4
+    # One fit: a mean of 30 squares, each of which varies by its own size.
+    assert stats.chi2(30).ppf(1e-5) / 30 < values[0] < stats.chi2(30).ppf(1 - 1e-5) / 30
+
+
+def test_calibration_is_that_of_the_exact_inverse():
+    problem = make_problem(weighted=True)
+    A = problem.kernel(problem.X.numpy()) + np.diag(NOISE / problem.row_weight)
+    inverse = np.linalg.inv(A)
+    alpha = inverse @ problem.y.numpy()
+    # Leave-one-out residuals alpha_i / d_i over their standard deviations, squared.
+    expected = np.mean(alpha**2 / np.diag(inverse))
+    fits = (
+        fit(problem, covariance="samples", prior=problem.exact_prior(), n_samples=4000)
+        for fit in (dense, iterative)
+    )
+    for posterior in fits:
+        np.testing.assert_allclose(posterior.calibration, expected, rtol=0.03)
+
+
+def test_calibration_exceeds_one_where_the_noise_is_understated():
+    problem = make_problem()
+    problem.y = drawn_targets(problem, 20 * NOISE, 1)[0]
+    options = dict(covariance="samples", prior=problem.exact_prior())
+    assert dense(problem, **options).calibration > 3
+
+
+# ---------------------------------------------------------------------------------- pickles
+
+
+@pytest.mark.parametrize(
+    "fit, options",
+    [
+        (dense, dict(covariance="full")),
+        (dense, dict(covariance="full", augment=False)),
+        (dense, dict(covariance="chevron", n_dense_columns=3)),
+        (dense, dict(covariance="diagonal")),
+        (dense, dict(covariance="samples", n_samples=5)),
+        (iterative, dict(covariance="samples", n_samples=5)),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+@each_weighting
+def test_posteriors_pickle_as_numpy_arrays(fit, options, weighted):
+    problem = make_problem(weighted=weighted)
+    fourier = FourierFeatures(problem.kernel, 64, 2, seed=0)
+    posterior = fit(problem, prior=fourier, **options)
+    pickled = pickle.dumps(posterior)
+    assert b"_rebuild_tensor" not in pickled and b"numpy" in pickled
+    restored = pickle.loads(pickled)
+    for method in ("mean", "covariance"):
+        first, second = (getattr(p, method)(problem.X_test) for p in (posterior, restored))
+        assert_same(first, second)
+    assert vars(restored).keys() == vars(posterior).keys()
+    assert restored.calibration == posterior.calibration
+
+
+def test_posteriors_do_not_hold_the_callers_rows():
+    problem = make_problem()
+    posterior = dense(problem)
+    before = posterior.mean(problem.X_test)
+    problem.X.zero_()
+    assert_same(posterior.mean(problem.X_test), before)

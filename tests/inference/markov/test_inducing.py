@@ -1,0 +1,463 @@
+"""Variational inference on states at knots, against dense sparse GPs with explicit inverses."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+from skgp.inference.markov.inducing import draws as draws_module
+from skgp.inference.markov.inducing.conditionals import condition
+from skgp.inference.markov.inducing.fit import InducingEvidence, fit_inducing
+from skgp.inference.markov.inducing.knots import place_knots, shortest_scale
+from skgp.inference.markov.inducing.minibatch import fit_minibatch
+from skgp.inference.markov.inducing.pair_sites import Chain, PairSites, infer_pairs
+from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.natural import expectations
+from skgp.inference.markov.series import make_series
+from skgp.inference.markov.sites import fit_sites
+from skgp.kernels.sde import state_space
+from skgp.kernels.specs import Cosine
+from skgp.learning.markov.objectives import VariationalEvidence
+from skgp.learning.markov.search import maximise
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from skgp.likelihoods.families import FixedFamily
+from skgp.linalg.block_tridiagonal import BlockTridiagonal, reverse_band_inverse
+from tests.reference.state_space_inducing import inducing_matrices, site_posterior, titsias_bound
+from tests.same import assert_same
+
+KERNELS = {
+    "matern12": Matern(0.7, nu=0.5),
+    "matern32": 2.0 * Matern(0.7, nu=1.5),
+    "matern52": 2.0 * Matern(1.7, nu=2.5),
+    "sum": Matern(1.0, nu=0.5) + 0.5 * Matern(0.3, nu=1.5),
+    "damped": Matern(1.0, nu=1.5) * Cosine(0.8) + 0.4 * Matern(1.0, nu=0.5),
+    "without noise": Matern(0.5, nu=1.5) + Cosine(2.0) + ConstantKernel(0.5),
+}
+KNOTS = torch.tensor([0.3, 0.9, 1.5, 2.6], dtype=torch.float64)
+
+
+def dynamics_of(kernel):
+    form = state_space(kernel)
+    return form.at()
+
+
+@pytest.fixture(params=KERNELS, ids=str)
+def kernel(request):
+    return KERNELS[request.param]
+
+
+@pytest.fixture
+def times(rng):
+    """Before, between and after the knots, and on one."""
+    return torch.tensor(np.sort(np.r_[rng.uniform(-0.5, 3.5, 13), 1.5]))
+
+
+@pytest.fixture
+def f_sites(rng):
+    return torch.tensor(rng.normal(size=14)) * 3, torch.tensor(rng.uniform(0, 20, 14))
+
+
+def counts(x, rng):
+    return torch.tensor(rng.poisson(np.exp(np.sin(2 * x.numpy()))), dtype=torch.float64)
+
+
+def labels(x, rng):
+    return torch.tensor(np.where(rng.normal(size=len(x)) < np.sin(2 * x.numpy()), 1.0, -1.0))
+
+
+def test_moments_and_normaliser_agree_with_dense_algebra(kernel, times, f_sites):
+    dynamics, (beta, weight) = dynamics_of(kernel), f_sites
+    found = InducingEvidence(times, KNOTS)(dynamics, None, beta, weight)
+    Kuu, A, residual = inducing_matrices(dynamics, KNOTS, times)
+    b, w = beta.numpy(), weight.numpy()
+    log_z, mean, cov = site_posterior(Kuu, A.T @ b, A.T * w @ A)
+    T = residual.diagonal()
+    np.testing.assert_allclose(found.log_normalizer, log_z - 0.5 * w @ T, rtol=1e-10)
+    np.testing.assert_allclose(found.mean, A @ mean, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.var, T + (A @ cov * A).sum(1), rtol=1e-9, atol=1e-9)
+
+
+def test_joint_covariance_agrees_with_dense_algebra(kernel, times, f_sites):
+    dynamics, (beta, weight) = dynamics_of(kernel), f_sites
+    rows = condition(dynamics, KNOTS, times)
+    sites = rows.collect(beta, weight)
+    state = InducingState(kernel, KNOTS, sites, offset=0.5)
+    Kuu, A, residual = inducing_matrices(dynamics, KNOTS, times)
+    _, mean, cov = site_posterior(Kuu, A.T @ beta.numpy(), A.T * weight.numpy() @ A)
+    order = torch.randperm(len(times), generator=torch.Generator().manual_seed(1))
+    got_mean, got = state.covariance(times[order])
+    np.testing.assert_allclose(got_mean, (A @ mean + 0.5)[order], atol=1e-9)
+    expected = A @ cov @ A.T + residual
+    np.testing.assert_allclose(got, expected[order][:, order], atol=1e-9)
+    np.testing.assert_allclose(state.moments(times)[1], expected.diagonal(), atol=1e-9)
+
+
+def test_gradients_agree_with_finite_differences(kernel, rng, f_sites):
+    times = torch.tensor(np.sort(rng.uniform(-0.5, 3.5, 14)))
+    form, (beta, weight) = state_space(kernel), f_sites
+    parameters = form.parameters().detach()
+
+    def value(parameters, knots):
+        evidence = InducingEvidence(times, knots)
+        return evidence(form.at(parameters), None, beta, weight).log_normalizer
+
+    rows = condition(form.at(parameters), KNOTS, times)
+    pairs = infer_pairs(rows.chain, rows.collect(beta, weight))
+    for which, gradient in enumerate(rows.gradient(pairs, beta, weight)):
+        for i, slope in enumerate(gradient):
+            ends = []
+            for sign in (1, -1):
+                at = [parameters.clone(), KNOTS.clone()]
+                at[which][i] += sign * 1e-5
+                ends.append(value(*at))
+            assert float(slope) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-6)
+
+
+def test_gaussian_bound_is_that_of_titsias_after_one_step(kernel, times, rng):
+    dynamics, y = dynamics_of(kernel), rng.normal(size=14)
+    series = make_series(times, torch.tensor(y))
+    fit = fit_inducing(dynamics, KNOTS, series, Gaussian(0.1))
+    Kuu, A, residual = inducing_matrices(dynamics, KNOTS, times)
+    expected = titsias_bound(A @ Kuu @ A.T, residual.trace(), y, 0.1)
+    assert fit.elbo == pytest.approx(expected, abs=1e-8)
+    assert fit.converged and fit.n_iter <= 2
+    target, _ = _natural_target(dynamics, series, Gaussian(0.1), fit)
+    torch.testing.assert_close(target.linear, fit.sites.linear, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(target.precision, fit.sites.precision, rtol=1e-12, atol=1e-12)
+
+
+def _natural_target(dynamics, series, likelihood, fit):
+    rows = condition(dynamics, KNOTS, series.times)
+    _, slope, curvature = expectations(likelihood, series.y, fit.mean, fit.var)
+    return rows.collect(slope - curvature * fit.mean, -curvature), rows
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "targets"), [(Bernoulli("logit"), labels), (Poisson(), counts)]
+)
+def test_bound_is_the_optimum_of_dense_variational_inference(likelihood, targets, times, rng):
+    dynamics, y = dynamics_of(KERNELS["matern32"]), targets(times, rng)
+    fit = fit_inducing(dynamics, KNOTS[:3], make_series(times, y), likelihood, tol=1e-12)
+    Kuu, A, residual = (torch.tensor(t) for t in inducing_matrices(dynamics, KNOTS[:3], times))
+    L, m = torch.linalg.cholesky(Kuu), len(Kuu)
+    AL, rows, columns = A @ L, *torch.tril_indices(m, m)
+
+    def loss(free):
+        """Negative bound in whitened coordinates: u = L v, q(v) = N(mean, R R')."""
+        leaf = torch.tensor(free, requires_grad=True)
+        R = torch.zeros(m, m, dtype=leaf.dtype).index_put((rows, columns), leaf[m:])
+        var = residual.diagonal() + (AL @ R).square().sum(1)
+        bound = likelihood.expected_log_prob(y, AL @ leaf[:m], var).sum()
+        log_det = R.diagonal().abs().log().sum()
+        bound = bound - 0.5 * (leaf[:m].square().sum() + R.square().sum() - m) + log_det
+        return -bound.item(), -torch.autograd.grad(bound, leaf)[0].numpy()
+
+    start = np.concatenate([np.zeros(m), np.eye(m)[rows, columns]])
+    options = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-9}
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    assert fit.converged
+    assert fit.elbo == pytest.approx(-best.fun, abs=1e-8)
+
+
+def test_knots_at_all_times_are_exact_inference(rng):
+    x = torch.tensor(rng.uniform(0, 5, 30))
+    dynamics, series = dynamics_of(KERNELS["matern52"]), make_series(x, counts(x, rng))
+    knots = place_knots(series.times, 50)
+    fit = fit_inducing(dynamics, knots, series, Poisson(), offset=0.2, tol=1e-12)
+    exact = fit_sites(dynamics, series, Poisson(), offset=0.2, tol=1e-12)
+    assert len(knots) == 30
+    assert fit.elbo == pytest.approx(exact.elbo, abs=1e-7)
+    torch.testing.assert_close(fit.parameter_gradient, exact.parameter_gradient, atol=1e-4, rtol=0)
+
+
+def test_gradient_at_converged_sites_is_that_of_the_optimum(rng):
+    x = torch.tensor(rng.uniform(-0.5, 3.5, 40))
+    form, series = state_space(KERNELS["sum"]), make_series(x, labels(x, rng))
+    parameters = form.parameters().detach()
+
+    def fit(parameters, knots=KNOTS):
+        return fit_inducing(form.at(parameters), knots, series, Bernoulli("logit"), tol=1e-14)
+
+    found, step = fit(parameters), 1e-4
+    for i, slope in enumerate(found.parameter_gradient):
+        change = torch.zeros_like(parameters)
+        change[i] = step
+        difference = fit(parameters + change).elbo - fit(parameters - change).elbo
+        assert float(slope) == pytest.approx(difference / (2 * step), abs=1e-6)
+    change = torch.tensor([0, step, 0, 0], dtype=torch.float64)
+    difference = fit(parameters, KNOTS + change).elbo - fit(parameters, KNOTS - change).elbo
+    assert float(found.knot_gradient[1]) == pytest.approx(difference / (2 * step), abs=1e-5)
+
+
+def _band(pairs):
+    """Mean (M, d) and band of the covariance of the states at the knots, from the pairs."""
+    d, cov = len(pairs.mean) // 2, pairs.cov.movedim(-1, 0)
+    band = BlockTridiagonal(cov[:-1, d:, d:].clone(), cov[1:-1, d:, :d].clone())
+    return pairs.mean[d:, :-1].T.clone(), band
+
+
+def test_step_is_the_natural_gradient_through_mean_parameters(rng):
+    """B.2: theta moves by the gradient in eta, which is taken through the reverse band inverse."""
+    x = torch.tensor(rng.uniform(0.3, 2.6, 20))
+    dynamics, series, likelihood = dynamics_of(KERNELS["matern32"]), None, Poisson()
+    series = make_series(x, counts(x, rng))
+    rows = condition(dynamics, KNOTS, series.times)
+    sites = rows.collect(torch.full_like(x, 0.5), torch.ones_like(x))
+    mean, band = _band(infer_pairs(rows.chain, sites))
+
+    def theta(mean, band):
+        Q = reverse_band_inverse(band).product()
+        return Q.matvec(mean), Q
+
+    def natural_step(rate):
+        # eta = (mean, band of cov + mean mean'); the bound as a function of them.
+        eta = [
+            t.requires_grad_()
+            for t in (
+                mean.clone(),
+                band.diagonal + mean[:, :, None] * mean[:, None],
+                band.lower + mean[1:, :, None] * mean[:-1, None],
+            )
+        ]
+        m = eta[0]
+        S = BlockTridiagonal(
+            eta[1] - m[:, :, None] * m[:, None], eta[2] - m[1:, :, None] * m[:-1, None]
+        )
+        bound = _banded_bound(m, S, rows, series, likelihood)
+        g = torch.autograd.grad(bound, eta)
+        linear, Q = theta(mean, band)
+        # theta_2 = -Q / 2; the lower block stands for both halves.
+        return (
+            linear + rate * g[0],
+            Q.diagonal - 2 * rate * g[1],
+            Q.lower - rate * g[2],
+        )
+
+    found, var = rows.marginals(infer_pairs(rows.chain, sites))
+    _, slope, curvature = expectations(likelihood, series.y, found, var)
+    target = rows.collect(slope - curvature * found, -curvature)
+    moved = infer_pairs(rows.chain, sites.towards(target, 0.3))
+    linear, Q = theta(*_band(moved))
+    for got, expected in zip(natural_step(0.3), (linear, *Q), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def _banded_bound(mean, band, rows, series, likelihood):
+    """The bound from mean and band of q alone: moments of f, and a KL by the reverse operator."""
+    none = mean.new_zeros(1, *mean.shape[1:])
+    padded = torch.cat([none, mean, none])
+    k = rows.interval
+    v = torch.cat([padded[k], padded[k + 1]], 1)
+    zero = none[:, None].expand(1, mean.shape[1], -1)
+    S = torch.cat([zero, band.diagonal, zero])
+    cross = torch.cat([zero, band.lower, zero])[k]
+    cov = torch.cat(
+        [torch.cat([S[k], cross.mT], 2), torch.cat([cross, S[k + 1]], 2)],
+        1,
+    )
+    h = rows.h.T
+    f_var = rows.T + torch.einsum("ni,nij,nj->n", h, cov, h)
+    fit = likelihood.expected_log_prob(series.y, (h * v).sum(1), f_var).sum()
+    prior = _band(infer_pairs(rows.chain, PairSites.zeros(mean.shape[1], len(mean))))[1]
+    P, L = reverse_band_inverse(prior).product(), reverse_band_inverse(band)
+    trace = (P.diagonal * band.diagonal).sum() + 2 * (P.lower * band.lower).sum()
+    log_dets = L.log_det() - P.factor().log_det()
+    return fit - 0.5 * (trace + (mean * P.matvec(mean)).sum() - mean.numel() + log_dets)
+
+
+def test_batches_of_gaussian_rows_add_up(rng):
+    x, y = torch.tensor(rng.uniform(-0.5, 3.5, (2, 30)))
+    dynamics, likelihood = dynamics_of(KERNELS["matern32"]), Gaussian(0.2)
+    whole = fit_inducing(dynamics, KNOTS, make_series(x, y), likelihood)
+    base, total = None, 0.0
+    for rows in torch.arange(30).split(10):
+        batch = make_series(x[rows], y[rows])
+        fit = fit_inducing(dynamics, KNOTS, batch, likelihood, base=base)
+        base, total = fit.sites, total + fit.elbo
+    torch.testing.assert_close(base.linear, whole.sites.linear)
+    torch.testing.assert_close(base.precision, whole.sites.precision)
+    assert total == pytest.approx(whole.elbo, abs=1e-9)
+
+
+def test_streamed_counts_come_near_all_at_once(rng):
+    x = torch.tensor(rng.uniform(-0.5, 3.5, 300))
+    y, dynamics = counts(x, rng), dynamics_of(KERNELS["matern32"])
+    whole = fit_inducing(dynamics, KNOTS, make_series(x, y), Poisson())
+    base = None
+    for rows in torch.arange(300).split(100):
+        batch = make_series(x[rows], y[rows])
+        base = fit_inducing(dynamics, KNOTS, batch, Poisson(), base=base).sites
+    mean, _ = InducingState(KERNELS["matern32"], KNOTS, base).moments(x.sort().values)
+    assert float((mean - whole.mean).abs().max()) < 0.1 * float(whole.mean.std())
+
+
+@pytest.mark.parametrize("n_epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("likelihood", "targets", "gap"),
+    [(Gaussian(0.2), counts, 1e-8), (Bernoulli("logit"), labels, 0.5), (Poisson(), counts, 0.5)],
+)
+def test_one_epoch_of_minibatches_nearly_reaches_the_bound(likelihood, targets, gap, n_epochs, rng):
+    x = torch.tensor(rng.uniform(0, 10, 1050))
+    series, knots = make_series(x, targets(x, rng)), torch.linspace(0.2, 9.8, 30).double()
+    dynamics, generator = dynamics_of(KERNELS["matern32"]), torch.Generator().manual_seed(0)
+    seen = []
+    sites = fit_minibatch(
+        dynamics,
+        knots,
+        series,
+        likelihood,
+        generator=generator,
+        batch_size=200,
+        n_epochs=n_epochs,
+        callback=lambda t, info: seen.append(info["step"]),
+    )
+    assert len(seen) == 6 * n_epochs and seen[-1] <= 1.0
+    best = fit_inducing(dynamics, knots, series, likelihood)
+    rows = condition(dynamics, knots, series.times)
+    pairs = infer_pairs(rows.chain, sites)
+    expected, _, _ = expectations(likelihood, series.y, *rows.marginals(pairs))
+    bound = float(expected.sum()) - pairs.kl(sites)
+    assert best.elbo - gap / n_epochs < bound < best.elbo + 1e-8
+
+
+def test_likelihood_with_heavy_tails_converges_and_bounds_exact_inference(rng):
+    x = torch.tensor(rng.uniform(0, 10, 200))
+    y = x.sin() + 0.3 * torch.tensor(rng.standard_t(3, size=200))
+    dynamics, series = dynamics_of(KERNELS["matern32"]), make_series(x, y)
+    likelihood, bounds = StudentT(0.3, 3.0), []
+    for n_knots in (25, 50, 100):
+        fit = fit_inducing(dynamics, place_knots(series.times, n_knots), series, likelihood)
+        assert fit.converged
+        bounds.append(fit.elbo)
+    exact = fit_sites(dynamics, series, likelihood).elbo
+    assert bounds[0] < bounds[1] < bounds[2] < exact + 1e-3
+
+
+def test_weights_and_repeated_times_are_repeated_rows(rng):
+    x, y = torch.tensor(rng.uniform(0, 3, (2, 12)))
+    weight = torch.tensor(rng.integers(1, 4, 12), dtype=torch.float64)
+    times = weight.long()
+    dynamics, likelihood = dynamics_of(KERNELS["matern32"]), Gaussian(0.3)
+    weighted = fit_inducing(dynamics, KNOTS, make_series(x, y, weight), likelihood)
+    again = x.repeat_interleave(times), y.repeat_interleave(times)
+    repeated = fit_inducing(dynamics, KNOTS, make_series(*again), likelihood)
+    assert weighted.elbo == pytest.approx(repeated.elbo, abs=1e-10)
+
+
+def test_components_sum_to_f(times, f_sites):
+    kernel = KERNELS["sum"]
+    sites = condition(dynamics_of(kernel), KNOTS, times).collect(*f_sites)
+    state = InducingState(kernel, KNOTS, sites)
+    mean = state.moments(times)[0]
+    parts, part_var = state.components(times)
+    torch.testing.assert_close(parts.sum(1), mean)
+    assert parts.shape == (14, 2) and bool((part_var > 0).all())
+
+
+@pytest.mark.parametrize("crowded", [64, 1])
+def test_samples_have_the_joint_moments(kernel, times, f_sites, rng, crowded, monkeypatch):
+    """Times in any order, several between two knots and one twice; crowds divided or not."""
+    monkeypatch.setattr(draws_module, "_CROWDED", crowded)
+    times = torch.cat([times, times[3:4]])[torch.tensor(rng.permutation(15))]
+    beta, weight = f_sites
+    sites = condition(dynamics_of(kernel), KNOTS, times[:14]).collect(beta, weight)
+    state, n = InducingState(kernel, KNOTS, sites, 0.7), 5000
+    mean, cov = state.covariance(times)
+    draws = state.samples(times, n, torch.Generator().manual_seed(3)) - mean[:, None]
+    var = cov.diagonal()
+    assert float((draws.mean(1) / (var / n).sqrt()).abs().max()) < 4
+    # Of Gaussian draws the variance of an entry of the covariance is (C_ii C_jj + C_ij^2) / n.
+    error = ((var[:, None] * var + cov**2) / n).sqrt()
+    assert float(((draws @ draws.T / n - cov) / error).abs().max()) < 4.5
+
+
+def test_samples_take_linear_memory():
+    """A dense covariance of these times would take 80 GB. Crowded intervals are divided."""
+    kernel, x = KERNELS["matern32"], torch.linspace(-1, 5, 100_000, dtype=torch.float64)
+    state = InducingState(kernel, KNOTS, PairSites.zeros(2, len(KNOTS)))
+    draws = state.samples(x, 2, torch.Generator().manual_seed(0))
+    assert draws.shape == (100_000, 2)
+    # A path of Matern-3/2 is smooth: neighbours differ by some l / n.
+    assert float(draws.diff(dim=0).abs().max()) < 1e-2
+
+
+def test_state_pickles_small_and_predicts_the_same(times, f_sites):
+    kernel = KERNELS["matern32"]
+    sites = condition(dynamics_of(kernel), KNOTS, times).collect(*f_sites)
+    state = InducingState(kernel, KNOTS, sites, 1.0)
+    before = state.moments(times)
+    stored = pickle.dumps(state)
+    assert len(stored) < 4000
+    for got, expected in zip(pickle.loads(stored).moments(times), before, strict=True):
+        assert_same(got, expected)
+
+
+def test_kl_vanishes_for_sites_that_say_nothing():
+    chain = Chain.of(dynamics_of(KERNELS["matern52"]), KNOTS)
+    sites = PairSites.zeros(3, len(KNOTS))
+    assert infer_pairs(chain, sites).kl(sites) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_knots_are_quantiles_and_follow_the_scale(rng):
+    times = torch.tensor(np.sort(rng.uniform(0, 1, 5000) ** 3))
+    knots = place_knots(times, 11)
+    assert len(knots) == 11 and knots[0] == times[0] and knots[-1] == times[-1]
+    counts = torch.histogram(times, knots).hist
+    assert float(counts.max() - counts.min()) <= 2
+    spaced = place_knots(times, scale=0.005)
+    assert len(place_knots(times)) == 1000 < len(spaced)
+    # Gaps are left where the data have them.
+    since = times - spaced[torch.searchsorted(spaced, times, right=True) - 1]
+    assert float(since.max()) <= 0.0005
+    assert torch.equal(place_knots(times[:7]), times[:7])
+    assert torch.equal(place_knots(times[:1], scale=1.0), times[:1])
+    assert shortest_scale(dynamics_of(Matern(2.0, nu=0.5))) == pytest.approx(2.0)
+
+
+def test_learned_knots_raise_the_bound(rng):
+    x = torch.tensor(rng.uniform(0, 3, 60))
+    kernel = ConstantKernel(2.0, "fixed") * Matern(0.7, "fixed", nu=1.5)
+    dynamics, series = dynamics_of(kernel), make_series(x, counts(x, rng))
+    start = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    family = FixedFamily(Poisson())
+    objective = VariationalEvidence(series, family)
+    found = maximise(kernel, objective, family, knots=start, learn_knots=True, tol=1e-7)
+    knots = found.knots
+    before, after = (fit_inducing(dynamics, z, series, Poisson()) for z in (start, knots))
+    assert bool((knots.diff() > 0).all())
+    quantiles = fit_inducing(dynamics, place_knots(series.times, 4), series, Poisson())
+    assert after.elbo == pytest.approx(found.value, abs=1e-4)
+    assert after.elbo > max(before.elbo, quantiles.elbo)
+    assert float(after.knot_gradient.norm()) < 1e-2 * float(before.knot_gradient.norm())
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_knots_and_times_close_together_and_far_apart(nu, rng):
+    x = torch.tensor([0, 1e-6, 2e-6, 1e-3, 0.5, 1, 1 + 1e-5, 1e4, 1e4 + 1e-4, 1e4 + 0.1]).double()
+    dynamics, y = dynamics_of(Matern(1.0, nu=nu)), torch.tensor(rng.normal(size=10))
+    series = make_series(x, y)
+    exact = fit_sites(dynamics, series, Gaussian(0.01))
+    for knots in (series.times, torch.cat([series.times, series.times + 1e-7]).sort().values):
+        fit = fit_inducing(dynamics, knots, series, Gaussian(0.01))
+        assert fit.elbo == pytest.approx(exact.elbo, abs=1e-9)
+        torch.testing.assert_close(fit.mean, exact.mean, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            fit.parameter_gradient, exact.parameter_gradient, rtol=1e-8, atol=1e-8
+        )
+
+
+def test_errors_name_the_argument():
+    dynamics, x = dynamics_of(KERNELS["matern32"]), torch.arange(3.0, dtype=torch.float64)
+    series = make_series(x, x)
+    for knots in (x.flip(0), x[:0], x / 0):
+        with pytest.raises(ValueError, match="knots must"):
+            fit_inducing(dynamics, knots, series, Gaussian(1.0))
+    with pytest.raises(ValueError, match="n_knots must be at least 1"):
+        place_knots(x, 0)
+    with pytest.raises(ValueError, match="max_iter"):
+        fit_inducing(dynamics, x, series, Gaussian(1.0), max_iter=0)
+    with pytest.raises(ValueError, match="batch_size"):
+        fit_minibatch(dynamics, x, series, Gaussian(1.0), generator=torch.Generator(), batch_size=0)

@@ -1,0 +1,231 @@
+"""Sites of a series against a dense variational GP with a free mean and covariance."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import Matern
+
+from skgp.inference.markov.series import Series, make_series
+from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.smoother import evidence
+from skgp.kernels.sde import state_space
+from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
+from skgp.optim.loop import NonFiniteLossError
+from tests.reference.vgp import maximise_vgp
+
+KERNEL = 1.5 * Matern(0.8, nu=1.5)
+TIGHT = {"tol": 1e-13, "max_iter": 200}
+LIKELIHOODS = {
+    "logit": Bernoulli(),
+    "probit": Bernoulli("probit"),
+    "exp": Poisson(),
+    "softplus": Poisson("softplus"),
+    "student_t": StudentT(0.5, 3.0),
+    "gaussian": Gaussian(0.2),
+}
+
+
+def dynamics_of(kernel=KERNEL, shift=None):
+    """Dynamics of a kernel, their parameters moved by `shift` (q,)."""
+    form = state_space(kernel)
+    parameters = form.parameters(None).detach()
+    return form.at(parameters if shift is None else parameters + shift)
+
+
+def targets(name, f, generator):
+    """Observations (n,) of latent values."""
+    likelihood = LIKELIHOODS.get(name)
+    if isinstance(likelihood, Bernoulli):
+        return torch.where(
+            torch.rand(len(f), generator=generator) < torch.sigmoid(f), 1.0, -1.0
+        ).to(f)
+    if isinstance(likelihood, Poisson):
+        return torch.poisson(f.exp(), generator=generator)
+    y = f + 0.3 * torch.randn(len(f), generator=generator).to(f)
+    y[1] += 4.0
+    return y
+
+
+def problem(name, n=13, seed=0):
+    """Rows in no order, times that repeat with labels that differ, a gap; weights."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 4 * torch.rand(n, generator=generator, dtype=torch.float64)
+    x[n // 2 :: 2], x[0] = x[2], 1e3
+    weight = 0.5 + torch.rand(n, generator=generator, dtype=torch.float64)
+    y = targets(name, torch.sin(2 * x), generator)
+    if name in ("logit", "probit"):
+        repeated = (x == x[2]).nonzero()[:, 0]
+        y[repeated[::2]], y[repeated[1::2]] = 1.0, -1.0
+    return x, y, weight
+
+
+def gram(times):
+    K = torch.tensor(KERNEL(times[:, None].numpy()))
+    return K + 1e-12 * torch.eye(len(K), dtype=K.dtype)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_fit_sites_finds_the_dense_optimum(name):
+    x, y, weight = problem(name)
+    series, offset = make_series(x, y, weight), 0.3
+    found = fit_sites(dynamics_of(), series, LIKELIHOODS[name], offset=offset, **TIGHT)
+    elbo, mean, var = maximise_vgp(
+        LIKELIHOODS[name], gram(series.times), series.index, series.y, series.weight, offset
+    )
+    assert found.converged and len(series.times) < len(y)
+    np.testing.assert_allclose(found.elbo, elbo, atol=1e-8)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(found.var, var, atol=1e-6)
+
+
+def test_fit_sites_is_exact_at_once_for_gaussian_noise():
+    x, y, weight = problem("gaussian")
+    series, noise, offset = make_series(x, y, weight), 0.2, 0.3
+    found = fit_sites(dynamics_of(), series, Gaussian(noise), offset=offset)
+    centred = make_series(x, y - offset, weight)
+    exact = evidence(dynamics_of(), series.gaps, *centred.gaussian_sites(noise))
+    assert found.converged and found.n_iter == 1
+    value = exact.log_normalizer + centred.gaussian_constant(noise)
+    np.testing.assert_allclose(found.elbo, value, rtol=1e-12)
+    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-12)
+    np.testing.assert_allclose(found.var, exact.var, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["logit", "exp", "student_t"])
+def test_parameter_gradient_is_that_of_the_converged_bound(name):
+    series = make_series(*problem(name))
+    likelihood, step = LIKELIHOODS[name], 1e-4
+    found = fit_sites(dynamics_of(), series, likelihood, **TIGHT)
+    for i, slope in enumerate(found.parameter_gradient):
+        shift = step * torch.eye(len(found.parameter_gradient), dtype=torch.float64)[i]
+        high, low = (
+            fit_sites(dynamics_of(shift=sign * shift), series, likelihood, **TIGHT).elbo
+            for sign in (1, -1)
+        )
+        np.testing.assert_allclose(slope, (high - low) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+def test_likelihood_gradient_is_that_of_the_expected_log_density():
+    series, step = make_series(*problem("student_t")), 1e-4
+    logs = torch.tensor([np.log(0.5), np.log(3.0)], requires_grad=True)
+
+    def fit(logs):
+        return fit_sites(dynamics_of(), series, StudentT(*logs.exp()), **TIGHT)
+
+    found = fit(logs)
+    mean, var = series.at_rows(found.mean), series.at_rows(found.var)
+    expected = StudentT(*logs.exp()).expected_log_prob(series.y, mean, var)
+    (gradient,) = torch.autograd.grad(series.sums(expected).sum(), logs)
+    for i, slope in enumerate(gradient):
+        shift = step * torch.eye(2, dtype=torch.float64)[i]
+        high, low = fit(logs.detach() + shift).elbo, fit(logs.detach() - shift).elbo
+        np.testing.assert_allclose(slope, (high - low) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["probit", "exp", "student_t", "laplace"])
+def test_bound_rises(name):
+    series = make_series(*problem(name, n=60))
+    likelihood, losses = LIKELIHOODS.get(name, Laplace(0.3)), []
+    found = fit_sites(
+        dynamics_of(), series, likelihood, callback=lambda _, logs: losses.append(logs["loss"])
+    )
+    assert found.converged
+    assert found.elbo == -losses[-1]
+    assert (np.diff(losses) <= 1e-9 * np.abs(losses[0])).all()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [
+        (Bernoulli(), torch.ones(200)),
+        (Bernoulli("probit"), -torch.ones(200)),
+        (Poisson(), torch.cat([torch.zeros(100), torch.full((100,), 1e4)])),
+        (Poisson(), torch.full((200,), 1e6)),
+        (Poisson("softplus"), torch.full((200,), 1e4).index_fill(0, torch.arange(0, 200, 9), 0.0)),
+        (StudentT(0.1, 4.0), torch.zeros(200).index_fill(0, torch.arange(0, 200, 9), 1e3)),
+        (StudentT(0.1, 1.0), torch.zeros(200).index_fill(0, torch.arange(9), -1e6)),
+    ],
+)
+@pytest.mark.parametrize("span", [2.0, 1e5])
+def test_fit_sites_withstands_extreme_targets(likelihood, y, span):
+    generator = torch.Generator().manual_seed(0)
+    x = span * torch.rand(len(y), generator=generator, dtype=torch.float64)
+    found = fit_sites(dynamics_of(), make_series(x, y.double()), likelihood, offset=1.0)
+    assert found.converged and found.n_iter < 30
+    assert found.mean.isfinite().all() and (found.var > 0).all()
+
+
+def test_outliers_hardly_move_a_student_t_fit():
+    x = torch.linspace(0, 4, 80, dtype=torch.float64)
+    clean, spoiled = torch.sin(2 * x), torch.sin(2 * x)
+    spoiled[::8] += 50.0
+    means = [
+        fit_sites(dynamics_of(), make_series(x, y), StudentT(0.1, 3.0)).mean
+        for y in (clean, spoiled)
+    ]
+    np.testing.assert_allclose(*means, atol=0.05)
+
+
+def test_single_observation_has_the_bound_of_one_latent_value():
+    for name in ("logit", "exp", "student_t"):
+        series = make_series(torch.zeros(1).double(), torch.ones(1).double())
+        found = fit_sites(dynamics_of(), series, LIKELIHOODS[name], **TIGHT)
+        index = torch.zeros(1, dtype=torch.long)
+        elbo, *_ = maximise_vgp(LIKELIHOODS[name], gram(series.times), index, series.y)
+        np.testing.assert_allclose(found.elbo, elbo, atol=1e-9)
+
+
+def test_start_from_the_optimum_ends_there():
+    series = make_series(*problem("student_t"))
+    likelihood = LIKELIHOODS["student_t"]
+    found = fit_sites(dynamics_of(), series, likelihood, tol=1e-10)
+    again = fit_sites(dynamics_of(), series, likelihood, start=(found.beta, found.weight))
+    assert again.converged and again.n_iter <= 2
+    np.testing.assert_allclose(again.elbo, found.elbo, rtol=1e-10)
+
+
+def test_start_without_a_valid_posterior_is_left_aside():
+    series = make_series(*problem("logit"))
+    invalid = torch.zeros_like(series.times), torch.full_like(series.times, -10.0)
+    found = fit_sites(dynamics_of(), series, Bernoulli(), start=invalid)
+    assert found.elbo == fit_sites(dynamics_of(), series, Bernoulli()).elbo
+
+
+def test_callback_ends_the_search():
+    series = make_series(*problem("exp"))
+    found = fit_sites(dynamics_of(), series, Poisson(), callback=lambda n_iter, _: n_iter == 2)
+    assert found.n_iter == 2 and not found.converged
+
+
+def test_max_iter_bounds_the_sweeps():
+    series = make_series(*problem("exp"))
+    found = fit_sites(dynamics_of(), series, Poisson(), max_iter=1)
+    assert found.n_iter == 1 and not found.converged
+    with pytest.raises(ValueError, match="max_iter must be at least 1; got 0"):
+        fit_sites(dynamics_of(), series, Poisson(), max_iter=0)
+
+
+def test_bound_that_is_not_finite_names_the_remedy():
+    series = make_series(torch.zeros(1).double(), torch.ones(1).double())
+    broken = dynamics_of(shift=torch.tensor([torch.nan, 0.0]).double())
+    with pytest.raises(NonFiniteLossError, match="Check for targets or inputs"):
+        fit_sites(broken, series, Bernoulli())
+
+
+@pytest.mark.parametrize("noise", [0.2, 1e-6])
+def test_evidence_given_a_base_adds_up_to_that_of_all_rows(noise):
+    """With Gaussian noise: first the rows of one batch, then those of the other given these."""
+    x, y, weight = problem("gaussian")
+    likelihood, whole = Gaussian(noise), make_series(x, y, weight)
+    at_once = fit_sites(dynamics_of(), whole, likelihood, **TIGHT)
+    past = torch.arange(len(whole.y)) % 3 == 0
+
+    def part(rows):
+        return Series(whole.times, whole.index[rows], whole.y[rows], whole.weight[rows])
+
+    first = fit_sites(dynamics_of(), part(past), likelihood, **TIGHT)
+    base = first.beta, first.weight
+    second = fit_sites(dynamics_of(), part(~past), likelihood, base=base, **TIGHT)
+    assert first.elbo + second.elbo == pytest.approx(at_once.elbo, rel=1e-6)
+    torch.testing.assert_close(base[0] + second.beta, at_once.beta)
+    torch.testing.assert_close(second.mean, at_once.mean, rtol=1e-6, atol=1e-8)

@@ -1,0 +1,141 @@
+"""Laplace covariances and evidence in weight space against dense oracles."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.inference.newton.covariance import laplace_covariance, log_evidence
+from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.weights.design import StreamedDesign
+from skgp.kernels.spectral import FourierFeatures
+from skgp.likelihoods import Bernoulli
+from skgp.linalg.exceptions import NumericalWarning
+from tests.reference import laplace as reference
+from tests.reference import variational
+from tests.reference.weights import dense_features
+from tests.same import assert_same
+
+N, M, C = 40, 12, 2
+BASIS = FourierFeatures(3.0 * RBF(1.2), M, 2, seed=3, block_size=2)
+A = np.array([0.7, 5.0])
+
+
+@pytest.fixture
+def X(rng):
+    return torch.from_numpy(rng.standard_normal((N, 2)))
+
+
+@pytest.fixture
+def curvature(rng):
+    return torch.from_numpy(rng.uniform(0.0, 0.25, (N, C)))
+
+
+@pytest.fixture(params=[0, 10**9], ids=["streamed", "stored"])
+def design(X, request):
+    return StreamedDesign(BASIS, X, memory_budget=request.param)
+
+
+def hessians(X, curvature):
+    Phi = dense_features(BASIS, X)
+    return [reference.hessian(Phi, curvature[:, j].numpy(), A[j]) for j in range(C)]
+
+
+def test_laplace_covariance_full_inverts_the_hessian(X, design, curvature):
+    mean = torch.arange(float(M * C), dtype=torch.float64).reshape(M, C)
+    qs = laplace_covariance(design, curvature, prior_variance=torch.from_numpy(A), mean=mean)
+    for j, (q, H) in enumerate(zip(qs, hessians(X, curvature), strict=True)):
+        factor = q.factor().numpy()
+        np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(H), atol=1e-11)
+        assert_same(q.mean, mean[:, j])
+
+
+@pytest.mark.parametrize(("kind", "n_dense"), [("diagonal", 0), ("chevron", 5)])
+def test_laplace_covariance_is_the_best_of_its_structure(X, design, curvature, kind, n_dense):
+    """The minimiser of tr(C'HC) - 2 sum log c_rr that L-BFGS finds over the free entries."""
+    options = {"kind": kind, "n_dense_columns": 5, "prior_variance": torch.from_numpy(A)}
+    Phi = dense_features(BASIS, X)
+    for j, q in enumerate(laplace_covariance(design, curvature, **options)):
+        root = np.sqrt(curvature[:, [j]].numpy()) * Phi
+        _, expected = variational.minimise_covariance_objective(
+            root, 1.0, np.eye(M) / A[j], n_dense
+        )
+        assert q.n_dense == n_dense
+        np.testing.assert_allclose(q.factor().numpy(), expected, atol=1e-5)
+
+
+def test_laplace_covariance_diagonal_is_the_formula(X, design, curvature):
+    qs = laplace_covariance(design, curvature, kind="diagonal", prior_variance=torch.from_numpy(A))
+    for q, H in zip(qs, hessians(X, curvature), strict=True):
+        np.testing.assert_allclose(q.tail_std.numpy(), np.diag(H) ** -0.5, rtol=1e-12)
+
+
+def test_laplace_covariance_chevron_with_all_columns_is_full(design, curvature):
+    full, chevron = (
+        laplace_covariance(design, curvature, kind=kind)[0] for kind in ("full", "chevron")
+    )
+    assert_same(full.columns, chevron.columns)
+
+
+def test_laplace_covariance_of_float32_features_is_close(X, curvature):
+    single, double = (
+        laplace_covariance(StreamedDesign(BASIS, X, dtype=dtype), curvature)[1].columns
+        for dtype in (torch.float32, torch.float64)
+    )
+    np.testing.assert_allclose(single.numpy(), double.numpy(), atol=1e-5)
+
+
+def test_laplace_covariance_without_curvature_is_the_prior(design):
+    none = torch.zeros(N, 1, dtype=torch.float64)
+    for kind in ("full", "chevron", "diagonal"):
+        q = laplace_covariance(design, none, kind=kind, n_dense_columns=3, prior_variance=4.0)[0]
+        np.testing.assert_allclose(q.factor().numpy(), 2 * np.eye(M), atol=1e-12)
+
+
+def test_laplace_covariance_reports_jitter(X):
+    """Duplicated features under a prior too wide to tell them apart."""
+    basis = FourierFeatures(RBF(1e8), M, 2, seed=0)
+    ones = torch.ones(N, 1, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="needed a jitter"):
+        laplace_covariance(StreamedDesign(basis, X), ones, prior_variance=1e40)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_log_evidence_equals_the_dense_oracle(X, design, rng, weighted):
+    y = torch.from_numpy(np.where(rng.uniform(size=(N, C)) < 0.4, 1.0, -1.0))
+    weight = torch.from_numpy(rng.uniform(0, 2, N)) if weighted else None
+    offset, a = torch.tensor([0.2, -0.5]), torch.from_numpy(A)
+    options = {"prior_variance": a, "row_weight": weight}
+    generator = torch.Generator().manual_seed(0)
+    fit = fit_newton(
+        design, y, Bernoulli(), offset=offset, tol=1e-11, loss_tol=0, generator=generator, **options
+    )
+    evidence = log_evidence(design, y, Bernoulli(), fit, **options)
+    Phi = dense_features(BASIS, X)
+    counts = None if weight is None else weight.numpy()
+    for j in range(C):
+        expected = reference.log_evidence(Phi, y[:, j].numpy(), float(offset[j]), A[j], counts)
+        np.testing.assert_allclose(float(evidence[j]), expected, rtol=1e-10)
+    curvature = laplace_curvature(Bernoulli(), y, fit.latent, weight)
+    expected = reference.curvature(Phi, fit.weights[:, 0].numpy(), float(offset[0]), counts)
+    np.testing.assert_allclose(curvature[:, 0].numpy(), expected, rtol=1e-9)
+
+
+def test_laplace_covariance_refuses_invalid_input(X, design, curvature):
+    weighted = StreamedDesign(BASIS, X, sample_weight=torch.ones(N))
+    for message, arguments, options in [
+        ("must have no sample_weight", (weighted, curvature), {}),
+        (r"curvature must have shape \(40, c\); got \(39, 2\)", (design, curvature[1:]), {}),
+        ("curvature must be finite and not negative", (design, -curvature), {}),
+        ("kind must be one of .*; got 'low-rank'", (design, curvature), {"kind": "low-rank"}),
+        (
+            "n_dense_columns must not",
+            (design, curvature),
+            {"kind": "chevron", "n_dense_columns": -1},
+        ),
+        (r"mean must have shape \(12, 2\)", (design, curvature), {"mean": torch.zeros(M)}),
+        ("prior_variance must be positive", (design, curvature), {"prior_variance": -1.0}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            laplace_covariance(*arguments, **options)

@@ -1,0 +1,416 @@
+"""Newton's method for the weights against dense oracles and scikit-learn."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import LogisticRegression
+
+from skgp.inference.newton import directions as directions_module
+from skgp.inference.newton import newton as newton_module
+from skgp.inference.newton.covariance import log_evidence
+from skgp.inference.newton.directions import (
+    CGDirections,
+    ExactDirections,
+    subsampled_factor,
+)
+from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.kernels.spectral import FourierFeatures
+from skgp.likelihoods import Bernoulli
+from skgp.linalg.exceptions import NumericalWarning
+from tests.inference.weights.test_design import CountingBasis
+from tests.reference import laplace as reference
+from tests.reference.weights import dense_features
+from tests.same import assert_same
+
+N, M, C = 150, 24, 3
+BASIS = FourierFeatures(4.0 * RBF(1.2), M, 2, seed=3, block_size=5)
+LOGIT = Bernoulli()
+TIGHT = {"tol": 1e-11, "loss_tol": 0.0, "max_iter": 60}
+ROUTES = {
+    "exact": {"solver": "exact"},
+    "cg": {"solver": "cg", "preconditioner_rows": 60, "max_cg": 20},
+}
+
+
+def fit(design, Y, **options):
+    """Newton's method with the rows of the preconditioner seeded."""
+    generator = torch.Generator().manual_seed(0)
+    return fit_newton(design, Y, options.pop("likelihood", LOGIT), generator=generator, **options)
+
+
+def one_vs_rest(labels, n_classes=C):
+    """Columns of -1 and +1."""
+    return 2.0 * (labels[:, None] == torch.arange(n_classes)).double() - 1
+
+
+@pytest.fixture
+def X(rng):
+    return torch.from_numpy(rng.standard_normal((N, 2)))
+
+
+@pytest.fixture
+def labels(X, rng):
+    noisy = X[:, 0] + torch.sin(3 * X[:, 1]) + 0.5 * torch.from_numpy(rng.standard_normal(N))
+    return torch.bucketize(noisy, torch.tensor([-0.7, 0.6], dtype=torch.float64))
+
+
+@pytest.fixture
+def Y(labels):
+    return one_vs_rest(labels)
+
+
+@pytest.fixture(params=ROUTES, ids=list(ROUTES))
+def route(request):
+    return ROUTES[request.param]
+
+
+def relative_error(actual, expected):
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("prior_variance", [0.1, 10.0])
+def test_newton_equals_logistic_regression(X, Y, route, prior_variance):
+    """Every one-vs-rest column is scikit-learn's ridge-penalised logistic regression."""
+    result = fit(StreamedDesign(BASIS, X), Y, prior_variance=prior_variance, **route, **TIGHT)
+    Phi = dense_features(BASIS, X)
+    for j in range(C):
+        oracle = LogisticRegression(
+            C=prior_variance, fit_intercept=False, solver="newton-cholesky", tol=1e-12
+        )
+        oracle.fit(Phi, Y[:, j].numpy())
+        assert relative_error(result.weights[:, j].numpy(), oracle.coef_[0]) < 1e-6
+    assert result.converged
+
+
+def test_newton_equals_laplace_gaussian_process(X, Y, route):
+    """With Phi Phi' = K: the mode and evidence of scikit-learn's classifier."""
+    X, y = X[:40], Y[:40, :1]
+    kernel = 3.0 * RBF(0.8)
+    oracle = GaussianProcessClassifier(kernel, optimizer=None, max_iter_predict=1000)
+    oracle.fit(X.numpy(), y[:, 0].numpy())
+    binary = oracle.base_estimator_
+    design = StreamedDesign(WhitenedInducingBasis(kernel, X, block_size=17), X)
+    result = fit(design, y, **route, **TIGHT)
+    # pi - t is the slope of the log-likelihood, which at the mode is K^-1 f.
+    K = kernel(X.numpy())
+    slope = (binary.y_train_ == 1).astype(float) - binary.pi_
+    np.testing.assert_allclose(result.latent[:, 0].numpy(), K @ slope, atol=1e-6)
+    evidence = log_evidence(design, y, LOGIT, result)
+    np.testing.assert_allclose(evidence.numpy(), [oracle.log_marginal_likelihood_value_], rtol=1e-6)
+
+
+def test_newton_equals_the_dense_oracle_with_all_options(X, Y, rng, route):
+    """Offsets, prior variances and row weights that differ from column to column."""
+    offset, a = np.array([-1.0, 0.3, 0.0]), np.array([0.5, 2.0, 8.0])
+    weight = rng.uniform(0.0, 3.0, (N, C))
+    result = fit(
+        StreamedDesign(BASIS, X),
+        Y,
+        offset=torch.from_numpy(offset),
+        prior_variance=torch.from_numpy(a),
+        row_weight=torch.from_numpy(weight),
+        **route,
+        **TIGHT,
+    )
+    Phi = dense_features(BASIS, X)
+    for j in range(C):
+        options = offset[j], a[j], weight[:, j]
+        w = reference.mode(Phi, Y[:, j].numpy(), *options)
+        np.testing.assert_allclose(result.weights[:, j].numpy(), w, atol=1e-9)
+        np.testing.assert_allclose(result.latent[:, j].numpy(), offset[j] + Phi @ w, atol=1e-8)
+        expected = reference.loss(Phi, Y[:, j].numpy(), w, *options)
+        np.testing.assert_allclose(float(result.loss[j]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_newton_cg_equals_exact(X, Y, link):
+    design = StreamedDesign(BASIS, X)
+    exact, cg = (
+        fit(design, Y, likelihood=Bernoulli(link=link), **options, **TIGHT)
+        for options in ROUTES.values()
+    )
+    np.testing.assert_allclose(cg.weights.numpy(), exact.weights.numpy(), atol=1e-8)
+    assert exact.history[0]["n_cg"] == 0 < cg.history[0]["n_cg"]
+
+
+def test_newton_streamed_equals_stored(X, Y, route):
+    stored, streamed = (
+        fit(StreamedDesign(BASIS, X, memory_budget=budget), Y, **route, **TIGHT)
+        for budget in (10**9, 0)
+    )
+    np.testing.assert_allclose(streamed.weights.numpy(), stored.weights.numpy(), atol=1e-9)
+
+
+def test_newton_float32_features_are_close(X, Y, route):
+    results = [
+        fit(StreamedDesign(BASIS, X, dtype=dtype), Y, **route, tol=1e-6, loss_tol=0.0)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert relative_error(results[0].weights.numpy(), results[1].weights.numpy()) < 1e-4
+    assert results[0].weights.dtype == torch.float64
+
+
+def test_newton_default_tolerances_reach_the_mode(X, Y, route):
+    """Within 1e-5 nats a row, what the predictions can show."""
+    design = StreamedDesign(BASIS, X)
+    excess = fit(design, Y, **route).loss - fit(design, Y, **route, **TIGHT).loss
+    assert bool((excess >= -1e-9).all()) and bool((excess < 1e-5 * N).all())
+
+
+@pytest.mark.parametrize("tolerance", ["tol", "loss_tol"])
+def test_newton_either_tolerance_ends_the_fit(X, Y, tolerance):
+    loose = {"tol": 0.0, "loss_tol": 0.0} | {tolerance: 1e-2}
+    result = fit(StreamedDesign(BASIS, X), Y, **loose)
+    assert result.converged and result.n_iter < 6
+    if tolerance == "tol":
+        assert float(result.gradient_norm.max()) <= 1e-2
+
+
+def test_newton_row_weights_count_rows(X, Y, route):
+    """Weight 2 is a row met twice, weight 0 a row left out."""
+    weight = torch.ones(N, dtype=torch.float64)
+    weight[:20], weight[100:] = 2.0, 0.0
+    weighted = fit(StreamedDesign(BASIS, X), Y, row_weight=weight, **route, **TIGHT)
+    rows = torch.cat([torch.arange(20), torch.arange(100)])
+    repeated = fit(StreamedDesign(BASIS, X[rows]), Y[rows], **route, **TIGHT)
+    np.testing.assert_allclose(weighted.weights.numpy(), repeated.weights.numpy(), atol=1e-8)
+    np.testing.assert_allclose(weighted.loss.numpy(), repeated.loss.numpy(), rtol=1e-12)
+
+
+def test_newton_gradient_norm_is_that_of_the_weights(X, Y, route):
+    """Relative to the gradient at zero weights, wherever the fit started."""
+    start = torch.full((M, C), 0.3, dtype=torch.float64)
+    Phi = dense_features(BASIS, X)
+    for first in (None, start):
+        result = fit(StreamedDesign(BASIS, X), Y, start=first, tol=1e-2, **route)
+        for j in range(C):
+            y, w = Y[:, j].numpy(), result.weights[:, j].numpy()
+            norms = [np.linalg.norm(reference.gradient(Phi, y, v)) for v in (w, 0 * w)]
+            np.testing.assert_allclose(
+                float(result.gradient_norm[j]), norms[0] / norms[1], rtol=1e-6
+            )
+
+
+def test_newton_starts_from_start(X, Y, route):
+    design = StreamedDesign(BASIS, X)
+    mode = fit(design, Y, **route, **TIGHT)
+    again = fit(design, Y, start=mode.weights, **route)
+    assert again.n_iter == 0 and again.converged
+    assert_same(again.weights, mode.weights)
+    np.testing.assert_allclose(again.latent.numpy(), mode.latent.numpy(), atol=1e-10)
+    nearby = fit(design, Y, start=mode.weights, prior_variance=1.3, **route)
+    assert nearby.n_iter < fit(design, Y, prior_variance=1.3, **route).n_iter
+
+
+def test_newton_loss_falls_from_step_to_step(X, Y, route):
+    """Also from a start so far off that whole steps would overshoot."""
+    start = torch.full((M, C), 40.0, dtype=torch.float64)
+    result = fit(StreamedDesign(BASIS, X), Y, start=start, prior_variance=1e4, **route)
+    losses = np.array([info["loss"] for info in result.history])
+    assert (np.diff(losses) <= 1e-12 * losses[:-1]).all()
+    assert min(info["step"] for info in result.history) < 1
+    assert result.converged
+    latent = dense_features(BASIS, X) @ result.weights.numpy()
+    np.testing.assert_allclose(result.latent.numpy(), latent, atol=1e-8)
+
+
+def test_newton_lets_go_of_columns_that_have_converged(X, Y):
+    alone = fit(StreamedDesign(BASIS, X), Y[:, :1], **TIGHT)
+    both = torch.cat([Y[:, :1], Y[:, 1:2]], dim=1)
+    start = torch.cat([alone.weights, torch.zeros(M, 1, dtype=torch.float64)], dim=1)
+    result = fit(StreamedDesign(BASIS, X), both, start=start, tol=1e-8, loss_tol=0.0)
+    assert {info["n_active"] for info in result.history} == {1}
+    assert_same(result.weights[:, :1], alone.weights)
+
+
+def test_newton_counts_its_passes(X, Y, route):
+    basis = CountingBasis(BASIS)
+    result = fit(StreamedDesign(basis, X, memory_budget=0), Y, **route | {"preconditioner_rows": 1})
+    rows = basis.rows / BASIS.n_blocks
+    assert result.n_products * N <= rows <= result.n_products * N + 40  # the preconditioner's
+
+
+def test_newton_auto_is_exact_for_small_problems(X, Y, monkeypatch):
+    design = StreamedDesign(BASIS, X)
+    assert fit(design, Y).history[0]["n_cg"] == 0
+    monkeypatch.setattr(newton_module, "EXACT_FLOPS", 1.0)
+    assert fit(design, Y).history[0]["n_cg"] > 0
+
+
+def test_newton_exact_solves_in_groups_within_the_budget(X, Y):
+    design = StreamedDesign(BASIS, X)
+    whole = fit(design, Y, solver="exact", **TIGHT)
+    grouped = fit(design, Y, solver="exact", memory_budget=2 * 8 * M**2, **TIGHT)
+    assert grouped.n_products > whole.n_products
+    np.testing.assert_allclose(grouped.weights.numpy(), whole.weights.numpy(), atol=1e-10)
+
+
+def test_newton_callback_stops_and_keeps_the_state(X, Y, route):
+    seen = []
+
+    def stop_at_two(step, info):
+        seen.append((step, info["loss"]))
+        return step == 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fit(StreamedDesign(BASIS, X), Y, callback=stop_at_two, **route, **TIGHT)
+    assert [step for step, _ in seen] == [1, 2] and result.n_iter == 2
+    assert not result.converged
+    Phi = dense_features(BASIS, X)
+    losses = [reference.loss(Phi, Y[:, j].numpy(), result.weights[:, j].numpy()) for j in range(C)]
+    np.testing.assert_allclose(result.loss.numpy(), losses, rtol=1e-10)
+    np.testing.assert_allclose(seen[-1][1], sum(losses), rtol=1e-10)
+
+
+def test_newton_warns_when_it_falls_short(X, Y, route):
+    with pytest.warns(NumericalWarning, match="ended after max_iter=1 steps"):
+        result = fit(StreamedDesign(BASIS, X), Y, max_iter=1, **route)
+    assert result.n_iter == 1 and not result.converged
+
+
+@pytest.mark.filterwarnings("ignore::skgp.linalg.exceptions.NumericalWarning")
+@pytest.mark.parametrize(
+    "case", ["separable", "one label", "one row", "duplicated rows", "no weight", "huge prior"]
+)
+def test_newton_degenerate_data_are_finite(X, Y, route, case):
+    a, weight = 1.0, None
+    if case == "separable":
+        Y, a = torch.where(X[:, :1] > 0, 1.0, -1.0).double(), 1e6
+    elif case == "one label":
+        Y = torch.ones_like(Y)
+    elif case == "one row":
+        X, Y = X[:1], Y[:1]
+    elif case == "duplicated rows":
+        X, Y = X[:1].expand(N, 2), Y
+    elif case == "no weight":
+        weight = torch.zeros(N, dtype=torch.float64)
+    else:
+        a = 1e10
+    result = fit(StreamedDesign(BASIS, X), Y, prior_variance=a, row_weight=weight, **route)
+    for values in (result.weights, result.latent, result.loss, result.gradient_norm):
+        assert bool(values.isfinite().all())
+    # Some rows cannot precondition a Hessian that the prior leaves nearly singular.
+    assert result.converged or (case == "huge prior" and route is ROUTES["cg"])
+
+
+@pytest.mark.parametrize(
+    "directions",
+    [ExactDirections(10**9), CGDirections(60, 70, torch.Generator().manual_seed(0))],
+    ids=["exact", "cg"],
+)
+def test_newton_directions_solve_with_the_hessian_of_each_column(X, rng, directions):
+    curvature, a = rng.uniform(0.0, 0.25, (N, C)), np.array([0.5, 3.0, 20.0])
+    B = rng.standard_normal((M, C))
+    direction = directions(
+        StreamedDesign(BASIS, X),
+        torch.from_numpy(1 / a),
+        torch.from_numpy(curvature),
+        torch.from_numpy(B),
+        torch.full((C,), 1e-10, dtype=torch.float64),
+    )
+    Phi = dense_features(BASIS, X)
+    for j in range(C):
+        expected = np.linalg.solve(reference.hessian(Phi, curvature[:, j], a[j]), B[:, j])
+        np.testing.assert_allclose(direction.weights[:, j].numpy(), expected, atol=1e-8)
+        np.testing.assert_allclose(direction.image[:, j].numpy(), Phi @ expected, atol=1e-8)
+
+
+def test_newton_renews_its_preconditioner(X, Y, monkeypatch):
+    steps = []
+    history = []
+
+    def counting(*arguments, **options):
+        steps.append(len(history))
+        return subsampled_factor(*arguments, **options)
+
+    def follow(step, info):
+        history.append(info)
+
+    monkeypatch.setattr(directions_module, "subsampled_factor", counting)
+    options = ROUTES["cg"] | {"max_cg": 1, "max_iter": 15}
+    with pytest.warns(NumericalWarning):
+        fit(StreamedDesign(BASIS, X), Y, callback=follow, **options, tol=0.0, loss_tol=0.0)
+    assert steps == [0, 3, 10]
+
+
+def test_subsampled_factor_of_all_rows_is_that_of_the_hessian(X, rng, generator):
+    c = rng.uniform(0.0, 0.25, N)
+    c[5] = 0.0
+    L = subsampled_factor(
+        StreamedDesign(BASIS, X), torch.from_numpy(c), 0.5, N, generator=generator
+    )
+    expected = reference.hessian(dense_features(BASIS, X), c, prior_variance=2.0)
+    np.testing.assert_allclose((L @ L.mT).numpy(), expected, atol=1e-12)
+
+
+def test_subsampled_factor_is_unbiased_up_to_its_ridge(X, rng, generator):
+    """z-test of one quadratic form over many draws, the expected ridge taken off each."""
+    c = torch.from_numpy(rng.uniform(0.0, 0.25, N) ** 3)
+    design = StreamedDesign(BASIS, X)
+    u = torch.from_numpy(rng.standard_normal((M, 1)))
+    v = torch.from_numpy(rng.standard_normal((M, 1)))
+    v -= u * (u * v).sum() / u.square().sum()  # orthogonal: the ridge drops out
+    draws = []
+    for _ in range(400):
+        L = subsampled_factor(design, c, 1.0, 20, generator=generator)
+        draws.append(float(u.mT @ (L @ L.mT) @ v))
+    H = reference.hessian(dense_features(BASIS, X), c.numpy())
+    expected = float(u[:, 0].numpy() @ H @ v[:, 0].numpy())
+    z = (np.mean(draws) - expected) / (np.std(draws) / len(draws) ** 0.5)
+    assert abs(z) < 4
+
+
+def test_subsampled_factor_saves_products(X, Y):
+    design = StreamedDesign(BASIS, X)
+    products = [
+        fit(
+            design, Y, solver="cg", prior_variance=100.0, preconditioner_rows=p, tol=1e-6
+        ).n_products
+        for p in (1, 80)
+    ]
+    assert products[1] < 0.7 * products[0]
+
+
+def test_laplace_curvature_is_minus_the_second_derivative(rng):
+    f = torch.from_numpy(rng.standard_normal((5, 2)) * 3)
+    weight = torch.from_numpy(rng.uniform(0, 2, 5))
+    p = torch.sigmoid(f)
+    curvature = laplace_curvature(LOGIT, torch.ones_like(f), f, weight)
+    np.testing.assert_allclose(curvature.numpy(), (weight[:, None] * p * (1 - p)).numpy())
+
+
+def test_newton_refuses_invalid_input(X, Y):
+    design = StreamedDesign(BASIS, X)
+    weighted = StreamedDesign(BASIS, X, sample_weight=torch.ones(N))
+    bad_weight = torch.ones(N)
+    bad_weight[3] = -1.0
+    for message, arguments, options in [
+        ("must have no sample_weight", (weighted, Y), {}),
+        (r"Y must have shape \(150, c\); got \(149, 3\)", (design, Y[1:]), {}),
+        ("offset must be 3 finite numbers", (design, Y), {"offset": torch.zeros(2)}),
+        ("prior_variance must be positive", (design, Y), {"prior_variance": 0.0}),
+        ("prior_variance must be .* 3", (design, Y), {"prior_variance": torch.ones(2)}),
+        ("row_weight must have shape", (design, Y), {"row_weight": torch.ones(N, 2)}),
+        ("row_weight must be finite and not neg", (design, Y), {"row_weight": bad_weight}),
+        (r"start must have shape \(24, 3\)", (design, Y), {"start": torch.zeros(M, 2)}),
+        ("solver must be one of .*; got 'lbfgs'", (design, Y), {"solver": "lbfgs"}),
+        ("tol must not be negative; got -1", (design, Y), {"tol": -1}),
+        ("loss_tol must not be negative; got nan", (design, Y), {"loss_tol": float("nan")}),
+        ("max_cg must be at least 1; got 0", (design, Y), {"max_cg": 0}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fit(*arguments, **options)
+
+
+def test_newton_names_a_gradient_that_is_not_finite(X, Y, route):
+    X[3, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="not finite after 0 Newton steps"):
+        fit(StreamedDesign(BASIS, X), Y, **route)

@@ -1,0 +1,258 @@
+"""The online Laplace approximation against the batch one, and what a stream of batches loses."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.inference.newton import online as module
+from skgp.inference.newton.covariance import laplace_covariance
+from skgp.inference.newton.latent_posterior import ClassifierPosterior
+from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton.online import OnlineLaplace
+from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.weights.design import StreamedDesign
+from skgp.kernels.spectral import FourierFeatures
+from skgp.likelihoods import Bernoulli
+from skgp.linalg.exceptions import NumericalWarning
+from tests.reference import laplace as reference
+from tests.reference.weights import dense_features
+from tests.same import assert_same
+
+N, M, C = 150, 24, 3
+BASIS = FourierFeatures(4.0 * RBF(1.2), M, 2, seed=3, block_size=5)
+OFFSET = torch.tensor([0.3, -0.5, -1.0], dtype=torch.float64)
+LOGIT = Bernoulli()
+
+
+def sample(rng, n):
+    """Rows of three classes that overlap, one against the rest."""
+    X = torch.from_numpy(rng.standard_normal((n, 2)))
+    noisy = X[:, 0] + torch.sin(3 * X[:, 1]) + 0.5 * torch.from_numpy(rng.standard_normal(n))
+    labels = torch.bucketize(noisy, torch.tensor([-0.7, 0.6], dtype=torch.float64))
+    return X, 2.0 * (labels[:, None] == torch.arange(C)).double() - 1
+
+
+@pytest.fixture
+def X(rng):
+    return sample(rng, N)[0]
+
+
+@pytest.fixture
+def Y():
+    return sample(np.random.default_rng(0), N)[1]
+
+
+@pytest.fixture
+def X_new(rng):
+    return torch.from_numpy(rng.standard_normal((200, 2)))
+
+
+def online(likelihood=LOGIT, prior_variance=1.0, **options):
+    return OnlineLaplace(BASIS, C, OFFSET, likelihood, prior_variance, **options)
+
+
+def batch_posterior(X, Y, likelihood=LOGIT, prior_variance=1.0, row_weight=None):
+    """The Laplace approximation of all rows at once."""
+    design = StreamedDesign(BASIS, X)
+    fit = fit_newton(
+        design,
+        Y,
+        likelihood,
+        offset=OFFSET,
+        prior_variance=prior_variance,
+        row_weight=row_weight,
+        tol=1e-13,
+        loss_tol=0.0,
+        max_iter=60,
+        generator=torch.Generator().manual_seed(0),
+    )
+    curvature = laplace_curvature(likelihood, Y, fit.latent, row_weight)
+    q = laplace_covariance(design, curvature, prior_variance=prior_variance, kind="full")
+    return ClassifierPosterior(BASIS, fit.weights, OFFSET, q), q
+
+
+def log_density(posterior, X, Y):
+    """Mean log predictive density of each column."""
+    return LOGIT.log_predictive(Y, *posterior.mean_and_variance(X)).mean(0)
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_online_one_batch_is_the_laplace_approximation(X, Y, X_new, rng, link, weighted):
+    likelihood = Bernoulli(link=link)
+    weight = torch.from_numpy(rng.uniform(0.2, 3.0, N)) if weighted else None
+    variances = torch.tensor([0.5, 2.0, 30.0], dtype=torch.float64)
+    state = online(likelihood, variances).update(X, Y, weight)
+    expected, q = batch_posterior(X, Y, likelihood, variances, weight)
+    torch.testing.assert_close(state.weights, expected.weights, rtol=0, atol=1e-8)
+    for H, gaussian in zip(state.precision, q, strict=True):
+        torch.testing.assert_close(
+            H @ gaussian.factor() @ gaussian.factor().mT,
+            torch.eye(M, dtype=torch.float64),
+            rtol=0,
+            atol=1e-8,
+        )
+    moments = state.posterior().mean_and_variance(X_new)
+    truth = expected.mean_and_variance(X_new)
+    torch.testing.assert_close(moments[0], truth[0], rtol=0, atol=1e-8)
+    torch.testing.assert_close(moments[1], truth[1], rtol=2e-7, atol=0)  # of float32 factors
+
+
+def test_online_precision_of_one_batch_is_the_hessian(X, Y):
+    state = online(prior_variance=2.0).update(X, Y)
+    Phi = dense_features(BASIS, X)
+    for j in range(C):
+        w = reference.mode(Phi, Y[:, j].numpy(), float(OFFSET[j]), 2.0)
+        c = reference.curvature(Phi, w, float(OFFSET[j]))
+        np.testing.assert_allclose(state.weights[:, j].numpy(), w, atol=1e-8)
+        np.testing.assert_allclose(
+            state.precision[j].numpy(), reference.hessian(Phi, c, 2.0), atol=1e-8
+        )
+
+
+def test_online_second_batch_has_the_first_posterior_as_its_prior(X, Y):
+    """Against SciPy, which knows of no Newton steps."""
+    first, second = slice(0, 60), slice(60, N)
+    state = online().update(X[first], Y[first])
+    w_t, H_t = state.weights.numpy().copy(), state.precision.numpy().copy()
+    state.update(X[second], Y[second])
+    Phi = dense_features(BASIS, X[second])
+    for j in range(C):
+        o, y = float(OFFSET[j]), Y[second, j].numpy()
+
+        def loss(w, o=o, y=y, j=j):
+            d = w - w_t[:, j]
+            return np.logaddexp(0, -y * (o + Phi @ w)).sum() + 0.5 * d @ H_t[j] @ d
+
+        def gradient(w, o=o, y=y, j=j):
+            return -Phi.T @ (y * reference.sigmoid(-y * (o + Phi @ w))) + H_t[j] @ (w - w_t[:, j])
+
+        best = minimize(loss, w_t[:, j], jac=gradient, method="BFGS", options={"gtol": 1e-9})
+        np.testing.assert_allclose(state.weights[:, j].numpy(), best.x, atol=1e-6)
+        np.testing.assert_allclose(gradient(state.weights[:, j].numpy()), 0, atol=1e-8)
+        c = reference.curvature(Phi, state.weights[:, j].numpy(), o)
+        H = H_t[j] + Phi.T @ (c[:, None] * Phi)
+        np.testing.assert_allclose(state.precision[j].numpy(), H, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [100, 20, 5, 1])
+def test_online_small_batches_are_close_to_one_in_any_order(rng, size):
+    """Log densities of 500 rows held out are about -.4 and -.6; single rows cost .003 of them."""
+    X, Y = sample(rng, 1000)
+    (X, X_new), (Y, Y_new) = X.split(500), Y.split(500)
+    whole = log_density(batch_posterior(X, Y)[0], X_new, Y_new)
+    losses = []
+    for seed in range(2):
+        state = online()
+        for rows in torch.randperm(500, generator=torch.Generator().manual_seed(seed)).split(size):
+            state.update(X[rows], Y[rows])
+        losses.append(whole - log_density(state.posterior(), X_new, Y_new))
+        assert state.n_rows_seen == 500
+    assert float(torch.stack(losses).abs().max()) < 0.005
+    assert float((losses[0] - losses[1]).abs().max()) < 0.0025
+
+
+def test_online_weights_are_repeated_rows(X, Y):
+    weight = torch.arange(N) % 3  # some rows count for nothing
+    weighted = online().update(X, Y, weight.double())
+    repeated = online().update(X.repeat_interleave(weight, 0), Y.repeat_interleave(weight, 0))
+    torch.testing.assert_close(weighted.weights, repeated.weights, rtol=0, atol=1e-10)
+    torch.testing.assert_close(weighted.precision, repeated.precision, rtol=1e-10, atol=1e-10)
+
+
+def test_online_features_that_are_not_kept_give_the_same(X, Y):
+    streamed = online(memory_budget=0).update(X, Y)
+    torch.testing.assert_close(streamed.weights, online().update(X, Y).weights)
+
+
+def test_online_before_any_row_is_the_prior(X_new):
+    mean, variance = online(prior_variance=2.0).posterior().mean_and_variance(X_new)
+    torch.testing.assert_close(mean, OFFSET.expand_as(mean))
+    Phi = dense_features(BASIS, X_new)
+    np.testing.assert_allclose(variance[:, 0].numpy(), 2.0 * (Phi**2).sum(1), rtol=1e-6)
+
+
+def test_online_separable_rows_and_a_single_label_stay_finite(X):
+    Y = torch.ones(N, C, dtype=torch.float64)
+    state = online(prior_variance=1e4).update(X, Y).update(100 * X, -Y)
+    mean, variance = state.posterior().mean_and_variance(X)
+    assert bool(mean.isfinite().all()) and bool((variance > 0).all())
+
+
+def test_online_steps_are_halved_where_the_parabola_misleads(X, monkeypatch):
+    """A full Newton step from a surprised prior overshoots: the loss must fall regardless."""
+    state = online(prior_variance=1e4).update(X, torch.ones(N, C, dtype=torch.float64))
+    step, losses = module._Descent._step, []
+
+    def watched(descent):
+        before = float(descent.loss)
+        promised = step(descent)
+        losses.append((before, float(descent.loss)))
+        return promised
+
+    monkeypatch.setattr(module._Descent, "_step", watched)
+    state.update(X, -torch.ones(N, C, dtype=torch.float64))
+    assert len(losses) > 3
+    assert all(after <= before * (1 + 1e-12) for before, after in losses)
+
+
+def test_online_state_pickles_as_arrays_and_goes_on(X, Y):
+    state = online().update(X[:60], Y[:60])
+    stored = pickle.dumps(state)
+    assert b"torch._utils" not in stored  # what a pickled tensor is rebuilt by
+    assert len(stored) < 8 * C * M * (M + 1) + 4000
+    copy = pickle.loads(stored).update(X[60:], Y[60:])
+    assert_same(copy.weights, state.update(X[60:], Y[60:]).weights)
+    assert copy.n_rows_seen == N
+    assert_same(copy.precision, state.precision)
+
+
+def test_online_posterior_is_left_alone_by_later_batches(X, Y, X_new):
+    state = online().update(X[:60], Y[:60])
+    posterior = state.posterior()
+    before = posterior.mean_and_variance(X_new)
+    state.update(X[60:], Y[60:])
+    for moment, later in zip(before, posterior.mean_and_variance(X_new), strict=True):
+        assert_same(moment, later)
+
+
+def test_online_no_rows_change_nothing(X, Y):
+    state = online().update(X, Y)
+    weights = state.weights.clone()
+    assert state.n_rows_seen == N
+    assert_same(state.update(X[:0], Y[:0]).weights, weights)
+
+
+def test_online_error_leaves_the_state_alone(X, Y):
+    state = online().update(X, Y)
+    weights, precision = state.weights.clone(), state.precision.clone()
+    with pytest.raises(FloatingPointError, match="gradient is not finite at Newton step 1"):
+        state.update(torch.full((3, 2), torch.nan), Y[:3])
+    assert_same(state.weights, weights)
+    assert_same(state.precision, precision)
+    assert state.n_rows_seen == N
+
+
+def test_online_warns_when_it_falls_short(X, Y, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_ITER", 2)
+    with pytest.warns(NumericalWarning, match="ended after 2 steps short of the mode"):
+        online().update(X, Y)
+
+
+def test_online_refuses_invalid_input(X, Y):
+    with pytest.raises(ValueError, match="n_problems must be at least 1; got 0"):
+        OnlineLaplace(BASIS, 0, torch.zeros(0), LOGIT)
+    with pytest.raises(ValueError, match="offset must be 2 finite numbers"):
+        OnlineLaplace(BASIS, 2, OFFSET, LOGIT)
+    with pytest.raises(ValueError, match="offset must be 1 finite numbers"):
+        OnlineLaplace(BASIS, 1, torch.tensor([torch.inf]), LOGIT)
+    with pytest.raises(ValueError, match="prior_variance must be positive"):
+        online(prior_variance=0.0)
+    with pytest.raises(ValueError, match=r"Y must have shape \(150, 3\); got \(150, 2\)"):
+        online().update(X, Y[:, :2])
+    with pytest.raises(ValueError, match="row_weight must be finite and not negative"):
+        online().update(X, Y, -torch.ones(N))

@@ -1,0 +1,299 @@
+"""Stochastic gradients on log s: unbiased, sparse, and in bounded memory."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.datasets import make_sinc
+from skgp.inference.relevance.evidence import fit_relevance
+from skgp.inference.relevance.gradients import (
+    SparseBasis,
+    StepOptions,
+    initial_state,
+    iterate,
+    log_precision_gradient,
+    newton_direction,
+)
+from skgp.inference.relevance.stochastic import fit_relevance_stochastic
+from skgp.inference.stochastic.estimators import (
+    constant_loss,
+    diagonal_loss,
+    mean_loss,
+    sample_design,
+)
+from skgp.inference.stochastic.sampling import everything, sample_indices
+from skgp.optim import sample_without_replacement
+from tests.inference.stochastic_problems import z_score
+from tests.reference import relevance as reference
+from tests.same import assert_same
+
+KERNEL = RBF(2.0)
+GRID = torch.linspace(-10, 10, 400, dtype=torch.float64)[:, None]
+TRUTH = torch.sinc(GRID[:, 0] / np.pi)
+SMALL = {"batch_size": 80, "n_support": 80}
+NOISE = 0.3
+
+
+def sinc(n, seed=0):
+    X, y = make_sinc(n_samples=n, random_state=seed)
+    return torch.from_numpy(X), torch.from_numpy(y)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_model(m=12, n=20):
+    """A basis with precisions of several magnitudes, data, and variational parameters."""
+    rng = np.random.default_rng(2)
+    X, y = sinc(n)
+    log_s = torch.from_numpy(rng.normal(scale=2.0, size=m))
+    basis = SparseBasis(KERNEL, X[:m], log_s)
+    mu, c = torch.from_numpy(rng.normal(size=m)), torch.from_numpy(rng.uniform(0.1, 1.0, m))
+    return basis, X, y, mu, c
+
+
+def dense_gradient(basis, X, y, mu, c):
+    Phi = KERNEL(X.numpy(), basis.Z.numpy())
+    args = (array.numpy() for array in (y, mu, c, basis.log_precision))
+    y, mu, c, log_s = args
+    return reference.log_precision_gradient(Phi, y, NOISE, mu, c, log_s)
+
+
+def test_log_precision_gradient_equals_the_dense_one():
+    basis, X, y, mu, c = random_model()
+    gradient = log_precision_gradient(basis.log_precision.exp(), mu, c)
+    np.testing.assert_allclose(gradient, dense_gradient(basis, X, y, mu, c), rtol=1e-5, atol=1e-6)
+
+
+def test_log_precision_gradient_of_samples_is_unbiased(generator):
+    basis, X, y, mu, c = random_model()
+    draws = []
+    for _ in range(1000):
+        i = sample_indices(basis, 5, generator=generator)
+        part = log_precision_gradient(basis.precision_diag(i.indices), mu[i.indices], c[i.indices])
+        draws.append(torch.zeros(12).double().index_add(0, i.indices, i.weight * part).numpy())
+    exact = log_precision_gradient(basis.log_precision.exp(), mu, c).numpy()
+    assert z_score(draws, exact) < 4
+
+
+def estimated_loss(basis, X, y, mu, c, rows, i, j):
+    """The whole of -ELBO by Theorems 1 and 2 and Proposition 2."""
+    n, m = len(X), basis.n_features
+    design = sample_design(basis, X[rows], i, j, n=n)
+    parts = mean_loss(design, y[rows], mu, NOISE).value
+    parts = parts + diagonal_loss(design, c[i.indices], NOISE)[0]
+    log_s = basis.log_precision_diag(i.indices)
+    return 0.5 * (parts + constant_loss(log_s, i, y[rows], NOISE, n=n, m=m))
+
+
+def test_elbo_estimate_is_exact_on_everything():
+    basis, X, y, mu, c = random_model()
+    whole = everything(basis)
+    loss = estimated_loss(basis, X, y, mu, c, torch.arange(20), whole, whole)
+    Phi = KERNEL(X.numpy(), basis.Z.numpy())
+    args = (array.numpy() for array in (mu, c, basis.log_precision))
+    elbo = reference.mean_field_elbo(Phi, y.numpy(), NOISE, *args)
+    np.testing.assert_allclose(float(loss), -elbo, rtol=1e-10)
+
+
+def test_gradient_of_the_elbo_estimate_is_unbiased_in_log_s(generator):
+    basis, X, y, mu, c = random_model()
+    basis.log_precision.requires_grad_()
+    draws = []
+    for _ in range(400):
+        rows = sample_without_replacement(20, 6, generator=generator)
+        i, j = (sample_indices(basis, 5, generator=generator) for _ in range(2))
+        loss = estimated_loss(basis, X, y, mu, c, rows, i, j)
+        draws.append(torch.autograd.grad(loss, basis.log_precision)[0].numpy())
+    basis.log_precision = basis.log_precision.detach()
+    exact = log_precision_gradient(basis.log_precision.exp(), mu, c).numpy()
+    assert z_score(draws, exact) < 4
+
+
+@pytest.mark.parametrize("k", [4, 15])
+def test_newton_direction_solves_its_system(k, rng):
+    root, gradient = (
+        torch.from_numpy(rng.normal(size=(8, k))),
+        torch.from_numpy(rng.normal(size=(k, 2))),
+    )
+    precision = torch.from_numpy(rng.uniform(0.1, 1e3, k))
+    x = newton_direction(root, precision, gradient)
+    residual = root.T @ (root @ x) + precision[:, None] * x - gradient
+    np.testing.assert_allclose(residual, 0, atol=1e-10)
+
+
+def test_sparse_basis_has_a_diagonal_precision():
+    basis, *_ = random_model()
+    rows, columns = torch.tensor([0, 3]), torch.tensor([3, 5, 0])
+    s = basis.log_precision.exp()
+    dense = torch.diag(s)[rows][:, columns]
+    assert_same(basis.precision(rows, columns), dense)
+    assert_same(basis.precision_diag(columns), s[columns])
+    assert_same(basis.log_precision_diag(rows), basis.log_precision[rows])
+
+
+def test_control_sums_follow_the_mean_through_steps_and_pruning(generator):
+    X, y = sinc(300)
+    state = initial_state(KERNEL, X, y, torch.arange(0, 300, 5), None, 80, generator)
+    options = StepOptions(50, 30, lambda iteration: 0.1, 0.3, True)
+    for iteration in range(40):
+        iterate(state, X, y, options, iteration, generator)
+    state.prune(0.3)
+    assert 0 < len(state.rows) < 60
+    iterate(state, X, y, options, 40, generator)
+    B = KERNEL(state.X_support.numpy(), X[state.rows].numpy())
+    np.testing.assert_allclose(state.control.sums, B @ state.mean.numpy(), atol=1e-9)
+    np.testing.assert_allclose(state.mean_squares, (B**2).mean(0), rtol=1e-9)
+    np.testing.assert_allclose(
+        state.determined(), 1 - state.basis.log_precision.exp() * state.std**2, atol=1e-9
+    )
+
+
+def test_steps_settle_at_the_ridge_solution_when_precisions_rest(generator):
+    X, y = sinc(200)
+    state = initial_state(KERNEL, X, y, torch.arange(0, 200, 10), 0.01, 200, generator)
+    options = StepOptions(200, 20, lambda iteration: 1.0, 1e-12, False)
+    for iteration in range(3):
+        iterate(state, X, y, options, iteration, generator)
+    Phi = KERNEL(X.numpy(), X[::10].numpy())
+    s = state.basis.log_precision.exp().numpy()
+    mean, _ = reference.posterior(Phi, y.numpy(), 0.01, np.arange(20), s)
+    np.testing.assert_allclose(state.mean[:, 0], mean, atol=1e-5)
+
+
+FAST = {**SMALL, "candidates": 80, "max_iter": 350, "precision_learning_rate": 0.3}
+
+
+@pytest.mark.parametrize("basis_batch_size", [40, 2000])
+def test_fit_keeps_few_vectors_and_is_accurate(basis_batch_size):
+    fit = fit_relevance_stochastic(
+        KERNEL, *sinc(400), basis_batch_size=basis_batch_size, generator=seeded(), **FAST
+    )
+    assert 5 <= len(fit.indices) <= 15
+    assert error(fit) <= 0.04
+    assert 0.08 < fit.noise_variance**0.5 < 0.12
+
+
+def test_fit_without_polish_prunes_too():
+    fit = fit_relevance_stochastic(KERNEL, *sinc(400), polish=False, generator=seeded(), **FAST)
+    assert 5 <= len(fit.indices) <= 25
+    assert error(fit) <= 0.05
+    assert len(fit.precision) == len(fit.indices)
+    assert np.isnan(fit.log_evidence)
+
+
+def error(fit):
+    """Root mean squared error of the mean to the true function."""
+    return float((fit.posterior.mean(GRID) - TRUTH).square().mean().sqrt())
+
+
+def test_polish_is_the_sequential_fit_on_the_survivors():
+    X, y = sinc(300)
+    options = {**SMALL, "candidates": 60, "max_iter": 60}
+    rough = fit_relevance_stochastic(KERNEL, X, y, polish=False, generator=seeded(), **options)
+    fit = fit_relevance_stochastic(KERNEL, X, y, generator=seeded(), **options)
+    noise = rough.noise_variance
+    again = fit_relevance(KERNEL, X, y, noise_variance=noise, candidates=rough.indices)
+    assert torch.equal(fit.indices, again.indices)
+    assert fit.log_evidence == again.log_evidence
+    assert fit.history == rough.history and fit.n_iter == 60
+
+
+def test_diverging_mean_begins_anew_at_half_the_rate():
+    fit = fit_relevance_stochastic(
+        KERNEL,
+        *sinc(400),
+        candidates=80,
+        learning_rate=5.0,
+        max_iter=60,
+        generator=seeded(),
+        **SMALL,
+    )
+    scale = float(sinc(400)[1].square().mean())
+    assert max(fit.history) < 3 * scale
+    assert fit.history[-1] < 0.3 * scale
+
+
+def test_noise_is_kept_when_not_learned():
+    options = {**SMALL, "noise_variance": 0.05, "learn_noise": False, "max_iter": 20}
+    fit = fit_relevance_stochastic(KERNEL, *sinc(100), generator=seeded(), **options)
+    assert fit.noise_variance == 0.05
+
+
+def test_memory_map_is_read_and_fitted_like_the_array(tmp_path):
+    X, y = sinc(300)
+    for name, values in (("X", X), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", values.numpy())
+    maps = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("X", "y")]
+    options = {**SMALL, "candidates": 50, "max_iter": 30}
+    fit = fit_relevance_stochastic(KERNEL, X, y, generator=seeded(), **options)
+    mapped = fit_relevance_stochastic(KERNEL, *maps, generator=seeded(), **options)
+    assert torch.equal(fit.indices, mapped.indices)
+    np.testing.assert_allclose(fit.log_evidence, mapped.log_evidence, atol=1e-9)
+
+
+def test_fit_is_deterministic_for_a_generator():
+    options = {**SMALL, "candidates": 50, "max_iter": 30, "polish": False}
+    fits = [
+        fit_relevance_stochastic(KERNEL, *sinc(300), generator=seeded(seed), **options)
+        for seed in (1, 1, 2)
+    ]
+    assert fits[0].history == fits[1].history != fits[2].history
+    assert_same(fits[0].precision, fits[1].precision)
+
+
+def test_zero_targets_and_one_row_stay_finite():
+    for X, y in ((torch.zeros(1, 1), torch.ones(1)), (torch.arange(9.0)[:, None], torch.zeros(9))):
+        fit = fit_relevance_stochastic(
+            KERNEL, X.double(), y.double(), max_iter=60, generator=seeded()
+        )
+        mean, variance = fit.posterior.mean_and_variance(X.double())
+        assert bool(torch.isfinite(torch.cat([mean, variance])).all())
+
+
+def test_callback_stops():
+    calls = []
+    fit = fit_relevance_stochastic(
+        KERNEL,
+        *sinc(100),
+        generator=seeded(),
+        callback=lambda iteration, info: calls.append(info) or iteration == 7,
+        **SMALL,
+    )
+    assert len(calls) == fit.n_iter == 7
+    assert [info["loss"] for info in calls] == fit.history
+    assert calls[0]["n_vectors"] == 100
+
+
+def test_mean_field_posterior_pickles_small():
+    options = {**SMALL, "candidates": 50, "max_iter": 30, "polish": False}
+    fit = fit_relevance_stochastic(KERNEL, *sinc(300), generator=seeded(), **options)
+    stored = pickle.dumps(fit.posterior)
+    assert len(stored) < 6000
+    again = pickle.loads(stored)
+    for values in zip(
+        again.mean_and_variance(GRID), fit.posterior.mean_and_variance(GRID), strict=True
+    ):
+        assert_same(*values)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"noise_variance": -1.0}, "noise_variance"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"n_support": 0}, "n_support"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"precision_learning_rate": 0.0}, "precision_learning_rate"),
+        ({"basis_batch_size": 0}, "basis_batch_size"),
+        ({"max_iter": 0}, "max_iter"),
+        ({"prune": 1.0}, "prune"),
+    ],
+)
+def test_bad_options_are_named(options, match):
+    with pytest.raises(ValueError, match=match):
+        fit_relevance_stochastic(KERNEL, *sinc(30), generator=seeded(), **options)

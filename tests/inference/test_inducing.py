@@ -1,0 +1,93 @@
+"""Greedy choice of rows against the pivoted Cholesky decomposition of a dense matrix."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
+
+from skgp.inference import inducing
+from skgp.inference.inducing import greedy_variance
+
+KERNELS = [1.7 * RBF([0.5, 0.8]), Matern(0.7, nu=1.5), DotProduct(0.3) * RBF(1.0)]
+
+
+@pytest.fixture
+def X(rng):
+    return torch.tensor(rng.uniform(-2, 2, (200, 2)))
+
+
+def pivots(K, n_points):
+    """Row by row the greatest diagonal of the Schur complement."""
+    K, chosen = K.copy(), []
+    for _ in range(n_points):
+        pivot = int(np.argmax(np.diag(K)))
+        K -= np.outer(K[:, pivot], K[pivot]) / K[pivot, pivot]
+        chosen.append(pivot)
+    return chosen
+
+
+def unexplained(kernel, X, rows):
+    """Trace of the covariance that the rows leave."""
+    K = kernel(X.numpy())
+    cross, left = K[:, rows], K[np.ix_(rows, rows)]
+    return np.trace(K) - np.sum(cross * np.linalg.solve(left, cross.T).T)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=["rbf", "matern", "product"])
+def test_greedy_variance_pivots_as_the_dense_cholesky_decomposition(X, kernel):
+    found = greedy_variance(kernel, X, 25)
+    assert found.tolist() == pivots(kernel(X.numpy()), 25)
+    assert found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("n_points", [40, 60])
+@pytest.mark.parametrize("kernel", KERNELS[:2], ids=["rbf", "matern"])
+def test_greedy_variance_explains_more_than_rows_at_random(X, kernel, n_points, rng):
+    """Where the points nearly cover the rows; a few would all be at the border."""
+    found = unexplained(kernel, X, greedy_variance(kernel, X, n_points).numpy())
+    chance = [unexplained(kernel, X, rng.permutation(200)[:n_points]) for _ in range(10)]
+    assert found < 0.8 * np.mean(chance) and found < min(chance)
+
+
+def test_greedy_variance_of_few_distinct_rows_is_those_rows(X):
+    rows = X[:6].repeat(5, 1)
+    found = greedy_variance(RBF(0.5), rows, 20)
+    assert len(found) == 6
+    assert len(torch.unique(rows[found], dim=0)) == 6
+
+
+@pytest.mark.parametrize("n_points", [200, 250])
+def test_greedy_variance_takes_each_row_at_most_once(X, n_points):
+    found = greedy_variance(RBF(1.0), X, n_points)
+    assert len(found) <= 200 and len(found.unique()) == len(found)
+    assert len(greedy_variance(Matern(0.1, nu=0.5), X, n_points)) == 200
+
+
+def test_greedy_variance_of_a_constant_kernel_is_one_row(X):
+    assert greedy_variance(ConstantKernel(3.0), X, 10).tolist() == [0]
+
+
+def test_greedy_variance_passes_over_rows_without_variance():
+    X = torch.tensor([[0.0], [2.0], [0.0], [-1.0]], dtype=torch.float64)
+    assert greedy_variance(DotProduct(0.0), X, 3).tolist() == [1]
+
+
+def test_greedy_variance_evaluates_the_columns_chosen_alone(X, monkeypatch):
+    shapes = []
+    before = inducing.gram
+
+    def watched(kernel, rows, others):
+        shapes.append(tuple(rows.shape))
+        return before(kernel, rows, others)
+
+    monkeypatch.setattr(inducing, "gram", watched)
+    greedy_variance(RBF(0.5), X, 7)
+    assert shapes == [(1, 2)] * 7
+
+
+def test_greedy_variance_works_in_either_precision(X, dtype):
+    """Ties may be broken otherwise: what is left counts."""
+    found = greedy_variance(RBF(0.5), X.to(dtype), 40)
+    assert found.dtype == torch.int64 and len(found.unique()) == 40
+    expected = unexplained(RBF(0.5), X, pivots(RBF(0.5)(X.numpy()), 40))
+    assert unexplained(RBF(0.5), X, found.numpy()) == pytest.approx(expected, rel=0.1)

@@ -1,0 +1,256 @@
+"""Block Gauss-Seidel against the closed form, and its bookkeeping."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.inference.weights import gauss_seidel as gauss_seidel_module
+from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.gauss_seidel import gauss_seidel
+from skgp.kernels.spectral import FourierFeatures
+from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.exceptions import NumericalWarning
+from tests.reference import weights as reference
+from tests.same import assert_same
+
+N, M, NOISE = 50, 44, 0.2
+BASIS = FourierFeatures(RBF(1.0), M, 2, seed=5, block_size=4)
+WIDTH = BASIS.block_features
+
+
+@pytest.fixture
+def problem(rng):
+    """X, weights, targets (n, 3) scaled by the root weights, and the dense solution."""
+    X = torch.from_numpy(rng.standard_normal((N, 2)))
+    weight = torch.from_numpy(rng.uniform(0.5, 2.0, N))
+    targets = rng.standard_normal((N, 3))
+    Phi = reference.dense_features(BASIS, X) * np.sqrt(weight.numpy())[:, None]
+    return X, weight, torch.from_numpy(targets), reference.ridge(Phi, targets, NOISE)
+
+
+def relative_error(solution, expected):
+    return np.linalg.norm(solution.numpy() - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("block_size", [1, 2 * WIDTH, 10**4], ids=["basis", "joined", "whole"])
+@pytest.mark.parametrize("n_directions", [0, 4])
+@pytest.mark.parametrize("order", ["cyclic", "random"])
+def test_gauss_seidel_converges_to_the_closed_form(
+    problem, generator, block_size, n_directions, order
+):
+    X, weight, targets, expected = problem
+    result = gauss_seidel(
+        StreamedDesign(BASIS, X, sample_weight=weight),
+        targets,
+        NOISE,
+        block_size=block_size,
+        n_directions=n_directions,
+        generator=generator if order == "random" else None,
+        tol=1e-11,
+        max_iter=3000,
+    )
+    assert result.converged
+    assert relative_error(result.solution, expected) < 1e-9
+
+
+@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH, 10**9])
+def test_gauss_seidel_does_not_depend_on_what_is_kept(problem, budget):
+    X, weight, targets, expected = problem
+    design = StreamedDesign(BASIS, X, sample_weight=weight, memory_budget=budget)
+    result = gauss_seidel(
+        design, targets, NOISE, memory_budget=budget, block_size=2 * WIDTH, tol=1e-11, max_iter=3000
+    )
+    assert relative_error(result.solution, expected) < 1e-9
+
+
+@pytest.mark.parametrize(("n_kept", "n_factors"), [(0, 18), (2, 14), (6, 6)])
+def test_gauss_seidel_keeps_as_many_factors_as_the_budget_allows(
+    problem, monkeypatch, n_kept, n_factors
+):
+    sizes = []
+
+    def counting(A):
+        sizes.append(len(A))
+        return jittered_cholesky(A)
+
+    monkeypatch.setattr(gauss_seidel_module, "jittered_cholesky", counting)
+    gauss_seidel(
+        StreamedDesign(BASIS, problem[0]),
+        problem[2],
+        NOISE,
+        block_size=WIDTH,
+        memory_budget=n_kept * 8 * WIDTH**2,
+        callback=lambda iteration, info: iteration == 18,  # three sweeps over six blocks
+    )
+    assert len(sizes) == n_factors
+
+
+@pytest.mark.parametrize("block_size", [2 * WIDTH, 10**4])
+def test_gauss_seidel_solves_blocks_wider_than_n_in_the_dual(problem, block_size):
+    X, weight, targets, _ = problem
+    X, weight, targets = X[:10], weight[:10], targets[:10]
+    Phi = reference.dense_features(BASIS, X) * np.sqrt(weight.numpy())[:, None]
+    result = gauss_seidel(
+        StreamedDesign(BASIS, X, sample_weight=weight),
+        targets,
+        NOISE,
+        block_size=block_size,
+        tol=1e-11,
+        max_iter=3000,
+    )
+    expected = reference.ridge(Phi, targets.numpy(), NOISE)
+    assert relative_error(result.solution, expected) < 1e-9
+
+
+def test_gauss_seidel_with_one_block_needs_two_sweeps(problem):
+    X, _, targets, _ = problem
+    result = gauss_seidel(StreamedDesign(BASIS, X), targets, NOISE, block_size=M, tol=1e-10)
+    assert result.n_iter == 2  # the second one only sees that the gradient is 0
+
+
+def test_gauss_seidel_misfit_is_the_residual_of_the_solution(problem):
+    X, weight, targets, _ = problem
+    design = StreamedDesign(BASIS, X, sample_weight=weight)
+    with pytest.warns(NumericalWarning, match="max_iter=3"):
+        result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, max_iter=3, tol=1e-14)
+    torch.testing.assert_close(result.misfit, targets - design.matmul(result.solution))
+    assert not result.converged
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_gauss_seidel_misfit_does_not_drift_over_many_sweeps(problem, dtype, limit):
+    X, _, targets, _ = problem
+    design = StreamedDesign(BASIS, X, dtype=dtype)
+    with pytest.warns(NumericalWarning, match="max_iter=300"):
+        result = gauss_seidel(design, targets, 1e-3, block_size=WIDTH, tol=0, max_iter=300)
+    misfit = targets - StreamedDesign(BASIS, X).matmul(result.solution)
+    assert float((result.misfit - misfit).abs().max()) < limit
+
+
+def test_gauss_seidel_loss_falls_with_every_block(problem):
+    losses = []
+
+    def record(iteration, info):
+        losses.append(info["loss"])
+        return len(losses) == 60
+
+    gauss_seidel(
+        StreamedDesign(BASIS, problem[0]), problem[2], NOISE, block_size=WIDTH, callback=record
+    )
+    assert len(losses) == 60
+    assert np.diff(losses).max() <= 1e-12 * losses[0]
+
+
+def test_gauss_seidel_acceleration_saves_sweeps(problem):
+    X, _, targets, _ = problem
+    sweeps = [
+        gauss_seidel(
+            StreamedDesign(BASIS, X),
+            targets,
+            0.05,
+            block_size=WIDTH,
+            n_directions=n_directions,
+            generator=torch.Generator().manual_seed(0),
+            tol=1e-5,
+            max_iter=5000,
+        ).n_iter
+        for n_directions in (0, 4)
+    ]
+    assert sweeps[1] < sweeps[0] / 7
+
+
+def test_gauss_seidel_callback_stops_and_keeps_the_state(problem):
+    X, _, targets, _ = problem
+    design, seen = StreamedDesign(BASIS, X), []
+
+    def stop(iteration, info):
+        seen.append((iteration, info["sweep"]))
+        return iteration == 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a stop that was asked for is no cause for a warning
+        result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, callback=stop)
+    assert seen == [(1, 1), (2, 1)]
+    assert not result.converged and result.n_iter == 1
+    assert result.solution[: 2 * WIDTH].abs().min() > 0
+    assert result.solution[2 * WIDTH :].abs().max() == 0
+    torch.testing.assert_close(result.misfit, targets - design.matmul(result.solution))
+
+
+def test_gauss_seidel_residual_is_the_relative_gradient(problem):
+    X, _, targets, _ = problem
+    design = StreamedDesign(BASIS, X)
+    result = gauss_seidel(design, targets, NOISE, block_size=M, callback=lambda i, info: True)
+    torch.testing.assert_close(result.residual, torch.ones(3, dtype=torch.float64))
+    tight = gauss_seidel(design, targets, NOISE, block_size=WIDTH, tol=1e-4)
+    gradient = design.rmatmul(tight.misfit) - NOISE * tight.solution
+    relative = gradient.norm(dim=0) / design.rmatmul(targets).norm(dim=0)
+    assert bool((tight.residual <= 1e-4).all()) and bool((relative <= 3e-4).all())
+
+
+def test_gauss_seidel_starts_from_initial(problem):
+    X, _, targets, _ = problem
+    design = StreamedDesign(BASIS, X)
+    exact = torch.from_numpy(
+        reference.ridge(reference.dense_features(BASIS, X), targets.numpy(), NOISE)
+    )
+    result = gauss_seidel(design, targets, NOISE, initial=exact, block_size=WIDTH, tol=1e-9)
+    assert result.n_iter == 1
+    torch.testing.assert_close(result.solution, exact)
+
+
+def test_gauss_seidel_leaves_its_inputs_alone(problem):
+    X, _, targets, _ = problem
+    before = targets.clone()
+    initial = torch.zeros(M, 3, dtype=torch.float64)
+    gauss_seidel(StreamedDesign(BASIS, X), targets, NOISE, initial=initial, block_size=M)
+    assert torch.equal(targets, before)
+    assert initial.abs().max() == 0
+
+
+def test_gauss_seidel_of_zero_targets_is_zero(problem):
+    X, _, targets, _ = problem
+    result = gauss_seidel(StreamedDesign(BASIS, X), torch.zeros_like(targets), NOISE)
+    assert result.converged
+    assert result.solution.abs().max() == 0
+
+
+def test_gauss_seidel_float32_features_reach_their_accuracy(problem):
+    X, weight, targets, expected = problem
+    design = StreamedDesign(BASIS, X, sample_weight=weight, dtype=torch.float32)
+    result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, tol=1e-5, max_iter=3000)
+    assert result.converged
+    assert relative_error(result.solution, expected) < 1e-3
+
+
+def test_gauss_seidel_order_follows_the_generator(problem):
+    X, _, targets, _ = problem
+
+    def run(seed):
+        return gauss_seidel(
+            StreamedDesign(BASIS, X),
+            targets,
+            NOISE,
+            block_size=WIDTH,
+            generator=torch.Generator().manual_seed(seed),
+            callback=lambda iteration, info: iteration == 2,
+        ).solution
+
+    assert_same(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+
+
+def test_gauss_seidel_refuses_invalid_input(problem):
+    X, _, targets, _ = problem
+    design = StreamedDesign(BASIS, X)
+    with pytest.raises(ValueError, match=r"targets must have shape \(50, k\); got \(50,\)"):
+        gauss_seidel(design, targets[:, 0], NOISE)
+    with pytest.raises(ValueError, match="noise_variance must be positive; got 0.0"):
+        gauss_seidel(design, targets, 0.0)
+    with pytest.raises(ValueError, match=r"initial must have shape \(44, 3\)"):
+        gauss_seidel(design, targets, NOISE, initial=targets)
+    with pytest.raises(ValueError, match="block_size must be at least 1; got 0"):
+        gauss_seidel(design, targets, NOISE, block_size=0)

@@ -1,0 +1,338 @@
+"""Robust regression against dense NumPy bounds, quadrature, L-BFGS and outliers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import erf
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skgp.data import Replicates
+from skgp.inference.weights.evidence import refit_noise
+from skgp.inference.weights.robust import fit_robust
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import gram_posterior
+from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.learning.robust import (
+    robust_hyperparameters,
+    robust_location_scale,
+)
+from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.likelihoods import Laplace
+
+KERNEL = RBF([0.8, 1.2])
+
+
+class MatrixBasis:
+    """A basis whose features are the rows of a matrix, looked up by number."""
+
+    n_blocks = 1
+
+    def __init__(self, Phi):
+        self.Phi, self.n_features = Phi, Phi.shape[1]
+
+    def block_slice(self, block):
+        return slice(0, self.n_features)
+
+    def features(self, X, block):
+        return self.Phi[X[:, 0].long()].to(X)
+
+
+def _problem(rng, n=20, m=8):
+    """Features as a matrix, targets with heavy tails; X are row numbers."""
+    Phi = rng.standard_normal((n, m)) / np.sqrt(m)
+    y = Phi @ rng.standard_normal(m) + 0.3 * rng.laplace(size=n)
+    y[0] += 15.0
+    return MatrixBasis(torch.tensor(Phi)), Phi, torch.arange(n, dtype=torch.float64)[:, None], y
+
+
+def _surface(rng, n, *, share_wrong=0.0):
+    """A smooth function of two inputs with noise .1, and gross errors in a share of the rows."""
+    X = rng.uniform(-2, 2, (n, 2))
+    f = np.sin(2 * X[:, 0]) * np.cos(X[:, 1])
+    y = f + 0.1 * rng.standard_normal(n)
+    wrong = rng.permutation(n)[: round(share_wrong * n)]
+    y[wrong] += rng.choice([-1, 1], len(wrong)) * rng.uniform(3, 14, len(wrong))
+    return torch.tensor(X), torch.tensor(y), torch.tensor(f)
+
+
+def _dense_elbo(Phi, y, mean, factor, scale):
+    """The bound of N(mean, factor factor') in NumPy, by the folded normal."""
+    m = Phi @ mean
+    s = np.sqrt(((Phi @ factor) ** 2).sum(1))
+    r = y - m
+    absolute = s * np.sqrt(2 / np.pi) * np.exp(-0.5 * (r / s) ** 2) + r * erf(r / s / np.sqrt(2))
+    trace, log_det = (factor**2).sum(), np.linalg.slogdet(factor)[1]
+    divergence = 0.5 * (trace + mean @ mean - len(mean)) - log_det
+    return -len(y) * np.log(2 * scale) - absolute.sum() / scale - divergence
+
+
+def _dense_optimum(Phi, y, scale, start):
+    """Maximum of the bound over the mean and a lower triangular factor, by L-BFGS."""
+    m = Phi.shape[1]
+    lower = np.tril_indices(m)
+    Phi_t, y_t = torch.tensor(Phi), torch.tensor(y)
+
+    def objective(parameters):
+        leaf = torch.tensor(parameters, requires_grad=True)
+        factor = torch.zeros(m, m, dtype=torch.float64).index_put(
+            tuple(map(torch.tensor, lower)), leaf[m:]
+        )
+        var = (Phi_t @ factor).square().sum(1)
+        expected = Laplace(scale).expected_log_prob(y_t, Phi_t @ leaf[:m], var).sum()
+        divergence = 0.5 * (factor.square().sum() + leaf[:m].square().sum() - m)
+        divergence = divergence - factor.diagonal().abs().log().sum()
+        loss = divergence - expected
+        loss.backward()
+        return loss.item(), leaf.grad.numpy()
+
+    found = minimize(
+        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15}
+    )
+    factor = np.zeros((m, m))
+    factor[lower] = found.x[m:]
+    return found.x[:m], factor, -found.fun
+
+
+def test_fit_robust_reports_the_dense_elbo(rng):
+    basis, Phi, X, y = _problem(rng)
+    for max_iter in (1, 3, 30):
+        fit = fit_robust(basis, X, torch.tensor(y), max_iter=max_iter, tol=0.0)
+        mean, root = fit.posterior.mean_weights.numpy(), fit.posterior.root.numpy()
+        expected = _dense_elbo(Phi, y, mean, root, fit.scale)
+        assert fit.elbo == pytest.approx(expected, rel=1e-12)
+
+
+def test_fit_robust_finds_the_optimum_of_the_bound(rng):
+    basis, Phi, X, y = _problem(rng)
+    fit = fit_robust(basis, X, torch.tensor(y), scale=0.4, learn_scale=False, tol=0.0, max_iter=400)
+    m = Phi.shape[1]
+    start = np.concatenate([np.zeros(m), np.eye(m)[np.tril_indices(m)]])
+    mean, factor, elbo = _dense_optimum(Phi, y, 0.4, start)
+    assert fit.scale == 0.4
+    assert fit.elbo == pytest.approx(elbo, abs=1e-6) and fit.elbo > elbo - 1e-9
+    np.testing.assert_allclose(fit.posterior.mean_weights, mean, atol=1e-4)
+    covariance = fit.posterior.root @ fit.posterior.root.mT
+    np.testing.assert_allclose(covariance, factor @ factor.T, atol=1e-4)
+
+
+def test_fit_robust_learns_the_scale_that_maximises_the_bound(rng):
+    basis, _, X, y = _problem(rng)
+    free = fit_robust(basis, X, torch.tensor(y), tol=0.0, max_iter=200)
+    for factor in (0.98, 1.02):
+        scale = free.scale * factor
+        kept = fit_robust(
+            basis, X, torch.tensor(y), scale=scale, learn_scale=False, tol=0.0, max_iter=200
+        )
+        assert kept.scale == scale and kept.elbo < free.elbo
+
+
+def test_fit_robust_bound_rises_once_it_follows_natural_gradients(rng):
+    basis, _, X, y = _problem(rng, n=60, m=30)
+    for scale in (1e-3, None, 30.0):
+        fit = fit_robust(basis, X, torch.tensor(y), scale=scale, tol=0.0, max_iter=100)
+        assert all(np.diff(fit.history[4:]) >= 0)
+        assert fit.history[-1] == fit.elbo and fit.converged
+
+
+def test_fit_robust_sites_make_the_posterior(rng):
+    basis, Phi, X, y = _problem(rng)
+    fit = fit_robust(basis, X, torch.tensor(y))
+    precision = np.eye(8) + Phi.T @ (fit.site_precision.numpy()[:, None] * Phi)
+    mean = np.linalg.solve(precision, Phi.T @ fit.site_moment.numpy())
+    np.testing.assert_allclose(fit.posterior.mean_weights, mean, atol=1e-10)
+    # The outlier pulls with a force of 1 / b: its precision is nothing beside the others'.
+    assert float(fit.site_precision[0]) < 1e-6 * float(fit.site_precision.median())
+    assert float(fit.site_moment[0]) == pytest.approx(1 / fit.scale, rel=0.05)
+    np.testing.assert_allclose(fit.pseudo_target[1:] * fit.site_precision[1:], fit.site_moment[1:])
+
+
+def test_fit_robust_weight_two_equals_a_doubled_row(rng):
+    basis, Phi, X, y = _problem(rng)
+    weight = torch.ones(20, dtype=torch.float64)
+    weight[:7] = 2.0
+    weighted = fit_robust(basis, X, torch.tensor(y), sample_weight=weight, tol=1e-12)
+    rows = torch.cat([torch.arange(20), torch.arange(7)])
+    start = 0.5 * float((torch.tensor(y) - torch.tensor(y).median()).abs().mean())
+    doubled = fit_robust(basis, X[rows], torch.tensor(y)[rows], scale=start, tol=1e-12)
+    assert weighted.elbo == pytest.approx(doubled.elbo, rel=1e-9)
+    assert weighted.scale == pytest.approx(doubled.scale, rel=1e-6)
+    torch.testing.assert_close(
+        weighted.posterior.mean_weights, doubled.posterior.mean_weights, rtol=0, atol=1e-6
+    )
+
+
+def test_fit_robust_does_not_depend_on_tiles_or_precision(rng, monkeypatch):
+    X, y, _ = _surface(rng, 300, share_wrong=0.05)
+    basis = WhitenedInducingBasis(KERNEL, X[:40], block_size=16)
+    whole = fit_robust(basis, X, y)
+    monkeypatch.setattr("skgp.inference.weights.robust._TILE_BYTES", 40 * 8 * 7)
+    monkeypatch.setattr("skgp.inference.weights.robust.GRAM_TILE", 16)
+    tiled = fit_robust(basis, X, y, memory_budget=0)
+    torch.testing.assert_close(
+        tiled.posterior.mean_weights, whole.posterior.mean_weights, rtol=0, atol=1e-9
+    )
+    single = fit_robust(basis, X, y, dtype=torch.float32)
+    assert single.elbo == pytest.approx(whole.elbo, abs=0.05)
+    torch.testing.assert_close(single.posterior.mean(X), whole.posterior.mean(X), rtol=0, atol=2e-3)
+
+
+def _gaussian_mean(basis, X, y, X_new):
+    statistics = StreamingGram(basis).update(X, y)
+    fit = refit_noise(statistics, 0.1)
+    return gram_posterior(statistics, fit.noise_variance, fit.prior_variance).mean(X_new)
+
+
+def _rmse(a, b):
+    return float((a - b).square().mean().sqrt())
+
+
+def test_fit_robust_beats_the_gaussian_likelihood_with_outliers(rng):
+    X, y, f = _surface(rng, 400, share_wrong=0.05)
+    X_new, _, f_new = _surface(rng, 300)
+    basis = WhitenedInducingBasis(KERNEL, X[:100])
+    robust = fit_robust(basis, X, y)
+    wrong = (y - f).abs() > 1
+    assert _rmse(robust.posterior.mean(X_new), f_new) < 0.08
+    assert _rmse(_gaussian_mean(basis, X, y, X_new), f_new) > 0.2
+    assert robust.site_precision[wrong].max() < 1e-3 * robust.site_precision[~wrong].max()
+
+
+def test_fit_robust_costs_little_on_clean_gaussian_data(rng):
+    X, y, _ = _surface(rng, 400)
+    X_new, _, f_new = _surface(rng, 300)
+    basis = WhitenedInducingBasis(KERNEL, X[:100])
+    robust = fit_robust(basis, X, y)
+    gaussian = _rmse(_gaussian_mean(basis, X, y, X_new), f_new)
+    assert _rmse(robust.posterior.mean(X_new), f_new) < 1.4 * gaussian
+    # E|e| of N(0, .1^2) noise, and the standard deviation that Laplace noise of this scale has.
+    assert robust.scale == pytest.approx(0.1 * math.sqrt(2 / math.pi), rel=0.15)
+    assert robust.posterior.noise_variance == 2 * robust.scale**2
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_fit_robust_survives_constant_targets_and_duplicated_rows(rng, value):
+    X, y, _ = _surface(rng, 60)
+    basis = WhitenedInducingBasis(KERNEL, X[:20])
+    for targets in (torch.full_like(y, value), y):
+        fit = fit_robust(basis, X[:20].repeat(3, 1), targets)
+        assert math.isfinite(fit.elbo) and fit.scale > 0
+        assert fit.posterior.mean_weights.isfinite().all()
+        assert all(moment.isfinite().all() for moment in fit.posterior.mean_and_variance(X))
+
+
+def test_fit_robust_callback_stops_with_the_state_reached(rng):
+    basis, _, X, y = _problem(rng)
+    seen = []
+
+    def callback(iteration, info):
+        seen.append((iteration, info["loss"], info["scale"]))
+        return iteration == 3
+
+    fit = fit_robust(basis, X, torch.tensor(y), callback=callback)
+    assert [entry[0] for entry in seen] == [1, 2, 3] and not fit.converged
+    assert fit.elbo == pytest.approx(-20 * seen[-1][1]) and fit.scale == seen[-1][2]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"scale": 0.0}, "scale must be positive"),
+        ({"scale": math.nan}, "scale must be positive"),
+        ({"max_iter": 0}, "max_iter must be at least 1"),
+        ({"y": torch.zeros(3)}, r"y must have shape \(20,\)"),
+        ({"y": torch.full((20,), math.nan)}, "NaN or inf"),
+        ({"sample_weight": torch.zeros(20)}, "sample_weight must be positive"),
+    ],
+)
+def test_fit_robust_refuses_bad_arguments(rng, changes, message):
+    basis, _, X, y = _problem(rng)
+    with pytest.raises(ValueError, match=message):
+        fit_robust(**({"basis": basis, "X": X, "y": torch.tensor(y)} | changes))
+
+
+# ------------------------------------------------------------------------- hyper-parameters
+
+NOISY = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([3.0, 3.0]) + WhiteKernel(0.1, (1e-5, 10.0))
+SHORT = SearchSettings(subset_size=150, dense_max_iter=30, n_neighbors=24, n_steps=20)
+
+
+def test_robust_hyperparameters_are_those_of_clean_data(rng):
+    X, y, f = _surface(rng, 300, share_wrong=0.06)
+    clean = Replicates(X, f + 0.1 * torch.tensor(rng.standard_normal(300)))
+
+    def generator():
+        return torch.Generator().manual_seed(1)
+
+    best = fit_hyperparameters([NOISY], clean, generator=generator(), settings=SHORT).kernel
+    misled = fit_hyperparameters(
+        [NOISY], Replicates(X, y), generator=generator(), settings=SHORT
+    ).kernel
+    robust, scale = robust_hyperparameters(
+        [NOISY], Replicates(X, y), generator=generator(), settings=SHORT
+    )
+    assert robust.kernel.k2.noise_level == pytest.approx(best.k2.noise_level, rel=0.5)
+    assert misled.k2.noise_level > 20 * best.k2.noise_level
+    np.testing.assert_allclose(robust.kernel.theta[1:3], best.theta[1:3], atol=0.5)
+    assert 0.1 < scale < 1.5  # 6% of errors of 8.5 on average, and noise of .1
+
+
+def test_robust_location_scale_are_those_of_the_clean_rows(rng):
+    y = 4.0 + 2.0 * torch.tensor(rng.standard_normal(500))
+    expected = (float(y.mean()), float(y.std(correction=0)))
+    assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
+    y[:40] += 100.0
+    clean = y[40:]
+    expected = (float(clean.mean()), float(clean.std(correction=0)))
+    assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
+    for value in (0.0, 0.1):
+        assert robust_location_scale(torch.full_like(y, value)) == (pytest.approx(value), 1.0)
+
+
+def test_robust_hyperparameters_of_clean_data_change_little(rng):
+    X, y, _ = _surface(rng, 300)
+    generator = torch.Generator().manual_seed(1)
+    fit, scale = robust_hyperparameters(
+        [NOISY], Replicates(X, y), generator=generator, settings=SHORT
+    )
+    assert fit.kernel.k2.noise_level == pytest.approx(0.01, rel=0.4)
+    assert scale == pytest.approx(0.1 * math.sqrt(2 / math.pi), rel=0.4)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_robust_hyperparameters_survive_constant_targets_and_duplicates(rng, constant):
+    X, y, _ = _surface(rng, 60)
+    data = Replicates(X[:20].repeat(3, 1), torch.zeros_like(y) if constant else y)
+    generator = torch.Generator().manual_seed(1)
+    fit, scale = robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)
+    assert np.isfinite(fit.kernel.theta).all() and math.isfinite(scale)
+
+
+def test_robust_hyperparameters_weights_multiply_the_outliers(rng):
+    X, y, _ = _surface(rng, 120, share_wrong=0.05)
+    one = torch.ones_like(y)
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    plain, weighted = (
+        robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)[0]
+        for data, generator in zip(
+            (Replicates(X, y), Replicates(X, y, one, 0 * one)), generators, strict=True
+        )
+    )
+    np.testing.assert_allclose(plain.kernel.theta, weighted.kernel.theta, atol=1e-8)
+
+
+def test_robust_hyperparameters_callback_ends_both_searches(rng):
+    X, y, _ = _surface(rng, 60, share_wrong=0.05)
+    calls = []
+
+    def callback(step, info):
+        calls.append(step)
+        return step == 2
+
+    generator = torch.Generator().manual_seed(1)
+    fit, _ = robust_hyperparameters(
+        [NOISY], Replicates(X, y), generator=generator, settings=SHORT, callback=callback
+    )
+    assert calls == [1, 2] and np.isfinite(fit.kernel.theta).all()

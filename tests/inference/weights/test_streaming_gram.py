@@ -1,0 +1,188 @@
+"""Streamed sufficient statistics and their evidence against dense NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.inference.weights import design as design_module
+from skgp.inference.weights import streaming_gram as streaming_gram_module
+from skgp.inference.weights.evidence import log_marginal_likelihood, refit_noise
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.kernels.spectral import FourierFeatures
+from tests.reference import weights as reference
+
+N, M = 60, 22
+BASIS = FourierFeatures(RBF(1.0), M, 2, seed=3, block_size=4)
+
+
+@pytest.fixture
+def data(rng):
+    """X, y and weights as tensors; y lies in the model, off its amplitude."""
+    X = torch.from_numpy(rng.standard_normal((N, 2)))
+    f = reference.dense_features(BASIS, X) @ rng.standard_normal(M)
+    y = torch.from_numpy(1.7 * f + 0.3 * rng.standard_normal(N))
+    return X, y, torch.from_numpy(rng.uniform(0.3, 3.0, N))
+
+
+def filled(data, weighted=True, **options):
+    X, y, weight = data
+    return StreamingGram(BASIS, **options).update(X, y, weight if weighted else None)
+
+
+@pytest.mark.parametrize("tile", [5, 512])
+@pytest.mark.parametrize("budget", [1, 8 * M * 7, 10**9])
+def test_streaming_gram_equals_dense_sums(data, monkeypatch, tile, budget):
+    monkeypatch.setattr(design_module, "GRAM_TILE", tile)
+    monkeypatch.setattr(streaming_gram_module, "GRAM_TILE", tile)
+    X, y, weight = (tensor.numpy() for tensor in data)
+    Phi = reference.dense_features(BASIS, data[0])
+    stats = filled(data, memory_budget=budget)
+    np.testing.assert_allclose(stats.gram.numpy(), Phi.T @ (weight[:, None] * Phi), atol=1e-12)
+    np.testing.assert_allclose(stats.moment.numpy(), Phi.T @ (weight * y), atol=1e-12)
+    np.testing.assert_allclose(stats.feature_sum.numpy(), Phi.T @ weight, atol=1e-12)
+    sums = [stats.sum_weight, stats.sum_target, stats.sum_square, stats.sum_log_weight]
+    expected = [weight.sum(), weight @ y, weight @ y**2, np.log(weight).sum()]
+    np.testing.assert_allclose(sums, expected, rtol=1e-13)
+    assert stats.n_rows == N
+
+
+def test_streaming_gram_update_is_exact_over_any_split(data):
+    X, y, weight = data
+    whole, parts = filled(data), StreamingGram(BASIS)
+    for rows in (slice(0, 1), slice(1, 40), slice(40, N)):
+        parts.update(X[rows], y[rows], weight[rows])
+    for name, value in vars(whole).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(parts, name), value, rtol=1e-12, atol=1e-12)
+        elif isinstance(value, float):
+            assert math.isclose(getattr(parts, name), value, rel_tol=1e-12), name
+
+
+def test_streaming_gram_without_weights_is_weights_of_one(data):
+    X, y, _ = data
+    ones = StreamingGram(BASIS).update(X, y, torch.ones(N))
+    torch.testing.assert_close(filled(data, weighted=False).gram, ones.gram)
+    assert filled(data, weighted=False).sum_log_weight == 0.0
+
+
+def test_streaming_gram_integer_weights_repeat_rows(data):
+    X, y, _ = data
+    repeats = torch.arange(N) % 3 + 1
+    weighted = StreamingGram(BASIS).update(X, y, repeats.double())
+    repeated = StreamingGram(BASIS).update(
+        X.repeat_interleave(repeats, 0), y.repeat_interleave(repeats)
+    )
+    torch.testing.assert_close(weighted.gram, repeated.gram, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weighted.moment, repeated.moment, rtol=1e-12, atol=1e-12)
+
+
+def test_streaming_gram_float32_features_sum_in_float64(data, monkeypatch):
+    monkeypatch.setattr(streaming_gram_module, "_MAX_ROWS_FLOAT32", 8)
+    stats = filled(data, dtype=torch.float32)
+    assert stats.gram.dtype == torch.float64
+    torch.testing.assert_close(stats.gram, filled(data).gram, rtol=0, atol=1e-5)
+
+
+def test_streaming_gram_standardised_equals_standardising_first(data):
+    X, y, weight = data
+    shifted = filled(data).standardised(0.7, 1.9)
+    first = StreamingGram(BASIS).update(X, (y - 0.7) / 1.9, weight)
+    torch.testing.assert_close(shifted.moment, first.moment, rtol=1e-11, atol=1e-12)
+    assert math.isclose(shifted.sum_target, first.sum_target, rel_tol=1e-11)
+    assert math.isclose(shifted.sum_square, first.sum_square, rel_tol=1e-11)
+
+
+def test_streaming_gram_refuses_targets_of_another_length(data):
+    X, y, _ = data
+    with pytest.raises(ValueError, match=r"y must have shape \(60,\); got \(59,\)"):
+        StreamingGram(BASIS).update(X, y[1:])
+
+
+@pytest.mark.parametrize(("noise", "amplitude"), [(0.09, 1.0), (0.4, 2.5), (1e-4, 0.1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_log_marginal_likelihood_equals_dense_normal(data, noise, amplitude, weighted):
+    _, y, weight = (tensor.numpy() for tensor in data)
+    Phi = reference.dense_features(BASIS, data[0])
+    value = log_marginal_likelihood(filled(data, weighted), noise, amplitude)
+    expected = reference.log_marginal_likelihood(
+        Phi, y, noise, weight if weighted else None, amplitude
+    )
+    assert math.isclose(value, expected, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("start", [1e-6, 0.05, 1e3])
+def test_refit_noise_finds_the_maximum_of_a_dense_optimiser(data, start):
+    _, y, weight = (tensor.numpy() for tensor in data)
+    Phi = reference.dense_features(BASIS, data[0])
+
+    def loss(log_values):
+        noise, amplitude = np.exp(log_values)
+        return -reference.log_marginal_likelihood(Phi, y, noise, weight, amplitude)
+
+    options = {"xatol": 1e-8, "fatol": 1e-10, "maxiter": 2000}
+    expected = minimize(loss, [-2.0, 0.0], method="Nelder-Mead", options=options)
+    fit = refit_noise(filled(data), start, tol=1e-6)
+    assert math.isclose(fit.log_marginal_likelihood, -expected.fun, rel_tol=1e-9)
+    np.testing.assert_allclose(
+        np.log([fit.noise_variance, fit.prior_variance]), expected.x, atol=1e-4
+    )
+
+
+def test_refit_noise_keeps_the_prior_variance_on_request(data):
+    stats = filled(data)
+    fit = refit_noise(stats, 1.0, 2.5, fit_prior_variance=False, tol=1e-6)
+    assert fit.prior_variance == 2.5
+    for factor in (0.99, 1.01):
+        nearby = log_marginal_likelihood(stats, factor * fit.noise_variance, 2.5)
+        assert nearby < fit.log_marginal_likelihood
+    assert math.isclose(
+        fit.log_marginal_likelihood,
+        log_marginal_likelihood(stats, fit.noise_variance, 2.5),
+        rel_tol=1e-12,
+    )
+
+
+def test_refit_noise_costs_few_factors_at_its_default_tolerance(data):
+    exact, fit = refit_noise(filled(data), 0.05, tol=1e-6), refit_noise(filled(data), 0.05)
+    assert fit.n_evaluations <= 15
+    assert exact.log_marginal_likelihood - fit.log_marginal_likelihood < 0.01
+
+
+def test_refit_noise_raises_the_noise_of_truncated_features(rng):
+    X = torch.from_numpy(rng.standard_normal((400, 2)))
+    y = torch.sin(4 * X[:, 0]) * torch.cos(4 * X[:, 1])  # no noise at all
+    few = FourierFeatures(RBF(0.3), 40, 2, seed=0)
+    fit = refit_noise(StreamingGram(few).update(X, y), 1e-4)
+    assert fit.noise_variance > 0.05
+
+
+def test_refit_noise_survives_data_without_noise(rng):
+    X = torch.from_numpy(rng.standard_normal((N, 2)))
+    y = torch.from_numpy(reference.dense_features(BASIS, X) @ rng.standard_normal(M))
+    for dtype in (torch.float32, torch.float64):
+        fit = refit_noise(StreamingGram(BASIS, dtype=dtype).update(X, y), 0.1)
+        assert 0 < fit.noise_variance < 1e-3
+        assert math.isfinite(fit.log_marginal_likelihood)
+
+
+def test_refit_noise_survives_pure_noise(rng):
+    X, y = torch.from_numpy(rng.standard_normal((N, 2))), torch.from_numpy(rng.standard_normal(N))
+    fit = refit_noise(StreamingGram(BASIS).update(X, y), 0.01)
+    assert 0.5 < fit.noise_variance < 1.5
+
+
+def test_evidence_refuses_invalid_input(data):
+    stats = filled(data)
+    with pytest.raises(ValueError, match="noise_variance must be positive and finite; got 0.0"):
+        log_marginal_likelihood(stats, 0.0)
+    with pytest.raises(ValueError, match="prior_variance must be positive and finite; got -1.0"):
+        refit_noise(stats, 1.0, -1.0)
+    with pytest.raises(ValueError, match="no rows yet"):
+        log_marginal_likelihood(StreamingGram(BASIS), 1.0)
+    zeros = StreamingGram(BASIS).update(data[0], torch.zeros(N))
+    with pytest.raises(ValueError, match="targets y are all 0"):
+        refit_noise(zeros, 1.0)

@@ -1,0 +1,251 @@
+"""Predictions of a weight posterior, the Gram posterior and the whitened inducing basis."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from skgp.inference.weights import weights as weights_module
+from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.weights import LinearWeightsPosterior, gram_posterior
+from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.kernels.spectral import FourierFeatures
+from skgp.linalg.exceptions import NotPositiveDefiniteError
+from tests.reference import variational as variational_reference
+from tests.reference import weights as reference
+from tests.same import assert_same
+
+N, M, NOISE = 40, 18, 0.1
+FOURIER = FourierFeatures(RBF(1.0), M, 2, seed=3, block_size=4)
+
+
+@pytest.fixture
+def data(rng):
+    X = torch.from_numpy(rng.standard_normal((N, 2)))
+    return X, torch.from_numpy(rng.standard_normal(N)), torch.from_numpy(rng.uniform(0.5, 2, N))
+
+
+@pytest.fixture
+def X_new(rng):
+    return torch.from_numpy(rng.standard_normal((9, 2)))
+
+
+def random_posterior(rng, n_root=3, n_tail=M - 3):
+    mean, root = rng.standard_normal(M), rng.standard_normal((M, n_root))
+    std = rng.uniform(0.5, 1.5, n_tail)
+    Sigma = root @ root.T + np.diag(np.concatenate([np.zeros(M - n_tail), std**2]))
+    tensors = [torch.from_numpy(a) for a in (mean, root, std)]
+    return LinearWeightsPosterior(FOURIER, *tensors, noise_variance=NOISE), mean, Sigma
+
+
+@pytest.mark.parametrize(("n_root", "n_tail"), [(0, M), (3, M - 3), (5, 0), (M, 0), (2, 9)])
+def test_posterior_predictions_equal_dense_ones(rng, X_new, monkeypatch, n_root, n_tail):
+    monkeypatch.setattr(weights_module, "_PRODUCT_BYTES", 100)  # a few rows at a time
+    posterior, mean, Sigma = random_posterior(rng, n_root, n_tail)
+    Phi = reference.dense_features(FOURIER, X_new)
+    np.testing.assert_allclose(posterior.mean(X_new).numpy(), Phi @ mean, atol=1e-13)
+    covariance = Phi @ Sigma @ Phi.T
+    np.testing.assert_allclose(posterior.covariance(X_new).numpy(), covariance, atol=1e-12)
+    both = posterior.mean_and_variance(X_new)
+    np.testing.assert_allclose(both[0].numpy(), Phi @ mean, atol=1e-13)
+    np.testing.assert_allclose(both[1].numpy(), np.diag(covariance), atol=1e-12)
+    assert_same(posterior.variance(X_new), both[1])
+
+
+def test_posterior_predictions_do_not_depend_on_the_batch(rng, X_new):
+    posterior, _, _ = random_posterior(rng)
+    mean, variance = posterior.mean_and_variance(X_new)
+    for i in range(len(X_new)):
+        one = posterior.mean_and_variance(X_new[i : i + 1])
+        torch.testing.assert_close(one[0][0], mean[i], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(one[1][0], variance[i], rtol=1e-12, atol=1e-13)
+
+
+def test_posterior_predicts_in_float64_from_float32_inputs(rng, X_new):
+    posterior, _, _ = random_posterior(rng)
+    X = X_new.float()
+    assert posterior.mean(X).dtype == torch.float64
+    assert_same(posterior.mean(X), posterior.mean(X.double()))
+
+
+def test_posterior_sample_has_its_moments(rng, X_new, generator):
+    posterior, mean, Sigma = random_posterior(rng, 2, 9)
+    n_samples = 20_000
+    weights = posterior.sample_weights(n_samples, generator).numpy()
+    z = (weights.mean(1) - mean)[M - 9 :] / np.sqrt(np.diag(Sigma)[M - 9 :] / n_samples)
+    assert np.abs(z).max() < 4
+    centred = weights - mean[:, None]
+    error = centred @ centred.T / n_samples - Sigma
+    spread = np.sqrt((np.outer(np.diag(Sigma), np.diag(Sigma)) + Sigma**2) / n_samples)
+    assert np.abs(error / np.maximum(spread, 1e-12)).max() < 4.5  # 171 of them
+    same = posterior.sample(X_new, 5, torch.Generator().manual_seed(1))
+    weights = posterior.sample_weights(5, torch.Generator().manual_seed(1)).numpy()
+    Phi = reference.dense_features(FOURIER, X_new)
+    np.testing.assert_allclose(same.numpy(), Phi @ weights, atol=1e-12)
+
+
+def test_posterior_from_deviations_divides_by_their_number(rng, X_new):
+    deviations = rng.standard_normal((M, 6))
+    posterior = LinearWeightsPosterior.from_deviations(
+        FOURIER, torch.zeros(M), torch.from_numpy(deviations), NOISE
+    )
+    f = reference.dense_features(FOURIER, X_new) @ deviations
+    np.testing.assert_allclose(posterior.variance(X_new).numpy(), (f**2).mean(1), atol=1e-13)
+
+
+def test_posterior_pickles_small_and_exactly(rng, X_new):
+    posterior, _, _ = random_posterior(rng)
+    state = pickle.dumps(posterior)
+    again = pickle.loads(state)
+    assert_same(again.variance(X_new), posterior.variance(X_new))
+    assert_same(again.mean(X_new), posterior.mean(X_new))
+    view = torch.zeros(10**6, dtype=torch.float64)[:M]  # must not drag its storage along
+    thin = LinearWeightsPosterior(FOURIER, view, view[:, None], view[:0], noise_variance=1.0)
+    assert len(pickle.dumps(thin)) < len(state)
+
+
+def test_posterior_refuses_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"shapes \(18,\), \(18, r\) and \(t,\)"):
+        LinearWeightsPosterior(
+            FOURIER, torch.zeros(M), torch.zeros(3, M), torch.zeros(0), noise_variance=1.0
+        )
+
+
+@pytest.mark.parametrize("amplitude", [1.0, 2.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gram_posterior_equals_the_closed_form(data, X_new, amplitude, weighted):
+    X, y, weight = data
+    weight = weight if weighted else None
+    Phi, Phi_new = (reference.dense_features(FOURIER, rows) for rows in (X, X_new))
+    mean, Sigma = reference.posterior(
+        Phi, y.numpy(), NOISE, None if weight is None else weight.numpy(), amplitude
+    )
+    posterior = gram_posterior(StreamingGram(FOURIER).update(X, y, weight), NOISE, amplitude)
+    np.testing.assert_allclose(posterior.mean(X_new).numpy(), Phi_new @ mean, rtol=1e-8)
+    np.testing.assert_allclose(
+        posterior.covariance(X_new).numpy(), Phi_new @ Sigma @ Phi_new.T, rtol=1e-8, atol=1e-12
+    )
+    assert posterior.noise_variance == NOISE
+
+
+@pytest.mark.parametrize("n_dense", [0, 4])
+def test_gram_posterior_structures_are_stationary_in_the_elbo(data, n_dense):
+    X, y, _ = data
+    posterior = gram_posterior(StreamingGram(FOURIER).update(X, y), NOISE, n_dense_columns=n_dense)
+    Phi = reference.dense_features(FOURIER, X)
+    C = np.zeros((M, M))
+    C[:, :n_dense] = posterior.root.numpy()
+    C[range(n_dense, M), range(n_dense, M)] = posterior.tail_std.numpy()
+    best = variational_reference.covariance_objective(C, Phi, NOISE, np.eye(M))
+    for i, j in zip(*np.nonzero(C), strict=True):
+        for step in (-1e-3, 1e-3):
+            moved = C.copy()
+            moved[i, j] += step * C[i, i]
+            assert variational_reference.covariance_objective(moved, Phi, NOISE, np.eye(M)) > best
+
+
+def test_gram_posterior_refuses_invalid_input(data):
+    stats = StreamingGram(FOURIER).update(data[0], data[1])
+    with pytest.raises(ValueError, match="noise_variance must be positive; got 0"):
+        gram_posterior(stats, 0)
+    with pytest.raises(ValueError, match="n_dense must lie between"):
+        gram_posterior(stats, NOISE, n_dense_columns=M + 1)
+
+
+@pytest.mark.parametrize("block_size", [None, 1, 4, 100])
+def test_whitened_basis_gives_the_nystrom_kernel(data, block_size):
+    X, Z, kernel = data[0], data[0][:11] + 0.1, ConstantKernel(2.0) * RBF(0.8)
+    basis = WhitenedInducingBasis(kernel, Z, block_size=block_size)
+    Phi = reference.dense_features(basis, X)
+    Kxz, Kzz = kernel(X.numpy(), Z.numpy()), kernel(Z.numpy())
+    expected = Kxz @ np.linalg.solve(Kzz, Kxz.T)
+    np.testing.assert_allclose(Phi @ Phi.T, expected, atol=1e-9)
+    widths = [basis.block_slice(b).stop - basis.block_slice(b).start for b in range(basis.n_blocks)]
+    assert sum(widths) == basis.n_features == 11
+    assert max(widths) == min(block_size or 11, 11)
+
+
+def test_whitened_basis_computes_in_float64_for_float32_inputs(data):
+    X, Z = data[0].float(), data[0][:20]
+    basis = WhitenedInducingBasis(RBF(2.0), Z)  # condition number of k(Z, Z) above 1e9
+    features = basis.features(X, 0)
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features, basis.features(X.double(), 0).float())
+
+
+def test_whitened_basis_theta_replaces_the_kernel_and_has_a_gradient(data):
+    X, Z = data[0], data[0][:6] + 0.1
+    basis = WhitenedInducingBasis(RBF(1.0), Z, block_size=4)
+    theta = torch.tensor([np.log(0.6)], dtype=torch.float64, requires_grad=True)
+    expected = WhitenedInducingBasis(RBF(0.6), Z, block_size=4).features(X, 1)
+    torch.testing.assert_close(basis.features(X, 1, theta=theta), expected)
+    assert torch.autograd.gradcheck(lambda t: basis.features(X[:3], 1, theta=t), (theta,))
+
+
+def test_whitened_basis_pickle_leaves_the_factor_out(data):
+    basis = WhitenedInducingBasis(RBF(0.8), data[0])
+    state = pickle.dumps(basis)
+    assert len(state) < 8 * N * N
+    assert_same(pickle.loads(state).features(data[0], 0), basis.features(data[0], 0))
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_whitened_basis_in_single_precision_is_close(data, block_size):
+    X, Z = data[0], 3.0 * data[0][:8]
+    basis = WhitenedInducingBasis(ConstantKernel(4.0) * RBF(0.8), Z, block_size=block_size)
+    fast = basis.in_single_precision(X[::2])
+    assert fast.single and not basis.single and fast.n_blocks == basis.n_blocks
+    for b in range(basis.n_blocks):
+        exact, single = basis.features(X, b), fast.features(X.float(), b)
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), exact, rtol=0, atol=2e-5)
+        # It is a float32 evaluation, not a rounded float64 one.
+        assert not torch.equal(single, basis.features(X.float(), b))
+        assert_same(fast.features(X, b), exact)  # rows in float64 stay there
+        exact = fast.in_double_precision().features(X.float(), b)
+        assert_same(exact, basis.features(X.float(), b))
+    assert basis.in_double_precision() is basis
+    assert fast.in_double_precision()._factor is basis._factor  # shared, not copied
+
+
+@pytest.mark.parametrize("case", ["ill conditioned", "far from 0"])
+def test_whitened_basis_stays_in_double_precision_where_single_is_wrong(data, case):
+    X = data[0] if case == "ill conditioned" else data[0] + 1e6
+    kernel = RBF(5.0) if case == "ill conditioned" else RBF(0.1)
+    basis = WhitenedInducingBasis(kernel, X[:20])
+    assert basis.in_single_precision(X) is basis
+
+
+def test_whitened_basis_in_single_precision_judges_relative_to_the_prior(data):
+    Z = 3.0 * data[0][:8]
+    for amplitude in (1e-8, 1e8):
+        basis = WhitenedInducingBasis(ConstantKernel(amplitude) * RBF(0.8), Z)
+        assert basis.in_single_precision(data[0]).single
+
+
+def test_whitened_basis_in_single_precision_pickles(data):
+    X = data[0]
+    fast = WhitenedInducingBasis(RBF(0.8), 3.0 * X[:8]).in_single_precision(X)
+    copy = pickle.loads(pickle.dumps(fast))
+    assert copy.single and copy.jitter == fast.jitter
+    assert_same(copy.features(X.float(), 0), fast.features(X.float(), 0))
+
+
+def test_whitened_basis_times_the_factor_is_the_kernel(data):
+    """Also where k(Z, Z) is nearly singular."""
+    X, Z = data[0], data[0][:20]
+    kernel = RBF(2.0)
+    basis = WhitenedInducingBasis(kernel, Z)
+    L = np.linalg.cholesky(kernel(Z.numpy()) + basis.jitter * np.eye(20))
+    np.testing.assert_allclose(
+        basis.features(X, 0).numpy() @ L.T, kernel(X.numpy(), Z.numpy()), atol=1e-12
+    )
+
+
+def test_whitened_basis_refuses_invalid_input(data):
+    with pytest.raises(ValueError, match="block_size must be a positive integer or None; got 0"):
+        WhitenedInducingBasis(RBF(), data[0], block_size=0)
+    with pytest.raises(NotPositiveDefiniteError, match="NaN or inf"):
+        WhitenedInducingBasis(RBF(), torch.full((3, 2), torch.nan))

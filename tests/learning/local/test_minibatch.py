@@ -1,0 +1,323 @@
+"""Algorithm 1: unbiased steps, what is learned, bounds, searches, and how it stops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.local import minibatch
+from skgp.learning.local.bound import Objective, bound, total_bound
+from skgp.learning.local.coordinates import Coordinates
+from skgp.learning.local.minibatch import DivergedError, _Plateau, fit_minibatch
+from skgp.likelihoods import Bernoulli
+from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.optim import NonFiniteLossError
+from tests.same import assert_same
+
+FAMILY = GaussianFamily(0.3, (0.05, 1.0))
+KERNEL = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=0):
+    """A state at its prior, rows, the search of their active points, and the objective."""
+    generator = seeded(seed)
+    X = torch.rand(n, 1, generator=generator, dtype=torch.float64) * 4 - 2
+    noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    y = torch.cat([(3 * X).sin(), X.cos()], dim=1) + 0.3 * noise
+    weight = torch.linspace(0.5, 2.0, n, dtype=torch.float64) if weighted else None
+    data = SparseData(X, y.sign() if labels else y, weight)
+    family = FixedFamily(Bernoulli("probit")) if labels else FAMILY
+    Z = torch.linspace(-2, 2, M, dtype=torch.float64)[:, None]
+    state = SWSGPState.prior(
+        KERNEL,
+        family.initial(X),
+        Z,
+        X.new_zeros(2),
+        covariance="full" if full else "diagonal",
+    )
+    return state, data, nearest(X, H), Objective(family)
+
+
+def nearest(X, H=5):
+    return lambda kernel, Z: torch.cdist(X, Z).topk(H, largest=False).indices
+
+
+def value(state, data, search, objective):
+    return total_bound(state, data, search(state.kernel, state.Z), objective)
+
+
+def off_prior(state):
+    """The state with a posterior that is no special point of the bound."""
+    noise = torch.randn(state.mean.shape, generator=seeded(1), dtype=torch.float64)
+    if state.root is None:
+        return state.with_posterior(noise, var=noise.exp())
+    lower = torch.randn(state.root.shape, generator=seeded(2), dtype=torch.float64).tril(-1)
+    return state.with_posterior(noise, root=state.root + 0.1 * lower)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_gradients_of_the_batches_of_a_partition_average_to_that_of_all_rows(
+    full, weighted, monkeypatch
+):
+    n, b = 60, 12
+    state, data, search, objective = problem(n, full=full, weighted=weighted)
+    objective = replace(objective, learn_inducing=True)
+    state = off_prior(state)
+    around = Coordinates(state, objective)
+    leaves = {k: v.clone().requires_grad_() for k, v in around.start().items()}
+    assert set(leaves) == {"mean", "spread", "theta", "likelihood", "Z"}
+    batches = list(torch.randperm(n, generator=seeded()).split(b))
+
+    def estimates(size):
+        loss = minibatch._MinibatchLoss(around, leaves, data, search, size, 100, seeded())
+        for step in range(n // size):
+            estimate = loss(step)
+            yield estimate.item(), torch.autograd.grad(estimate, list(leaves.values()))
+
+    ((whole, expected),) = estimates(n)
+    assert whole == pytest.approx(-value(state, data, search, objective) / data.total, rel=1e-12)
+    monkeypatch.setattr(minibatch, "sample_without_replacement", lambda *_, **__: batches.pop())
+    values, gradients = zip(*estimates(b), strict=True)
+    assert sum(values) / len(values) == pytest.approx(whole, rel=1e-12)
+    for parts, gradient in zip(zip(*gradients, strict=True), expected, strict=True):
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(sum(parts) / len(parts), gradient, rtol=0, atol=1e-11 * scale)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_coordinates_return_to_the_state_that_they_start_from(full):
+    state, data, search, objective = problem(full=full)
+    state = off_prior(state)
+    around = Coordinates(state, replace(objective, learn_inducing=True))
+    again = around.to_state(around.start())
+    active = search(None, state.Z)
+    for name in ("likelihood", "Z", "mean", "root" if full else "var"):
+        torch.testing.assert_close(getattr(again, name), getattr(state, name))
+    np.testing.assert_allclose(again.kernel.theta, state.kernel.theta)
+    here, local = around.values(around.start(), active[:7])
+    batch = data.rows(torch.arange(7))
+    fixed = replace(objective, kl_weight=2.0)
+    expected = bound(state, batch, active[:7], fixed)
+    assert float(bound(here, batch, local, fixed)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_values_touch_active_points_only():
+    state, _, _, objective = problem(M=2000)
+    around = Coordinates(state, replace(objective, learn_inducing=True))
+    here, local = around.values(around.start(), torch.tensor([[3, 1999], [7, 3]]))
+    assert len(here.Z) == len(here.mean) == len(here.var) == 4
+    torch.testing.assert_close(here.Z[local[:, 0]], state.Z[[3, 7]])
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_fit_minibatch_raises_the_bound(labels, full):
+    problem_ = state, data, search, objective = problem(labels=labels, full=full)
+    found = fit_minibatch(*problem_, batch_size=50, max_iter=80, generator=seeded())
+    gain = value(found.state, data, search, objective) - value(state, data, search, objective)
+    assert gain > 100
+    assert len(found.history) == 80 and not found.stopped
+    assert found.state.is_diagonal != full
+
+
+def test_fit_minibatch_stays_near_an_optimum_it_starts_from():
+    state, data, search, objective = problem()
+    options = {"batch_size": 50, "max_iter": 300}
+    first = fit_minibatch(state, data, search, objective, generator=seeded(), **options).state
+    again = fit_minibatch(first, data, search, objective, generator=seeded(1), **options).state
+    reached = value(first, data, search, objective)
+    assert value(again, data, search, objective) > reached - 0.01 * abs(reached)
+
+
+def test_learned_inducing_points_improve_the_bound():
+    state, data, search, objective = problem(M=8, H=3)
+    state = replace(state, Z=state.Z * 0.4)  # far from where the rows are
+    free = replace(objective, learn_inducing=True)
+    options = {"batch_size": 50, "max_iter": 150, "refresh_every": 10}
+    fixed, learned = (
+        fit_minibatch(state, data, search, each, generator=seeded(), **options).state
+        for each in (objective, free)
+    )
+    assert torch.equal(fixed.Z, state.Z) and not torch.equal(learned.Z, state.Z)
+    bounds = [value(each, data, search, objective) for each in (fixed, learned)]
+    assert bounds[1] > bounds[0] + 20
+
+
+def test_fit_minibatch_with_nothing_else_free_keeps_the_rest_and_searches_once():
+    state, data, search, objective = problem()
+    calls = []
+
+    def counted(kernel, Z):
+        calls.append(kernel)
+        return search(kernel, Z)
+
+    alone = replace(objective, learn_kernel=False, learn_likelihood=False)
+    options = {"max_iter": 20, "refresh_every": 5, "batch_size": 20}
+    found = fit_minibatch(state, data, counted, alone, generator=seeded(), **options).state
+    assert len(calls) == 1
+    assert torch.equal(found.Z, state.Z) and torch.equal(found.likelihood, state.likelihood)
+    assert (found.kernel.theta == state.kernel.theta).all()
+    assert not torch.equal(found.mean, state.mean) and not torch.equal(found.var, state.var)
+    fit_minibatch(state, data, counted, objective, generator=seeded(), **options)
+    assert len(calls) == 1 + 4
+    assert calls[-1] != calls[1]  # the search sees the kernel that was reached
+
+
+def test_fit_minibatch_respects_bounds():
+    state, data, search, objective = problem()
+    found = fit_minibatch(
+        state, data, search, objective, learning_rate=0.5, max_iter=30, generator=seeded()
+    ).state
+    low, high = found.kernel.bounds.T
+    assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
+    (low,), (high,) = (each.tolist() for each in FAMILY.box(found.Z))
+    assert low - 1e-12 <= float(found.likelihood[0]) <= high + 1e-12
+
+
+def test_fit_minibatch_depends_on_its_generator_only_and_leaves_its_start_alone():
+    state, data, search, objective = problem()
+    before = state.mean.clone()
+    options = {"batch_size": 30, "max_iter": 5}
+    first, again, other = (
+        fit_minibatch(state, data, search, objective, generator=seeded(seed), **options).state.mean
+        for seed in (0, 0, 1)
+    )
+    assert not torch.equal(first, other)
+    assert_same(first, again)
+    assert torch.equal(state.mean, before)
+
+
+def test_rate_stays_flat_then_falls_to_zero(monkeypatch):
+    rates = []
+
+    class Recorded(minibatch._Steps):
+        def set_learning_rate(self, iteration):
+            super().set_learning_rate(iteration)
+            rates.append([group["lr"] for group in self.optimizer.param_groups])
+
+    monkeypatch.setattr(minibatch, "_Steps", Recorded)
+    options = {"max_iter": 8, "learning_rate": 0.1, "falling": 0.5, "generator": seeded()}
+    fit_minibatch(*problem(), **options)
+    by_group = np.array(rates).T
+    np.testing.assert_allclose(by_group[2], 0.1 * np.array([4, 4, 4, 4, 4, 3, 2, 1]) / 4)
+    np.testing.assert_allclose(by_group[0], 10 * by_group[2])
+
+
+def test_average_is_the_mean_of_the_last_iterates(monkeypatch):
+    seen = []
+
+    class Recorded(minibatch._Steps):
+        def train_step(self, iteration):
+            loss = super().train_step(iteration)
+            seen.append(self.parameters["mean"].detach().clone())
+            return loss
+
+    monkeypatch.setattr(minibatch, "_Steps", Recorded)
+    state, data, search, objective = problem()
+    found = fit_minibatch(
+        state, data, search, objective, max_iter=10, falling=0.3, average=True, generator=seeded()
+    )
+    torch.testing.assert_close(found.state.mean, state.variance().sqrt() * sum(seen[7:]) / 3)
+
+
+def test_fit_minibatch_reports_mean_losses_and_stops_when_told():
+    heard = []
+
+    def callback(step, info):
+        heard.append((step, info["loss"]))
+        return len(heard) == 3
+
+    problem_ = problem()
+    options = {"max_iter": 50, "callback": callback, "callback_every": 4, "average": True}
+    found = fit_minibatch(*problem_, generator=seeded(), **options)
+    assert found.stopped and len(found.history) == 12
+    assert [step for step, _ in heard] == [4, 8, 12]
+    assert heard[1][1] == pytest.approx(np.mean(found.history[4:8]))
+    assert found.state.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["value", "covariance"])
+def test_fit_stopped_by_nan_keeps_the_last_good_state(kind):
+    state, data, search, objective = problem()
+    n_calls = 0
+
+    class Breaking(GaussianFamily):
+        def make(self, parameters):
+            nonlocal n_calls
+            n_calls += 1
+            likelihood = super().make(parameters)
+            if n_calls == 25:
+                likelihood.noise_variance = likelihood.noise_variance * float("nan")
+            return likelihood
+
+    if kind == "value":
+        objective = replace(objective, family=Breaking(0.3, (0.05, 1.0)))
+    else:
+        good, n_searches = search, 0
+
+        def search(kernel, Z):  # active points that coincide with one that is not a number
+            nonlocal n_searches
+            n_searches += 1
+            return good(kernel, Z) if n_searches == 1 else torch.full((200, 5), 7)
+
+        state = replace(state, Z=state.Z.clone())
+        state.Z[7] = float("nan")
+        good_Z = [i for i in range(20) if i != 7]
+        active = torch.tensor(good_Z)[nearest(data.X)(None, state.Z[good_Z])]
+        good = lambda kernel, Z: active  # noqa: E731
+    options = {"max_iter": 40, "refresh_every": 24}
+    with pytest.raises(NonFiniteLossError) as caught:
+        fit_minibatch(state, data, search, objective, generator=seeded(), **options)
+    assert isinstance(caught.value, DivergedError) and caught.value.iteration == 24
+    n_calls = n_searches = 0
+    options |= {"callback_every": 20, "callback": lambda step, info: True}
+    last_good = fit_minibatch(state, data, search, objective, generator=seeded(), **options).state
+    assert_same(caught.value.state.mean, last_good.mean)
+    assert not torch.equal(last_good.mean, state.mean)
+    assert "Lower learning_rate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_iter", "batch_size", "learning_rate", "refresh_every", "callback_every"]
+)
+def test_fit_minibatch_refuses_what_is_not_positive(name):
+    options = {"max_iter": 3, name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+        fit_minibatch(*problem(20), generator=seeded(), **options)
+
+
+def test_fit_minibatch_refuses_a_falling_part_beyond_the_whole():
+    with pytest.raises(ValueError, match=r"falling must lie in \(0, 1\], got 1.5"):
+        fit_minibatch(*problem(20), generator=seeded(), max_iter=3, falling=1.5)
+
+
+def test_fit_minibatch_in_single_precision():
+    state, data, search, objective = problem()
+    names = ("likelihood", "Z", "mean", "var", "offset")
+    state = replace(state, **{name: getattr(state, name).float() for name in names})
+    data = SparseData(data.X.float(), data.y.float())
+    found = fit_minibatch(
+        state, data, nearest(data.X), objective, batch_size=50, max_iter=60, generator=seeded()
+    ).state
+    assert found.mean.dtype == found.var.dtype == torch.float32
+    assert value(found, data, nearest(data.X), objective) > (
+        value(state, data, nearest(data.X), objective) + 100
+    )
+
+
+def test_plateau_is_reached_where_losses_fall_no_more():
+    rng = np.random.default_rng(0)
+    falling, still = _Plateau(), _Plateau()
+    noise = 0.3 * rng.standard_normal(2000)
+    assert not any(falling(i, 20.0 - 0.01 * i + noise[i]) for i in range(2000))
+    stops = [still(i, max(0.0, 5.0 - 0.01 * i) + noise[i]) for i in range(2000)]
+    assert 500 < stops.index(True) < 1200

@@ -1,0 +1,81 @@
+"""The evidence of a series with little noise, against dense arithmetic of many digits."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import Matern
+
+from skgp.inference.markov.series import make_series
+from skgp.inference.markov.sites import fit_sites
+from skgp.kernels.sde import state_space
+from skgp.learning.markov.objectives import GaussianEvidence
+from skgp.likelihoods import Gaussian
+
+KERNEL = 0.8 * Matern(0.5, nu=1.5)
+
+
+def exact_evidence(x, y, noise):
+    """Log marginal likelihood and its slope in log noise, with 40 digits."""
+    with mpmath.workdps(40):
+        n, rate = len(x), mpmath.sqrt(3) / 0.5
+        y = mpmath.matrix([mpmath.mpf(v) for v in y])
+        C = mpmath.matrix(n)
+        for i in range(n):
+            for j in range(n):
+                r = rate * abs(mpmath.mpf(x[i]) - mpmath.mpf(x[j]))
+                C[i, j] = mpmath.mpf(0.8) * (1 + r) * mpmath.exp(-r)
+            C[i, i] += noise
+        inverse = C**-1
+        alpha = inverse * y
+        fit, log_det = (y.T * alpha)[0], mpmath.log(mpmath.det(C))
+        value = -(fit + log_det + n * mpmath.log(2 * mpmath.pi)) / 2
+        slope = sum(alpha[i] ** 2 - inverse[i, i] for i in range(n)) * noise / 2
+        return float(value), float(slope)
+
+
+def problem(noise):
+    """Times on a grid of binary fractions, whose gaps are exact, of which some repeat."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.integers(0, 64, 36)) / 64.0
+    return x, np.sin(3 * x) + noise**0.5 * rng.normal(size=len(x))
+
+
+def dynamics():
+    form = state_space(KERNEL)
+    return form.at()
+
+
+@pytest.mark.parametrize("noise", [1e-8, 0.1])
+def test_gaussian_evidence_loses_no_digits_to_little_noise(noise):
+    x, y = problem(noise)
+    objective = GaussianEvidence(make_series(torch.tensor(x), torch.tensor(y)))
+    assert len(objective.series.times) < len(x)
+    found = objective(dynamics(), torch.tensor([math.log(noise)], dtype=torch.float64))
+    # exp(log(noise)) is good to 20 ulp, the plain form of the evidence to 1e-7 nats at most.
+    value, slope = exact_evidence(x, y, math.exp(math.log(noise)))
+    assert found.value == pytest.approx(value, abs=3e-11)
+    assert float(found.likelihood_gradient[0]) == pytest.approx(slope, abs=3e-11)
+
+
+def test_bound_of_gaussian_noise_loses_no_digits_either():
+    x, y = problem(1e-8)
+    series = make_series(torch.tensor(x), torch.tensor(y))
+    found = fit_sites(dynamics(), series, Gaussian(1e-8))
+    assert found.elbo == pytest.approx(exact_evidence(x, y, 1e-8)[0], abs=1e-9)
+
+
+def test_weights_of_rows_enter_as_repetitions():
+    x, y = problem(0.1)
+    weight = np.random.default_rng(1).integers(1, 4, len(x))
+    logs = torch.tensor([math.log(0.1)], dtype=torch.float64)
+    whole = make_series(torch.tensor(x), torch.tensor(y), torch.tensor(weight).double())
+    rows = torch.tensor(np.repeat(x, weight)), torch.tensor(np.repeat(y, weight))
+    found, expected = (GaussianEvidence(s)(dynamics(), logs) for s in (whole, make_series(*rows)))
+    assert found.value == pytest.approx(expected.value, rel=1e-12)
+    for name in ("dynamics_gradient", "likelihood_gradient"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-10
+        )

@@ -1,0 +1,267 @@
+"""The search of hyper-parameters: optima against scikit-learn's dense GP, bounds, the choice."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from skgp.inference.markov.series import make_series
+from skgp.learning.markov import search as hyperparameters
+from skgp.learning.markov.objectives import (
+    Evaluation,
+    GaussianEvidence,
+    SharedEvidence,
+    VariationalEvidence,
+)
+from skgp.learning.markov.search import Search, choose_kernel, maximise
+from skgp.likelihoods import Bernoulli
+from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+
+NOISE = GaussianFamily(0.1, (1e-6, 10.0))
+
+
+def matern(nu, length_scale=1.0, variance=1.0, bounds=(1e-3, 1e3)):
+    return ConstantKernel(variance, (1e-3, 1e3)) * Matern(length_scale, bounds, nu=nu)
+
+
+def draw(kernel, x, noise, seed=0):
+    """A sample of a GP at times (n,), with noise of a standard deviation."""
+    rng = np.random.default_rng(seed)
+    K = kernel(x[:, None]) + 1e-10 * np.eye(len(x))
+    y = np.linalg.cholesky(K) @ rng.standard_normal(len(x))
+    return torch.from_numpy(y + noise * rng.standard_normal(len(x)))
+
+
+@pytest.fixture(scope="module")
+def data():
+    x = np.sort(np.random.default_rng(1).uniform(0, 20, 80))
+    return torch.from_numpy(x), draw(matern(1.5), x, 0.3)
+
+
+def test_optimum_is_that_of_the_dense_gp(data):
+    x, y = data
+    found = maximise(matern(1.5, 3.0), GaussianEvidence(make_series(x, y)), NOISE, tol=1e-12)
+    dense = GaussianProcessRegressor(matern(1.5, 3.0) + WhiteKernel(0.1)).fit(x[:, None], y)
+    assert found.value == pytest.approx(dense.log_marginal_likelihood_value_, abs=1e-5)
+    theta = np.append(found.kernel.theta, found.parameters)
+    np.testing.assert_allclose(theta, dense.kernel_.theta, atol=2e-3)
+    assert found.n_iter == len(found.history) >= 5
+    assert (np.diff(found.history) > -1e-9).all()
+    assert found.history[-1] * 80 == pytest.approx(found.value)
+
+
+def test_bounds_and_fixed_values_are_kept(data):
+    x, y = data
+    kernel = ConstantKernel(2.0, "fixed") * Matern(0.2, (0.1, 0.3), nu=0.5)
+    found = maximise(kernel, GaussianEvidence(make_series(x, y)), GaussianFamily(0.3, (0.3, 0.3)))
+    assert found.kernel.k1.constant_value == 2.0
+    assert found.kernel.k2.length_scale == pytest.approx(0.3, rel=1e-12)
+    assert found.parameters.exp().item() == pytest.approx(0.3, rel=1e-12)
+
+
+def test_nothing_to_learn_is_evaluated_only(data):
+    x, y = data
+    objective = GaussianEvidence(make_series(x, y))
+    kept = ConstantKernel(1.0, "fixed") * Matern(1.0, "fixed", nu=1.5)
+    for kernel, max_iter in ((matern(1.5), 0), (kept, 100)):
+        found = maximise(
+            kernel, objective, NOISE, max_iter=max_iter, parameters=torch.tensor([-2.0]).double()
+        )
+        assert found.kernel is kernel or found.kernel == kernel
+        if max_iter == 0:
+            assert found.n_iter == 0 and found.history == []
+            assert found.parameters.tolist() == [-2.0]
+
+
+def test_callback_stops_the_search(data):
+    x, y = data
+    heard = []
+
+    def callback(number, info):
+        heard.append((number, info["loss"]))
+        return len(heard) == 2
+
+    objective = GaussianEvidence(make_series(x, y))
+    found = maximise(matern(1.5, 8.0), objective, NOISE, callback=callback)
+    assert found.n_iter == len(heard) == 2
+    assert -heard[-1][1] * 80 == pytest.approx(found.value)
+
+
+def test_parameters_of_the_likelihood_are_learned_too():
+    x = np.linspace(0, 30, 200)
+    y = draw(matern(1.5, 2.0), x, 0.1)
+    y[::10] += torch.from_numpy(3 * np.random.default_rng(0).standard_normal(20))
+    family = StudentTFamily(0.1, (1e-6, 10.0), 4.0, (2.1, 200.0))
+    series = make_series(torch.from_numpy(x), y)
+    found = maximise(matern(1.5), VariationalEvidence(series, family), family, max_iter=30)
+    scale, df = (0.5 * found.parameters[0]).exp().item(), found.parameters[1].exp().item()
+    assert scale == pytest.approx(0.1, rel=0.5) and df < 4
+    assert found.kernel.k2.length_scale == pytest.approx(2.0, rel=0.6)
+
+
+def test_processes_share_what_is_learned():
+    """The gradient of a sum: its optimum is a compromise, better for both than either's own."""
+    x = torch.linspace(0, 20, 60, dtype=torch.float64)
+    series = [make_series(x, draw(matern(1.5, scale), x.numpy(), 0.2)) for scale in (0.5, 4.0)]
+    alone = [maximise(matern(1.5), GaussianEvidence(each), NOISE) for each in series]
+    shared = SharedEvidence([GaussianEvidence(each) for each in series])
+    both = maximise(matern(1.5), shared, NOISE)
+    scales = [search.kernel.k2.length_scale for search in (alone[0], both, alone[1])]
+    assert scales[0] < scales[1] < scales[2]
+    for search in alone:
+        value = maximise(search.kernel, shared, NOISE, parameters=search.parameters, max_iter=0)
+        assert both.value > value.value
+
+
+@pytest.mark.parametrize(("nu", "scale"), [(0.5, 0.3), (2.5, 3.0)])
+def test_choice_finds_smoothness_and_length_scale(nu, scale):
+    x = np.linspace(0, 20, 400)
+    series = make_series(torch.from_numpy(x), draw(matern(nu, scale), x, 0.05, seed=3))
+    kernels = [matern(each, 20.0) for each in (1.5, 2.5, 0.5)]
+    heard = []
+    found = choose_kernel(
+        kernels,
+        lambda processes: GaussianEvidence(processes[0]),
+        [series],
+        NOISE,
+        lambda number, info: heard.append(number),
+    )
+    assert found.kernel.k2.nu == nu
+    assert found.kernel.k2.length_scale == pytest.approx(scale, rel=0.6)
+    assert heard == [0, 1, 2]
+
+
+def test_choice_takes_the_simpler_kernel_where_evidence_is_equal(data):
+    x, y = data
+    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0, 0.01)]
+    found = choose_kernel(kernels, lambda p: GaussianEvidence(p[0]), [make_series(x, y)], NOISE)
+    assert len(found.kernel.theta) == 2
+
+
+@pytest.mark.parametrize("scale", [0.05, 30.0])
+def test_length_scale_is_found_from_parts_of_many_rows(scale):
+    """Quick motion shows in stretches, slow motion in rows spread over all."""
+    x = np.linspace(0, 100, 8000)
+    rng = np.random.default_rng(0)
+    waves = rng.standard_normal(60) / np.sqrt(30)
+    rates, phases = rng.standard_t(3, 60) / scale, rng.uniform(0, 6.3, 60)
+    y = np.cos(x[:, None] * rates + phases) @ waves + 0.1 * rng.standard_normal(8000)
+    series = make_series(torch.from_numpy(x), torch.from_numpy(y))
+    kernels = [matern(nu, 2.0, bounds=(1e-4, 1e4)) for nu in (1.5, 2.5)]
+    found = choose_kernel(kernels, lambda p: GaussianEvidence(p[0]), [series], NOISE)
+    assert found.kernel.k2.length_scale == pytest.approx(scale, rel=0.8)
+    assert found.parameters.exp().item() == pytest.approx(0.01, rel=0.6)
+
+
+def test_labels_have_an_evidence_too():
+    x = np.linspace(0, 20, 60)
+    y = torch.where(draw(matern(1.5, 2.0, 4.0), x, 0.0, seed=1) > 0, 1.0, -1.0).double()
+    family = FixedFamily(Bernoulli())
+    objective = VariationalEvidence(make_series(torch.from_numpy(x), y), family)
+    found = maximise(matern(1.5, 0.1), objective, family, max_iter=12)
+    start = maximise(matern(1.5, 0.1), objective, family, max_iter=0)
+    assert found.value > start.value + 2
+    assert 0.5 < found.kernel.k2.length_scale < 8
+
+
+# What is chosen, apart from the climbs that would make up for it ---------------------------------
+
+
+@pytest.fixture
+def no_climbs(monkeypatch):
+    """A choice ends where it starts."""
+
+    def stay(climb, start):
+        kernel = climb.kernel.clone_with_theta(start["theta"].numpy())
+        return Search(kernel, start["likelihood"], climb.evaluate(start).value)
+
+    monkeypatch.setattr(hyperparameters, "_climb", stay)
+
+
+class Prize:
+    """An evidence that depends on nothing but the number of components."""
+
+    total = 100.0
+
+    def __init__(self, prize):
+        self.prize = prize
+
+    def __call__(self, dynamics, parameters, knots=None, *, tol):
+        value = self.prize * (len(dynamics.blocks) - 1)
+        flat = torch.zeros(dynamics.n_parameters, dtype=torch.float64)
+        return Evaluation(value, flat, torch.zeros_like(parameters))
+
+
+@pytest.mark.parametrize(("prize", "n_theta"), [(1.9, 2), (2.1, 4)])
+def test_a_hyperparameter_must_be_worth_a_nat(data, prize, n_theta):
+    """Akaike's criterion: the sum has two hyper-parameters more."""
+    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
+    series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2))
+    found = choose_kernel(kernels, lambda processes: Prize(prize), [series], NOISE)
+    assert len(found.kernel.theta) == n_theta
+
+
+@pytest.mark.parametrize(("family", "n_theta"), [(NOISE, 4), (FixedFamily(Bernoulli()), 2)])
+def test_labels_tell_less_of_kernels_than_numbers(data, family, n_theta):
+    """A logit has a curvature of 1/4 at most, so that 160 labels count as 40 numbers."""
+    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
+    series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2).sign())
+    found = choose_kernel(kernels, lambda processes: Prize(9.0), [series], family)
+    assert len(found.kernel.theta) == n_theta
+
+
+@pytest.mark.parametrize("scales", [(1.5, 40.0), (40.0, 1.5)])
+def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_climbs, scales):
+    x = np.linspace(0, 500, 5000)
+    rng = np.random.default_rng(0)
+    y = np.sin(x / 1.5) + 0.3 * rng.standard_normal(5000)
+    series = make_series(torch.from_numpy(x), torch.from_numpy(y))
+    starts = iter(scales)
+
+    def search_scale(kernel, objective, family, series):
+        assert objective.total < 5000
+        return Search(matern(1.5, next(starts)), torch.tensor([np.log(0.09)]), 0.0)
+
+    monkeypatch.setattr(hyperparameters, "_search_scale", search_scale)
+    found = choose_kernel([matern(1.5)], lambda p: GaussianEvidence(p[0]), [series], NOISE)
+    assert found.kernel.k2.length_scale == pytest.approx(1.5)
+
+
+def test_a_climb_starts_from_the_best_of_several_length_scales(no_climbs, data):
+    x, y = data
+    kernel, objective = matern(1.5, 50.0), GaussianEvidence(make_series(x, y))
+    found = choose_kernel([kernel], lambda p: objective, [make_series(x, y)], NOISE)
+
+    def dense(scale):
+        K = matern(1.5, scale)(x[:, None].numpy()) + 0.1 * np.eye(80)
+        return -0.5 * (y.numpy() @ np.linalg.solve(K, y.numpy()) + np.linalg.slogdet(K)[1])
+
+    tried = 50.0 * 10.0 ** np.array([0.75, 0.0, -0.75, -1.5, -2.25])
+    assert found.kernel.k2.length_scale == pytest.approx(max(tried, key=dense))
+
+
+@pytest.mark.parametrize("own", [0.3, 5.0, 60.0])
+def test_length_scales_far_below_the_gaps_are_not_tried(own):
+    times = torch.arange(50, dtype=torch.float64)
+    series = make_series(times, torch.zeros(50).double())
+    tried = own * hyperparameters._telling_scales(matern(1.5, own), series)
+    untried = own * hyperparameters._SCALES[len(tried) :]
+    assert len(tried) >= 2 and (untried < 0.1).all()
+    assert (tried[2:] >= 0.1).all() and len(untried)
+
+
+def test_gradients_come_home_from_where_the_data_are(data):
+    """A climb is in main memory and float64, whatever the device or dtype of the slopes."""
+
+    class Elsewhere(GaussianEvidence):
+        def __call__(self, *arguments, **options):
+            found = super().__call__(*arguments, **options)
+            return Evaluation(
+                found.value, found.dynamics_gradient.float(), found.likelihood_gradient
+            )
+
+    x, y = data
+    found = maximise(matern(1.5, 3.0), Elsewhere(make_series(x, y)), NOISE)
+    expected = maximise(matern(1.5, 3.0), GaussianEvidence(make_series(x, y)), NOISE)
+    assert found.value == pytest.approx(expected.value, abs=1e-3)

@@ -1,0 +1,226 @@
+"""Samples by stochastic gradients against a grid over two hyper-parameters."""
+
+import math
+import pickle
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from joblib import parallel_config
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+from skgp.data import merge_replicates
+from skgp.learning.posterior import exact, langevin
+from skgp.learning.posterior.anchored_gradient import AnchoredGradient
+from skgp.learning.posterior.langevin import sample_stochastic
+from skgp.learning.posterior.laplace import laplace_approximation
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.set_up import SetUp
+from skgp.learning.posterior.stochastic_gradient import StochasticGradient
+from skgp.learning.posterior.targets import BankGradient, SeededGradient
+from skgp.priors import LogNormal
+from tests.same import assert_same
+
+N = 40
+
+
+@cache
+def target():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, size=(N, 1))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(N)
+    kernel = RBF(1.0) + WhiteKernel(0.1)
+    data = merge_replicates(X, y, None, torch.device("cpu"))
+    # Narrow priors: wide ones leave some mass where all is noise, rarely visited.
+    return LogPosterior(kernel, data, [LogNormal(0.7, 0.5), LogNormal(0.1, 0.5)])
+
+
+@cache
+def grid_moments():
+    """Mean and variances by the trapezoidal rule."""
+    axes = np.linspace(-1.5, 2.0, 40), np.linspace(-4.0, 0.0, 40)
+    u = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    values = np.array([target().log_density(each) for each in u])
+    weights = np.exp(values - values.max())
+    weights /= weights.sum()
+    mean = weights @ u
+    return mean, weights @ (u - mean) ** 2
+
+
+@pytest.fixture(autouse=True)
+def exact_set_up(monkeypatch):
+    """The set-up has tests of its own; this one does not move with it."""
+    monkeypatch.setattr(langevin, "set_up", stand_in)
+
+
+def stand_in(posterior, *, rng, rank, n_probes, dtype, roulette, memory_budget, starts, callback,
+             converged=True):  # fmt: skip
+    stopped = callback(1, {"loss": 0.0})
+    found = laplace_approximation(posterior, rng=rng, starts=starts)
+    field = StochasticGradient(
+        posterior, rank=10 if rank == "auto" else rank, n_probes=n_probes, dtype=dtype,
+        roulette=roulette, memory_budget=memory_budget,
+    )  # fmt: skip
+    field.choose_pivots(found.mode, torch.Generator().manual_seed(0))
+    problems = [] if converged else ["the search did not converge; give starts"]
+    return SetUp(
+        found.mode, found.covariance, field, 7, converged and not stopped, problems, noise=0.02
+    )
+
+
+@cache
+def samples(sampler):
+    return sample_stochastic(
+        target(), rng=np.random.default_rng(1), sampler=sampler, n_warmup=20, target_ess=100,
+        n_samples=100,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", ["langevin", "mala"])
+def test_samples_agree_with_the_grid(sampler):
+    mean, var = grid_moments()
+    run = samples(sampler)
+    ess = run.diagnostics["ess"]
+    # Stein's weights leave less than half of the error that the ESS allows for.
+    for weights, most in ((run.weights, 2), (np.full(len(run.u), 1 / len(run.u)), 4)):
+        found = weights @ run.u
+        assert np.all(np.abs(found - mean) / np.sqrt(var) < most / math.sqrt(ess))
+        ratio = weights @ (run.u - found) ** 2 / var
+        assert np.all(np.abs(ratio - 1) < most * math.sqrt(2 / ess)), ratio
+
+
+def test_diagnostics_have_the_keys_of_hmc():
+    run = samples("langevin")
+    d = run.diagnostics
+    assert d["sampler"] == "langevin" and d["rank"] == 10 and d["n_entries"] == 32
+    assert d["ess"] == d["ess_bulk"].min() >= 15
+    for name in ("ess_tail", "r_hat"):
+        assert d[name].shape == (2,) and np.all(d[name] > 0.9)
+    for name in ("acceptance", "n_divergent", "step_size"):
+        assert d[name].shape == (4,)
+    assert 0 < d["noise_ratio"] < 0.5 and d["n_iter_cg"] >= 1
+    n_iterations = len(run.u) // 4 + 20
+    assert d["n_gradients"] >= 7 + 40 + 4 * n_iterations
+    assert d["converged"] == (not d["problems"])
+    assert np.isnan(run.log_posterior).all() and set(run.chain) == {0, 1, 2, 3}
+    assert run.weights.sum() == pytest.approx(1.0) and len(run.keep(16, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem", "n_kept"),
+    [("paper", "R-hat is", 10), ("constant", "criterion (7)", 110)],
+)
+def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
+    """Steps that fall too soon are held where they move nothing; long ones are never held."""
+    run = sample_stochastic(
+        target(), rng=np.random.default_rng(1), sampler="sgld", schedule=schedule,
+        roulette="paper", n_warmup=0, n_samples=110, n_chains=2,
+    )  # fmt: skip
+    d = run.diagnostics
+    assert not d["converged"] and any(problem in each for each in d["problems"]), d["problems"]
+    assert d["rank"] == d["n_entries"] == 0 and np.all(d["criterion"] > 0)
+    low, high = (1e-4, 1.2e-4) if schedule == "paper" else (0.1, 0.1)
+    assert np.all((d["step_size"] >= low) & (d["step_size"] <= high))
+    np.testing.assert_allclose(run.weights, 1 / (2 * n_kept))
+
+
+def test_a_set_up_that_did_not_converge_leaves_the_mode(monkeypatch):
+    def failing(*args, **kwargs):
+        return stand_in(*args, **kwargs, converged=False)
+
+    monkeypatch.setattr(langevin, "set_up", failing)
+    run = sample_stochastic(target(), rng=np.random.default_rng(1))
+    assert_same(run.u, run.map_[None])
+    assert run.diagnostics["problems"][0] == "the search did not converge; give starts"
+    assert "mode stands alone" in run.diagnostics["problems"][1]
+
+
+def test_many_rows_call_back_after_every_iteration(monkeypatch):
+    """So that a stop takes seconds; the draws are the same."""
+    told = []
+
+    def run():
+        told.clear()
+        found = sample_stochastic(
+            target(), rng=np.random.default_rng(1), n_warmup=5, n_samples=10,
+            callback=lambda _, info: told.append("ess" in info),
+        )  # fmt: skip
+        return found, sum(told)
+
+    few, seldom = run()
+    monkeypatch.setattr(exact, "_LARGE", 1)
+    many, often = run()
+    assert seldom == 2 and often == 15
+    assert_same(few.u, many.u)
+
+
+def test_a_stop_keeps_the_samples_so_far():
+    def run(last):
+        return sample_stochastic(
+            target(), rng=np.random.default_rng(1), n_warmup=25, callback=lambda i, _: i >= last
+        )
+
+    bank = 32 + 1  # estimates, one of them wide
+    during_set_up, during_bank, during_warmup, later = run(1), run(2), run(bank + 2), run(bank + 4)
+    for mode in (during_set_up, during_bank, during_warmup):
+        assert len(mode.u) == 1 and "stopped" in mode.diagnostics["problems"][-1]
+    assert during_set_up.diagnostics["n_gradients"] == during_bank.diagnostics["n_gradients"]
+    assert len(later.u) == 4 * 50 and later.diagnostics["n_gradients"] > 200
+
+
+@pytest.mark.parametrize("sampler", ["langevin", "sgld"])
+def test_samples_do_not_depend_on_the_workers(sampler):
+    def run(n_jobs):
+        return sample_stochastic(
+            target(), rng=np.random.default_rng(4), sampler=sampler, n_warmup=4, n_samples=8,
+            n_jobs=n_jobs,
+        )  # fmt: skip
+
+    alone = run(None)
+    with parallel_config("threading"):
+        together = run(2)
+    assert_same(alone.u, together.u)
+    assert_same(alone.weights, together.weights)
+
+
+@pytest.mark.slow
+def test_samples_are_drawn_in_processes():
+    def run(n_jobs):
+        return sample_stochastic(
+            target(), rng=np.random.default_rng(4), n_warmup=4, n_samples=8, n_jobs=n_jobs
+        )
+
+    np.testing.assert_allclose(run(None).u, run(2).u, rtol=1e-4)
+
+
+def test_targets_are_picklable_and_leave_their_matrix_behind():
+    start = stand_in(
+        target(), rng=np.random.default_rng(0), rank=10, n_probes=2, dtype=torch.float64,
+        roulette="adaptive", memory_budget=1e9, starts=(), callback=lambda *_: False,
+    )  # fmt: skip
+    anchored = AnchoredGradient(
+        start.field, start.mode, torch.Generator().manual_seed(0), n_entries=3
+    )
+    for one in (BankGradient(anchored), SeededGradient(start.field)):
+        first, _ = one(start.mode, 1, np.random.default_rng(0), None)
+        stored = pickle.dumps(one)
+        second, memory = pickle.loads(stored)(start.mode, 1, np.random.default_rng(0), None)
+        assert_same(first, second)
+        assert memory.n_products > 0 and np.isfinite(first).all()
+
+
+def test_a_singular_matrix_is_no_gradient(monkeypatch):
+    def singular(*_):
+        raise torch.linalg.LinAlgError("singular")
+
+    one = SeededGradient(None)
+    monkeypatch.setattr(one, "_estimate", singular)
+    gradient, memory = one(np.zeros(2), 0, np.random.default_rng(0), None)
+    assert np.isnan(gradient).all() and memory.n_products == 0
+
+
+@pytest.mark.parametrize("name", ["sampler", "schedule", "roulette"])
+def test_unknown_options_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of .* got 'nuts'"):
+        sample_stochastic(target(), rng=np.random.default_rng(0), **{name: "nuts"})

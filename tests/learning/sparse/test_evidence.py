@@ -1,0 +1,215 @@
+"""Hyper-parameters of few rows by the evidence: the bound's optimum, priors, kernels, stops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
+
+from skgp.inference.sparse.data import SparseData
+from skgp.learning.sparse.bound_search import start_state
+from skgp.learning.sparse.evidence import EvidenceSearch, has_evidence
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.settings import Settings
+from skgp.learning.sparse.training import total_loss
+from skgp.likelihoods import Bernoulli, Laplace, Poisson
+from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.optim.stopping import StopRecorder
+from tests.reference import sparse as dense
+
+GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
+PROBIT = FixedFamily(Bernoulli("probit"))
+ZERO = torch.zeros(1, dtype=torch.float64)
+TIGHT = {"max_iter": 100, "tol": 1e-12}
+
+
+def search_of(problem, family, *, kernels=None, offset=ZERO, seed=0, **options):
+    search = EvidenceSearch(family, offset, **{**TIGHT, **options})
+    generator = torch.Generator().manual_seed(seed)
+    return search.choose(kernels or [problem.kernel], problem.data, generator)
+
+
+def begin(problem, objective, settings, *, kernels=None, callback=None):
+    return start_state(
+        kernels or [problem.kernel],
+        problem.data,
+        objective,
+        settings,
+        lambda kernel: problem.data.X,
+        ZERO.to(problem.data.X),
+        torch.Generator().manual_seed(0),
+        StopRecorder(callback),
+    )
+
+
+def log_density(problem, fit):
+    """Of the targets under the hyper-parameters of a fit, a row of weight w counting w times."""
+    noise, w = float(fit.likelihood.exp()), problem.row_weight
+    A = fit.kernel(problem.X) + np.diag(noise / w)
+    density = stats.multivariate_normal(np.zeros(len(A)), A).logpdf(problem.y)
+    return density + 0.5 * np.sum((1 - w) * np.log(2 * np.pi * noise) - np.log(w))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gaussian_evidence_is_the_dense_density(weighted):
+    problem = dense.make_problem(weighted=weighted)
+    losses = []
+    options = {"max_iter": 3, "callback": lambda i, info: losses.append(info["loss"])}
+    found = search_of(problem, GAUSSIAN, **options)
+    expected = -log_density(problem, found) / problem.row_weight.sum()
+    assert found.loss == pytest.approx(expected, rel=1e-9)
+    assert losses == found.history and len(losses) == 3
+
+
+def test_gaussian_evidence_of_weights_is_that_of_repeated_rows():
+    problem = dense.make_problem()
+    counts = np.random.default_rng(0).integers(1, 4, 40)
+    weighted = replace(problem, weight=counts.astype(float))
+    found, expected = (search_of(each, GAUSSIAN) for each in (weighted, problem.repeated(counts)))
+    np.testing.assert_allclose(found.kernel.theta, expected.kernel.theta, atol=1e-3)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_gaussian_evidence_is_the_bound_of_a_point_a_row():
+    """Either search finds the same hyper-parameters, and the posterior is its optimum."""
+    problem = dense.make_problem()
+    objective = Objective(GAUSSIAN, learn_inducing=False)
+    settings = Settings(start_iter=200, tol=1e-12)
+    dense_start = begin(problem, objective, replace(settings, dense_start=True))
+    bound = begin(problem, objective, settings)
+    found, expected = dense_start.state, bound.state
+    np.testing.assert_allclose(found.kernel.theta, expected.kernel.theta, atol=1e-2)
+    assert float(found.likelihood) == pytest.approx(float(expected.likelihood), abs=1e-2)
+    assert dense_start.loss == pytest.approx(bound.loss, rel=1e-4)
+    elbo = replace(objective, name="elbo")
+    assert total_loss(found, problem.data, elbo) == pytest.approx(dense_start.loss, rel=1e-4)
+
+
+def test_laplace_evidence_begins_near_the_bound_of_labels():
+    problem = dense.make_problem(target="labels", n=60)
+    objective = Objective(PROBIT, learn_inducing=False)
+    settings = Settings(start_iter=150, tol=1e-9)
+    few, bound = (
+        begin(problem, objective, s).state for s in (replace(settings, dense_start=True), settings)
+    )
+    elbo = replace(objective, name="elbo")
+    found, least, prior = (
+        total_loss(state, problem.data, elbo) for state in (few, bound, problem.state(ZERO[:0]))
+    )
+    assert found - least < 0.02 * (prior - least)
+
+
+@pytest.mark.parametrize("family", [GAUSSIAN, PROBIT])
+def test_ratio_prior_draws_length_scales_to_those_of_the_kernel(family):
+    """Its optimum trades the evidence for the log ratios, whatever their common factor."""
+    target = "gaussian" if family is GAUSSIAN else "labels"
+    problem = dense.make_problem(target=target)
+    free = search_of(problem, family)
+
+    def ratio(fit):
+        moved = fit.kernel.theta[1:] - problem.kernel.theta[1:]
+        return abs(moved[0] - moved[1])
+
+    ratios = [ratio(search_of(problem, family, ratio_std=std)) for std in (1e-3, 0.3, 1e3)]
+    assert ratios[0] < 1e-3 < ratios[1] < ratios[2]
+    assert ratios[2] == pytest.approx(ratio(free), abs=1e-2)
+    tied = search_of(problem, family, ratio_std=1e-3)
+    assert abs(tied.kernel.theta[1:] - problem.kernel.theta[1:]).min() > 0.01
+
+
+def test_ratio_prior_counts_in_the_loss():
+    problem = dense.make_problem()
+    fit = search_of(problem, GAUSSIAN, ratio_std=0.3)
+    moved = fit.kernel.theta[1:] - problem.kernel.theta[1:]
+    log_prior = -0.5 * np.square(moved - moved.mean()).sum() / 0.3**2
+    expected = -(log_density(problem, fit) + log_prior) / 40
+    assert fit.loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_choose_takes_the_kernel_of_greatest_evidence():
+    problem = dense.make_problem(target="labels", n=150)
+    kernels = [ConstantKernel(1.0) * RBF(s, "fixed") for s in (0.01, 1.0, 100.0)]
+    assert search_of(problem, PROBIT, kernels=kernels).kernel.k2.length_scale == 1.0
+
+
+def test_choose_keeps_a_kernel_without_anything_free():
+    problem, kernel = dense.make_problem(target="labels"), RBF(1.0, "fixed")
+    assert search_of(problem, PROBIT, kernels=[kernel]).kernel == kernel
+
+
+def test_choose_begins_a_kernel_where_the_last_one_ended():
+    """One of another number of hyper-parameters begins at its own."""
+    problem = dense.make_problem(target="labels", n=60)
+    kernels = [1.0 * Matern([1.0, 1.0], nu=1.5), 3.0 * RBF([1.0, 2.0]), 2.0 * RBF(0.5)]
+    seen = []
+
+    class Spy(EvidenceSearch):
+        def fit(self, start, data, centre):
+            seen.append((start.kernel, centre))
+            return super().fit(start, data, centre)
+
+    Spy(PROBIT, ZERO, **TIGHT).choose(kernels, problem.data, torch.Generator())
+    (first, _), (second, centre), (third, _), (last, _) = seen
+    assert first == kernels[0] and third == kernels[2]
+    assert type(second.k2) is RBF and centre == kernels[1]
+    assert not np.array_equal(second.theta, kernels[1].theta)
+    assert last != third or np.array_equal(last.theta, third.theta)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_start_by_the_evidence_where_settings_ask_for_it(asked, monkeypatch):
+    problem = dense.make_problem(target="labels")
+    called = []
+    choose = EvidenceSearch.choose
+    spy = lambda *arguments: called.append(arguments) or choose(*arguments)  # noqa: E731
+    monkeypatch.setattr(EvidenceSearch, "choose", spy)
+    begin(problem, Objective(PROBIT), Settings(start_iter=2, dense_start=asked))
+    assert len(called) == asked
+
+
+@pytest.mark.parametrize("n_kernels", [1, 2])
+def test_start_by_the_evidence_stops_when_told(n_kernels):
+    problem = dense.make_problem(target="labels")
+    kernels = [problem.kernel, 1.0 * Matern(1.0, nu=0.5)][:n_kernels]
+    settings = Settings(dense_start=True)
+    calls = []
+
+    def stop(iteration, info):
+        calls.append(info["loss"])
+        return True
+
+    begun = begin(problem, Objective(PROBIT), settings, kernels=kernels, callback=stop)
+    assert begun.stopped and len(calls) == 1
+    assert begun.state.mean.isfinite().all() and len(begun.state.Z) == 40
+
+
+def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
+    problem = dense.make_problem()
+    kept = GaussianFamily(0.2, (0.2, 0.2))
+    data = SparseData(problem.data.X.float(), problem.data.y.float())
+    single = type("Single", (), {"kernel": problem.kernel, "data": data})
+    begun = begin(single, Objective(kept), Settings(dense_start=True))
+    assert float(begun.state.likelihood.exp()) == pytest.approx(0.2, rel=1e-6)
+    assert begun.state.mean.dtype == begun.state.likelihood.dtype == torch.float32
+    assert not np.array_equal(begun.state.kernel.theta, problem.kernel.theta)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "n_kernels", "expected"),
+    [
+        (GAUSSIAN, {}, 1, True),
+        (GAUSSIAN, {}, 2, False),
+        (GAUSSIAN, {"learn_likelihood": False}, 1, False),
+        (PROBIT, {}, 2, True),
+        (PROBIT, {"beta": 0.5}, 1, True),
+        (PROBIT, {"beta": 0.5, "name": "elbo"}, 1, False),
+        (PROBIT, {"learn_kernel": False}, 1, False),
+        (FixedFamily(Poisson("exp")), {}, 1, True),
+        (FixedFamily(Laplace(1.0)), {}, 1, False),
+        (StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0)), {}, 1, False),
+    ],
+)
+def test_has_evidence_where_it_is_known_and_free(family, options, n_kernels, expected):
+    assert has_evidence(Objective(family, **options), [RBF()] * n_kernels) == expected

@@ -1,0 +1,102 @@
+"""The evidence at many theta: value, gradient, leave-one-out predictions; against oracles."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+from skgp.data import Replicates, merge_replicates
+from skgp.kernels import gradients as module
+from skgp.kernels import split_noise
+from skgp.learning.evidence import ExactEvidence
+from tests.reference.kernels import naive_gram
+from tests.reference.qsgp import numerical_gradient
+
+KERNELS = {
+    "rbf": lambda: 1.3 * RBF([0.8, 1.7]) + WhiteKernel(0.1),
+    "matern52": lambda: 0.7 * Matern([1.1, 0.6], nu=2.5) + WhiteKernel(0.05),
+    "matern32": lambda: 0.7 * Matern([1.1, 0.6], nu=1.5) + WhiteKernel(0.05),
+    "matern12": lambda: 0.7 * Matern([1.1, 0.6], nu=0.5) + WhiteKernel(0.05),
+    "shared scale": lambda: 2.0 * RBF(1.2) + WhiteKernel(0.3, "fixed"),
+    "fixed scale": lambda: RBF([1.2, 0.5], "fixed") * 2.0 * 0.5 + WhiteKernel(0.3),
+    "fixed amplitude": lambda: ConstantKernel(1.5, "fixed") * RBF([1.0, 0.4]) + WhiteKernel(0.1),
+    "noise first": lambda: WhiteKernel(0.2) + 0.5 * Matern([2.0, 1.0], nu=1.5),
+    "sum": lambda: RBF(0.9) + WhiteKernel(0.2) + 0.5 * Matern(2.0, nu=2.5),
+}
+each_kernel = pytest.mark.parametrize("name", KERNELS)
+
+
+@pytest.fixture(params=[0, 1000], ids=["torch", "numpy"])
+def few_rows(request, monkeypatch):
+    """Both ways of evaluation, whatever the number of rows."""
+    monkeypatch.setattr(module, "_FEW_ROWS", request.param)
+
+
+def problem(rng, n=30):
+    X = rng.uniform(-2, 2, size=(n, 2))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.1 * rng.normal(size=n)
+
+
+def covariance(kernel, theta, X):
+    signal, white = split_noise(kernel.clone_with_theta(theta))
+    return naive_gram(signal, X) + white.noise_level * np.eye(len(X))
+
+
+@each_kernel
+def test_evidence_and_gradient_equal_scikit_learn(name, few_rows, rng):
+    kernel, (X, y) = KERNELS[name](), problem(rng)
+    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
+    evidence = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))
+    for theta in (kernel.theta, kernel.theta - 0.4):
+        value, gradient = regressor.log_marginal_likelihood(theta, eval_gradient=True)
+        found = evidence(theta)
+        np.testing.assert_allclose(found.value, value, rtol=1e-8)
+        np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-6)
+
+
+@each_kernel
+def test_evidence_of_merged_rows_is_that_of_the_rows_written_out(name, few_rows, rng):
+    kernel, (X, y) = KERNELS[name](), problem(rng)
+    X[20:] = X[:10]
+    merged = merge_replicates(X, y, None, torch.device("cpu"))
+    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
+    value, gradient = regressor.log_marginal_likelihood(kernel.theta, eval_gradient=True)
+    found = ExactEvidence(kernel, merged)(kernel.theta)
+    np.testing.assert_allclose(found.value, value, rtol=1e-8)
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-6)
+
+
+@each_kernel
+def test_evidence_leave_one_out_is_the_prediction_without_the_row(name, few_rows, rng):
+    kernel, (X, y) = KERNELS[name](), problem(rng, n=12)
+    found = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))(kernel.theta)
+    A = covariance(kernel, kernel.theta, X)
+    for i in range(12):
+        rest = np.delete(np.arange(12), i)
+        solved = np.linalg.solve(A[np.ix_(rest, rest)], A[rest, i])
+        np.testing.assert_allclose(found.residual[i], y[i] - solved @ y[rest], atol=1e-8)
+        np.testing.assert_allclose(found.variance[i], A[i, i] - solved @ A[rest, i], rtol=1e-8)
+        expected = -0.5 * np.log(2 * np.pi * found.variance) - 0.5 * (
+            found.residual**2 / found.variance
+        )
+        np.testing.assert_allclose(found.leave_one_out, expected, rtol=1e-12)
+
+
+def test_evidence_of_a_far_row_is_that_of_the_others_and_the_prior(few_rows, rng):
+    kernel, (X, y) = KERNELS["matern32"](), problem(rng, n=20)
+    X[-1] = 1e9
+    evidence = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))
+    found = evidence(kernel.theta)
+    near = ExactEvidence(kernel, Replicates(torch.tensor(X[:-1]), torch.tensor(y[:-1])))
+    variance = 0.7 + 0.05
+    alone = -0.5 * (y[-1] ** 2 / variance + np.log(2 * np.pi * variance))
+    np.testing.assert_allclose(found.value, near(kernel.theta).value + alone, rtol=1e-8)
+    expected = numerical_gradient(lambda theta: evidence(theta).value, kernel.theta)
+    np.testing.assert_allclose(found.gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evidence_needs_a_noise(rng):
+    X, y = problem(rng, n=5)
+    with pytest.raises(ValueError, match=r"has no noise; add \+ WhiteKernel"):
+        ExactEvidence(RBF(), Replicates(torch.tensor(X), torch.tensor(y)))

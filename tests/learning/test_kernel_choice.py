@@ -1,0 +1,199 @@
+"""Families and length scales of few observations: priors, corrected leave-one-out, the choice."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+
+from skgp.data import Replicates, merge_replicates
+from skgp.kernels import split_noise
+from skgp.learning.kernel_choice import choose_kernel, raised
+from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out, minimise_within
+from tests.reference.qsgp import numerical_gradient
+
+SETTINGS = ChoiceSettings()
+
+
+def families(d):
+    scale = np.full(d, d**0.5)
+    shapes = [RBF(scale), *(Matern(scale, nu=nu) for nu in (2.5, 1.5, 0.5))]
+    return [1.0 * shape + WhiteKernel(0.1, (1e-5, 1e1)) for shape in shapes]
+
+
+def sample(rng, n, d, n_relevant):
+    """Standardised targets that vary alike along the first columns, and not along the others."""
+    X = rng.normal(size=(n, d))
+    f = np.sin(1.5 * X[:, :n_relevant].sum(1) / n_relevant**0.5) + 0.5 * X[:, 0]
+    y = f + 0.1 * rng.normal(size=n)
+    return X, (y - y.mean()) / y.std()
+
+
+def as_data(X, y):
+    return Replicates(torch.tensor(X), torch.tensor(y))
+
+
+def choose(X, y, settings=None, kernels=None):
+    generator = torch.Generator().manual_seed(0)
+    kernels = families(X.shape[1]) if kernels is None else kernels
+    return choose_kernel(kernels, as_data(X, y), generator=generator, settings=settings)
+
+
+def length_scales(kernel):
+    return np.atleast_1d(split_noise(kernel)[0].k2.length_scale)
+
+
+# ------------------------------------------------------------------------------------- objective
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "merged"])
+def test_family_gradient_matches_finite_differences(weighted, rng):
+    X, y = sample(rng, 20, 3, 2)
+    X[15:] = X[:5]
+    data = (
+        merge_replicates(X, y, None, torch.device("cpu")) if weighted else as_data(X[:15], y[:15])
+    )
+    family = Family(families(3)[1], data, SETTINGS)
+    theta = family.start + np.array([0.1, 0.5, -1.0, 0.3, -2.0])
+    expected = numerical_gradient(lambda t: family(t)[0], theta)
+    np.testing.assert_allclose(family(theta)[1], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_family_prior_is_students_t_of_ratios_and_normal_of_the_noise(rng):
+    X, y = sample(rng, 20, 3, 2)
+    family = Family(families(3)[0], as_data(X, y), SETTINGS)
+    theta = family.start + np.array([0.1, 0.5, -1.0, 0.3, -2.0])
+    plain = -family.evidence(theta).value
+    ratio = np.array([0.5, -1.0, 0.3]) - np.mean([0.5, -1.0, 0.3])
+    prior = 2 * np.log1p(ratio**2 / (3 * SETTINGS.ratio_scale**2)).sum()
+    deviation = (theta[-1] - np.log(0.1 * np.mean(y**2))) / SETTINGS.noise_std
+    np.testing.assert_allclose(family.at(theta)[0], plain + prior + 0.5 * deviation**2, rtol=1e-10)
+
+
+def optimum(family):
+    theta, _ = minimise_within(family, family.start, family.bounds, max_iter=500, tol=1e-13)
+    return theta
+
+
+def test_corrected_leave_one_out_is_near_that_of_searches_without_each_observation(rng):
+    """Closer by far than with the theta that has seen the observation."""
+    X, y = sample(rng, 30, 3, 2)
+    family = Family(families(3)[1], as_data(X, y), SETTINGS)
+    theta = optimum(family)
+    groups = np.arange(len(theta))
+    refitted = np.empty(30)
+    for i in range(30):
+        rest = np.delete(np.arange(30), i)
+        # The prior of the noise is relative to the variance of all targets, as it is above.
+        part = Family(families(3)[1], as_data(X[rest], y[rest]), SETTINGS)
+        part.variance = family.variance
+        start, _ = minimise_within(part, theta, part.bounds, max_iter=500, tol=1e-13)
+        refitted[i] = -family.evidence(start).leave_one_out[i]
+    plain = leave_one_out(family, theta, groups, corrected=False)
+    better = leave_one_out(family, theta, groups, corrected=True)
+    assert refitted.mean() - plain.loss.mean() > 0.02  # what the search has learnt of each
+    assert abs(refitted.mean() - better.loss.mean()) < 0.4 * (refitted.mean() - plain.loss.mean())
+    assert better.spread > plain.spread
+
+
+# -------------------------------------------------------------------------------------- the choice
+
+
+def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
+    for seed in range(3):
+        X, y = sample(np.random.default_rng(seed), 70, 20, 20)
+        kernel, _ = choose(X, y)
+        np.testing.assert_allclose(length_scales(kernel), length_scales(kernel)[0], rtol=1e-10)
+
+
+def test_choose_kernel_finds_the_relevant_of_many_columns():
+    X, y = sample(np.random.default_rng(0), 100, 60, 2)
+    kernel, _ = choose(X, y)
+    scales = length_scales(kernel)
+    assert scales[:2].max() < 0.2 * np.median(scales[2:])
+
+
+def test_choose_kernel_covers_what_it_predicts_among_many_irrelevant_columns():
+    """95% intervals, 100 observations of 100 columns of which five matter."""
+    covered = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X, y = sample(rng, 600, 100, 5)
+        kernel, _ = choose(X[:100], y[:100])
+        regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0)
+        mean, std = regressor.fit(X[:100], y[:100]).predict(X[100:], return_std=True)
+        covered.append(np.mean(np.abs(y[100:] - mean) < 1.96 * std))
+    assert 0.88 < np.mean(covered) < 0.99
+
+
+def test_choose_kernel_tells_rough_functions_from_smooth_ones(rng):
+    X = rng.uniform(-3, 3, size=(120, 1))
+    smooth = np.sin(2 * X[:, 0]) + 0.01 * rng.normal(size=120)
+    K = Matern(0.5, nu=0.5)(X)
+    rough = np.linalg.cholesky(K + 1e-6 * np.eye(120)) @ rng.normal(size=120)
+    found = [choose(X, y - y.mean())[0] for y in (smooth, rough)]
+    assert type(split_noise(found[0])[0].k2) is RBF
+    assert split_noise(found[1])[0].k2.nu == 0.5
+
+
+def test_choose_kernel_of_many_rows_ends_at_an_optimum_of_all_of_them(rng):
+    X, y = sample(rng, 160, 3, 1)
+    settings = replace(SETTINGS, screen_rows=60)
+    kernel, history = choose(X, y, settings)
+    # The optimum of all, one family at a time and from the defaults.
+    best = min(
+        family(optimum(family))[0]
+        for family in (Family(kernel, as_data(X, y), settings) for kernel in families(3))
+    )
+    assert -max(history[-30:]) < best + 0.01
+
+
+@pytest.mark.parametrize("last", [1, 7, 30])
+def test_choose_kernel_stopped_by_the_callback_returns_what_it_has(last, rng):
+    X, y = sample(rng, 40, 4, 2)
+    calls = []
+
+    def callback(step, info):
+        calls.append(step)
+        return step >= last
+
+    generator = torch.Generator().manual_seed(0)
+    kernel, history = choose_kernel(
+        families(4), as_data(X, y), generator=generator, callback=callback
+    )
+    assert calls == list(range(1, last + 1)) and len(history) == last
+    assert np.isfinite(kernel.theta).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_choose_kernel_of_hardly_any_rows_is_finite(n, rng):
+    X, y = rng.normal(size=(n, 4)), rng.normal(size=n)
+    for target in (y, np.zeros(n)):
+        assert np.isfinite(choose(X, target)[0].theta).all()
+
+
+def test_choose_kernel_evaluates_the_evidence_a_hundred_times():
+    """What makes a fit of 60 observations as quick as one of scikit-learn's."""
+    for d in (1, 2, 5):
+        X, y = sample(np.random.default_rng(d), 60, d, 1)
+        assert len(choose(X, y)[1]) <= 110
+
+
+def test_raised_leaves_the_mean_and_scales_the_variance(rng):
+    X, y = sample(rng, 30, 2, 2)
+    kernel = 2.0 * RBF([0.8, 1.1]) + WhiteKernel(0.2)
+    moments = [
+        GaussianProcessRegressor(k, optimizer=None, alpha=0.0).fit(X, y).predict(X + 0.1, True)
+        for k in (kernel, raised(kernel, 1.7))
+    ]
+    np.testing.assert_allclose(moments[1][0], moments[0][0], rtol=1e-8)
+    np.testing.assert_allclose(moments[1][1] ** 2, 1.7 * moments[0][1] ** 2, rtol=1e-8)
+
+
+def test_raised_respects_bounds():
+    kernel = 2.0 * RBF(1.0) + WhiteKernel(0.2, (0.1, 0.3))
+    assert raised(kernel, 9.0).k2.noise_level <= 0.3
+    fixed = 2.0 * RBF(1.0) + WhiteKernel(0.2, "fixed")
+    assert raised(fixed, 9.0) == fixed

@@ -1,0 +1,98 @@
+"""Densities of classes, and the factor of the latent variance that rows left out prefer."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.special import expit
+from scipy.stats import norm
+
+from skgp.learning.moderation import (
+    FEW_ROWS_MODERATION,
+    MODERATIONS,
+    choose_moderation,
+    class_log_density,
+    mean_scores,
+)
+from skgp.likelihoods import Bernoulli
+
+
+def one_vs_rest(codes, c):
+    return torch.where(torch.as_tensor(codes)[:, None] == torch.arange(c), 1.0, -1.0).double()
+
+
+def averaged_sigmoid(mean, var):
+    if var == 0:
+        return expit(mean)
+    return quad(
+        lambda f: expit(f) * norm.pdf(f, mean, var**0.5), mean - 12 * var**0.5, mean + 12 * var**0.5
+    )[0]
+
+
+@pytest.mark.parametrize("moderated", [True, False])
+def test_density_of_two_classes_is_that_of_the_label(moderated):
+    Y, mean, var = torch.tensor([[1.0], [-1.0]]), torch.tensor([[0.7], [2.0]]), torch.ones(2, 1) * 3
+    Y, mean, var = Y.double(), mean.double(), var.double()
+    found = class_log_density(Bernoulli(), Y, mean, var if moderated else None)
+    v = 3.0 if moderated else 0.0
+    expected = np.log([averaged_sigmoid(0.7, v), 1 - averaged_sigmoid(2.0, v)])
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("moderated", [True, False])
+def test_densities_of_several_classes_sum_to_one(moderated):
+    rng = np.random.default_rng(0)
+    mean, var = torch.tensor(rng.normal(size=(5, 3)) * 2), torch.tensor(rng.gamma(1.0, size=(5, 3)))
+    densities = [
+        class_log_density(
+            Bernoulli(), one_vs_rest(np.full(5, k), 3), mean, var if moderated else None
+        )
+        for k in range(3)
+    ]
+    np.testing.assert_allclose(torch.stack(densities).exp().sum(0).numpy(), 1.0, rtol=1e-12)
+    moments = zip(mean[0].tolist(), var[0].tolist(), strict=True)
+    p = np.array([averaged_sigmoid(m, v * moderated) for m, v in moments])
+    first = torch.stack(densities)[:, 0].exp().numpy()
+    np.testing.assert_allclose(first, p / p.sum(), rtol=1e-6)
+
+
+def test_scores_are_weighted_means_at_each_factor():
+    rng = np.random.default_rng(0)
+    Y = one_vs_rest(rng.integers(0, 3, 6), 3)
+    mean, var = torch.tensor(rng.normal(size=(6, 3))), torch.tensor(rng.gamma(1.0, size=(6, 3)))
+    weight = torch.tensor(rng.gamma(1.0, size=6))
+    _, losses = choose_moderation(Bernoulli(), Y, mean, var, weight)
+    scores = mean_scores(losses, weight)
+    assert tuple(scores) == MODERATIONS
+    for factor, score in scores.items():
+        density = class_log_density(Bernoulli(), Y, mean, factor * var if factor else None)
+        assert score == pytest.approx(np.average(density, weights=weight))
+    _, losses = choose_moderation(Bernoulli(), Y, mean, var, weight, separately=True)
+    separate = mean_scores(losses, weight)
+    density = Bernoulli().log_prob(Y, mean).mean(1)
+    assert separate[0.0] == pytest.approx(np.average(density, weights=weight))
+
+
+@pytest.mark.parametrize(("noise", "best"), [(0.0, 0.0), (2.0, 1.0)])
+def test_scores_prefer_the_variance_that_there_is(noise, best):
+    # The mean is wrong by `noise` standard deviations of 2, of which the variance is stated as 4.
+    generator = torch.Generator().manual_seed(0)
+    mean = 2 * torch.randn(20_000, 1, generator=generator, dtype=torch.float64)
+    f = mean + noise * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+    Y = torch.where(torch.rand(f.shape, generator=generator) < f.sigmoid(), 1.0, -1.0).double()
+    ones = torch.ones(len(Y), dtype=torch.float64)
+    found, losses = choose_moderation(Bernoulli(), Y, mean, torch.full_like(mean, 4.0), ones)
+    scores = mean_scores(losses, ones)
+    assert max(scores, key=scores.get) == best
+    assert scores[found] > scores[best] - 0.015
+
+
+def test_few_labels_do_not_say_how_to_moderate():
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for _ in range(100):
+        mean = 2 * torch.randn(20, 1, generator=generator, dtype=torch.float64)
+        Y = torch.where(torch.rand(mean.shape, generator=generator) < mean.sigmoid(), 1.0, -1.0)
+        var, ones = torch.full_like(mean, 0.2), torch.ones(20, dtype=torch.float64)
+        chosen.append(choose_moderation(Bernoulli(), Y.double(), mean, var, ones)[0])
+    assert np.mean(np.array(chosen) == FEW_ROWS_MODERATION) > 0.8

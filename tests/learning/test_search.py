@@ -1,0 +1,381 @@
+"""Hyper-parameter objectives and searches against scikit-learn and dense formulas."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+from skgp.data import Replicates, merge_replicates
+from skgp.kernels import ActiveDims, Cosine, split_noise
+from skgp.learning import search as hyperparameters
+from skgp.learning.evidence import ExactEvidence
+from skgp.learning.objectives import (
+    leave_one_out_log_density,
+    log_marginal_likelihood,
+)
+from skgp.learning.search import (
+    HyperparameterFit,
+    SearchSettings,
+    fit_hyperparameters,
+    fit_leave_one_out,
+    fit_marginal_likelihood,
+    leave_one_out_score,
+)
+from tests.reference.kernels import naive_gram
+from tests.reference.qsgp import numerical_gradient
+from tests.same import assert_same
+
+CPU = torch.device("cpu")
+KERNELS = {
+    "ard": lambda: 1.3 * RBF([0.8, 1.7]) + WhiteKernel(0.1),
+    "matern": lambda: 0.7 * Matern([1.1, 0.6], nu=1.5) + WhiteKernel(0.05),
+    "sum": lambda: RBF(0.9) + WhiteKernel(0.2) + 0.5 * Matern(2.0, nu=2.5),
+    "fixed noise": lambda: 2.0 * RBF(1.2) + WhiteKernel(0.3, "fixed"),
+    "fixed amplitude": lambda: ConstantKernel(1.5, "fixed") * RBF([1.0, 0.4]) + WhiteKernel(0.1),
+}
+each_kernel = pytest.mark.parametrize("name", KERNELS)
+
+
+def smooth(n=40, seed=0, noise=0.1):
+    """Standardised targets of a function that varies four times faster along the first input."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, size=(n, 2))
+    y = np.sin(2 * X[:, 0]) + 0.5 * np.cos(0.5 * X[:, 1]) + noise * rng.normal(size=n)
+    return X, (y - y.mean()) / y.std()
+
+
+def as_data(X, y):
+    return merge_replicates(X, y, None, CPU)
+
+
+def repeated(seed=1):
+    """Data with integer weights on some repeated rows, merged; and the rows written out."""
+    X, y = smooth(14, seed)
+    X[9:] = X[:5]
+    counts = np.array([1, 2, 1, 3, 1, 1, 2, 1, 1, 2, 1, 1, 1, 4])
+    merged = merge_replicates(X, y, counts.astype(float), CPU)
+    return merged, np.repeat(X, counts, axis=0), np.repeat(y, counts)
+
+
+def dense_log_density(kernel, X, y):
+    """log N(y; 0, K + noise I), one matrix entry at a time."""
+    signal, white = split_noise(kernel)
+    A = naive_gram(signal, X) + white.noise_level * np.eye(len(y))
+    return stats.multivariate_normal(np.zeros(len(y)), A).logpdf(y)
+
+
+def value_and_gradient(function, theta):
+    theta = torch.tensor(theta, requires_grad=True)
+    value = function(theta)
+    return value.item(), torch.autograd.grad(value, theta)[0].numpy()
+
+
+# --------------------------------------------------------------------- marginal likelihood
+
+
+@each_kernel
+def test_log_marginal_likelihood_equals_scikit_learn(name):
+    kernel, (X, y) = KERNELS[name](), smooth()
+    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
+    for shift in (0.0, 0.3):
+        theta = kernel.theta + shift
+        expected = regressor.log_marginal_likelihood(theta, eval_gradient=True)
+        found = value_and_gradient(
+            lambda t: log_marginal_likelihood(kernel, as_data(X, y), t), theta
+        )
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-8)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-8, atol=1e-8)
+
+
+@each_kernel
+def test_log_marginal_likelihood_of_merged_rows_equals_that_of_the_rows_written_out(name):
+    kernel = KERNELS[name]()
+    merged, X, y = repeated()
+    value, gradient = value_and_gradient(
+        lambda t: log_marginal_likelihood(kernel, merged, t), kernel.theta
+    )
+    np.testing.assert_allclose(value, dense_log_density(kernel, X, y), rtol=1e-9)
+    # Scikit-learn's, of the rows written out.
+    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
+    expected = regressor.log_marginal_likelihood(kernel.theta, eval_gradient=True)[1]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_log_marginal_likelihood_needs_a_noise():
+    with pytest.raises(ValueError, match=r"has no noise; add \+ WhiteKernel"):
+        log_marginal_likelihood(RBF(), as_data(*smooth(5)), torch.zeros(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["plain", "merged"])
+def test_fit_marginal_likelihood_reaches_the_optimum_of_scikit_learn(merge):
+    X, y = smooth(40, seed=1)
+    if merge:
+        X[25:] = X[:15]
+        y[25:] = y[:15] + 0.2 * np.random.default_rng(1).normal(size=15)
+    kernel = 1.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+    oracle = GaussianProcessRegressor(kernel, alpha=0.0).fit(X, y)
+    fit = fit_marginal_likelihood(kernel, as_data(X, y), max_iter=200)
+    best = oracle.log_marginal_likelihood_value_
+    np.testing.assert_allclose(fit.log_marginal_likelihood, best, atol=2e-3)
+    value = oracle.log_marginal_likelihood(fit.kernel.theta)
+    np.testing.assert_allclose(fit.log_marginal_likelihood, value, rtol=1e-8)
+    assert fit.method == "marginal likelihood" and len(fit.history) > 3
+    np.testing.assert_allclose(max(fit.history) * len(y), value, rtol=1e-8)
+
+
+def test_fit_marginal_likelihood_respects_bounds_and_fixed_values():
+    kernel = ConstantKernel(1.5, "fixed") * RBF([1.0, 1.0], (0.9, 1.1)) + WhiteKernel(
+        0.5, (0.4, 2.0)
+    )
+    fit = fit_marginal_likelihood(kernel, as_data(*smooth()))
+    theta, bounds = fit.kernel.theta, kernel.bounds
+    assert np.all(theta >= bounds[:, 0] - 1e-12) and np.all(theta <= bounds[:, 1] + 1e-12)
+    np.testing.assert_allclose(np.exp(theta), [0.9, 1.1, 0.4], rtol=1e-6)  # all at a bound
+    assert fit.kernel.k1.k1.constant_value == 1.5
+    assert kernel.k2.noise_level == 0.5  # the user's object is left alone
+
+
+def test_fit_marginal_likelihood_refuses_a_singular_step(monkeypatch):
+    """A theta at which no factor exists is worse than any other, and never returned."""
+    kernel = KERNELS["ard"]()
+    true = ExactEvidence.__call__
+
+    def fragile(self, theta):
+        if theta[-1] < np.log(0.05):
+            raise ValueError("not positive definite")
+        return true(self, theta)
+
+    monkeypatch.setattr(ExactEvidence, "__call__", fragile)
+    fit = fit_marginal_likelihood(kernel, as_data(*smooth(noise=0.01)))
+    assert np.log(0.05) <= fit.kernel.theta[-1] < kernel.theta[-1]
+    assert np.isfinite(fit.log_marginal_likelihood)
+
+
+# --------------------------------------------------------------------------- leave-one-out
+
+
+def others(n):
+    """Every other row as neighbours of each row."""
+    return torch.tensor([[j for j in range(n) if j != i] for i in range(n)])
+
+
+def dense_leave_one_out(kernel, X, y):
+    """Rasmussen and Williams, eqs. 5.10-5.12: residuals and variances from one inverse."""
+    signal, white = split_noise(kernel)
+    inverse = np.linalg.inv(naive_gram(signal, X) + white.noise_level * np.eye(len(y)))
+    variance = 1 / np.diag(inverse)
+    residual = (inverse @ y) * variance
+    return stats.norm(0, np.sqrt(variance)).logpdf(residual)
+
+
+@each_kernel
+def test_leave_one_out_with_all_neighbours_equals_the_dense_formulas(name):
+    kernel, data = KERNELS[name](), as_data(*smooth(25))
+    density = leave_one_out_log_density(
+        kernel, data, torch.arange(25), others(25), torch.tensor(kernel.theta)
+    )
+    expected = dense_leave_one_out(kernel, data.X.numpy(), data.y.numpy())
+    np.testing.assert_allclose(density.numpy(), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_leave_one_out_of_merged_rows_is_a_difference_of_evidences():
+    """log p(all seen at x_i | the rest) = log p(everything) - log p(the rest), rows written out."""
+    kernel = KERNELS["ard"]()
+    merged, X, y = repeated()
+    n = len(merged.y)
+    density = leave_one_out_log_density(
+        kernel, merged, torch.arange(n), others(n), torch.tensor(kernel.theta)
+    )
+    whole = dense_log_density(kernel, X, y)
+    for row, value in zip(merged.X.numpy(), density.numpy(), strict=True):
+        rest = (X != row).any(axis=1)
+        expected = whole - dense_log_density(kernel, X[rest], y[rest])
+        np.testing.assert_allclose(value, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@each_kernel
+def test_leave_one_out_gradient_matches_finite_differences(name, weighted, generator):
+    kernel = KERNELS[name]()
+    data = repeated()[0] if weighted else as_data(*smooth(30))
+    rows = torch.tensor([3, 0, 7])
+    neighbors = torch.tensor([[1, 8, 4, 2, 6], [7, 3, 5, 6, 1], [0, 4, 3, 5, 8]])
+    slopes = torch.tensor([0.4, -1.0, 2.0], dtype=torch.float64)
+
+    def objective(theta):
+        return slopes @ leave_one_out_log_density(kernel, data, rows, neighbors, theta)
+
+    _, gradient = value_and_gradient(objective, kernel.theta)
+    expected = numerical_gradient(lambda t: objective(torch.tensor(t)).item(), kernel.theta)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_leave_one_out_score_of_rows_drawn_by_weight_is_the_mean_over_observations(generator):
+    kernel = KERNELS["ard"]()
+    merged, _, y = repeated()
+    n = len(merged.y)
+    every, theta = torch.arange(n), torch.tensor(kernel.theta)
+    density = leave_one_out_log_density(kernel, merged, every, others(n), theta)
+    rows = torch.tensor([4, 0, 4])
+    score = leave_one_out_score(kernel, merged, rows, every, 100)  # k is cut to n - 1
+    np.testing.assert_allclose(score, float((density / merged.weight)[rows].mean()), rtol=1e-9)
+    # In expectation, all that was observed over the number of observations.
+    drawn = hyperparameters._draw_rows(merged, 4000, generator)
+    scores = (density / merged.weight)[drawn]
+    z = (scores.mean() - density.sum() / len(y)) / (scores.std() / 4000**0.5)
+    assert abs(float(z)) < 4
+    plain = hyperparameters._draw_rows(as_data(*smooth(10)), 4000, generator)
+    assert stats.chisquare(np.bincount(plain.numpy(), minlength=10)).pvalue > 1e-4
+
+
+def test_fit_leave_one_out_improves_the_score_within_bounds(generator):
+    data = as_data(*smooth(150))
+    kernel = ConstantKernel(1.0, "fixed") * RBF([0.3, 0.3], (0.1, 2.5)) + WhiteKernel(1.0)
+    settings = SearchSettings(n_neighbors=10, batch_size=64, n_steps=60, learning_rate=0.1)
+    fit = fit_leave_one_out(kernel, data, generator=generator, settings=settings)
+    every = torch.arange(150)
+    before, after = (leave_one_out_score(k, data, every, every, 10) for k in (kernel, fit.kernel))
+    assert after > before + 0.3
+    theta, bounds = fit.kernel.theta, kernel.bounds
+    assert np.all(theta >= bounds[:, 0] - 1e-12) and np.all(theta <= bounds[:, 1] + 1e-12)
+    assert fit.method == "leave-one-out" and len(fit.history) == 60
+    short, long = fit.kernel.k1.k2.length_scale
+    assert short < long  # the first input varies faster
+
+
+def test_fit_leave_one_out_repeats_itself_for_a_seed():
+    data = as_data(*smooth(60))
+    settings = SearchSettings(n_neighbors=8, batch_size=16, n_steps=8, max_candidates=50)
+    thetas = [
+        fit_leave_one_out(
+            KERNELS["ard"](), data, generator=torch.Generator().manual_seed(s), settings=settings
+        ).kernel.theta
+        for s in (0, 0, 1)
+    ]
+    assert_same(thetas[0], thetas[1])
+    assert not np.array_equal(thetas[0], thetas[2])
+
+
+# ---------------------------------------------------------------------------- whole search
+
+QUICK = SearchSettings(
+    exact_rows=40,
+    subset_size=40,
+    dense_max_iter=15,
+    n_neighbors=10,
+    batch_size=32,
+    n_steps=16,
+    n_score_rows=64,
+)
+WIGGLY = ActiveDims(Cosine(0.5, "fixed"), [0]) * RBF(5.0) + WhiteKernel(0.1)
+SMOOTH = 1.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+
+
+@pytest.mark.parametrize("n", [30, 120], ids=["dense", "refined"])
+@pytest.mark.parametrize("families", [[SMOOTH, WIGGLY], [WIGGLY, SMOOTH]], ids=["first", "second"])
+def test_fit_hyperparameters_picks_the_better_family(families, n, generator):
+    fit = fit_hyperparameters(families, as_data(*smooth(n)), generator=generator, settings=QUICK)
+    assert "RBF" in repr(fit.kernel) and "Cosine" not in repr(fit.kernel)
+    assert np.isfinite(fit.score) == (n > QUICK.subset_size)
+
+
+def test_fit_hyperparameters_of_few_rows_is_the_marginal_likelihood(generator):
+    data = as_data(*smooth(30))
+    fit = fit_hyperparameters([SMOOTH], data, generator=generator, settings=QUICK)
+    alone = fit_marginal_likelihood(SMOOTH, data, max_iter=QUICK.dense_max_iter)
+    assert fit.method == "marginal likelihood"
+    np.testing.assert_allclose(
+        fit.log_marginal_likelihood, alone.log_marginal_likelihood, atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("families", [[SMOOTH], [SMOOTH, WIGGLY]], ids=["one", "two"])
+def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator):
+    """The refined kernel and the one of the subset are scored on the same rows."""
+    data = as_data(*smooth(120))
+    fit = fit_hyperparameters(families, data, generator=generator, settings=QUICK)
+    twin = torch.Generator().manual_seed(0)
+    subset = torch.randperm(120, generator=twin)[: QUICK.subset_size]
+    dense = hyperparameters._on_subset(families, data.rows(subset), QUICK, None)[0]
+    score = hyperparameters._Comparison(data, QUICK, twin)
+    assert fit.score >= score(dense).score - 1e-12
+    np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
+
+
+@pytest.mark.parametrize("last", [1, 5, 40, 60])
+@pytest.mark.parametrize("families", [[SMOOTH], [SMOOTH, WIGGLY]], ids=["one", "two"])
+def test_fit_hyperparameters_stopped_by_the_callback_returns_what_it_has(families, last, generator):
+    calls = []
+
+    def callback(step, info):
+        calls.append(step)
+        assert np.isfinite(info["loss"])
+        return step >= last
+
+    data = as_data(*smooth(120))
+    fit = fit_hyperparameters(
+        families, data, generator=generator, settings=QUICK, callback=callback
+    )
+    assert calls == list(range(1, len(calls) + 1)) and len(calls) <= last + 1
+    assert np.isfinite(fit.kernel.theta).all()
+    every = torch.arange(120)
+    assert np.isfinite(leave_one_out_score(fit.kernel, data, every, every, 10))
+
+
+def test_fit_hyperparameters_with_nothing_to_learn_returns_the_kernel(generator):
+    fixed = RBF(0.7, "fixed") + WhiteKernel(0.1, "fixed")
+    data = as_data(*smooth(20))
+    assert fit_hyperparameters([fixed], data, generator=generator).kernel is fixed
+    one_row = data.rows(torch.tensor([3]))
+    fit = fit_hyperparameters([SMOOTH], one_row, generator=generator)
+    assert fit.kernel is SMOOTH and fit.method == "initial"
+
+
+def test_fit_hyperparameters_repeats_itself_for_a_seed():
+    data = as_data(*smooth(100))
+    first, second = (
+        fit_hyperparameters(
+            [SMOOTH], data, generator=torch.Generator().manual_seed(5), settings=QUICK
+        )
+        for _ in range(2)
+    )
+    assert_same(first.kernel.theta, second.kernel.theta)
+    assert first.score == second.score
+
+
+def comparison(generator, n=150, noise=0.5):
+    return hyperparameters._Comparison(as_data(*smooth(n, noise=noise)), QUICK, generator)
+
+
+def test_best_noise_finds_back_from_a_noise_of_nearly_zero(generator):
+    on = comparison(generator)
+    start = on(HyperparameterFit(1.0 * RBF([1.0, 1.0]) + WhiteKernel(1e-5)))
+    found = on.with_best_noise(start)
+    assert found.score > start.score + 0.5
+    assert split_noise(found.kernel)[1].noise_level in hyperparameters._NOISE_GRID
+    np.testing.assert_allclose(found.kernel.theta[:-1], start.kernel.theta[:-1])
+
+
+def test_best_noise_keeps_bounds_fixed_values_and_good_fits(generator):
+    on = comparison(generator)
+    fixed = on(HyperparameterFit(RBF() + WhiteKernel(1e-5, "fixed")))
+    assert on.with_best_noise(fixed) is fixed
+    narrow = on(HyperparameterFit(RBF() + WhiteKernel(1e-5, (1e-6, 0.02))))
+    found = on.with_best_noise(narrow).kernel
+    assert split_noise(found)[1].noise_level <= 0.02
+    np.testing.assert_array_equal(found.bounds, narrow.kernel.bounds)
+    best = fit_marginal_likelihood(SMOOTH, on.data)
+    scored = on(best)
+    assert on.with_best_noise(scored).score >= scored.score
+
+
+def test_objectives_do_not_need_sorted_or_merged_data():
+    """Order of rows is free: the two ways to hold the same data agree."""
+    X, y = smooth(20)
+    kernel = KERNELS["ard"]()
+    theta = torch.tensor(kernel.theta)
+    unsorted = Replicates(torch.tensor(X), torch.tensor(y))
+    values = [log_marginal_likelihood(kernel, data, theta) for data in (unsorted, as_data(X, y))]
+    torch.testing.assert_close(*values, rtol=1e-12, atol=0)

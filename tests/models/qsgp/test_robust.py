@@ -1,0 +1,99 @@
+"""Laplace noise as a route: rows merged, basis and precision chosen, posterior augmented."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
+
+from skgp.data import distinct_observations
+from skgp.inference.weights.robust import fit_robust
+from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.kernels import FourierFeatures
+from skgp.kernels.distances import origin
+from skgp.learning.robust import robust_location_scale
+from skgp.models.qsgp import robust as robust_regression
+from skgp.models.qsgp.plan import Plan
+from skgp.models.qsgp.results import Options
+from skgp.models.qsgp.robust import fit_laplace
+
+CPU = torch.device("cpu")
+KERNEL = 1.2 * RBF(0.9)
+FOURIER = Plan("fourier", 40, "cholesky", "full")
+INDUCING = Plan("inducing", 30, "cholesky", "full")
+
+
+def sine(n=80, weighted=False):
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(-3, 3, (n, 1)), axis=0)
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.laplace(size=n)
+    weight = rng.uniform(0.5, 3, n) if weighted else None
+    return distinct_observations(X, y, weight, CPU)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("plan", [FOURIER, INDUCING], ids=lambda plan: plan.basis)
+def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
+    data = sine(weighted=weighted)
+    Z = data.X[::3]
+    fit = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(augment=False), Z=Z)
+    basis = (
+        FourierFeatures(KERNEL, 40, 1, seed=0, origin=origin(data.X)[0])
+        if plan.basis == "fourier"
+        else WhitenedInducingBasis(KERNEL, Z)
+    )
+    expected = fit_robust(basis, data.X, data.y, scale=0.2, sample_weight=data.weight)
+    torch.testing.assert_close(fit.posterior.mean(data.X), expected.posterior.mean(data.X))
+    assert fit.likelihood_scale == expected.scale and fit.noise == 2 * expected.scale**2
+    assert fit.plan.n_basis == (40 if plan.basis == "fourier" else len(Z))
+    total = float(len(data.y) if data.weight is None else data.weight.sum())
+    assert fit.history[-1] == pytest.approx(-fit.elbo / total)
+
+
+def test_fit_laplace_keeps_the_noise_if_asked():
+    data = sine()
+    fit = fit_laplace(KERNEL, data, 0.3, 9.9, INDUCING, Options(refit_noise=False), Z=data.X[::3])
+    assert fit.noise == 0.3 and fit.likelihood_scale == pytest.approx(0.15**0.5, rel=1e-12)
+
+
+def test_fit_laplace_of_all_rows_has_the_prior_far_away():
+    data = sine()
+    far = torch.full((1, 1), 50.0, dtype=torch.float64)
+    for augment, expected in ((True, 1.2), (False, 0.0)):
+        fit = fit_laplace(KERNEL, data, 0.1, None, INDUCING, Options(augment=augment), Z=data.X)
+        assert float(fit.posterior.mean_and_variance(far)[1]) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("plan", [FOURIER, INDUCING], ids=lambda plan: plan.basis)
+def test_fit_laplace_of_much_data_is_in_single_precision_and_predicts_in_double(plan, monkeypatch):
+    data = sine()
+    Z = data.X[::6]
+    exact = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(), Z=Z)
+    seen = []
+
+    def spy(basis, *args, dtype, **kwargs):
+        seen.append(dtype)
+        return fit_robust(basis, *args, dtype=dtype, **kwargs)
+
+    monkeypatch.setattr(robust_regression, "_MANY_FEATURES", 1)
+    monkeypatch.setattr(robust_regression, "fit_robust", spy)
+    fit = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(), Z=Z)
+    assert seen == [torch.float32]
+    mean = fit.posterior.mean(data.X)
+    torch.testing.assert_close(mean, exact.posterior.mean(data.X), rtol=1e-3, atol=1e-3)
+    one = fit.posterior.mean(data.X[:1])
+    torch.testing.assert_close(mean[:1], one, rtol=1e-12, atol=1e-13)
+
+
+def test_fit_laplace_needs_points_for_an_inducing_basis():
+    with pytest.raises(ValueError, match="Z, the inducing points"):
+        fit_laplace(KERNEL, sine(), 0.3, 0.2, INDUCING, Options())
+
+
+def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
+    rng = np.random.default_rng(0)
+    y = torch.tensor(np.r_[3 + 2 * rng.standard_normal(90), np.full(6, 500.0)])
+    weight = torch.as_tensor(rng.integers(1, 5, len(y)))
+    found = robust_location_scale(y, weight.double())
+    expected = robust_location_scale(y.repeat_interleave(weight))
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert 1.5 < found[1] < 2.5

@@ -1,0 +1,229 @@
+"""The L-BFGS minimiser on functions whose minima are known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.optim.lbfgs import minimize_lbfgs
+
+
+def quadratic(n=12, seed=0):
+    """x'Ax / 2 - b'x + 3 of two tensors with x = (p, q), its minimiser and its minimum."""
+    rng = np.random.default_rng(seed)
+    root = rng.standard_normal((n, n))
+    A, b = torch.tensor(root @ root.T + np.eye(n)), torch.tensor(rng.standard_normal(n))
+    solution = torch.linalg.solve(A, b)
+
+    def loss(parts):
+        x = torch.cat([parts["p"].ravel(), parts["q"]])
+        return 0.5 * x @ A @ x - b @ x + 3.0
+
+    start = {"p": torch.zeros(2, 3).double(), "q": torch.ones(n - 6).double()}
+    return loss, start, solution, float(3.0 - 0.5 * b @ solution)
+
+
+def rosenbrock(parts):
+    x, y = parts["x"], parts["y"]
+    return ((1 - x) ** 2 + 100 * (y - x**2) ** 2).sum()
+
+
+def at(x, y, dtype=torch.float64):
+    return {"x": torch.tensor([x], dtype=dtype), "y": torch.tensor([y], dtype=dtype)}
+
+
+def test_minimize_lbfgs_solves_a_quadratic_over_tensors_of_any_shape():
+    loss, start, solution, least = quadratic()
+    before = {name: value.clone() for name, value in start.items()}
+    found = minimize_lbfgs(loss, start, max_iter=200, tol=1e-15)
+    assert found.loss == pytest.approx(least, rel=1e-12)
+    assert found.parameters["p"].shape == (2, 3) and found.parameters["q"].shape == (6,)
+    x = torch.cat([found.parameters["p"].ravel(), found.parameters["q"]])
+    torch.testing.assert_close(x, solution, rtol=0, atol=1e-6)
+    assert found.converged and not found.stopped
+    assert not any(value.requires_grad for value in found.parameters.values())
+    assert all(torch.equal(start[name], before[name]) for name in start)
+
+
+@pytest.mark.parametrize("start", [(-1.2, 1.0), (3.0, -2.0), (0.0, 0.0)])
+def test_minimize_lbfgs_follows_the_valley_of_rosenbrock(start):
+    found = minimize_lbfgs(rosenbrock, at(*start), max_iter=300, tol=1e-16)
+    assert found.converged and found.loss < 1e-10
+    assert float(found.parameters["x"]) == pytest.approx(1.0, abs=1e-5)
+    assert float(found.parameters["y"]) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_minimize_lbfgs_stays_within_bounds():
+    """With x at most 0.5 the minimum of Rosenbrock's function is at (0.5, 0.25)."""
+    seen = []
+
+    def loss(parts):
+        seen.append(float(parts["x"].detach()))
+        return rosenbrock(parts)
+
+    bounds = {"x": (torch.tensor([-2.0]).double(), torch.tensor([0.5]).double())}
+    found = minimize_lbfgs(loss, at(-1.2, 1.0), max_iter=300, tol=1e-16, bounds=bounds)
+    assert float(found.parameters["x"]) == 0.5
+    assert float(found.parameters["y"]) == pytest.approx(0.25, abs=1e-6)
+    assert found.loss == pytest.approx(0.25, rel=1e-9)
+    assert min(seen) >= -2.0 and max(seen) <= 0.5
+
+
+def test_minimize_lbfgs_moves_a_start_inside_the_bounds():
+    loss, start, _, _ = quadratic()
+    box = torch.full((6,), -1.0).double(), torch.full((6,), 0.5).double()
+    start["q"] = torch.full((6,), 9.0).double()
+    first = []
+
+    def watched(parts):
+        first.append(parts["q"].detach().clone())
+        return loss(parts)
+
+    minimize_lbfgs(watched, start, max_iter=3, bounds={"q": box})
+    assert torch.equal(first[0], box[1])
+
+
+def test_minimize_lbfgs_keeps_equal_bounds():
+    pinned = at(1.0, 1.7)["y"]
+    bounds = {"y": (pinned, pinned)}
+    found = minimize_lbfgs(rosenbrock, at(1.0, 1.7), max_iter=100, tol=1e-15, bounds=bounds)
+    assert float(found.parameters["y"]) == 1.7
+    assert float(found.parameters["x"]) == pytest.approx(1.7**0.5, abs=0.01)
+
+
+def wall(bad):
+    """(x - 3)^2 + (x - 3)^4, but `bad` beyond x = 3.5, where steps from -20 lead."""
+
+    def loss(parts):
+        x = parts["x"]
+        if float(x.detach()) > 3.5:
+            return bad(x)
+        return ((x - 3) ** 2 + (x - 3) ** 4).sum()
+
+    return loss
+
+
+def refused(x):
+    raise ValueError("no Cholesky factor")
+
+
+@pytest.mark.parametrize("start", [-20.0, 0.0, 2.0, 3.4])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda x: (x * torch.nan).sum(),
+        lambda x: (x * 0 + torch.inf).sum(),
+        lambda x: -(x * 0 + torch.inf).sum(),
+        lambda x: (3.5 - x).clamp_min(0.0).sqrt().sum(),  # 0, with a slope that is NaN
+        refused,
+    ],
+    ids=["nan", "inf", "-inf", "slope", "ValueError"],
+)
+def test_minimize_lbfgs_refuses_steps_to_where_the_loss_is_not_finite(bad, start):
+    found = minimize_lbfgs(
+        wall(bad), {"x": torch.tensor([start]).double()}, max_iter=100, tol=1e-14
+    )
+    assert float(found.parameters["x"]) == pytest.approx(3.0, abs=1e-3)
+    assert found.loss < 1e-6
+
+
+@pytest.mark.parametrize("start", [[90.0], [5.0, 0.01], [5.0, 0.01, 90.0]])
+def test_minimize_lbfgs_goes_on_after_a_refused_step(start):
+    """x - log x: extrapolations of the line search lead below 0, where there is no logarithm."""
+    refused = []
+
+    def loss(parts):
+        value = (parts["x"] - parts["x"].log()).sum()
+        refused.append(not bool(value.isfinite()))
+        return value
+
+    start = {"x": torch.tensor(start, dtype=torch.float64)}
+    found = minimize_lbfgs(loss, start, max_iter=200, tol=1e-15)
+    assert any(refused)
+    torch.testing.assert_close(
+        found.parameters["x"], torch.ones_like(start["x"]), rtol=0, atol=1e-4
+    )
+
+
+def test_minimize_lbfgs_passes_an_unusable_start_on():
+    with pytest.raises(ValueError, match="no Cholesky factor"):
+        minimize_lbfgs(lambda parts: refused(parts["x"]), at(0.0, 0.0), max_iter=5)
+
+
+def test_minimize_lbfgs_passes_other_errors_on():
+    def loss(parts):
+        raise KeyError("unrelated")
+
+    with pytest.raises(KeyError, match="unrelated"):
+        minimize_lbfgs(loss, at(0.0, 0.0), max_iter=5)
+
+
+def test_minimize_lbfgs_of_a_loss_that_ignores_a_tensor_leaves_it():
+    start = at(2.0, 7.0)
+    found = minimize_lbfgs(lambda parts: (parts["x"] ** 2).sum(), start, max_iter=20)
+    assert float(found.parameters["y"]) == 7.0
+    assert float(found.parameters["x"]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_minimize_lbfgs_tells_the_callback_where_it_is():
+    calls = []
+
+    def callback(iteration, info):
+        parts = info["parameters"]()
+        calls.append((iteration, info["loss"], float(rosenbrock(parts))))
+
+    found = minimize_lbfgs(rosenbrock, at(-1.2, 1.0), max_iter=20, tol=0.0, callback=callback)
+    iterations, losses, values = zip(*calls, strict=True)
+    assert iterations == tuple(range(1, 21)) and found.n_iter == 20
+    assert list(losses) == found.history
+    np.testing.assert_allclose(values, losses, rtol=1e-12)
+    assert (np.diff(losses) <= 0).all()
+    assert not found.converged and not found.stopped
+    assert found.n_evaluations >= 21
+
+
+def test_minimize_lbfgs_keeps_the_best_when_the_callback_stops():
+    found = minimize_lbfgs(
+        rosenbrock, at(-1.2, 1.0), max_iter=50, tol=0.0, callback=lambda i, info: i == 7
+    )
+    assert found.stopped and not found.converged and found.n_iter == len(found.history) == 7
+    assert float(rosenbrock(found.parameters)) == pytest.approx(found.loss, rel=1e-12)
+    assert found.loss <= min(found.history)
+
+
+def test_minimize_lbfgs_keeps_the_best_point_seen():
+    """Also where that is not the last one."""
+    seen = []
+
+    def loss(parts):
+        value = rosenbrock(parts)
+        seen.append(float(value.detach()))
+        return value
+
+    for max_iter in (1, 5, 9):
+        seen.clear()
+        found = minimize_lbfgs(loss, at(-1.2, 1.0), max_iter=max_iter, tol=0.0)
+        assert found.loss == min(seen)
+        assert float(rosenbrock(found.parameters)) == pytest.approx(found.loss, rel=1e-12)
+
+
+def test_minimize_lbfgs_stops_at_the_relative_tolerance():
+    loss, start, _, _ = quadratic()
+    coarse, fine = (minimize_lbfgs(loss, start, max_iter=200, tol=tol) for tol in (1e-2, 1e-12))
+    assert coarse.converged and fine.converged
+    assert coarse.n_iter < fine.n_iter
+    last = coarse.history[-2] - coarse.history[-1]
+    assert last <= 1e-2 * max(1.0, abs(coarse.history[-2]))
+
+
+def test_minimize_lbfgs_works_in_either_precision(dtype):
+    found = minimize_lbfgs(rosenbrock, at(-1.2, 1.0, dtype), max_iter=200, tol=1e-10)
+    assert found.parameters["x"].dtype == dtype
+    assert float(found.parameters["x"]) == pytest.approx(1.0, abs=1e-2)
+    assert math.isfinite(found.loss)
+
+
+def test_minimize_lbfgs_at_the_minimum_stays_there():
+    found = minimize_lbfgs(rosenbrock, at(1.0, 1.0), max_iter=10)
+    assert found.converged and found.loss == 0.0 and float(found.parameters["x"]) == 1.0

@@ -1,0 +1,142 @@
+"""The training loop: the steps of its optimizer, its stops, and what a NaN does."""
+
+import math
+
+import pytest
+import torch
+
+from skgp.optim import NonFiniteLossError, TrainingLoop, exponential_decay
+
+
+class GradientDescent:
+    """Plain steps of one tensor."""
+
+    def __init__(self, parameter, lr):
+        self.param_groups = [{"params": [parameter], "lr": lr}]
+
+    def zero_grad(self):
+        self.param_groups[0]["params"][0].grad = None
+
+    @torch.no_grad()
+    def step(self):
+        (x,) = self.param_groups[0]["params"]
+        x -= self.param_groups[0]["lr"] * x.grad
+
+
+def make_loop(compute_loss=None, lr=0.1, **options):
+    """Return a loop that pulls x towards 1 by plain gradient descent."""
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    if compute_loss is None:
+        compute_loss = lambda x, iteration: 0.5 * ((x - 1) ** 2).sum()  # noqa: E731
+    loop = TrainingLoop(
+        {"x": x}, lambda iteration: compute_loss(x, iteration), GradientDescent(x, lr), **options
+    )
+    return x, loop
+
+
+def test_loop_takes_the_steps_of_gradient_descent():
+    x, loop = make_loop()
+    loop.run(20)
+    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**20))
+    expected = [1.5 * 0.81**t for t in range(20)]
+    assert loop.history["loss"] == pytest.approx(expected)
+    assert loop.n_iter == 20 and not loop.stopped_early
+
+
+def test_loop_continues_where_it_stopped():
+    seen = []
+    x, loop = make_loop(callback=lambda iteration, info: seen.append(iteration))
+    loop.run(2).run(3)
+    assert seen == [0, 1, 2, 3, 4] and loop.n_iter == 5
+    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**5))
+
+
+def test_loop_follows_its_schedule():
+    x, loop = make_loop(schedule=lambda t: 0.5 if t == 0 else 0.0)
+    loop.run(3)
+    assert loop.history["learning_rate"] == [0.5, 0.0, 0.0]
+    torch.testing.assert_close(x.detach(), torch.full_like(x, 0.5))
+
+
+def test_loop_stops_when_the_callback_says_so():
+    x, loop = make_loop(callback=lambda iteration, info: info["loss"] < 1)
+    loop.run(100)
+    assert loop.n_iter == 3 and loop.stopped_early  # 1.5 * .81^2 < 1
+
+
+def test_loop_asks_every_rule_at_every_iteration():
+    heard = []
+    rules = [lambda i, loss: i == 1, lambda i, loss: heard.append((i, loss)) or False]
+    _, loop = make_loop(stopping=rules)
+    loop.run(100)
+    assert heard == [(0, pytest.approx(1.5)), (1, pytest.approx(1.5 * 0.81))]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_loop_keeps_the_last_good_parameters(bad):
+    def compute_loss(x, iteration):
+        return ((x - 1) ** 2).sum() * 0.5 * (bad if iteration == 7 else 1.0)
+
+    x, loop = make_loop(compute_loss, snapshot_every=5)
+    with pytest.raises(NonFiniteLossError, match="iteration 7 and parameter 'x'") as caught:
+        loop.run(100)
+    assert caught.value.iteration == 7 and caught.value.parameter == "x"
+    assert isinstance(caught.value, FloatingPointError)
+    assert "those of iteration 5" in str(caught.value)
+    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**5))
+    assert loop.n_iter == 7 and len(loop.history["loss"]) == 7
+
+
+def test_loop_undoes_a_step_that_led_to_a_nan():
+    # At iteration 1 the parameter is already bad: the step to it was the fault.
+    x, loop = make_loop(lambda x, iteration: x.sum() + torch.log(1 + x.sum()), lr=1.0)
+    with pytest.raises(NonFiniteLossError, match="iteration 1"):
+        loop.run(5)
+    assert torch.equal(x.detach(), torch.zeros_like(x))
+
+
+def test_loop_refuses_a_bad_gradient_of_a_finite_loss():
+    x, loop = make_loop(lambda x, iteration: x.sqrt().sum())  # derivative infinite at 0
+    with pytest.raises(NonFiniteLossError, match=r"loss is 0 at iteration 0 and parameter 'x'"):
+        loop.run(1)
+    assert torch.equal(x.detach(), torch.zeros_like(x))
+
+
+def test_loop_says_when_no_parameter_is_to_blame():
+    x, loop = make_loop(lambda x, iteration: x.sum() + math.inf)
+    with pytest.raises(NonFiniteLossError, match="no single parameter") as caught:
+        loop.run(1)
+    assert caught.value.parameter is None
+
+
+def test_loop_steps_can_be_overridden():
+    class Halving(TrainingLoop):
+        def train_step(self, iteration):
+            with torch.no_grad():
+                self.parameters["x"].mul_(0.5)
+            return 1.0
+
+    x = torch.ones(2)
+    Halving({"x": x}, None, GradientDescent(x, 0.1)).run(3)
+    assert torch.equal(x, torch.full((2,), 0.125))
+
+
+def test_loop_refuses_a_bad_snapshot_period():
+    with pytest.raises(ValueError, match="snapshot_every must be at least 1, got 0"):
+        make_loop(snapshot_every=0)
+
+
+def test_exponential_decay_is_geometric_and_then_constant():
+    rate = exponential_decay(0.1, 1e-3, 100)
+    assert rate(0) == pytest.approx(0.1) and rate(50) == pytest.approx(0.01)
+    assert rate(100) == rate(1000) == pytest.approx(1e-3)
+    assert rate(31) / rate(30) == pytest.approx(rate(1) / rate(0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 1, 5), "start=0"), ((1, -1, 5), "end=-1"), ((1, 1, 0), "n_steps must be at least 1")],
+)
+def test_exponential_decay_refuses_bad_parameters(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        exponential_decay(*arguments)
