@@ -24,7 +24,7 @@ paper                              here
 sections 1, 2: objectives          `objective`; `collapsed`, `square_loss` for closed forms
 section 2: sparse GPs, q(f_i)      `sparse`
 section 3, supplement 1: uPS       `log_expectation`, `product_sampling`
-section 4, supplement 2: bMC       `log_expectation`, `derivative_bounds`
+section 4, supplement 2: bMC       `log_expectation`
 section 6: fixed and joint DLM     step 3
 section 6: grid search of beta     `beta_path`
 =================================  ===========================================================

@@ -7,8 +7,7 @@ z, u = s(z), M                              knots, states at the knots
 :math:`v_n, P_n, T_n` (eqs. 13, 14)         pair, h, T (:mod:`.conditionals`); h for H P
 btd, natural parameters of q less those     `PairSites` (:mod:`.pair_sites`)
 of the prior (3.4)
-natural gradient (eqs. 17-20, B.2)          `fit_inducing`, `fit_minibatch`
-reverse subset inverse (B.3)                :mod:`skgp.linalg.block_tridiagonal`
+natural gradient (eqs. 17-20, B.2)          `fit_inducing`
 joint draws (A.2)                           :mod:`.draws`
 ==========================================  ===================================================
 
@@ -42,8 +41,7 @@ A.1: :math:`\Sigma_{vv}` has :math:`P_0 A^\top` above the diagonal and :math:`A 
 :math:`\Sigma_{sv} = [A_{-t} P_0, P_0 A_{t+}^\top]`. Eq. 12 conditions on s(x_n), not f(x_n).
 Eq. 15 lacks the logarithm of :math:`|\Sigma_{uu}|`. B.2: to maximise, a step is
 :math:`\xi + \gamma \tilde\nabla`. Eqs. 25 and 26: the blocks off the diagonal are
-:math:`-L_{op}^{-1} L_{op,n} L_{nn}^{-1}`. Algorithms 1 and 2: see
-:mod:`skgp.linalg.block_tridiagonal`.
+:math:`-L_{op}^{-1} L_{op,n} L_{nn}^{-1}`.
 
 References
 ----------
