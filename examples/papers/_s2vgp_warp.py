@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _s2vgp_layers import StateSpaceLayer, fit_layers
 from _s2vgp_study import (
     GaussianFit,
     Row,
@@ -32,7 +33,6 @@ from skgp.inference.markov.inducing.fit import fit_inducing
 from skgp.inference.markov.inducing.pair_sites import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.likelihoods import Gaussian
-from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
 
 _REMOVED = (((0.55, 0.6), (0.85, 0.9)), ((0.4, 0.5),))  # of each series
 _KNOTS = (50, 100, 50)  # of each layer, as in the paper

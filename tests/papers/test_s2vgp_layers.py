@@ -5,13 +5,13 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from examples.papers._s2vgp_layers import StateSpaceLayer, fit_layers
 from skgp.inference.markov.inducing.fit import fit_inducing
 from skgp.inference.markov.inducing.pair_sites import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Gaussian
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.models.state_space.deep import StateSpaceLayer, fit_layers
 
 KERNEL = 1.5 * Matern(0.6, nu=1.5) + 0.3 * Matern(0.4, nu=0.5)
 KNOTS = torch.tensor([0.2, 0.8, 1.7], dtype=torch.float64)
