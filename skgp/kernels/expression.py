@@ -379,10 +379,16 @@ def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
     white = split_noise(kernel)[1]
     if white is None:
         raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
-    # Places pass through the split in the place of values.
-    signal, noise = split_theta(kernel, torch.arange(kernel.n_dims).double())
-    place = int(torch.as_tensor(noise)) if white.n_dims else None
-    return signal.long().tolist(), place, float(white.noise_level)
+    signal: list[int] = []
+    noise, start = None, 0
+    for part in summands(kernel):
+        places = range(start, start + part.n_dims)
+        start = places.stop
+        if part is not white:
+            signal += places
+        elif places:
+            noise = places.start
+    return signal, noise, float(white.noise_level)
 
 
 def summands(kernel: Kernel) -> list[Kernel]:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Product
 
-from .expression import Binder, Part
+from .expression import Part
 
 __all__ = ["FewRowsGram", "StationaryLeaf", "stationary_leaf"]
 
@@ -52,9 +52,9 @@ class StationaryLeaf:
         return self.factor * math.exp(sum(float(theta[place.start]) for place in self.constants))
 
 
-def stationary_leaf(kernel: Kernel) -> StationaryLeaf | None:
-    """The reading of a checked expression; None of any other."""
-    factors = _factors(Binder(kernel).part)
+def stationary_leaf(part: Part) -> StationaryLeaf | None:
+    """The reading of an expression that was bound; None of any other."""
+    factors = _factors(part)
     leaves = [factor for factor in factors if type(factor.kernel) is not ConstantKernel]
     if len(leaves) != 1 or type(leaves[0].kernel) not in (RBF, Matern):
         return None

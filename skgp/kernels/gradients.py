@@ -156,14 +156,13 @@ class GramWithGradient:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
         self._centred = scaled_inputs(X, None, 1.0)[0]
-        self._leaf = stationary_leaf(kernel)
+        self._leaf = stationary_leaf(self._bind.part)
         self.few = len(X) <= _FEW_ROWS and X.dtype == torch.float64 and not X.is_cuda
         if self._leaf is not None:  # says what does not fit
             scaled_inputs(X[:1], None, X.new_tensor(self._leaf.length_scale))
             if self.few:
                 self._of_few = FewRowsGram(self._leaf, self._centred.numpy())
 
-    @torch.no_grad()
     def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
         """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
 
@@ -180,6 +179,7 @@ class GramWithGradient:
 
         return K.numpy() if self.few else K, gradient
 
+    @torch.no_grad()
     def _of_many(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         leaf = self._leaf
         if leaf is None:

@@ -16,7 +16,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from .expression import bind, check_kernel, summands
+from .expression import Binder, check_kernel, summands
 from .sde_dynamics import Block, Dynamics
 from .sde_expression import check_one_input, expand
 
@@ -96,6 +96,7 @@ class StateSpace:
     def __init__(self, kernel: Kernel, tolerance: float = TOLERANCE) -> None:
         self.kernel = copy.deepcopy(kernel)  # later changes by the caller must not reach it
         self.tolerance = tolerance
+        self._bind = Binder(self.kernel)
         components = self._expand(None).components
         self._primitives = [[f.primitive for f in c.factors] for c in components]
         self.n_parameters = sum(1 + len(group) for group in self._primitives)
@@ -104,7 +105,7 @@ class StateSpace:
         self.order = [s for s, _ in dynamics.blocks]
 
     def _expand(self, theta: Tensor | None):
-        return expand(bind(self.kernel, theta, dtype=torch.float64), self.tolerance)
+        return expand(self._bind(theta, dtype=torch.float64), self.tolerance)
 
     def parameters(self, theta: Tensor | None = None) -> Tensor:
         """Log variances of the components and log rates of their factors, (q,).

@@ -24,7 +24,13 @@ import torch
 from skgp.data import Replicates
 from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.gradients import GramWithGradient
-from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import (
+    cho_inverse,
+    cho_solve,
+    jittered_cholesky,
+    log_det,
+    raise_diagonal_,
+)
 
 __all__ = ["EvidenceAt", "ExactEvidence"]
 
@@ -102,7 +108,6 @@ class ExactEvidence:
             at.gradient[place] += 0.5 * float(within.sum())
         return at._replace(value=at.value + float(data.log_power(noise).sum()))
 
-    @torch.no_grad()
     def _of_distinct(self, theta: np.ndarray) -> EvidenceAt:
         """Of distinct inputs."""
         y, n, place = self._y, len(self._y), self.noise_place
@@ -110,7 +115,7 @@ class ExactEvidence:
         row_noise = noise / self._weight
         K, of_signal = self._gram(theta[self._places])
         A = K + 0.0
-        torch.as_tensor(A).diagonal().add_(torch.as_tensor(row_noise))
+        raise_diagonal_(A, row_noise)
         L = jittered_cholesky(A).factor
         del A
         alpha = cho_solve(L, y)
@@ -123,5 +128,8 @@ class ExactEvidence:
         gradient[self._places] = of_signal(W)
         if place is not None:
             gradient[place] = float(W.diagonal() @ row_noise)
-        residual, variance = (torch.as_tensor(a).cpu().numpy() for a in (alpha / scale, 1 / scale))
+        residual: Any = alpha / scale
+        variance: Any = 1 / scale
+        if not self._gram.few:
+            residual, variance = residual.cpu().numpy(), variance.cpu().numpy()
         return EvidenceAt(value, gradient, residual, variance)

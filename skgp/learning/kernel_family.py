@@ -116,11 +116,11 @@ class Family:
         loss, gradient = -at.value, -at.gradient
         if len(self.scales) > 1:
             moved = (theta - self.start)[self.scales]
-            ratio = moved - moved.mean()
+            ratio = moved - moved.sum() / len(moved)
             square = ratio**2 / (s.ratio_df * s.ratio_scale**2)
             loss += 0.5 * (s.ratio_df + 1) * np.log1p(square).sum()
             slope = (s.ratio_df + 1) * ratio / (s.ratio_df * s.ratio_scale**2 * (1 + square))
-            gradient[self.scales] += slope - slope.mean()
+            gradient[self.scales] += slope - slope.sum() / len(slope)
         if self.noise_place is not None:
             z = (theta[self.noise_place] - math.log(s.noise * self.variance)) / s.noise_std
             loss += 0.5 * z**2

@@ -36,7 +36,14 @@ from torch import Tensor
 
 from skgp.kernels.gradients import GramWithGradient
 from skgp.kernels.gram import gram, gram_diag, split_noise
-from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, tri_solve
+from skgp.linalg.cholesky import (
+    cho_inverse,
+    cho_solve,
+    jittered_cholesky,
+    log_det,
+    raise_diagonal_,
+    tri_solve,
+)
 
 _MAX_NEWTON = 100
 _MAX_HALVINGS = 30
@@ -272,7 +279,7 @@ def _newton(K: Any, slope: Any, curvature: Any, g: Any) -> Any:
 def _factor(K: Any, root: Any) -> Any:
     """Cholesky factor of ``B = I + W^1/2 K W^1/2``, whose eigenvalues are at least 1."""
     B = root[:, None] * K * root
-    torch.as_tensor(B).diagonal().add_(1.0)
+    raise_diagonal_(B, 1.0)
     return jittered_cholesky(B).factor
 
 

@@ -202,6 +202,14 @@ def log_det(L: Tensor) -> Tensor:
     return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+def raise_diagonal_(A: Tensor, by: Tensor | float) -> None:
+    """Add to the diagonal of A (n, n), in place."""
+    if isinstance(A, np.ndarray):
+        A.flat[:: len(A) + 1] += by
+    else:
+        A.diagonal().add_(by)
+
+
 def _of_few_rows(A: np.ndarray, max_jitter: float) -> CholeskyResult:
     """As `jittered_cholesky`: in rows of LAPACK, which are columns of NumPy, the upper factor."""
     upper, failed = dpotrf(A.T)

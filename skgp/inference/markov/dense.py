@@ -108,12 +108,11 @@ class DensePosterior:
     @property
     def parameter_gradient(self) -> Tensor:
         """Derivative of the log normaliser in the parameters of the dynamics, (q,)."""
-        row, column = self._prior.pairs
         inverse, _ = lapack.dpotri(self._L, lower=True)
         root, alpha = self._root, self._alpha
-        slope = alpha[row] * alpha[column] - root[row] * root[column] * inverse[row, column]
-        slope[row == column] *= 0.5  # the others stand for both triangles
-        return torch.from_numpy(self._prior.slopes @ slope)
+        slope = alpha[:, None] * alpha - root[:, None] * inverse * root
+        slope.flat[:: len(root) + 1] *= 0.5  # the others stand for both triangles
+        return torch.from_numpy(self._prior.slopes @ slope[self._prior.pairs])
 
 
 @lru_cache(maxsize=16)
