@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.expression import bind
-from skgp.kernels.gram import gram, gram_diag, gram_tile
+from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.tiles import evaluate_tile, largest_square
 from skgp.linalg.threads import ENTRY, large_operation
 
@@ -254,34 +254,6 @@ def kernel_matmul(
     rows = tile_rows(Z.shape[0], X.dtype, memory_budget)
     with large_operation(ENTRY * X.shape[0] * Z.shape[0]):
         return torch.cat([gram_tile(kernel, tile, Z) @ V for tile in X.split(rows)])
-
-
-def theta_gradient(
-    kernel, X: Tensor, left: Tensor, right: Tensor, theta: Tensor, *, memory_budget: float = 2.5e8
-) -> Tensor:
-    r"""Gradient of :math:`\mathrm{tr}(A^T K_\theta B)` with respect to theta, tile by tile.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    left, right : Tensor of shape (n, k)
-        A and B.
-    theta : Tensor of shape (n_theta,)
-
-    Returns
-    -------
-    Tensor of shape (n_theta,)
-    """
-    theta = theta.detach().requires_grad_()
-    total = torch.zeros_like(theta)
-    # The backward pass keeps about eight matrices of the tile's size alive.
-    rows = tile_rows(X.shape[0], X.dtype, memory_budget / 8)
-    for tile, A in zip(X.split(rows), left.split(rows), strict=True):
-        with torch.enable_grad():
-            form = (A * (gram(kernel, tile, X, theta=theta) @ right)).sum()
-            total += torch.autograd.grad(form, theta)[0]
-    return total
 
 
 def tile_rows(n_columns: int, dtype: torch.dtype, memory_budget: float) -> int:

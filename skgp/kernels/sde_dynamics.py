@@ -255,7 +255,7 @@ class Dynamics:
 
         Notes
         -----
-        Cost O(n d^2) and the exponentials; `block_transition` spares the zeros between blocks.
+        Cost O(n d^2) and the exponentials.
         """
         if len(self.blocks) == 1:
             return self.blocks[0][1].transition(gaps)
@@ -282,10 +282,6 @@ class Dynamics:
         return reduce(np.add, values), np.stack(
             [*values, *(each for part in slopes for each in part)]
         )
-
-    def block_transition(self, gaps: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """As `transition`, the diagonal blocks alone, (d_b, d_b, n) each."""
-        return [block.transition(gaps) for _, block in self.blocks]
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         r"""Contraction of the transition's derivatives, summed over gaps.

@@ -361,8 +361,3 @@ def _draw_rows(data: Replicates, size: int, generator: torch.Generator) -> Tenso
     edges = data.weight.cumsum(0)
     uniform = torch.rand(size, generator=generator, dtype=edges.dtype).to(edges.device)
     return torch.searchsorted(edges, uniform * edges[-1]).clamp_(max=n - 1)
-
-
-def _total_weight(data: Replicates) -> float:
-    """Number of observations, those of weight w counted w times."""
-    return float(data.y.shape[0] if data.weight is None else data.weight.sum())

@@ -27,8 +27,8 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,10 +38,8 @@ __all__ = [
     "LABEL_SHARE",
     "LEAST_EFFECT",
     "choose",
-    "cross_validated_losses",
     "held_out_rows",
     "improves",
-    "k_folds",
 ]
 
 #: Nats an observation below which a gain is none: .3% of the loss of a fair coin, .69.
@@ -49,8 +47,6 @@ LEAST_EFFECT = 2e-3
 
 #: Share of the loss of labels below which a gain is none.
 LABEL_SHARE = 0.02
-
-_Candidate = TypeVar("_Candidate")
 Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState
 
@@ -61,7 +57,6 @@ def choose(
     losses: Array | Sequence[Array],
     *,
     weight: Array | None = None,
-    folds: Array | None = None,
     least_effect: float = LEAST_EFFECT,
     least_share: float | None = None,
     n_errors: float = 1.0,
@@ -75,8 +70,6 @@ def choose(
         Observations that are finite under no candidate say nothing.
     weight : array or tensor of shape (n,), optional
         Not negative; its scale is without effect.
-    folds : array or tensor of int, shape (n,), optional
-        The fold of each observation: standard errors are those of means over folds.
     least_effect : float, default=2e-3
         :math:`\delta`, in nats.
     least_share : float, optional
@@ -105,8 +98,6 @@ def choose(
     table, w = table[:, judged], w[judged]
     if not judged.any():
         return 0
-    if folds is not None:
-        table, w = _by_fold(table, w, _numpy(folds)[judged])
     with np.errstate(invalid="ignore"):
         mean = table @ w / w.sum()
     mean[~np.isfinite(mean)] = math.inf
@@ -136,46 +127,6 @@ def improves(new: Array, old: Array, **options: Any) -> bool:
     return choose([old, new], **options) == 1
 
 
-def cross_validated_losses(
-    loss: Callable[[_Candidate, np.ndarray, np.ndarray], Array],
-    candidates: Iterable[_Candidate],
-    folds: Array,
-) -> np.ndarray:
-    """Losses of all candidates at every observation that some fold holds out.
-
-    Parameters
-    ----------
-    loss : callable
-        ``loss(candidate, training, held_out)`` fits to the observations ``training`` (indices) and
-        returns the losses of ``held_out``, in nats.
-    candidates : iterable
-    folds : array or tensor of int, shape (n,)
-        See `k_folds`.
-
-    Returns
-    -------
-    ndarray of shape (c, n)
-        NaN at observations of fold -1, which none holds out.
-    """
-    folds = _numpy(folds)
-    rows = []
-    for candidate in candidates:
-        row = np.full(len(folds), np.nan)
-        for fold in range(int(folds.max()) + 1):
-            held_out = np.flatnonzero(folds == fold)
-            row[held_out] = _numpy(loss(candidate, np.flatnonzero(folds != fold), held_out))
-        rows.append(row)
-    return np.stack(rows)
-
-
-def _by_fold(table: np.ndarray, w: np.ndarray, folds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted means over folds (c, K), and the weights of the folds (K,)."""
-    _, index = np.unique(folds, return_inverse=True)
-    total = np.bincount(index, weights=w)
-    sums = np.stack([np.bincount(index, weights=w * row) for row in table])
-    return sums / total, total
-
-
 def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
     """Of the weighted mean of the differences (n,); 0 of a single one."""
     n = len(difference)
@@ -186,45 +137,6 @@ def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
 
 
 # --------------------------------------------------------------------------- folds, held-out rows
-
-
-def k_folds(
-    y: Array,
-    n_folds: int,
-    random: Random,
-    *,
-    X: Array | None = None,
-    classes: bool = False,
-) -> np.ndarray:
-    """The fold that holds each observation out, stratified by y.
-
-    Parameters
-    ----------
-    y : array or tensor of shape (n,)
-        Numbers, counts or classes.
-    n_folds : int
-    random : torch.Generator or RandomState
-    X : array or tensor of shape (n, d), optional
-        Observations of equal rows stay in one fold.
-    classes : bool, default=False
-        Whether y holds classes: a class all of whose observations share one row is never held out,
-        and every other is in the training part of every fold.
-
-    Returns
-    -------
-    ndarray of int, shape (n,)
-        0 to ``n_folds - 1``, or fewer where there are fewer distinct rows; -1 for never held out.
-    """
-    unit, order, value = _units_by_target(y, X, random, classes)
-    dealt = order[np.bincount(value)[value][order] > 1] if classes else order
-    # A permutation of the folds for each n_folds units in the order of y; of classes always the
-    # same one, so that neighbours are in different folds and a class of two units is in two.
-    n_rounds = 1 if classes else -(-len(dealt) // n_folds)
-    rounds = _permutation(n_rounds * n_folds, random).reshape(n_rounds, n_folds).argsort(1)
-    dealt_to = np.resize(rounds, len(dealt))
-    fold_of = np.full(len(order), -1)
-    fold_of[dealt] = np.unique(dealt_to, return_inverse=True)[1].reshape(-1)
-    return fold_of[unit]
 
 
 def held_out_rows(
@@ -239,10 +151,15 @@ def held_out_rows(
 
     Parameters
     ----------
-    y, random, X, classes
-        As for `k_folds`; every class keeps an observation to train on.
+    y : array or tensor of shape (n,)
+        Numbers, counts or classes.
     n_rows : int
         To hold out: exactly, where rows of X are distinct, and less than n.
+    random : torch.Generator or RandomState
+    X : array or tensor of shape (n, d), optional
+        Observations of equal rows stay together.
+    classes : bool, default=False
+        Whether y holds classes: each keeps an observation to train on.
 
     Returns
     -------

@@ -47,7 +47,7 @@ from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Likelihood, Poisson, 
 from skgp.likelihoods.base import aligned, check_var
 from skgp.likelihoods.envelopes import Pieces, chord_pieces, tangent_pieces, uniform
 
-__all__ = ["ProductNoise", "product_noise", "product_samples"]
+__all__ = ["ProductNoise", "product_noise"]
 
 _PROPOSALS_HELD = 2**22  # with the dozen temporaries of a round: 400 MB
 _MAX_CHORDS = 256  # a side
@@ -69,7 +69,7 @@ class ProductNoise(NamedTuple):
     precision: Tensor
 
 
-def product_samples(
+def product_noise(
     likelihood: Likelihood,
     y: Tensor,
     mean: Tensor,
@@ -77,8 +77,10 @@ def product_samples(
     *,
     n_samples: int = 1,
     generator: torch.Generator,
-) -> Tensor:
-    r"""Independent exact draws of :math:`\tilde q(f) \propto N(f; m, v)\, p(y \mid f)`.
+) -> ProductNoise:
+    r"""Draws of the product in the variable :math:`e = (f - m) / \sqrt v`.
+
+    Unlike differences of f from the mean, they keep their precision where the variance is tiny.
 
     Parameters
     ----------
@@ -86,16 +88,16 @@ def product_samples(
     y, mean, var : Tensor of shapes that broadcast to (...)
         Observations; mean and variance of the Gaussian factor, ``var >= 0``.
     n_samples : int, default=1
-        Draws of every element.
+        Independent, exact draws of every element.
     generator : torch.Generator
         Source of all randomness.
 
     Returns
     -------
-    Tensor of shape (n_samples, ...)
-        In the units of f; computed in float64 and returned in the dtype of `mean`. Every entry is
-        a draw. Two or three rounds of proposals for all elements, after some 30 evaluations of
-        :math:`\psi` per element for the envelope (60 with Student-t).
+    ProductNoise
+        Computed in float64, of the dtype of `mean`. Two or three rounds of proposals for all
+        elements, after some 30 evaluations of :math:`\psi` per element for the envelope (60 with
+        Student-t).
 
     Raises
     ------
@@ -115,42 +117,9 @@ def product_samples(
     >>> from skgp.likelihoods import Bernoulli
     >>> y, mean, var = torch.ones(3), torch.tensor([-9.0, 0.0, 9.0]), torch.ones(3)
     >>> generator = torch.Generator().manual_seed(0)
-    >>> f = product_samples(Bernoulli(), y, mean, var, n_samples=1000, generator=generator)
-    >>> f.mean(0).round()
+    >>> e, _ = product_noise(Bernoulli(), y, mean, var, n_samples=1000, generator=generator)
+    >>> (mean + e).mean(0).round()
     tensor([-8.,  0.,  9.])
-    """
-    e, _ = product_noise(likelihood, y, mean, var, n_samples=n_samples, generator=generator)
-    return mean + var.sqrt() * e
-
-
-def product_noise(
-    likelihood: Likelihood,
-    y: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    n_samples: int = 1,
-    generator: torch.Generator,
-) -> ProductNoise:
-    r"""Draws of the product in the variable :math:`e = (f - m) / \sqrt v`.
-
-    Unlike differences of `product_samples` from the mean, they keep their precision where the
-    variance is tiny.
-
-    Parameters
-    ----------
-    likelihood, y, mean, var, n_samples, generator
-        As in `product_samples`.
-
-    Returns
-    -------
-    ProductNoise
-        Of the dtype of `mean`.
-
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        As in `product_samples`.
     """
     if not isinstance(n_samples, int) or n_samples < 1:
         raise ValueError(f"n_samples must be a positive integer such as 10; got {n_samples!r}.")

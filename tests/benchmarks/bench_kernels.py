@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels import gram, gram_tile
-from skgp.kernels.operators import KernelOperator, kernel_matmul, theta_gradient
+from skgp.kernels.operators import KernelOperator, kernel_matmul
 
 pytestmark = pytest.mark.benchmark
 D, COLUMNS = 8, 33
@@ -71,10 +71,3 @@ def test_bench_operator_set_up(benchmark, n):
 def test_bench_prediction_product(benchmark, n, p):
     X, Z, V = normal(p, D), normal(n, D), normal(n, COLUMNS)
     run_few(benchmark, lambda: kernel_matmul(KERNELS["matern32"], X, Z, V))
-
-
-@each_kernel
-def test_bench_theta_gradient(benchmark, name):
-    X, V = normal(4000, D), normal(4000, COLUMNS)
-    theta = torch.tensor(KERNELS[name].theta)
-    run_few(benchmark, lambda: theta_gradient(KERNELS[name], X, V, V, theta))

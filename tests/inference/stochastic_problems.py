@@ -8,6 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, StochasticBasis
+from skgp.inference.stochastic.estimators import Estimate, quadratic_loss
 from skgp.inference.stochastic.sampling import everything, index_set
 from skgp.kernels import FourierFeatures
 
@@ -87,3 +88,10 @@ def z_score(samples, expected):
     exact = error <= 1e-9 * (1 + np.abs(expected))
     assert np.all(deviation[exact] <= 1e-8 * (1 + np.abs(np.asarray(expected)[exact])))
     return np.max(np.where(exact, 0.0, deviation / np.where(exact, 1.0, error)), initial=0.0)
+
+
+def mean_loss(design, y, mu, noise_variance, *, symmetric=True):
+    """The estimate of Theorem 1: one column, with the targets."""
+    V_i, V_j = (mu[side.indices, None] for side in (design.i, design.j))
+    found = quadratic_loss(design, V_i, V_j, noise_variance, y=y, symmetric=symmetric)
+    return Estimate(found.value[0], found.grad_i, found.grad_j)

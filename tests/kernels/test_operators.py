@@ -13,7 +13,6 @@ from skgp.kernels.operators import (
     KernelOperator,
     RowOperator,
     kernel_matmul,
-    theta_gradient,
     tile_rows,
 )
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
@@ -134,30 +133,6 @@ def test_kernel_matmul_equals_dense(make_kernel, rows, dtype):
     assert product.dtype == dtype
     tol = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
-
-
-@pytest.mark.parametrize("rows", [7, 100])
-@each_kernel()
-def test_theta_gradient_equals_autograd_of_the_dense_form(make_kernel, rows):
-    kernel, X = make_kernel(), normal(N, N_INPUTS)
-    left, right = normal(N, COLUMNS, seed=1), normal(N, COLUMNS, seed=2)
-    theta = torch.tensor(kernel.theta + 0.1, requires_grad=True)
-    form = torch.trace(left.T @ gram(kernel, X, theta=theta) @ right)
-    (expected,) = torch.autograd.grad(form, theta)
-    budget = 8 * rows * 8 * N
-    with torch.no_grad():  # its own gradients, whatever the caller has switched off
-        gradient = theta_gradient(kernel, X, left, right, theta, memory_budget=budget)
-    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
-    assert not gradient.requires_grad
-
-
-def test_theta_gradient_equals_scikit_learn():
-    X, left, right = normal(N, N_INPUTS), normal(N, 2, seed=1), normal(N, 2, seed=2)
-    derivatives = KERNEL(X.numpy(), eval_gradient=True)[1]
-    expected = np.einsum("ik,ijt,jk->t", left, derivatives, right)
-    theta = torch.tensor(KERNEL.theta)
-    gradient = theta_gradient(KERNEL, X, left, right, theta)
-    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-10)
 
 
 def test_tile_rows_are_one_at_least():

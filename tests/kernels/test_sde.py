@@ -186,19 +186,6 @@ def test_an_infinite_gap_is_refused_by_what_never_forgets():
     assert (F[0, 0, 0], Q[0, 0, 0]) == (1, 0)  # a constant stays
 
 
-@each_series_kernel()
-def test_blocks_are_all_there_is(case):
-    dynamics = dynamics_of(case.make())
-    F, Q = dynamics.transition(GAPS)
-    parts = dynamics.block_transition(GAPS)
-    for (s, block), (Fb, Qb) in zip(dynamics.blocks, parts, strict=True):
-        assert block.n_states == s.stop - s.start
-        assert_same(F[s, s], Fb)
-        assert_same(Q[s, s], Qb)
-        F[s, s], Q[s, s] = 0, 0
-    assert (F == 0).all() and (Q == 0).all()
-
-
 def test_tiles_do_not_show():
     dynamics = dynamics_of(Matern(nu=1.5) * Matern(nu=0.5) + RBF())
     gaps = torch.from_numpy(np.random.default_rng(0).exponential(0.5, 40_000))

@@ -1,4 +1,4 @@
-"""One rule for choices by held-out data: how often noise is followed, and folds that are fair."""
+"""One rule for choices by held-out data: how often noise is followed, and rows that are fair."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,8 @@ import torch
 from skgp.learning import (
     LEAST_EFFECT,
     choose,
-    cross_validated_losses,
     held_out_rows,
     improves,
-    k_folds,
 )
 
 N_RUNS = 400
@@ -55,18 +53,6 @@ def test_choose_takes_gains_that_are_clear():
     assert share_of_complex(clear) == 1
 
 
-def test_choose_counts_folds_where_errors_of_a_fold_go_together():
-    # Each fold shares one error: 500 observations hold no more than five.
-    folds = np.repeat(np.arange(5), 100)
-
-    def shared(rng):
-        return np.zeros(500), 0.3 * rng.standard_normal(5)[folds] + 0.1 * rng.standard_normal(500)
-
-    # P(t_4 > 1) = .187.
-    assert share_of_complex(shared, folds=folds) < 0.187 + 4 * (0.187 * 0.813 / N_RUNS) ** 0.5
-    assert share_of_complex(shared) > 0.4
-
-
 def test_choose_takes_the_simplest_within_one_standard_error_of_the_best():
     d = np.where(np.arange(100) % 2, 1.0, -1.0)  # standard error .1005
     best = np.zeros(100)
@@ -101,62 +87,7 @@ def test_losses_that_are_not_finite_lose():
     assert choose(np.full((2, 3), np.nan)) == 0
 
 
-# ---- folds ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "random", [np.random.RandomState, lambda seed: torch.Generator().manual_seed(seed)]
-)
-def test_folds_are_of_equal_size_and_repeat_with_the_seed(random):
-    y = np.random.RandomState(1).standard_normal(103)
-    folds = k_folds(y, 5, random(3))
-    assert sorted(np.bincount(folds)) == [20, 20, 21, 21, 21]
-    np.testing.assert_array_equal(folds, k_folds(torch.tensor(y), 5, random(3)))
-    assert (folds != k_folds(y, 5, random(4))).any()
-
-
-def test_folds_share_out_quantiles_and_counts():
-    rng = np.random.RandomState(0)
-    for y in (rng.standard_normal(100), rng.poisson(0.3, 100)):
-        folds = k_folds(y, 5, rng)
-        top = np.argsort(y, kind="stable")[-20:]
-        for rows in (top, np.flatnonzero(y > np.quantile(y, 0.8))):
-            assert np.ptp(np.bincount(folds[rows], minlength=5)) <= 2
-
-
-@pytest.mark.parametrize("n_rare", [2, 3, 7, 20])
-def test_every_class_is_in_every_training_part(n_rare):
-    y = np.array(["common"] * 300 + ["rare"] * n_rare)
-    for seed in range(20):
-        folds = k_folds(y, 5, np.random.RandomState(seed), classes=True)
-        rare = np.bincount(folds[y == "rare"], minlength=5)
-        assert np.ptp(rare) <= 1
-        assert all("rare" in y[folds != k] for k in range(5))
-
-
-def test_a_class_of_one_observation_is_never_held_out():
-    y = np.array([0] * 30 + [1] * 9 + [2])
-    folds = k_folds(y, 4, np.random.RandomState(0), classes=True)
-    assert folds[-1] == -1 and (folds[:-1] >= 0).all()
-    assert not held_out_rows(y, 20, np.random.RandomState(0), classes=True)[-1]
-
-
-def test_equal_rows_stay_together():
-    rng = np.random.RandomState(0)
-    X = rng.standard_normal((40, 2))[rng.randint(40, size=200)]
-    y = rng.standard_normal(200)
-    folds = k_folds(y, 5, rng, X=X)
-    held_out = held_out_rows(y, 40, rng, X=torch.tensor(X))
-    for row in np.unique(X, axis=0):
-        same = (row == X).all(1)
-        assert np.ptp(folds[same]) == 0
-        assert len(set(held_out[same])) == 1
-    zeros = np.array([[0.0], [-0.0], [1.0], [2.0]])
-    assert len(set(k_folds(np.arange(4), 2, rng, X=zeros)[:2])) == 1
-
-
-def test_fewer_rows_than_folds():
-    assert sorted(k_folds(np.arange(3.0), 10, np.random.RandomState(0))) == [0, 1, 2]
+# ---- held-out rows ----------------------------------------------------------------------------
 
 
 def test_held_out_rows_are_as_many_as_asked_and_stratified():
@@ -173,17 +104,23 @@ def test_held_out_rows_are_as_many_as_asked_and_stratified():
     assert held_out_rows(labels[:1], 1, rng).sum() == 0
 
 
-def test_losses_of_candidates_are_those_of_fits_without_the_fold():
-    y = np.arange(12.0)
-    folds = k_folds(y, 3, np.random.RandomState(0))
-    folds[5] = -1
+def test_a_class_of_one_observation_is_never_held_out():
+    y = np.array([0] * 30 + [1] * 9 + [2])
+    assert not held_out_rows(y, 20, np.random.RandomState(0), classes=True)[-1]
 
-    def loss(power, training, held_out):
-        assert not set(training) & set(held_out) and 5 in training
-        return torch.tensor((y[held_out] - y[training].mean()) ** power)
 
-    losses = cross_validated_losses(loss, (1, 2), folds)
-    expected = [y[i] - y[folds != folds[i]].mean() if i != 5 else np.nan for i in range(12)]
-    np.testing.assert_allclose(losses[0], expected, atol=1e-12)
-    np.testing.assert_allclose(losses[1], np.square(expected), atol=1e-12)
-    assert choose(losses, folds=folds) == 0
+@pytest.mark.parametrize(
+    "random", [np.random.RandomState, lambda seed: torch.Generator().manual_seed(seed)]
+)
+def test_equal_rows_stay_together_and_the_seed_decides(random):
+    rng = np.random.RandomState(0)
+    X = rng.standard_normal((40, 2))[rng.randint(40, size=200)]
+    y = rng.standard_normal(200)
+    held_out = held_out_rows(y, 40, random(3), X=torch.tensor(X))
+    for row in np.unique(X, axis=0):
+        assert len(set(held_out[(row == X).all(1)])) == 1
+    np.testing.assert_array_equal(held_out, held_out_rows(torch.tensor(y), 40, random(3), X=X))
+    assert (held_out != held_out_rows(y, 40, random(4), X=X)).any()
+    zeros = np.array([[0.0], [-0.0], [1.0], [2.0]])
+    for seed in range(8):
+        assert len(set(held_out_rows(np.arange(4), 2, random(seed), X=zeros)[:2])) == 1

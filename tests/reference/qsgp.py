@@ -59,20 +59,6 @@ def theorem_1(Phi, S, y, mu, noise, rows, i, j):
     return total
 
 
-def theorem_2(Phi, S, C, noise, rows, i, j, r):
-    """Theorem 2, by loops."""
-    n, m = Phi.shape
-    total = 0.0
-    for column in r:
-        for p in i:
-            for q in j:
-                weight = m / len(i) * m / len(j)
-                gram = n / len(rows) / noise * sum(Phi[row, q] * Phi[row, p] for row in rows)
-                total += weight * C[q, column] * (gram + S[q, p]) * C[p, column]
-        total -= 2 * np.log(C[column, column])
-    return m / len(r) * total
-
-
 def proposition_2(S, y, noise, n, i):
     """Proposition 2 for a sample y of the targets."""
     m = len(S)

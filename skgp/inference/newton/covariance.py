@@ -20,18 +20,15 @@ from torch import Tensor
 
 from skgp.inference.newton.newton import NewtonFit
 from skgp.inference.newton.problem import (
-    PointLikelihood,
     check_unweighted,
-    laplace_curvature,
     prior_variances,
 )
 from skgp.inference.variational.gaussian import WeightGaussian
 from skgp.inference.variational.optimum import optimal_gaussian, optimal_std
 from skgp.inference.weights.design import StreamedDesign
-from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.exceptions import NumericalWarning
 
-__all__ = ["laplace_covariance", "log_evidence"]
+__all__ = ["laplace_covariance", "log_evidence_of"]
 
 _KINDS = ("full", "chevron", "diagonal")
 
@@ -106,58 +103,12 @@ def laplace_covariance(
     ]
 
 
-def log_evidence(
-    design: StreamedDesign,
-    Y: Tensor,
-    likelihood: PointLikelihood,
-    fit: NewtonFit,
-    *,
-    prior_variance: float | Tensor = 1.0,
-    row_weight: Tensor | None = None,
-) -> Tensor:
-    r"""Laplace approximation of :math:`\log p(y)` of every column, in nats.
-
-    .. math:: \sum_i s_i \log p(y_i \mid \hat f_i) - \frac{\|\hat w\|^2}{2 a}
-              - \tfrac12 \log |I + a \Phi^T \operatorname{diag}(c) \Phi|.
-
-    Parameters
-    ----------
-    design, Y, likelihood, prior_variance, row_weight
-        As `fit` was made with.
-    fit : NewtonFit
-
-    Returns
-    -------
-    Tensor of shape (c,)
-        Float64.
-
-    Raises
-    ------
-    ValueError
-        If a shape or a parameter is invalid.
-    NotPositiveDefiniteError
-        If a Hessian cannot be factored.
-
-    Notes
-    -----
-    A column after another, ``O(n m^2 + m^3 / 3)`` each, two m x m matrices.
-    """
-    curvature = laplace_curvature(likelihood, Y.to(fit.latent), fit.latent, row_weight)
-    c = _check(design, curvature)
-    volume = torch.empty_like(fit.loss)
-    for j, a in enumerate(prior_variances(prior_variance, c).tolist()):
-        B = a * design.curvature_gram(curvature[:, [j]])[0]
-        B.diagonal().add_(1.0)
-        volume[j] = log_det(jittered_cholesky(B).factor)
-    return -fit.loss - 0.5 * volume
-
-
 def log_evidence_of(
     fit: NewtonFit, covariances: Sequence[WeightGaussian], *, prior_variance: float | Tensor = 1.0
 ) -> Tensor:
-    r"""As `log_evidence`, from covariances at hand.
+    r"""Laplace approximation of :math:`\log p(y)` of every column, in nats.
 
-    .. math:: |I + a \Phi^T \operatorname{diag}(c) \Phi| = a^m / |\Sigma|.
+    .. math:: -J(\hat w) - \tfrac12 \log |a H|, \qquad |a H| = a^m / |\Sigma|.
 
     Parameters
     ----------

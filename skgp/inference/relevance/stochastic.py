@@ -4,7 +4,7 @@ The route of appendix I.3 of Evans and Nair, "Quadruply Stochastic Gaussian Proc
 bound of :math:`q(w) = N(\mu, \operatorname{diag}(c^2))` is raised in :math:`\mu` and
 :math:`\log s` at once, from minibatches of rows and, if asked, of basis functions, with the control
 variate of Proposition 3. As c takes its optimum (Proposition 1), the gradients are those of
-`estimators.mean_loss` and
+`estimators.quadratic_loss` and
 
 .. math:: \frac{\partial(-\text{ELBO})}{\partial \log s_j} = \tfrac12 (s_j (\mu_j^2 + c_j^2) - 1),
           \qquad c_j^2 = \frac{1}{\beta\, \phi_j^T \phi_j + s_j}.

@@ -301,7 +301,7 @@ class LinearControlVariate:
         :math:`b^T \mu` to start from.
     scaling : {"draws", "union"}
     symmetric : bool, default=True
-        As in `mean_loss`, whose form the correction follows.
+        As in `quadratic_loss`, whose form the correction follows.
     """
 
     def __init__(

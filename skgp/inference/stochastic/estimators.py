@@ -6,8 +6,8 @@ Evans and Nair, "Quadruply Stochastic Gaussian Processes" (2020), write the evid
 .. math:: \text{ELBO} = -\tfrac12 L_\mu(\mu) - \tfrac12 L_\Sigma(C) - \tfrac12 L_\text{const}
 
 and estimate each part from :math:`\tilde n` rows :math:`\tilde l` and independent samples
-:math:`\tilde i, \tilde j, \tilde r` of the m basis functions: `mean_loss` (Theorem 1),
-`covariance_loss` (Theorem 2), `constant_loss` (Proposition 2).
+:math:`\tilde i, \tilde j, \tilde r` of the m basis functions: `quadratic_loss` (Theorem
+1, and of the dense columns 2), `diagonal_loss`, `constant_loss` (Proposition 2).
 
 ===================================  ======================================================
 paper                                code
@@ -50,9 +50,7 @@ __all__ = [
     "Estimate",
     "SampledDesign",
     "constant_loss",
-    "covariance_loss",
     "diagonal_loss",
-    "mean_loss",
     "precision_loss",
     "quadratic_loss",
     "sample_design",
@@ -163,49 +161,6 @@ def sample_design(
     )
 
 
-def mean_loss(
-    design: SampledDesign,
-    y: Tensor,
-    mu: Tensor,
-    noise_variance: Scalar,
-    *,
-    symmetric: bool = True,
-) -> Estimate:
-    r"""Theorem 1: an unbiased estimate of the loss of the variational mean.
-
-    .. math:: L_\mu = \tfrac{1}{\sigma^2}(-2 y^T \Phi \mu + \|\Phi \mu\|^2) + \mu^T S \mu
-              \approx -\tfrac{2nm}{\sigma^2 \tilde n \tilde m} y_l^T \Phi_{l,i} \mu_i
-              + \tfrac{n m^2}{\sigma^2 \tilde n \tilde m^2} \mu_j^T \Phi_{l,j}^T \Phi_{l,i} \mu_i
-              + \tfrac{m^2}{\tilde m^2} \mu_j^T S_{j,i} \mu_i
-
-    Parameters
-    ----------
-    design : SampledDesign
-    y : Tensor of shape (n_batch,)
-    mu : Tensor of shape (m,)
-        Only the entries i and j are read.
-    noise_variance : float or Tensor of shape ()
-    symmetric : bool, default=True
-        See the module; False is the formula above.
-
-    Returns
-    -------
-    Estimate
-        Gradients of shape (k, 1). O(n_batch (\|i\| + \|j\|)) and the precision's
-        O(\|i\| \|j\|) if dense.
-    """
-    indices_i, indices_j = design.i.indices, design.j.indices
-    estimate = quadratic_loss(
-        design,
-        mu[indices_i, None],
-        mu[indices_j, None],
-        noise_variance,
-        y=y,
-        symmetric=symmetric,
-    )
-    return Estimate(estimate.value[0], estimate.grad_i, estimate.grad_j)
-
-
 def quadratic_loss(
     design: SampledDesign,
     V_i: Tensor,
@@ -265,49 +220,6 @@ def precision_loss(design: SampledDesign, V_i: Tensor, V_j: Tensor) -> Estimate:
     grad_i = w_i * design.s_i[:, None] * V_i  # type: ignore[index]
     grad_j = w_j * design.s_j[:, None] * V_j  # type: ignore[index]
     return Estimate(0.5 * ((V_i * grad_i).sum(0) + (V_j * grad_j).sum(0)), grad_i, grad_j)
-
-
-def covariance_loss(
-    design: SampledDesign, C: Tensor, r: IndexSet, noise_variance: Scalar
-) -> tuple[Estimate, Tensor]:
-    r"""Theorem 2: a quadruply stochastic estimate of the loss of the covariance.
-
-    .. math:: L_\Sigma = \sum_r \tfrac{1}{\sigma^2} \|\Phi c_r\|^2 + c_r^T S c_r - 2 \log c_{rr}
-              \approx \tfrac{m}{\tilde m} \sum_{r \in \tilde r}
-              \tfrac{n m^2}{\sigma^2 \tilde n \tilde m^2} c_{j,r}^T \Phi_{l,j}^T \Phi_{l,i} c_{i,r}
-              + \tfrac{m^2}{\tilde m^2} c_{j,r}^T S_{j,i} c_{i,r} - 2 \log c_{rr}
-
-    for any lower triangular C, structural zeros included. Chevrons cost less by
-    `quadratic_loss` on the dense columns and `diagonal_loss` on the others.
-
-    Parameters
-    ----------
-    design : SampledDesign
-    C : Tensor of shape (m, m)
-        Lower triangular with a positive diagonal. Only rows i, j and columns r are read.
-    r : IndexSet
-        Sample of columns, independent of i and j.
-    noise_variance : float or Tensor of shape ()
-
-    Returns
-    -------
-    Estimate
-        Value of shape (); gradients with respect to ``C[i][:, r]`` and ``C[j][:, r]``, which
-        ignore that entries above the diagonal are 0: mask them.
-    Tensor of shape (|r|,)
-        Gradient of the logarithms with respect to ``C[r, r]``, to be added.
-    """
-    weight = r.weight
-    estimate = quadratic_loss(
-        design,
-        C[design.i.indices][:, r.indices],
-        C[design.j.indices][:, r.indices],
-        noise_variance,
-    )
-    diagonal = C[r.indices, r.indices]
-    value = weight * (estimate.value.sum() - 2 * diagonal.log().sum())
-    columns = Estimate(value, weight * estimate.grad_i, weight * estimate.grad_j)
-    return columns, -2 * weight / diagonal
 
 
 def diagonal_loss(

@@ -120,7 +120,7 @@ def fit_sgd(
     freeze_iterations : int, default=0
         Iterations before hyper-parameters move, counted over warm starts.
     symmetric : bool, default=True
-        See `mean_loss`; False is Theorem 1 to the letter.
+        See `quadratic_loss`; False is Theorem 1 to the letter.
     control : {"projection", "support"}
         Whether the support rows stand for all rows by projection or alike, as in eq. (3).
     scaling : {"draws", "union"}

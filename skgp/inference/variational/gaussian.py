@@ -102,30 +102,6 @@ class WeightGaussian(TensorState):
         r"""Log-determinant :math:`\log|\Sigma| = 2 \sum_r \log c_{rr}`, a scalar in nats; O(m)."""
         return 2 * self.factor_diagonal.log().sum()
 
-    def entropy(self) -> Tensor:
-        r"""Entropy :math:`\frac12 (m \log(2 \pi e) + \log|\Sigma|)`, a scalar in nats; O(m)."""
-        log_2_pi_e = torch.log(self.mean.new_tensor(2 * torch.pi)) + 1
-        return 0.5 * (self.n_features * log_2_pi_e + self.log_det())
-
-    def trace(self, A: Tensor | None = None) -> Tensor:
-        r"""Trace :math:`\operatorname{tr}(A \Sigma) = \sum_r c_r^T A c_r`.
-
-        Parameters
-        ----------
-        A : Tensor of shape (m,) or (m, m), or None
-            Diagonal, symmetric dense, or the identity.
-
-        Returns
-        -------
-        Tensor of shape ()
-            :math:`O(m k)`, or :math:`O(m^2 k)` when `A` is dense.
-        """
-        if A is None:
-            return self.columns.square().sum() + self.tail_std.square().sum()
-        dense, diagonal = (A @ self.columns, A.diagonal()) if A.ndim == 2 else _scaled(A, self)
-        tail = diagonal[self.n_dense :] @ self.tail_std.square()
-        return (self.columns * dense).sum() + tail
-
     def accumulator(self, n_rows: int, *, full_cov: bool = False) -> "PredictionAccumulator":
         """Predictions for `n_rows` inputs whose features will come block by block."""
         return PredictionAccumulator(self, n_rows, full_cov=full_cov)
@@ -265,10 +241,6 @@ class PredictionAccumulator:
                 f"{self._seen} features were added but q has {self._q.n_features} weights; "
                 "add every block exactly once before reading a result."
             )
-
-
-def _scaled(diagonal: Tensor, q: WeightGaussian) -> tuple[Tensor, Tensor]:
-    return diagonal[:, None] * q.columns, diagonal
 
 
 def _check_factor(mean: Tensor, columns: Tensor, tail_std: Tensor) -> None:

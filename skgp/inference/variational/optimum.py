@@ -5,7 +5,6 @@ notation is that of `skgp.inference.variational.gaussian`; the precision of the 
 :math:`G = \Phi^T \Phi / \sigma^2 + S`, has no name in the paper.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from skgp.inference.variational.gaussian import WeightGaussian
 from skgp.linalg.cholesky import reverse_cholesky
 
-__all__ = ["Optimum", "optimal_columns", "optimal_gaussian", "optimal_std", "posterior_precision"]
+__all__ = ["Optimum", "optimal_gaussian", "optimal_std", "posterior_precision"]
 
 
 class Optimum(NamedTuple):
@@ -105,8 +104,7 @@ def optimal_gaussian(
 
     Notes
     -----
-    :math:`O(m^3 / 3 + m^2 k)`, three matrices of size m x m in memory. Without room for G, take
-    `optimal_columns` with `optimal_std` and the mean of an iterative solver.
+    :math:`O(m^3 / 3 + m^2 k)`, three matrices of size m x m in memory.
     """
     m = len(gram)
     if not 0 <= n_dense <= m:
@@ -139,45 +137,3 @@ def optimal_std(precision_diagonal: Tensor) -> Tensor:
     Tensor of shape (t,)
     """
     return precision_diagonal.rsqrt()
-
-
-def optimal_columns(head: Tensor, cross: Tensor, solve_tail: Callable[[Tensor], Tensor]) -> Tensor:
-    r"""Optimal dense columns of a chevron without the precision G of the tail, by solves with it.
-
-    Elimination of the tail from :math:`\Sigma = G^{-1}` gives
-
-    .. math:: V = G_{TT}^{-1} G_{TH}, \qquad C_{HH} C_{HH}^T = (G_{HH} - G_{HT} V)^{-1}, \qquad
-              C_{TH} = -V C_{HH}.
-
-    The objective is stationary at the result: an error of size e in V costs it :math:`O(e^2)`.
-
-    Parameters
-    ----------
-    head : Tensor of shape (k, k)
-        :math:`G_{HH}`.
-    cross : Tensor of shape (m - k, k)
-        :math:`G_{TH}`.
-    solve_tail : callable
-        Maps B (m - k, k) to :math:`G_{TT}^{-1} B`: block CG or block Gauss-Seidel on regenerated
-        features, or Woodbury with an n x n matrix.
-
-    Returns
-    -------
-    Tensor of shape (m, k)
-        ``columns`` of a `WeightGaussian`.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If the Schur complement cannot be factored; the solves were then too inaccurate.
-
-    Notes
-    -----
-    One call of `solve_tail` with k right-hand sides, then :math:`O(m k^2)`; O(m k) memory. The
-    blocks cost O(n m k) from features.
-    """
-    V = solve_tail(cross)
-    U = reverse_cholesky(head - cross.T @ V).factor
-    units = torch.eye(len(head), dtype=head.dtype, device=head.device)
-    top = torch.linalg.solve_triangular(U.T, units, upper=False)
-    return torch.cat([top, -V @ top])

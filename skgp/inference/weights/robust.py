@@ -97,14 +97,6 @@ class RobustFit:
     site_precision: Tensor = field(default_factory=lambda: torch.zeros(0))
     site_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
 
-    @property
-    def pseudo_target(self) -> Tensor:
-        r""":math:`h / \lambda`, shape (n,): the targets of the equivalent Gaussian regression.
-
-        Infinite for rows of precision 0, outliers so gross that only their moment is left.
-        """
-        return self.site_moment / self.site_precision
-
 
 def fit_robust(
     basis: Basis,

@@ -206,7 +206,10 @@ def test_search_climbs_the_evidence_to_where_it_is_level(posterior):
             posterior=posterior,
         )  # fmt: skip
         assert other.elbo < state.elbo
-        kernels = [state.kernels[0].clone_with_theta(state.thetas[0] * factor), state.kernels[1]]
+        kernels = [
+            state.kernels[0].clone_with_theta(state.kernels[0].theta * factor),
+            state.kernels[1],
+        ]
         family = noise_family(state.noise)
         other = fit_additive(kernels, X, y, None, family, optimise=False, posterior=posterior)
         assert other.elbo < state.elbo

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.newton.covariance import laplace_covariance, log_evidence
+from skgp.inference.newton.covariance import laplace_covariance, log_evidence_of
 from skgp.inference.newton.newton import fit_newton
 from skgp.inference.newton.problem import laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
@@ -111,13 +111,15 @@ def test_log_evidence_equals_the_dense_oracle(X, design, rng, weighted):
     fit = fit_newton(
         design, y, Bernoulli(), offset=offset, tol=1e-11, loss_tol=0, generator=generator, **options
     )
-    evidence = log_evidence(design, y, Bernoulli(), fit, **options)
+    curvature = laplace_curvature(Bernoulli(), y, fit.latent, weight)
+    evidence = log_evidence_of(
+        fit, laplace_covariance(design, curvature, prior_variance=a), prior_variance=a
+    )
     Phi = dense_features(BASIS, X)
     counts = None if weight is None else weight.numpy()
     for j in range(C):
         expected = reference.log_evidence(Phi, y[:, j].numpy(), float(offset[j]), A[j], counts)
         np.testing.assert_allclose(float(evidence[j]), expected, rtol=1e-10)
-    curvature = laplace_curvature(Bernoulli(), y, fit.latent, weight)
     expected = reference.curvature(Phi, fit.weights[:, 0].numpy(), float(offset[0]), counts)
     np.testing.assert_allclose(curvature[:, 0].numpy(), expected, rtol=1e-9)
 

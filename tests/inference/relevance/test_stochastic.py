@@ -21,12 +21,11 @@ from skgp.inference.relevance.stochastic import fit_relevance_stochastic
 from skgp.inference.stochastic.estimators import (
     constant_loss,
     diagonal_loss,
-    mean_loss,
     sample_design,
 )
 from skgp.inference.stochastic.sampling import everything, sample_indices
 from skgp.optim import sample_without_replacement
-from tests.inference.stochastic_problems import z_score
+from tests.inference.stochastic_problems import mean_loss, z_score
 from tests.reference import relevance as reference
 from tests.same import assert_same
 

@@ -16,7 +16,7 @@ from skgp.inference.stochastic.control_variates import (
     projection_weights,
     support_features,
 )
-from skgp.inference.stochastic.estimators import mean_loss, quadratic_loss, sample_design
+from skgp.inference.stochastic.estimators import quadratic_loss, sample_design
 from skgp.inference.stochastic.sampling import everything, sample_indices
 from skgp.kernels import FourierFeatures
 from skgp.optim import sample_without_replacement
@@ -25,6 +25,7 @@ from tests.inference.stochastic_problems import (
     NOISE,
     all_samples,
     make_problem,
+    mean_loss,
     scatter_pair,
     z_score,
 )

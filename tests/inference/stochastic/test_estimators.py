@@ -8,9 +8,7 @@ import torch
 
 from skgp.inference.stochastic.estimators import (
     constant_loss,
-    covariance_loss,
     diagonal_loss,
-    mean_loss,
     quadratic_loss,
     sample_design,
 )
@@ -23,6 +21,7 @@ from tests.inference.stochastic_problems import (
     all_rows,
     all_samples,
     make_problem,
+    mean_loss,
     scatter_pair,
     z_score,
 )
@@ -99,82 +98,6 @@ def test_mean_loss_is_unbiased_by_z_test(name, symmetric, generator):
     exact = 2 * (Phi.T @ (Phi @ mu - y) / NOISE + S @ mu)
     expected = np.concatenate([[reference.loss_mu(Phi, S, y, mu, NOISE)], exact])
     assert z_score(draws, expected) < 4
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_covariance_loss_is_theorem_2_to_the_letter(name):
-    problem = make_problem(name, n_features=8)
-    i, j, r = (index_set(problem.basis, torch.tensor(u)) for u in ([0, 1], [1], [0]))
-    rows = torch.tensor([1, 2])
-    design = sample_design(problem.basis, problem.X[rows], i, j, n=5, dense_precision=True)
-    estimate, diagonal = covariance_loss(design, problem.C, r, NOISE)
-    Phi, S, _ = problem.dense()
-    sets = [t.tolist() for t in (rows, i.indices, j.indices, r.indices)]
-
-    def oracle(C):
-        return reference.theorem_2(Phi, S, C, NOISE, *sets)
-
-    C = problem.C.numpy()
-    np.testing.assert_allclose(float(estimate.value), oracle(C), rtol=1e-12)
-    gradient = np.zeros_like(C)
-    columns = r.indices.numpy()
-    gradient[:, columns] = scatter_pair(len(C), i, j, estimate).numpy()
-    gradient[columns, columns] += diagonal.numpy()
-    np.testing.assert_allclose(
-        gradient, reference.numerical_gradient(oracle, C), rtol=1e-5, atol=1e-5
-    )
-
-
-def with_structure(problem, structure):
-    """C of the problem cut to a structure, with the exact loss and gradient."""
-    C = problem.C.clone()
-    k = {"full": len(C), "chevron": 3, "diagonal": 0}[structure]
-    C[:, k:] = torch.diag(C.diagonal())[:, k:]
-    Phi, S, _ = problem.dense()
-    c = C.numpy()
-    gradient = 2 * (Phi.T @ Phi / NOISE + S) @ c - 2 * np.diag(1 / np.diag(c))
-    return C, reference.loss_sigma(Phi, S, c, NOISE), gradient
-
-
-def covariance_sample(design, C, i, j, r):
-    """Value and dense gradient of one estimate."""
-    estimate, diagonal = covariance_loss(design, C, r, NOISE)
-    gradient = torch.zeros_like(C)
-    gradient[:, r.indices] = scatter_pair(len(C), i, j, estimate)
-    gradient[r.indices, r.indices] += diagonal
-    return float(estimate.value), gradient.numpy()
-
-
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("structure", ["full", "chevron", "diagonal"])
-def test_covariance_loss_averages_to_eq_2_over_all_samples(name, structure):
-    problem = make_problem(name, n=3)
-    C, expected, expected_gradient = with_structure(problem, structure)
-    values, gradients = [], []
-    for _, i, j, design in designs(problem, n_draws=2):
-        for r in all_samples(problem.basis, 1):
-            value, gradient = covariance_sample(design, C, i, j, r)
-            values.append(value)
-            gradients.append(gradient)
-    np.testing.assert_allclose(np.mean(values), expected, rtol=1e-10)
-    np.testing.assert_allclose(np.mean(gradients, axis=0), expected_gradient, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("structure", ["full", "chevron", "diagonal"])
-def test_covariance_loss_is_unbiased_by_z_test(name, structure, generator):
-    problem = make_problem(name)
-    C, expected, expected_gradient = with_structure(problem, structure)
-    # Some projections: a hundred entries, each seen rarely, are far from normal.
-    directions = np.random.default_rng(5).normal(size=(C.numel(), 3))
-    size = 3 if name == "inducing" else 8
-    draws = []
-    for _ in range(600):
-        _, i, j, design = random_design(problem, generator, size)
-        r = sample_indices(problem.basis, size, generator=generator)
-        value, gradient = covariance_sample(design, C, i, j, r)
-        draws.append(np.append(gradient.ravel() @ directions, value))
-    assert z_score(draws, np.append(expected_gradient.ravel() @ directions, expected)) < 4
 
 
 @pytest.mark.parametrize("name", ["fourier", "precision"])

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations_with_replacement, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,11 +100,6 @@ class AdditiveState(TensorState, ABC):
     @abstractmethod
     def posterior(self) -> str:
         """Which it is."""
-
-    @property
-    def thetas(self) -> list[np.ndarray]:
-        """Logarithms of the free hyper-parameters of each component's kernel."""
-        return [kernel.theta for kernel in self.kernels]
 
     @abstractmethod
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
