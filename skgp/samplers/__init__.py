@@ -1,5 +1,6 @@
 """Samplers of a density given as a function, and the diagnostics of what they drew."""
 
+from skgp.samplers.chains import SEGMENT
 from skgp.samplers.diagnostics import (
     effective_sample_size,
     ess_bulk,
@@ -7,18 +8,21 @@ from skgp.samplers.diagnostics import (
     ess_tail,
     pareto_k,
     r_hat,
+    stein_weights,
     stratified_resample,
 )
 from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
-from skgp.samplers.importance import ImportanceSamples, adaptive_importance_sampling
+from skgp.samplers.importance import (
+    ImportanceSamples,
+    StudentMixture,
+    StudentT,
+    adaptive_importance_sampling,
+)
 from skgp.samplers.langevin import LangevinResult, stochastic_langevin
-from skgp.samplers.langevin_steps import NoisyGradient
-from skgp.samplers.schedules import ConstantSchedule, PowerSchedule, noise_ratio
-from skgp.samplers.stein import stein_weights
-from skgp.samplers.student_t import StudentMixture, StudentT
+from skgp.samplers.langevin_steps import NoisyGradient, PowerSchedule, noise_ratio
 
 __all__ = [
-    "ConstantSchedule",
+    "SEGMENT",
     "HMCResult",
     "ImportanceSamples",
     "LangevinResult",

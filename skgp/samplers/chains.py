@@ -1,27 +1,12 @@
-"""What samplers of several chains share: their segments, their start, and whether they mixed."""
+"""What samplers of several chains share: their counts, their segments and their metric."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed
 
-from skgp.samplers.diagnostics import ess_bulk, ess_spread, ess_tail, r_hat
-
-__all__ = [
-    "SEGMENT",
-    "Callback",
-    "advance_all",
-    "check_counts",
-    "cholesky_factor",
-    "mixing",
-    "stretches",
-]
+from skgp.samplers.defaults import SEGMENT
 
 Callback = Callable[[int, dict], bool | None]
-
-#: Iterations between two looks at what the chains have in common.
-SEGMENT = 25
 
 
 def check_counts(n_chains: int, n_warmup: int, n_draws: int, every: int) -> None:
@@ -50,8 +35,6 @@ def stretches(n_warmup: int, n_draws: int, every: int) -> Iterator[tuple[int, bo
     Segments are 25 iterations of the warm-up or of the draws, less at the end of these, and their
     stretches at most `every` long: what is done between segments does not depend on it.
 
-    Examples
-    --------
     >>> list(stretches(25, 30, 10))[3:]
     [(10, False), (10, False), (5, True), (5, True)]
     """
@@ -62,39 +45,3 @@ def stretches(n_warmup: int, n_draws: int, every: int) -> Iterator[tuple[int, bo
                 n_steps = min(every, left)
                 left -= n_steps
                 yield n_steps, left == 0
-
-
-def advance_all(
-    parallel: Parallel,
-    advance: Callable[..., tuple],
-    settings: Any,
-    chains: list,
-    n_iterations: int,
-) -> tuple[list, tuple[np.ndarray, ...]]:
-    """Some iterations of every chain.
-
-    Parameters
-    ----------
-    parallel : joblib.Parallel
-    advance : callable
-        ``advance(settings, chain, n_iterations)`` gives the chain and arrays (n_iterations, ...).
-    settings : object
-        What all chains share; picklable, as chains are.
-    chains : list
-    n_iterations : int
-
-    Returns
-    -------
-    chains : list
-    arrays : tuple of ndarray of shape (n_chains, n_iterations, ...)
-    """
-    advanced = parallel(delayed(advance)(settings, chain, n_iterations) for chain in chains)
-    arrays = zip(*(each[1:] for each in advanced), strict=True)
-    return [each[0] for each in advanced], tuple(np.stack(each) for each in arrays)
-
-
-def mixing(points: np.ndarray) -> tuple[np.ndarray, ...]:
-    """R-hat, ESS of bulk, tail and spread, (p,) each, of points (n_chains, n_draws, p)."""
-    columns = points.transpose(2, 0, 1)
-    measures = (r_hat, ess_bulk, ess_tail, ess_spread)
-    return tuple(np.array([of(column) for column in columns]) for of in measures)

@@ -1,7 +1,7 @@
-r"""Whether chains have mixed and whether importance weights can be trusted.
+r"""Whether chains have mixed, whether importance weights can be trusted, and weights that help.
 
-Chains are arrays (n_chains, n_draws) of one quantity; weights are given by their logarithms, up to
-a constant.
+Chains are arrays (n_chains, n_draws) of one quantity; weights are given by their logarithms (s,),
+up to a constant, -inf being a weight of zero. Costs are O(N log N).
 
 References
 ----------
@@ -11,130 +11,94 @@ References
 .. [3] Zhang and Stephens (2009), A new and efficient estimation method for the generalized Pareto
    distribution. Technometrics 51(3).
 .. [4] Geyer (1992), Practical Markov chain Monte Carlo. Statistical Science 7(4).
+.. [5] Mira, Solgi and Imparato (2013), Zero variance Markov chain Monte Carlo for Bayesian
+   estimators. Statistics and Computing 23.
 """
 
 import math
+from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 from scipy.special import logsumexp, ndtri
 from scipy.stats import rankdata
 
-__all__ = [
-    "effective_sample_size",
-    "ess_bulk",
-    "ess_spread",
-    "ess_tail",
-    "pareto_k",
-    "r_hat",
-    "stratified_resample",
-]
-
-_LEAST_DRAWS = 4
-_LEAST_TAIL = 5  # weights, fewer do not determine two parameters
-
+from skgp.samplers.defaults import (
+    DRAWS_PER_FUNCTION,
+    LEAST_DRAWS,
+    LEAST_DRAWS_SHARE,
+    LEAST_TAIL,
+    STEIN_STEPS,
+    STEIN_TOL,
+)
 
 # ------------------------------------------------------------------------------------- chains
 
 
+def _of_chains(measure: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:
+    """NaN for chains of fewer than 4 draws or with values that are not finite."""
+
+    @wraps(measure)
+    def measured(chains: np.ndarray) -> float:
+        chains = np.asarray(chains, dtype=float)
+        if chains.ndim != 2:
+            raise ValueError(
+                f"chains must have shape (n_chains, n_draws), got {chains.shape}; "
+                "pass one quantity at a time, a single chain as chains[None]."
+            )
+        usable = chains.shape[1] >= LEAST_DRAWS and bool(np.isfinite(chains).all())
+        return measure(chains) if usable else math.nan
+
+    return measured
+
+
+@_of_chains
 def r_hat(chains: np.ndarray) -> float:
-    r"""Rank-normalised split R-hat [1]_.
+    r"""Rank-normalised split R-hat [1]_: near 1 for chains that have mixed, 1.01 the usual limit.
 
     .. math:: \hat R = \sqrt{\frac{(m - 1) W / m + B / m}{W}}
 
     of half chains of m draws, W the mean of their variances and B / m the variance of their means,
     after the draws are replaced by normal scores of their ranks; the greater of this and the same
     of the absolute distances from the median (folded draws), which sees unequal spreads.
-
-    Parameters
-    ----------
-    chains : ndarray of shape (n_chains, n_draws)
-
-    Returns
-    -------
-    float
-        Near 1 for chains that have mixed: 1.01 is the usual limit. NaN with fewer than 4 draws a
-        chain or values that are not finite. Cost O(N log N).
     """
-    chains = _check_chains(chains)
-    if not _usable(chains):
-        return math.nan
     halves = _split(chains)
     folded = np.abs(halves - np.median(halves))
     return max(_plain_r_hat(_normal_scores(halves)), _plain_r_hat(_normal_scores(folded)))
 
 
+@_of_chains
 def ess_bulk(chains: np.ndarray) -> float:
-    """Effective number of draws for the centre of a distribution: of the normal scores [1]_.
-
-    Parameters
-    ----------
-    chains : ndarray of shape (n_chains, n_draws)
-
-    Returns
-    -------
-    float
-        NaN where `r_hat` is. Cost O(N log N).
-    """
-    chains = _check_chains(chains)
-    return _ess(_normal_scores(_split(chains))) if _usable(chains) else math.nan
+    """Effective number of draws for the centre of a distribution: of the normal scores [1]_."""
+    return _ess(_normal_scores(_split(chains)))
 
 
+@_of_chains
 def ess_tail(chains: np.ndarray) -> float:
-    """Effective number of draws for the 5% and 95% quantiles, the lesser of the two [1]_.
-
-    Parameters
-    ----------
-    chains : ndarray of shape (n_chains, n_draws)
-
-    Returns
-    -------
-    float
-        NaN where `r_hat` is. Cost O(N log N).
-    """
-    chains = _check_chains(chains)
-    if not _usable(chains):
-        return math.nan
+    """Effective number of draws for the 5% and 95% quantiles, the lesser of the two [1]_."""
     quantiles = np.quantile(chains, [0.05, 0.95])
     return min(_ess(_split((chains <= q).astype(float))) for q in quantiles)
 
 
+@_of_chains
 def ess_spread(chains: np.ndarray) -> float:
-    """How many independent draws of a Gaussian would give the variance as exactly.
+    r"""How many independent draws of a Gaussian would give the variance as exactly.
 
     Of squared deviations s from the mean, :math:`2 v^2 / (V[s] / n_s)` with their own number of
     effective draws: a heavy tail takes more draws than means do.
-
-    Parameters
-    ----------
-    chains : ndarray of shape (n_chains, n_draws)
-
-    Returns
-    -------
-    float
-        NaN where `r_hat` is. Cost O(N log N).
     """
-    chains = _check_chains(chains)
-    if not _usable(chains):
-        return math.nan
     squares = (chains - chains.mean()) ** 2
     spread = squares.var()
-    return (
-        float(2 * squares.mean() ** 2 / spread * _ess(_split(squares))) if spread > 0 else math.inf
-    )
+    if spread == 0:
+        return math.inf
+    return float(2 * squares.mean() ** 2 / spread * _ess(_split(squares)))
 
 
-def _check_chains(chains: np.ndarray) -> np.ndarray:
-    chains = np.asarray(chains, dtype=float)
-    if chains.ndim != 2:
-        raise ValueError(
-            f"chains must have shape (n_chains, n_draws), got {chains.shape}; "
-            "pass one quantity at a time, a single chain as chains[None]."
-        )
-    return chains
-
-
-def _usable(chains: np.ndarray) -> bool:
-    return chains.shape[1] >= _LEAST_DRAWS and bool(np.isfinite(chains).all())
+def mixing(points: np.ndarray) -> tuple[np.ndarray, ...]:
+    """R-hat, ESS of bulk, tail and spread, (p,) each, of points (n_chains, n_draws, p)."""
+    columns = points.transpose(2, 0, 1)
+    measures = (r_hat, ess_bulk, ess_tail, ess_spread)
+    return tuple(np.array([of(column) for column in columns]) for of in measures)
 
 
 def _split(chains: np.ndarray) -> np.ndarray:
@@ -144,7 +108,7 @@ def _split(chains: np.ndarray) -> np.ndarray:
 
 
 def _normal_scores(chains: np.ndarray) -> np.ndarray:
-    """Normal quantiles of the pooled ranks, (r - 3/8) / (N + 1/4): Blom's offsets, eq. (14)."""
+    """Normal quantiles of pooled ranks, (r - 3/8) / (N + 1/4): Blom's offsets, [1]_ eq. (14)."""
     ranks = rankdata(chains).reshape(chains.shape)
     return ndtri((ranks - 0.375) / (chains.size + 0.25))
 
@@ -159,7 +123,7 @@ def _plain_r_hat(chains: np.ndarray) -> float:
 
 
 def _ess(chains: np.ndarray) -> float:
-    r"""Number of draws over the autocorrelation time :math:`1 + 2 \sum_t \hat\rho_t`, eq. (10).
+    r"""Draws over the autocorrelation time :math:`1 + 2 \sum_t \hat\rho_t`, [1]_ eq. (10).
 
     Sums of adjacent autocorrelations are positive and fall [4]_; where their estimates no longer
     are, the sum ends.
@@ -197,18 +161,7 @@ def _autocovariance(chains: np.ndarray) -> np.ndarray:
 
 
 def effective_sample_size(log_weights: np.ndarray) -> float:
-    r"""Kish's effective number of weighted draws, :math:`(\sum w)^2 / \sum w^2`.
-
-    Parameters
-    ----------
-    log_weights : ndarray of shape (s,)
-        Up to a constant; -inf is a weight of zero.
-
-    Returns
-    -------
-    float
-        Between 1 and s; 0 where every weight is zero.
-    """
+    r"""Kish's effective number of weighted draws, :math:`(\sum w)^2 / \sum w^2`; 0 for none."""
     log_weights = np.asarray(log_weights, dtype=float)
     total = logsumexp(log_weights)
     if not np.isfinite(total):
@@ -221,28 +174,18 @@ def pareto_k(log_weights: np.ndarray) -> float:
 
     The :math:`\min(s / 5, 3 \sqrt s)` largest weights less the next one are fitted by [3]_, and k
     is drawn towards 1/2 as by ten more of them [2]_. Weights have :math:`1/k` moments: below 0.7
-    their averages can be trusted, above they may be dominated by a draw not yet seen.
-
-    Parameters
-    ----------
-    log_weights : ndarray of shape (s,)
-        Up to a constant; -inf is a weight of zero.
-
-    Returns
-    -------
-    float
-        inf where fewer than five weights make the tail: there are too few draws to tell. -inf where
-        they are all equal.
+    their averages can be trusted, above they may be dominated by a draw not yet seen. inf where
+    fewer than five weights make the tail, -inf where they are all equal.
     """
     log_weights = np.sort(np.asarray(log_weights, dtype=float))
     size = len(log_weights)
     n_tail = math.ceil(min(size / 5, 3 * math.sqrt(size)))
-    if size == 0 or n_tail < _LEAST_TAIL or not np.isfinite(log_weights[-1]):
+    if size == 0 or n_tail < LEAST_TAIL or not np.isfinite(log_weights[-1]):
         return math.inf
     weights = np.exp(log_weights - log_weights[-1])
     excess = weights[-n_tail:] - weights[-n_tail - 1]
     excess = excess[excess > 0]
-    if len(excess) < _LEAST_TAIL:
+    if len(excess) < LEAST_TAIL:
         return -math.inf if weights[-n_tail - 1] > 0 else math.inf
     n = len(excess)
     return (n * _generalised_pareto_shape(excess) + 10 * 0.5) / (n + 10)
@@ -262,33 +205,19 @@ def _generalised_pareto_shape(excess: np.ndarray) -> float:
 
 
 def stratified_resample(
-    weights: np.ndarray,
+    weights: np.ndarray,  # (s,), not negative, in any scale
     n_keep: int,
     rng: np.random.Generator,
     *,
-    points: np.ndarray | None = None,
+    points: np.ndarray | None = None,  # (s, p), the draws
 ) -> np.ndarray:
-    r"""Indices of draws kept in proportion to their weights, by systematic resampling.
+    r"""Indices (n_keep,), rising, of draws kept by their weights: systematic resampling.
 
     The draws share the unit interval according to their weights, and those at
-    :math:`(i + U) / n_\mathrm{keep}`, with one uniform U, are kept. Of equal weights in the order
-    of a chain that is thinning; with `points`, draws are ordered along their principal axis first,
-    so that those kept spread over the distribution as all did.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (s,)
-        Not negative, in any scale.
-    n_keep : int
-    rng : numpy.random.Generator
-    points : ndarray of shape (s, p), optional
-        The draws.
-
-    Returns
-    -------
-    ndarray of int, shape (n_keep,)
-        Rising; a draw of weight above 1 / n_keep may repeat. Its expected count is n_keep times its
-        weight.
+    :math:`(i + U) / n_\mathrm{keep}`, with one uniform U, are kept; one of weight above
+    1 / n_keep may repeat. Of equal weights in the order of a chain that is thinning; with `points`,
+    draws are ordered along their principal axis first, so that those kept spread over the
+    distribution as all did.
     """
     weights = np.asarray(weights, dtype=float)
     total = weights.sum()
@@ -310,3 +239,64 @@ def _along_axis(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
     centred = centred / np.where(spread > 0, spread, 1.0)
     _, axes = np.linalg.eigh((weights[:, None] * centred).T @ centred)
     return np.argsort(centred @ axes[:, -1], kind="stable")
+
+
+# ------------------------------------------------------------------- weights by Stein's identity
+
+
+def stein_weights(points: np.ndarray, gradients: np.ndarray, ess: float) -> np.ndarray:
+    r"""Positive weights (s,) of sum one under which draws (s, p) satisfy Stein's identity.
+
+    Under a density :math:`\pi` with gradient :math:`g = \nabla \log \pi` that vanishes at infinity,
+
+    .. math:: E[g] = 0, \qquad E[(x - c) g^T] = -I
+
+    for any constant c. Both hold exactly under the weights nearest to equal ones in relative
+    entropy, :math:`w_i \propto e^{\lambda^T f(x_i)}`: the regression estimator with control
+    variates f [5]_ as positive weights. Near a Gaussian, g and (x - c) g^T are nearly linear and
+    quadratic in x, so that most of the Monte Carlo error of means and covariances is gone. Unbiased
+    noise in the gradients (s, p), independent of the draws, costs some of the gain alone.
+
+    Both identities are used where `ess`, the effective number of draws, is at least four for each
+    of their p (p + 3) / 2 equations, the first alone with four for each of its p, else none. The
+    weights are equal where none fulfil the identities without leaving out half of the draws.
+    ``O(s p^4)`` for a Newton step, of which there are about five.
+    """
+    size, p = points.shape
+    equal = np.full(size, 1 / size)
+    if not (ess >= DRAWS_PER_FUNCTION * p and np.ptp(points, axis=0).all()):
+        return equal
+    scale = points.std(axis=0)
+    x, g = (points - points.mean(axis=0)) / scale, gradients * scale
+    functions = [g]
+    if ess >= DRAWS_PER_FUNCTION * p * (p + 3) / 2:
+        i, j = np.triu_indices(p)
+        functions.append((x[:, i] * g[:, j] + x[:, j] * g[:, i]) / 2 + (i == j))
+    weights = _tilted(np.concatenate(functions, axis=1))
+    if weights is None or 1 / (weights**2).sum() < LEAST_DRAWS_SHARE * size:
+        return equal
+    return weights
+
+
+def _tilted(functions: np.ndarray) -> np.ndarray | None:
+    """Weights proportional to exp(functions @ tilt) that average `functions` (s, q) to zero.
+
+    Newton's method on the convex log-sum-exp; None where it does not arrive.
+    """
+    scale = functions.std(axis=0)
+    if not scale.all():
+        return None
+    functions = functions / scale
+    tilt = np.zeros(functions.shape[1])
+    for _ in range(STEIN_STEPS):
+        exponent = functions @ tilt
+        weights = np.exp(exponent - exponent.max())
+        weights /= weights.sum()
+        mean = weights @ functions
+        if np.abs(mean).max() < STEIN_TOL:
+            return weights
+        covariance = (weights[:, None] * functions).T @ functions - np.outer(mean, mean)
+        step = np.linalg.lstsq(covariance, -mean, rcond=1e-10)[0]
+        # A full step where no weight changes more than eightfold; the rest is damped.
+        tilt += step * min(1.0, 2 / max(np.abs(functions @ step).max(), 1e-300))
+    return None

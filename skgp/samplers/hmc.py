@@ -28,146 +28,86 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from joblib import Parallel
+from joblib import Parallel, delayed
 
-from skgp.samplers.chains import SEGMENT, Callback, check_counts, cholesky_factor, mixing, stretches
-from skgp.samplers.hmc_chains import (
-    Chains,
-    Jumps,
-    LogDensityAndGradient,
-    evaluator,
-    value_evaluator,
+from skgp.samplers.chains import Callback, check_counts, cholesky_factor, stretches
+from skgp.samplers.defaults import (
+    DIVERGENCE,
+    GAMMA,
+    JUMPS,
+    JUMPS_THAT_MIX,
+    KAPPA,
+    LEAST_PATHS,
+    LEAST_WARMUP,
+    MAX_STEPS,
+    SEGMENT,
+    SHRINKAGE,
+    T0,
 )
-from skgp.samplers.student_t import StudentMixture
+from skgp.samplers.diagnostics import mixing
+from skgp.samplers.importance import StudentMixture
 
-__all__ = ["HMCResult", "hamiltonian_monte_carlo"]
-
-_JUMPS = 6  # of an iteration
+LogDensityAndGradient = Callable[[np.ndarray], tuple]
+_PATH = math.pi  # mathematical: longest path in whitened coordinates, where the period is 2 pi
 
 
 @dataclass(frozen=True)
 class HMCResult:
-    """What the chains drew after their warm-up.
+    """What c chains drew after their warm-up."""
 
-    Attributes
-    ----------
-    points : ndarray of shape (n_chains, n_draws, p)
-    log_density : ndarray of shape (n_chains, n_draws)
-    r_hat, ess, ess_tail, ess_spread : ndarray of shape (p,)
-        Rank-normalised split R-hat, and effective numbers of draws for the bulk, the tails and the
-        variance of each coordinate.
-    acceptance : ndarray of shape (n_chains,)
-        Mean acceptance probability.
-    n_divergent : ndarray of int, shape (n_chains,)
-    step_size : ndarray of shape (n_chains,)
-        The same for all.
-    n_gradients : int
-    converged : bool
-        Whether R-hat and ESS reached what was asked for.
-    warming_up : bool
-        Whether the callback ended the warm-up: the draws are those of it.
-    """
-
-    points: np.ndarray
-    log_density: np.ndarray
-    r_hat: np.ndarray
-    ess: np.ndarray
-    ess_tail: np.ndarray
-    ess_spread: np.ndarray
-    acceptance: np.ndarray
-    n_divergent: np.ndarray
-    step_size: np.ndarray
+    points: np.ndarray  # (c, n_draws, p)
+    log_density: np.ndarray  # (c, n_draws)
+    r_hat: np.ndarray  # (p,), rank-normalised split R-hat
+    ess: np.ndarray  # (p,), effective numbers of draws: for the bulk,
+    ess_tail: np.ndarray  # the tails
+    ess_spread: np.ndarray  # and the variance
+    acceptance: np.ndarray  # (c,), mean acceptance probability
+    n_divergent: np.ndarray  # (c,), int
+    step_size: np.ndarray  # (c,), the same for all
     n_gradients: int
-    converged: bool
-    warming_up: bool = False
+    converged: bool  # R-hat and ESS reached what was asked for
+    warming_up: bool = False  # the callback ended the warm-up: the draws are those of it
 
     def select(self, chains: np.ndarray) -> "HMCResult":
         """The result of some of the chains: `chains` holds their indices, or a flag for each."""
-        points = self.points[chains]
-        rhats, ess, tail, spread = mixing(points)
-        return replace(
-            self,
-            points=points,
-            log_density=self.log_density[chains],
-            r_hat=rhats,
-            ess=ess,
-            ess_tail=tail,
-            ess_spread=spread,
-            acceptance=self.acceptance[chains],
-            n_divergent=self.n_divergent[chains],
-            step_size=self.step_size[chains],
-        )
+        names = ("points", "log_density", "acceptance", "n_divergent", "step_size")
+        measures = mixing(self.points[chains])
+        found = {name: getattr(self, name)[chains] for name in names}
+        found |= dict(zip(("r_hat", "ess", "ess_tail", "ess_spread"), measures, strict=True))
+        return replace(self, **found)
 
 
 def hamiltonian_monte_carlo(
-    target: LogDensityAndGradient,
-    mean: np.ndarray,
-    covariance: np.ndarray,
+    target: LogDensityAndGradient,  # (p,) -> value and gradient (p,); (k, p) -> (k,) and (k, p)
+    mean: np.ndarray,  # (p,) and
+    covariance: np.ndarray,  # (p, p), of an approximation of the target
     *,
     rng: np.random.Generator,
-    starts: np.ndarray | None = None,
-    jumps: StudentMixture | None = None,
-    log_density: Callable[[np.ndarray], Any] | None = None,
+    starts: np.ndarray | None = None,  # (n_chains, p); draws of the approximation by default
+    jumps: StudentMixture | None = None,  # proposes jumps, which ask for
+    log_density: Callable[[np.ndarray], Any] | None = None,  # the log-density alone
     n_chains: int = 4,
-    n_warmup: int = 50,
-    n_draws: int = 500,
-    target_ess: float = math.inf,
-    max_r_hat: float = 1.01,
+    n_warmup: int = 50,  # iterations that find step size and metric, and are dropped
+    n_draws: int = 500,  # most iterations of a chain after these
+    target_ess: float = math.inf,  # sampling ends early where bulk and tail of every coordinate
+    max_r_hat: float = 1.01,  # meet both, and its variance half of the first
     target_acceptance: float = 0.8,
-    batched: bool = False,
-    n_jobs: int | None = None,
-    every: int = SEGMENT,
+    batched: bool = False,  # the target takes points (k, p)
+    n_jobs: int | None = None,  # of joblib, over the chains unless `batched`
+    every: int = SEGMENT,  # iterations between two callbacks, at most 25; results are the same
     callback: Callback | None = None,
 ) -> HMCResult:
     """Draw from a density known up to a constant, with its gradient.
 
-    Parameters
-    ----------
-    target : callable
-        Maps a point (p,) to its log-density and the gradient (p,), or, if `batched`, points (k, p)
-        to (k,) and (k, p). Picklable where `n_jobs` and joblib's backend ask for processes.
-    mean, covariance : ndarray of shape (p,) and (p, p)
-        Of an approximation of the target.
-    rng : numpy.random.Generator
-    starts : ndarray of shape (n_chains, p), optional
-        Where the chains begin; draws of the approximation by default.
-    jumps : StudentMixture, optional
-        Proposes jumps.
-    log_density : callable, optional
-        The log-density alone, which jumps ask for.
-    n_chains : int, default=4
-    n_warmup : int, default=50
-        Iterations that find step size and metric, and are dropped.
-    n_draws : int, default=500
-        Most iterations of a chain after these.
-    target_ess : float, default=inf
-    max_r_hat : float, default=1.01
-        Sampling ends early where every coordinate meets both, by bulk and tail, and by half of
-        that for its variance.
-    target_acceptance : float, default=0.8
-    batched : bool, default=False
-    n_jobs : int, optional
-        Of joblib, over the chains unless `batched`. Results do not depend on it.
-    every : int, default=25
-        Iterations between two calls of `callback`, at most 25. Results do not depend on it.
-    callback : callable, optional
-        ``callback(iteration, {"loss": -mean log-density, "ess": float, "r_hat": float})``; True
-        stops, keeping what was drawn.
-
-    Returns
-    -------
-    HMCResult
+    ``callback(iteration, {"loss": -mean log-density, "ess": float, "r_hat": float})`` stops by
+    True, keeping what was drawn. An iteration costs one gradient a leapfrog step, about two or
+    three where the approximation is good. `target` is picklable where joblib asks for processes.
 
     Raises
     ------
     ValueError
         If `covariance` is not positive definite, a count is less than 1, or the target vanishes
         near the mean.
-
-    Notes
-    -----
-    An iteration costs one gradient a leapfrog step, about two or three where the approximation is
-    good.
     """
     check_counts(n_chains, n_warmup, n_draws, every)
     mean, factor = np.asarray(mean, float), cholesky_factor(covariance)
@@ -176,7 +116,7 @@ def hamiltonian_monte_carlo(
     with Parallel(n_jobs=None if batched else n_jobs) as parallel:
         evaluate, leaps = evaluator(target, batched, parallel), None
         if jumps is not None and log_density is not None:
-            leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), _JUMPS)
+            leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), JUMPS)
         chains = Chains(
             evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, leaps
         )
@@ -197,7 +137,7 @@ def hamiltonian_monte_carlo(
     return result
 
 
-def _result(chains: Chains, points, values, wanted: tuple[float, float]) -> HMCResult:
+def _result(chains: "Chains", points, values, wanted: tuple[float, float]) -> HMCResult:
     """Everything drawn after the warm-up, and whether it is as good as wanted."""
     warming_up = len(points) <= chains.n_warmup
     first = 0 if warming_up else chains.n_warmup
@@ -219,3 +159,203 @@ def _result(chains: Chains, points, values, wanted: tuple[float, float]) -> HMCR
         converged=bool(good) and not warming_up,
         warming_up=warming_up,
     )
+
+
+# ---- the chains
+
+
+def evaluator(target: LogDensityAndGradient, batched: bool, parallel: Parallel):
+    """Log-densities (k,) and gradients (k, p) of points (k, p); -inf and 0 where not finite."""
+
+    def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if batched:
+            values, gradients = target(points)
+        else:
+            pairs = parallel(map(delayed(target), points))
+            values, gradients = (np.array(each, float) for each in zip(*pairs, strict=True))
+        usable = np.isfinite(values) & np.isfinite(gradients).all(axis=1)
+        return np.where(usable, values, -math.inf), np.where(usable[:, None], gradients, 0.0)
+
+    return evaluate
+
+
+def value_evaluator(log_density: Callable[[np.ndarray], Any], batched: bool, parallel: Parallel):
+    """Log-densities (k,) of points (k, p), NaN read as -inf."""
+
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        found = log_density(points) if batched else parallel(map(delayed(log_density), points))
+        values = np.asarray(found, float)
+        return np.where(np.isnan(values), -math.inf, values)
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """Moves to points drawn wherever a chain is: `n_each` proposals a chain and iteration."""
+
+    mixture: StudentMixture
+    evaluate: Callable[[np.ndarray], np.ndarray]  # (k, p) -> (k,)
+    n_each: int
+
+
+class Chains:
+    """Where all chains are, in whitened coordinates, and how they move."""
+
+    def __init__(
+        self, evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, jumps,
+    ) -> None:  # fmt: skip
+        self._jumps, self._moved = jumps, False  # whether the gradient is that of another point
+        self._evaluate, self._mean, self._factor, self._rng = evaluate, mean, factor, rng
+        self.n_warmup, self._target_acceptance = n_warmup, target_acceptance
+        self.n_done, self.n_gradients = 0, 0
+        self._n_paths, self._accepted = 0, np.zeros(n_chains)
+        self._path_share = 0.5
+        self._jumped: list[float] = []
+        self.n_divergent = np.zeros(n_chains, dtype=int)
+        self._window: list[np.ndarray] = []
+        p = len(mean)
+        x = rng.standard_normal((n_chains, p)) if starts is None else self._whitened(starts)
+        self._begin(x)
+        self._restart(1.2 * p**-0.25)  # acceptance of about 0.8 for a standard normal target
+
+    def u(self) -> np.ndarray:
+        """Positions (c, p) in the coordinates of the target."""
+        return self._mean + self.x @ self._factor.T
+
+    def _whitened(self, u: np.ndarray) -> np.ndarray:
+        return np.linalg.solve(self._factor, (u - self._mean).T).T
+
+    def _at(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, gradients = self._evaluate(self._mean + x @ self._factor.T)
+        return values, gradients @ self._factor
+
+    def _begin(self, x: np.ndarray) -> None:
+        """Chains at x (c, p); nearer to the mean where the target vanishes."""
+        for _ in range(10):
+            self.x, (self.value, self.gradient) = x, self._at(x)
+            self.n_gradients += len(x)
+            astray = ~np.isfinite(self.value)
+            if not astray.any():
+                return
+            x = np.where(astray[:, None], x / 2, x)
+        raise ValueError(
+            f"The target is zero or its gradient not finite near the mean {self._mean}; start "
+            "from a point where both are finite."
+        )
+
+    def iterate(self) -> None:
+        """A path or jumps of every chain; in the warm-up also what they teach."""
+        self.n_done += 1
+        warming_up = self.n_done <= self.n_warmup
+        jumping = self._rng.uniform() > self._path_share
+        if warming_up:
+            jumping = self.n_done % 2 == 0
+        if self._jumps is not None and jumping:
+            accepted = self._jump(self._jumps)
+            if warming_up:
+                self._jumped.append(accepted)
+                refused = 1 - JUMPS_THAT_MIX * float(np.mean(self._jumped))
+                self._path_share = max(LEAST_PATHS, refused)
+        else:
+            probability, divergent = self.move()
+            if warming_up:
+                self._adapt_step(float(probability.mean()))
+            else:
+                self._n_paths += 1
+                self._accepted += probability
+                self.n_divergent += divergent
+        if warming_up and self.n_warmup >= LEAST_WARMUP:
+            self._adapt_metric()
+
+    @property
+    def acceptance(self) -> np.ndarray:
+        """Mean acceptance probability (c,) of paths after the warm-up."""
+        return self._accepted / max(1, self._n_paths)
+
+    def move(self) -> tuple[np.ndarray, np.ndarray]:
+        """Acceptance probabilities (c,), and whether each path diverged."""
+        if self._moved:
+            self.value, self.gradient = self._at(self.x)
+            self.n_gradients += len(self.x)
+            self._moved = False
+        x, value, gradient, step = self.x, self.value, self.gradient, self.step_size
+        momentum = self._rng.standard_normal(x.shape)
+        # Where jumps do most of the mixing, paths are for what is near.
+        reach = _PATH if self._jumps is None else _PATH * (1 + self._path_share) / 2
+        longest = min(MAX_STEPS, max(1, math.ceil(reach / step)))
+        n_steps = int(self._rng.integers(1, longest, endpoint=True))
+        energy = value - 0.5 * (momentum**2).sum(axis=1)
+        on = np.ones(len(x), dtype=bool)  # chains whose path has not diverged
+        change = np.zeros(len(x))
+        x, value, gradient = x.copy(), value.copy(), gradient.copy()
+        for _ in range(n_steps):
+            momentum[on] += 0.5 * step * gradient[on]
+            x[on] += step * momentum[on]
+            value[on], gradient[on] = self._at(x[on])
+            self.n_gradients += int(on.sum())
+            momentum[on] += 0.5 * step * gradient[on]
+            change[on] = (value - 0.5 * (momentum**2).sum(axis=1) - energy)[on]
+            on &= change > -DIVERGENCE
+            if not on.any():
+                break
+        probability = np.where(on, np.exp(np.minimum(change, 0.0)), 0.0)
+        taken = self._rng.uniform(size=len(x)) < probability
+        self.x = np.where(taken[:, None], x, self.x)
+        self.value = np.where(taken, value, self.value)
+        self.gradient = np.where(taken[:, None], gradient, self.gradient)
+        return probability, ~on
+
+    def _jump(self, jumps: Jumps) -> float:
+        """Some points proposed to each chain, one after the other; the share accepted.
+
+        Where a chain is changes nothing in the proposals: one call evaluates all of them.
+        """
+        n_chains, p = self.x.shape
+        u = jumps.mixture.sample(jumps.n_each * n_chains, self._rng)
+        value = jumps.evaluate(u)
+        weight = (value - jumps.mixture.log_density(u)).reshape(-1, n_chains)
+        here, n_accepted = self.value - jumps.mixture.log_density(self.u()), 0
+        x, value = self._whitened(u).reshape(-1, n_chains, p), value.reshape(-1, n_chains)
+        for k in range(jumps.n_each):
+            taken = np.log(self._rng.uniform(size=n_chains)) < weight[k] - here
+            here = np.where(taken, weight[k], here)
+            self.x = np.where(taken[:, None], x[k], self.x)
+            self.value = np.where(taken, value[k], self.value)
+            n_accepted += int(taken.sum())
+        self._moved = True
+        return n_accepted / (jumps.n_each * n_chains)
+
+    def _restart(self, step_size: float) -> None:
+        """Begin the dual averaging anew."""
+        self.step_size = step_size
+        self._centre = math.log(2 * step_size)  # [2]_ takes 10, for a start without any knowledge
+        self._statistic, self._log_average, self._n_adapted = 0.0, 0.0, 0
+
+    def _adapt_step(self, probability: float) -> None:
+        """Dual averaging of the log step size [2]_, eq. (6); its average at the warm-up's end."""
+        self._n_adapted += 1
+        t = self._n_adapted
+        weight = 1 / (t + T0)
+        missing = self._target_acceptance - probability
+        self._statistic = (1 - weight) * self._statistic + weight * missing
+        log_step = self._centre - math.sqrt(t) / GAMMA * self._statistic
+        decay = t**-KAPPA
+        self._log_average = decay * log_step + (1 - decay) * self._log_average
+        self.step_size = math.exp(self._log_average if self.n_done == self.n_warmup else log_step)
+
+    def _adapt_metric(self) -> None:
+        """Collect draws in the middle half of the warm-up; at its end whiten by their moments."""
+        if not self.n_warmup // 4 < self.n_done <= 3 * self.n_warmup // 4:
+            return
+        self._window.append(self.u())
+        if self.n_done < 3 * self.n_warmup // 4:
+            return
+        draws = np.concatenate(self._window)
+        mean, prior = draws.mean(axis=0), SHRINKAGE * len(self._mean)
+        centred = draws - mean
+        first = self._factor @ self._factor.T
+        covariance = (centred.T @ centred + prior * first) / (len(draws) + prior)
+        u, self._moved = self.u(), True
+        self._mean, self._factor = mean, cholesky_factor(covariance)
+        self.x = self._whitened(u)

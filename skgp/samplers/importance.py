@@ -29,68 +29,110 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 from joblib import Parallel, delayed
-from scipy.special import logsumexp
+from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
 from skgp.samplers.chains import Callback, cholesky_factor
+from skgp.samplers.defaults import CHUNK, EDGE, FIRST_SCALE, LEAST_SHARE, SCALE
 from skgp.samplers.diagnostics import effective_sample_size, pareto_k
-from skgp.samplers.student_t import StudentMixture, StudentT
-
-__all__ = ["ImportanceSamples", "adaptive_importance_sampling"]
 
 LogDensity = Callable[[np.ndarray], Any]
 
-_CHUNK = 16  # points of one job: the same for any number of workers
-_FIRST_SCALE, _SCALE = 1.1, 1.05
-_LEAST_SHARE = 0.05  # of a round's other points, below which a component is dropped
+
+@dataclass(frozen=True)
+class StudentT:
+    """Multivariate Student-t distribution; `factor` is the lower Cholesky factor of its scale."""
+
+    location: np.ndarray  # (p,)
+    factor: np.ndarray  # (p, p)
+    df: float
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Log-density of the rows of x (n, p), in nats; O(n p^2)."""
+        p, df = len(self.location), self.df
+        inverse, log_constant = self._inverse
+        z = (x - self.location) @ inverse.T
+        return log_constant - 0.5 * (df + p) * np.log1p((z**2).sum(axis=1) / df)
+
+    @cached_property
+    def _inverse(self) -> tuple[np.ndarray, float]:
+        """Inverse factor (p, p), and the log-density at the location."""
+        p, df = len(self.location), self.df
+        constant = gammaln((df + p) / 2) - gammaln(df / 2) - 0.5 * p * math.log(df * math.pi)
+        log_volume = np.log(np.diag(self.factor)).sum()
+        return np.linalg.inv(self.factor), float(constant - log_volume)
+
+    def draw(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Quasi-random points (n_points, p) in pairs mirrored at the location; n_points even."""
+        p = len(self.location)
+        engine = torch.quasirandom.SobolEngine(p + 1, scramble=True, seed=int(rng.integers(2**31)))
+        uniform = engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(EDGE, 1 - EDGE)
+        radius = np.sqrt(self.df / chdtri(self.df, uniform[:, -1:]))
+        step = (ndtri(uniform[:, :-1]) * radius) @ self.factor.T
+        return self.location + np.concatenate([step, -step])
+
+    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Independent points (n_points, p)."""
+        radius = np.sqrt(self.df / rng.chisquare(self.df, (n_points, 1)))
+        normal = rng.standard_normal((n_points, len(self.location)))
+        return self.location + (normal * radius) @ self.factor.T
+
+
+@dataclass(frozen=True)
+class StudentMixture:
+    """Mixture of Student-t distributions of the given shares (m,), of sum one."""
+
+    components: list[StudentT]
+    shares: np.ndarray
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Log-density of the rows of x (n, p), in nats."""
+        terms = [q.log_density(x) for q in self.components]
+        return logsumexp(np.stack(terms, axis=1) + np.log(self.shares), axis=1)
+
+    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Independent points (n_points, p)."""
+        owner = rng.choice(len(self.shares), size=n_points, p=self.shares)
+        x = np.empty((n_points, len(self.components[0].location)))
+        for m in np.unique(owner):
+            x[owner == m] = self.components[m].sample(int((owner == m).sum()), rng)
+        return x
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (p,), and covariance (p, p) were the components normal."""
+        locations = np.array([q.location for q in self.components])
+        mean = self.shares @ locations
+        between = (locations - mean).T * self.shares @ (locations - mean)
+        within = [
+            share * q.factor @ q.factor.T
+            for share, q in zip(self.shares, self.components, strict=True)
+        ]
+        return mean, between + np.sum(within, axis=0)
 
 
 @dataclass(frozen=True)
 class ImportanceSamples:
-    """Weighted points.
+    """Weighted points."""
 
-    Attributes
-    ----------
-    points : ndarray of shape (s, p)
-    log_density : ndarray of shape (s,)
-        Of the target, up to its constant.
-    log_weights : ndarray of shape (s,)
-        Normalised: their exponentials sum to one.
-    round : ndarray of int, shape (s,)
-        Which round drew the point, from 0.
-    ess : float
-        Effective number of points, of independent draws of the same weights.
-    ess_spread : float
-        The same for the variance of each coordinate, the least: how many independent draws of a
-        Gaussian would determine it as well.
-    pareto_k : float
-    mean : ndarray of shape (p,)
-    covariance : ndarray of shape (p, p)
-    log_normalizer : float
-        Logarithm of the integral of the target; too low by about p (p + 3) / 4 s, as the proposals
-        were fitted to points that they then weigh.
-    proposal : StudentMixture
-        What a further round would draw from.
-    converged : bool
-        Whether `ess`, `ess_spread` and `pareto_k` reached what was asked for.
-    """
-
-    points: np.ndarray
-    log_density: np.ndarray
-    log_weights: np.ndarray
-    round: np.ndarray
-    ess: float
-    ess_spread: float
+    points: np.ndarray  # (s, p)
+    log_density: np.ndarray  # (s,), of the target, up to its constant
+    log_weights: np.ndarray  # (s,); their exponentials sum to one
+    round: np.ndarray  # (s,), int: which round drew the point, from 0
+    ess: float  # effective number of points, of independent draws of the same weights
+    ess_spread: float  # likewise for the variance of each coordinate, the least
     pareto_k: float
-    mean: np.ndarray
-    covariance: np.ndarray
+    mean: np.ndarray  # (p,)
+    covariance: np.ndarray  # (p, p)
+    #: Logarithm of the integral of the target; too low by about p (p + 3) / 4 s, as the proposals
+    #: were fitted to points that they then weigh.
     log_normalizer: float
-    converged: bool
-    proposal: StudentMixture
+    converged: bool  # `ess`, `ess_spread` and `pareto_k` reached what was asked for
+    proposal: StudentMixture  # what a further round would draw from
 
     @property
     def weights(self) -> np.ndarray:
@@ -100,7 +142,7 @@ class ImportanceSamples:
 
 @dataclass
 class _Round:
-    """Points drawn together: proposals, how many of each, and what is evaluated so far."""
+    """Points drawn together, in the order of their proposals, and what is evaluated so far."""
 
     proposals: list[StudentT]
     drawn: np.ndarray  # (n_points, p)
@@ -118,75 +160,35 @@ class _Round:
 
 
 def adaptive_importance_sampling(
-    log_density: LogDensity,
-    mean: np.ndarray,
-    covariance: np.ndarray,
+    log_density: LogDensity,  # (p,) -> float; -inf (or NaN) where it vanishes
+    mean: np.ndarray,  # (p,) and (p, p), of a first, rough approximation of the target,
+    covariance: np.ndarray,  # or (m, p) and (m, p, p), of the m components of one
     *,
     rng: np.random.Generator,
-    shares: np.ndarray | None = None,
-    wide: tuple[np.ndarray, np.ndarray] | None = None,
-    wide_share: float = 1 / 8,
-    target_ess: float = 400,
-    max_pareto_k: float = 0.7,
-    n_points: int = 256,
+    shares: np.ndarray | None = None,  # (m,), of the components; equal by default
+    wide: tuple[np.ndarray, np.ndarray] | None = None,  # centre and scales (p,) of a proposal that
+    wide_share: float = 1 / 8,  # has this share of every round, to reach what the others may miss
+    target_ess: float = 400,  # effective points at which to end, half of them for variances (of
+    max_pareto_k: float = 0.7,  # which mirrored pairs of a Gaussian have as many), with this k
+    n_points: int = 256,  # a round; even
     max_rounds: int = 20,
-    df: float = 10,
-    chunk_size: int | None = None,
-    n_jobs: int | None = None,
-    every: int | None = None,
+    df: float = 10,  # of the proposals: tails heavier than a Gaussian's
+    chunk_size: int | None = None,  # `log_density` takes so many points (k, p) at once; None: one
+    n_jobs: int | None = None,  # of joblib, over chunks of fixed composition: results are the same
+    every: int | None = None,  # points between two callbacks; None: a round
     callback: Callback | None = None,
 ) -> ImportanceSamples:
     """Weighted points of a density known up to a constant.
 
-    Parameters
-    ----------
-    log_density : callable
-        Maps a point (p,) to its log-density; -inf (or NaN) where it vanishes. Picklable where
-        `n_jobs` and joblib's backend ask for processes.
-    mean, covariance : ndarray of shape (p,) and (p, p), or (m, p) and (m, p, p)
-        Of a first, rough approximation of the target, or of the m components of one.
-    rng : numpy.random.Generator
-    shares : ndarray of shape (m,), optional
-        Weights of the components; equal by default.
-    wide : (ndarray of shape (p,), ndarray of shape (p,)), optional
-        Centre and scales of a proposal that every round has, wide enough to reach whatever the
-        components may have missed.
-    wide_share : float, default=1/8
-        Its share of the points.
-    target_ess : float, default=400
-        Rounds end at so many effective points, half of them for variances: mirrored pairs of a
-        Gaussian have as many.
-    max_pareto_k : float, default=0.7
-        Rounds end when both are met.
-    n_points : int, default=256
-        Points a round; even.
-    max_rounds : int, default=20
-    df : float, default=10
-        Degrees of freedom of the proposals: tails heavier than a Gaussian's.
-    chunk_size : int, optional
-        `log_density` takes up to so many points (k, p) at once and returns (k,). None: one by one.
-    n_jobs : int, optional
-        Of joblib; points are evaluated in chunks of fixed composition, so that results do not
-        depend on it.
-    every : int, optional
-        Points between two calls of `callback`; None: a round. Results do not depend on it.
-    callback : callable, optional
-        ``callback(round, {"loss": -mean log-density, "ess": float, "pareto_k": float})``, rounds
-        counted from 1; True stops, keeping the points so far.
-
-    Returns
-    -------
-    ImportanceSamples
+    ``callback(round, {"loss": -mean log-density, "ess": float, "pareto_k": float})``, rounds
+    counted from 1, stops by True, keeping the points so far. Each round costs `n_points`
+    evaluations of the target, which is picklable where joblib asks for processes.
 
     Raises
     ------
     ValueError
         If a covariance is not positive definite, `n_points` is odd or less than 2, or the target
         vanishes at every point of the first round.
-
-    Notes
-    -----
-    Each round costs `n_points` evaluations of the target, no gradients.
     """
     every = n_points if every is None else every
     if n_points < 2 or n_points % 2 or min(max_rounds, every) < 1:
@@ -255,7 +257,7 @@ def _evaluate(
     log_density: LogDensity, points: np.ndarray, parallel: Parallel, chunk_size: int | None
 ) -> np.ndarray:
     """Log-density (n,) of the points, NaN read as -inf."""
-    size = _CHUNK if chunk_size is None else chunk_size
+    size = CHUNK if chunk_size is None else chunk_size
     evaluate = partial(_one_by_one, log_density) if chunk_size is None else log_density
     chunks = [points[i : i + size] for i in range(0, len(points), size)]
     found = np.concatenate(parallel(delayed(evaluate)(chunk) for chunk in chunks))
@@ -267,7 +269,7 @@ def _one_by_one(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
 
 
 def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> StudentT:
-    scale = _FIRST_SCALE if t == 0 else _SCALE
+    scale = FIRST_SCALE if t == 0 else SCALE
     return StudentT(mean, scale * cholesky_factor(covariance), df)
 
 
@@ -352,7 +354,7 @@ def _refitted(
     totals = logsumexp(log_parts, axis=1)
     found, weights = [], []
     for q, log_part, total in zip(mixture, log_parts, totals, strict=True):
-        if total < math.log(_LEAST_SHARE):
+        if total < math.log(LEAST_SHARE):
             continue
         n_effective = effective_sample_size(log_part)
         fit = len(mixture) == 1 or n_effective >= enough / 2
@@ -372,7 +374,7 @@ def _fitted(
     mean, covariance = _moments(x, weights)
     share = min(1.0, n_effective / (2.5 * x.shape[1]))
     if share < 1.0:
-        covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / _SCALE**2
+        covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / SCALE**2
     return _proposal(mean, covariance, 1, df)
 
 

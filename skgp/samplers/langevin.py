@@ -1,12 +1,11 @@
 r"""Langevin dynamics with unbiased estimates of a gradient in the place of gradients.
 
-Nothing but the gradient of the log-density is asked for, and that with noise. The kinds of steps,
-and what their noise is corrected by, are in :mod:`skgp.samplers.langevin_steps`. Of the corrected
-ones, draws and gradients together give the weights of :mod:`skgp.samplers.stein`.
-
-Chains advance in segments. The covariance of the noise is estimated from pairs of estimates at the
-same places and pooled over the chains between segments. Each chain owns its random numbers: results
-do not depend on the number of workers.
+Nothing but the gradient of the log-density is asked for, and that with noise; the kinds of steps
+are in :mod:`skgp.samplers.langevin_steps`. Chains advance in segments; each owns its random
+numbers, so that results do not depend on the number of workers. The covariance of the noise is
+estimated from pairs of estimates at the same places and pooled over the chains between segments. Of
+the corrected steps, draws and gradients together give the weights of
+:func:`~skgp.samplers.diagnostics.stein_weights`.
 """
 
 import math
@@ -14,17 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from joblib import Parallel
+from joblib import Parallel, delayed
 
-from skgp.samplers.chains import (
-    SEGMENT,
-    Callback,
-    advance_all,
-    check_counts,
-    cholesky_factor,
-    mixing,
-    stretches,
-)
+from skgp.samplers.chains import Callback, check_counts, cholesky_factor, stretches
+from skgp.samplers.defaults import ASTRAY, SEGMENT
+from skgp.samplers.diagnostics import mixing, stein_weights
 from skgp.samplers.langevin_steps import (
     STEPS,
     LangevinChain,
@@ -32,136 +25,65 @@ from skgp.samplers.langevin_steps import (
     Settings,
     kick_matrix,
 )
-from skgp.samplers.schedules import ConstantSchedule
-from skgp.samplers.stein import stein_weights
-
-__all__ = ["LangevinResult", "stochastic_langevin"]
-
-_ASTRAY = 0.1  # share of a chain's iterations: such a chain is left out
 
 
 @dataclass(frozen=True)
 class LangevinResult:
-    """What the chains drew after their warm-up.
+    """What c chains drew after their warm-up."""
 
-    Attributes
-    ----------
-    points : ndarray of shape (n_chains, n_draws, p)
-    weights : ndarray of shape (n_chains, n_draws)
-        Of sum one; zero for chains gone astray.
-    r_hat, ess : ndarray of shape (p,)
-        Rank-normalised split R-hat and bulk ESS of each coordinate, unweighted, over the chains not
-        gone astray.
-    n_astray : ndarray of int, shape (n_chains,)
-        Iterations that were clipped or undone.
-    astray : ndarray of bool, shape (n_chains,)
-        Chains where these are more than a tenth, unless they are so in all.
-    acceptance : ndarray of shape (n_chains,)
-        Mean acceptance probability; 1 without a Metropolis step.
-    step_size : ndarray of shape (n_chains,)
-        The last.
-    noise_ratio : float
-        Largest eigenvalue of the covariance of the gradient's noise, whitened. Of "sgld", in which
-        it cannot be told from the gradient, of both.
-    floored : float
-        Sum of the eigenvalues raised to 0 where the noise was more than a kick can make up for.
-    criterion : ndarray of shape (n_chains,)
-        Of "sgld": variance of the noise over that injected; NaN before 100 iterations.
-    frozen : bool
-        Of "sgld": whether all chains hold their step. Then the draws before are left out.
-    n_gradients : int
-    memories : list
-        What the gradient remembers of each chain.
-    converged : bool
-        Whether R-hat and ESS reached what was asked for.
-    """
-
-    points: np.ndarray
-    weights: np.ndarray
-    r_hat: np.ndarray
-    ess: np.ndarray
-    n_astray: np.ndarray
-    astray: np.ndarray
-    acceptance: np.ndarray
-    step_size: np.ndarray
+    points: np.ndarray  # (c, n_draws, p)
+    weights: np.ndarray  # (c, n_draws), of sum one; zero for chains gone astray
+    r_hat: np.ndarray  # (p,), unweighted, over the chains not gone astray
+    ess: np.ndarray  # (p,), for the bulk, likewise
+    n_astray: np.ndarray  # (c,), iterations that were clipped or undone
+    astray: np.ndarray  # (c,), where these are more than a tenth, unless they are so in all
+    acceptance: np.ndarray  # (c,), mean acceptance probability; 1 without a Metropolis step
+    step_size: np.ndarray  # (c,), the last
+    #: Largest eigenvalue of the covariance of the gradient's noise, whitened. Of "sgld", in which
+    #: it cannot be told from the gradient, of both.
     noise_ratio: float
-    floored: float
-    criterion: np.ndarray
-    frozen: bool
+    floored: float  # sum of eigenvalues raised to 0: noise beyond what a kick can make up for
+    criterion: np.ndarray  # (c,), (7) of "sgld"; NaN before 100 iterations
+    frozen: bool  # of "sgld": all chains hold their step; the draws before are left out
     n_gradients: int
-    memories: list
-    converged: bool
+    memories: list  # of the gradient, one a chain
+    converged: bool  # R-hat and ESS reached what was asked for
 
 
 def stochastic_langevin(
     target: NoisyGradient,
-    mean: np.ndarray,
-    covariance: np.ndarray,
+    mean: np.ndarray,  # (p,) and (p, p), of an approximation of the density;
+    covariance: np.ndarray,  # chains start from draws of it
     *,
-    rng: np.random.Generator,
-    sampler: str = "langevin",
-    schedule: Callable[[int], float] | None = None,
-    bounds: np.ndarray | None = None,
+    rng: np.random.Generator,  # spawns one generator a chain
+    sampler: str = "langevin",  # "langevin", "mala" or "sgld"
+    schedule: Callable[[int], float] | float = 1.0,  # whitened step, below 4; by number from 1
+    bounds: np.ndarray | None = None,  # (p, 2), outside of which the density is zero
     n_chains: int = 4,
-    n_warmup: int = 50,
-    n_draws: int = 1000,
-    target_ess: float = math.inf,
+    n_warmup: int = 50,  # iterations that are dropped
+    n_draws: int = 1000,  # most iterations of a chain that follow
+    target_ess: float = math.inf,  # sampling ends early where every coordinate meets both
     max_r_hat: float = 1.01,
-    n_jobs: int | None = None,
-    every: int = SEGMENT,
+    n_jobs: int | None = None,  # of joblib
+    every: int = SEGMENT,  # iterations between two callbacks, at most 25; results are the same
     callback: Callback | None = None,
 ) -> LangevinResult:
     """Draw from a density of which unbiased estimates of the log-density's gradient are known.
 
-    Parameters
-    ----------
-    target : NoisyGradient
-    mean, covariance : ndarray of shape (p,) and (p, p)
-        Of an approximation of the density; chains start from draws of it.
-    rng : numpy.random.Generator
-        Spawns one generator a chain.
-    sampler : {"langevin", "mala", "sgld"}
-    schedule : callable, optional
-        Whitened step of an iteration, counted from 1, below 4; by default 1.
-    bounds : ndarray of shape (p, 2), optional
-        Outside of which the density is zero.
-    n_chains, n_warmup, n_draws : int, default=4, 50 and 1000
-        The warm-up is dropped; at most `n_draws` iterations of each chain follow.
-    target_ess, max_r_hat : float, default=inf and 1.01
-        Sampling ends early where every coordinate meets both.
-    n_jobs : int, optional
-        Of joblib.
-    every : int, default=25
-        Iterations between two calls of `callback`, at most 25. Results do not depend on it.
-    callback : callable, optional
-        ``callback(iteration, {"loss": float, "ess": float, "r_hat": float})``; True stops, keeping
-        what was drawn. Without a log-density, the loss is half the mean squared distance from
-        `mean`, whitened.
-
-    Returns
-    -------
-    LangevinResult
+    ``callback(iteration, {"loss": float, "ess": float, "r_hat": float})`` stops by True, keeping
+    what was drawn; without a log-density, the loss is half the mean squared distance from `mean`,
+    whitened. An iteration costs one gradient, three of "mala", and one more at every tenth
+    iteration and every second of the warm-up.
 
     Raises
     ------
     ValueError
         For an unknown sampler, a covariance that is not positive definite, a count less than 1 or
         steps that do not lie between 0 and 4.
-
-    Notes
-    -----
-    An iteration costs one gradient, three of "mala"; both evaluate one more at every tenth
-    iteration, and at every second of the warm-up.
     """
     check_counts(n_chains, n_warmup, n_draws, every)
     if sampler not in STEPS:
         raise ValueError(f"sampler must be one of {sorted(STEPS)}, got {sampler!r}.")
-    schedule = ConstantSchedule(1.0) if schedule is None else schedule
-    if not all(0 < schedule(t) < 4 for t in (1, n_warmup + n_draws)):
-        raise ValueError(
-            "steps of schedule must lie between 0 and 4, beyond which Langevin dynamics is "
-            f"unstable; got {schedule(1)} at first. Use steps of about 1."
-        )
     p = len(mean)
     settings = Settings(
         target=target,
@@ -169,15 +91,23 @@ def stochastic_langevin(
         factor=cholesky_factor(covariance),
         bounds=np.full((p, 2), [-math.inf, math.inf]) if bounds is None else np.asarray(bounds),
         schedule=schedule,
-        step=STEPS[sampler],
+        sampler=sampler,
         n_warmup=n_warmup,
         noise=np.zeros((p, p)),
     )
+    if not all(0 < settings.step_size(t) < 4 for t in (1, n_warmup + n_draws)):
+        raise ValueError(
+            "steps of schedule must lie between 0 and 4, beyond which Langevin dynamics is "
+            f"unstable; got {settings.step_size(1)} at first. Use steps of about 1."
+        )
     chains = [_begin(settings, child) for child in rng.spawn(n_chains)]
     draws: list[tuple[np.ndarray, ...]] = []
     with Parallel(n_jobs=n_jobs) as parallel:
         for n_steps, segment_ends in stretches(n_warmup, n_draws, every):
-            chains, drawn = advance_all(parallel, _advance, settings, chains, n_steps)
+            advance = delayed(_advance)
+            advanced = parallel(advance(settings, chain, n_steps) for chain in chains)
+            chains = [chain for chain, _, _ in advanced]
+            drawn = tuple(np.stack([each[i] for each in advanced]) for i in (1, 2))  # (c, n, p)
             if chains[0].n_done > n_warmup:
                 draws.append(drawn)
             if segment_ends:
@@ -211,10 +141,10 @@ def _advance(
     """The chain after some iterations, its draws and the gradients there, (n, p), whitened."""
     points, gradients = [], []
     for _ in range(n_iterations):
-        step = settings.schedule(chain.n_done + 1)
+        step = settings.step_size(chain.n_done + 1)
         if not chain.frozen_at:
             chain.step_size = step
-        settings.step(settings, chain, step)
+        STEPS[settings.sampler](settings, chain, step)
         chain.n_done += 1
         points.append(chain.draw)
         gradients.append(chain.gradient)
@@ -238,13 +168,12 @@ def _result(
     if frozen:
         x = x[:, max(0, max(chain.frozen_at for chain in chains) - settings.n_warmup) :]
     n_astray = np.array([chain.n_astray for chain in chains])
-    astray = n_astray > _ASTRAY * n_drawn
+    astray = n_astray > ASTRAY * n_drawn
     astray &= not astray.all()
     points = settings.position(x)
     r_hats, ess, *_ = mixing(points[~astray])
-    of_sgld = settings.step is STEPS["sgld"]
+    of_sgld, mala = settings.sampler == "sgld", settings.sampler == "mala"
     kept = np.where(astray, 0.0, 1.0)[:, None] * np.ones(x.shape[:2])
-    mala = settings.step is STEPS["mala"]
     return LangevinResult(
         points=points,
         weights=kept / max(1.0, kept.sum()),
@@ -267,7 +196,7 @@ def _result(
 
 def _weighted(result: LangevinResult, draws: list, settings: Settings) -> LangevinResult:
     """With the weights of Stein's identity, which noise kept by "sgld" would invalidate."""
-    if settings.step is STEPS["sgld"] or result.points.shape[1] == 0:
+    if settings.sampler == "sgld" or result.points.shape[1] == 0:
         return result
     kept = ~result.astray
     x, gradients = (np.concatenate(each, axis=1)[kept] for each in zip(*draws, strict=True))

@@ -39,7 +39,7 @@ target; G is an unbiased estimate of the gradient there, V the covariance of its
     moving targets more closely: a widening of about 0.2 V remains at a step of 1.
 ``"sgld"``
     The usual step [3]_, uncorrected, with a step size that falls until the ratio (7) of [4]_ is
-    below 0.002 and then stays, and with an entry of the noise kept for 20 iterations.
+    below 0.002 and then stays, and with a realisation of the noise kept for 20 iterations.
 
 References
 ----------
@@ -59,27 +59,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from skgp.samplers.schedules import noise_ratio
-
-__all__ = ["FREEZE", "STEPS", "LangevinChain", "NoisyGradient", "Settings", "kick_matrix"]
-
-_CLIP = 6.0  # times sqrt(p): the longest whitened gradient; that of N(0, I) has length sqrt(p)
-_KEPT = 20  # iterations of SGLD with one entry of the noise
-_BATCH = 100  # gradients of which SGLD takes the covariance
-FREEZE = 0.002  # noise ratio at which SGLD holds its step
-_PAIR_WARMUP, _PAIR = 2, 10  # every so many iterations a second estimate shows the noise
+from skgp.samplers.defaults import BATCH, CLIP, FREEZE, KEPT, PAIR, PAIR_WARMUP
 
 
 class NoisyGradient(Protocol):
-    """Unbiased estimates of the gradient of a log-density; picklable.
+    """Unbiased estimates of the gradient of a log-density; picklable."""
 
-    Attributes
-    ----------
-    n_entries : int
-        How many realisations of the noise there are.
-    """
-
-    n_entries: int
+    n_entries: int  # realisations of the noise that there are
 
     def __call__(
         self, u: np.ndarray, entry: int, rng: np.random.Generator, memory: Any
@@ -91,88 +77,89 @@ class NoisyGradient(Protocol):
         ...
 
 
-@dataclass
-class LangevinChain:
-    """One chain between two segments; picklable.
+@dataclass(frozen=True)
+class PowerSchedule:
+    r"""Falling steps :math:`\varepsilon_t = a (b + t)^{-\gamma}` [3]_, [4]_ eq. (6).
 
-    Attributes
-    ----------
-    x : ndarray of shape (p,)
-        Position, whitened.
-    rng : numpy.random.Generator
-    draw, gradient : ndarray of shape (p,)
-        The last draw and the estimate of the gradient there, whitened.
-    entry : int
-        Of the noise, where it is kept.
-    memory : object
-        Of the gradient.
-    n_done : int
-        Iterations, warm-up included.
-    n_gradients : int
-    n_astray : int
-        Iterations after the warm-up whose gradient was clipped, or which were undone since they
-        left the bounds or their gradient was not finite.
-    acceptance : float
-        Sum of acceptance probabilities after the warm-up.
-    noise : ndarray of shape (p, p)
-        Sum of outer products of differences of two estimates, over 2.
-    n_pairs : int
-    batch : list of ndarray of shape (p,)
-        The last gradients of SGLD.
-    ratio : float
-        Noise ratio of SGLD's last full batch.
-    step_size : float
-        Of the last iteration.
-    frozen_at : int
-        Iteration from which on the step is held; 0 before.
+    Of exponents above 1/2 and at most 1, the squares of the steps have a finite sum and the steps
+    an infinite one.
+
+    >>> schedule = PowerSchedule.between(0.1, 0.001, 1000)
+    >>> [round(schedule(t), 6) for t in (1, 1000)]
+    [0.1, 0.001]
     """
 
-    x: np.ndarray
+    a: float
+    b: float
+    gamma: float = 1.0
+
+    @classmethod
+    def between(
+        cls, first: float, last: float, n_iterations: int, gamma: float = 1.0
+    ) -> "PowerSchedule":
+        """The schedule with given steps at iterations 1 and `n_iterations` (at least 2)."""
+        if not (0 < last < first and n_iterations >= 2 and gamma > 0):
+            raise ValueError(
+                "steps must be positive and fall over at least 2 iterations, gamma positive; got "
+                f"first={first}, last={last}, n_iterations={n_iterations}, gamma={gamma}."
+            )
+        ratio = (first / last) ** (1 / gamma)  # (b + n) / (b + 1)
+        offset = (n_iterations - 1) / (ratio - 1)  # b + 1
+        return cls(first * offset**gamma, offset - 1, gamma)
+
+    def __call__(self, t: int) -> float:
+        """Step of iteration t, counted from 1."""
+        return self.a * (self.b + t) ** -self.gamma
+
+
+def noise_ratio(step: float, covariance: np.ndarray) -> float:
+    r"""Variance of the gradient's noise over that of the injected noise, [4]_ eq. (7).
+
+    .. math:: \frac{\varepsilon}{4} \lambda_{\max}(M^{1/2} V M^{1/2})
+
+    `covariance` (p, p) is that of the whitened gradients, which has these eigenvalues. Langevin
+    dynamics prevails where this is small.
+    """
+    return step / 4 * float(np.linalg.eigvalsh(covariance)[-1])
+
+
+@dataclass
+class LangevinChain:
+    """One chain between two segments; picklable. All vectors are whitened."""
+
+    x: np.ndarray  # (p,), position
     rng: np.random.Generator
-    draw: np.ndarray
-    gradient: np.ndarray
-    noise: np.ndarray
-    entry: int = -1
-    memory: Any = None
-    n_done: int = 0
+    draw: np.ndarray  # (p,), the last draw
+    gradient: np.ndarray  # (p,), and the estimate of the gradient there
+    noise: np.ndarray  # (p, p), sum of outer products of differences of two estimates, over 2
+    entry: int = -1  # of the noise, where it is kept
+    memory: Any = None  # of the gradient
+    n_done: int = 0  # iterations, warm-up included
     n_gradients: int = 0
-    n_astray: int = 0
-    acceptance: float = 0.0
+    n_astray: int = 0  # after the warm-up: clipped, or undone (out of bounds, not finite)
+    acceptance: float = 0.0  # sum of acceptance probabilities after the warm-up
     n_pairs: int = 0
-    batch: list[np.ndarray] = field(default_factory=list)
-    ratio: float = math.nan
-    step_size: float = math.nan
-    frozen_at: int = 0
+    batch: list[np.ndarray] = field(default_factory=list)  # the last gradients of SGLD
+    ratio: float = math.nan  # (7) of SGLD's last full batch
+    step_size: float = math.nan  # of the last iteration
+    frozen_at: int = 0  # iteration from which on the step is held; 0 before
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all chains share in a segment.
-
-    Attributes
-    ----------
-    target : NoisyGradient
-    mean, factor : ndarray of shape (p,) and (p, p)
-        m and F.
-    bounds : ndarray of shape (p, 2)
-        Of u.
-    schedule : callable
-        Step of an iteration, counted from 1.
-    step : callable
-        One of `STEPS`.
-    n_warmup : int
-    noise : ndarray of shape (p, p)
-        V, as estimated so far.
-    """
+    """What all chains share in a segment."""
 
     target: NoisyGradient
-    mean: np.ndarray
-    factor: np.ndarray
-    bounds: np.ndarray
-    schedule: Callable[[int], float]
-    step: Callable[["Settings", LangevinChain, float], None]
+    mean: np.ndarray  # m (p,)
+    factor: np.ndarray  # F (p, p)
+    bounds: np.ndarray  # (p, 2), of u
+    schedule: Callable[[int], float] | float  # step of an iteration, counted from 1
+    sampler: str
     n_warmup: int
-    noise: np.ndarray
+    noise: np.ndarray  # V (p, p), as estimated so far
+
+    def step_size(self, t: int) -> float:
+        return self.schedule(t) if callable(self.schedule) else self.schedule
 
     def position(self, x: np.ndarray) -> np.ndarray:
         """Positions u of whitened x (..., p)."""
@@ -195,7 +182,7 @@ class Settings:
         found, chain.memory = self.target(self.position(x), entry, chain.rng, chain.memory)
         chain.n_gradients += 1
         gradient = self.factor.T @ found
-        length, longest = float(np.linalg.norm(gradient)), _CLIP * math.sqrt(len(x))
+        length, longest = float(np.linalg.norm(gradient)), CLIP * math.sqrt(len(x))
         if length <= longest:
             return gradient
         chain.n_astray += counts
@@ -252,7 +239,7 @@ def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
 def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
     if chain.frozen_at:
         step = chain.step_size
-    if chain.n_done % _KEPT == 0:
+    if chain.n_done % KEPT == 0:
         chain.entry = _entry(settings, chain)
     gradient = settings.gradient(chain, chain.x, chain.entry)
     injected = math.sqrt(step) * chain.rng.standard_normal(len(chain.x))
@@ -261,10 +248,9 @@ def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
     chain.draw, chain.gradient, chain.step_size = chain.x, gradient, step
     chain.x = chain.x + step / 2 * gradient + injected
     chain.batch.append(gradient)
-    if len(chain.batch) == _BATCH:
+    if len(chain.batch) == BATCH:
         covariance = np.atleast_2d(np.cov(np.array(chain.batch), rowvar=False))
-        # Whitened: the preconditioner F F' is in the covariance already.
-        chain.ratio = noise_ratio(step, np.eye(len(chain.x)), covariance)
+        chain.ratio = noise_ratio(step, covariance)
         chain.noise, chain.n_pairs, chain.batch = covariance, 1, []
         if chain.ratio < FREEZE and not chain.frozen_at:
             chain.frozen_at = chain.n_done + 1
@@ -278,7 +264,7 @@ def _look_at_noise(
     settings: Settings, chain: LangevinChain, x: np.ndarray, gradient: np.ndarray
 ) -> None:
     """Now and then, the difference to a second estimate at the same place."""
-    every = _PAIR_WARMUP if chain.n_done < settings.n_warmup else _PAIR
+    every = PAIR_WARMUP if chain.n_done < settings.n_warmup else PAIR
     if chain.n_done % every:
         return
     n_astray = chain.n_astray

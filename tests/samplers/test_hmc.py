@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from joblib import Parallel, parallel_config
 
-from skgp.samplers import ess_bulk, hamiltonian_monte_carlo
-from skgp.samplers.hmc_chains import Chains, evaluator
-from skgp.samplers.student_t import StudentMixture, StudentT
+from skgp.samplers import StudentMixture, StudentT, ess_bulk, hamiltonian_monte_carlo
+from skgp.samplers.hmc import Chains, evaluator
 from tests.same import assert_same
 
 
@@ -69,15 +68,6 @@ def test_hmc_corrects_paths_integrated_coarsely(rng):
     )
     assert np.all(found.acceptance < 0.9)
     assert_moments(found.points, [0.0], [1.0])
-
-
-def test_hmc_stops_at_the_size_asked_for(rng):
-    target = Gaussian(np.zeros(2), np.eye(2))
-    found = hamiltonian_monte_carlo(
-        target, np.zeros(2), np.eye(2), rng=rng, target_ess=200, max_r_hat=1.05, n_draws=5000
-    )
-    assert found.converged and found.points.shape[1] < 500
-    assert np.all(found.ess >= 200) and np.all(found.r_hat <= 1.05)
 
 
 def test_leapfrog_is_reversible_and_nearly_conserves_energy():
@@ -144,18 +134,16 @@ def test_chains_advance_by_one_call_for_all(rng):
     assert_moments(found.points, np.zeros(2), np.ones(2))
 
 
-def test_sampling_ends_when_the_tails_are_known(rng):
-    """A narrow and a wide Gaussian: medians are known long before the 5% and 95% quantiles."""
+def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
     found = hamiltonian_monte_carlo(
         log_gamma, np.ones(2), np.eye(2), rng=rng, target_ess=300, max_r_hat=1.1, n_draws=5000
     )
-    assert found.converged and found.ess_tail.min() >= 300 and found.ess_spread.min() >= 150
-    shape = found.points.shape[2]
-    assert found.ess_tail.shape == found.ess_spread.shape == (shape,)
+    assert found.converged and found.points.shape[1] < 1000 and np.all(found.r_hat <= 1.1)
+    assert min(found.ess.min(), found.ess_tail.min()) >= 300 and found.ess_spread.min() >= 150
+    assert found.ess_tail.shape == found.ess_spread.shape == (2,)
 
 
-@pytest.mark.parametrize("n_jobs", [2, 4])
-def test_hmc_does_not_depend_on_the_workers(n_jobs):
+def test_hmc_does_not_depend_on_the_workers():
     def run(n_jobs):
         return hamiltonian_monte_carlo(
             log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(5), n_jobs=n_jobs,
@@ -164,7 +152,7 @@ def test_hmc_does_not_depend_on_the_workers(n_jobs):
 
     alone = run(None)
     with parallel_config("threading"):
-        together = run(n_jobs)
+        together = run(2)
     assert_same(alone.points, together.points)
     assert not np.array_equal(alone.points[0], alone.points[1])
 
@@ -182,24 +170,20 @@ def test_hmc_counts_divergent_paths_and_stays_in_the_support(rng):
     assert abs(z) < 4
 
 
-def test_hmc_stops_by_callback_and_keeps_its_draws(rng):
+@pytest.mark.parametrize("last", [25, 75])
+def test_hmc_stopped_by_callback_keeps_its_draws(last, rng):
+    """Of the warm-up where it ends in it."""
     seen = []
 
     def callback(iteration, info):
         seen.append(iteration)
-        return iteration >= 75
+        return iteration >= last
 
     found = hamiltonian_monte_carlo(
         log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, n_draws=500, callback=callback
     )
-    assert seen == [25, 50, 75] and found.points.shape == (4, 25, 2) and not found.warming_up
-
-
-def test_hmc_stopped_in_the_warm_up_keeps_its_draws(rng):
-    found = hamiltonian_monte_carlo(
-        log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, callback=lambda i, info: i >= 25
-    )
-    assert found.warming_up and found.points.shape == (4, 25, 2) and not found.converged
+    assert seen == list(range(25, last + 1, 25)) and found.points.shape == (4, 25, 2)
+    assert found.warming_up == (last == 25) and not found.converged
 
 
 def test_hmc_draws_the_same_however_often_it_calls_back():
@@ -217,14 +201,14 @@ def test_hmc_draws_the_same_however_often_it_calls_back():
 
 
 def test_hmc_refuses_bad_input(rng):
-    with pytest.raises(ValueError, match="positive definite"):
-        hamiltonian_monte_carlo(log_gamma, np.ones(2), -np.eye(2), rng=rng)
-    with pytest.raises(ValueError, match="n_chains=0"):
-        hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, n_chains=0)
-    with pytest.raises(ValueError, match="every=0"):
-        hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, every=0)
-    with pytest.raises(ValueError, match="near the mean"):
-        hamiltonian_monte_carlo(lambda x: (math.nan, x), np.ones(2), np.eye(2), rng=rng)
+    for target, scale, counts, message in (
+        (log_gamma, -1.0, {}, "positive definite"),
+        (log_gamma, 1.0, {"n_chains": 0}, "n_chains=0"),
+        (log_gamma, 1.0, {"every": 0}, "every=0"),
+        (lambda x: (math.nan, x), 1.0, {}, "near the mean"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hamiltonian_monte_carlo(target, np.ones(2), scale * np.eye(2), rng=rng, **counts)
 
 
 def test_hmc_result_of_some_chains(rng):

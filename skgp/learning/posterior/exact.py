@@ -27,12 +27,12 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
 from skgp.optim.stopping import StopRecorder
 from skgp.samplers import (
+    SEGMENT,
     HMCResult,
     ImportanceSamples,
     adaptive_importance_sampling,
     hamiltonian_monte_carlo,
 )
-from skgp.samplers.chains import SEGMENT
 
 __all__ = [
     "MAX_R_HAT",

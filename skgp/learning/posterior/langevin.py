@@ -46,7 +46,6 @@ from skgp.learning.posterior.stochastic_gradient import StochasticGradient
 from skgp.learning.posterior.targets import SEEDS, BankGradient, SeededGradient, make_target
 from skgp.optim.stopping import Stopped, StopRecorder
 from skgp.samplers import (
-    ConstantSchedule,
     LangevinResult,
     PowerSchedule,
     ess_tail,
@@ -189,10 +188,10 @@ def _schedule(sampler: str, schedule: str, n_dims: int, n_iterations: int):
     if schedule == "paper" and n_iterations > 1:
         return PowerSchedule.between(_FIRST, _LAST, n_iterations)
     if sampler == "sgld":
-        return ConstantSchedule(_FIRST)
+        return _FIRST
     if sampler == "mala":
-        return ConstantSchedule(_MALA_STEP)
-    return ConstantSchedule(_STEP_FEW if n_dims <= _FEW else _STEP)
+        return _MALA_STEP
+    return _STEP_FEW if n_dims <= _FEW else _STEP
 
 
 def _workers(
