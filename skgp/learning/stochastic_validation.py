@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.stochastic.basis import StochasticBasis
-from skgp.inference.stochastic.prediction import predict_latent
+from skgp.inference.stochastic.prediction import product
 from skgp.inference.stochastic.state import SGDState
 from skgp.learning import held_out_rows
 from skgp.optim import ValidationPlateau
@@ -72,8 +72,7 @@ class HeldOutScore:
     def __call__(self) -> float:
         """Evaluate the current weights and hyper-parameters."""
         state = self.state
-        q = state.covariance(self.basis, len(self.X))  # the mean alone is used
-        mean, _ = predict_latent(self.basis, q, self.X, state.theta, return_var=False)
+        mean = product(self.basis, self.X, state.weights[:, :1], state.theta)[:, 0]
         return -float((self.y - mean).square().mean())
 
 

@@ -11,9 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.variational.gaussian import WeightGaussian
-from skgp.inference.variational.optimum import optimal_gaussian, optimal_std
 from skgp.inference.weights.design import Basis
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
 from skgp.inference.weights.whitened import inducing_parts
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
@@ -189,7 +188,7 @@ def weight_covariance(
         K = gram_tile(kernel, X, X)
         gram = (K * row_weight) @ K
         zero = X.new_zeros(n)
-        q = optimal_gaussian(gram, zero, noise, K, n_dense=min(n_dense_columns, n)).q
+        q, _ = optimal_gaussian(gram, zero, noise, K, n_dense=min(n_dense_columns, n))
     return WeightCovariance(q, noise, augment, row_weight=sample_weight)
 
 

@@ -9,7 +9,7 @@ the negative log-likelihood there (Rasmussen and Williams, 2006, section 3.4),
 
 A cheaper q is the one of its structure that is nearest to :math:`N(\hat w, H^{-1})` in the sense of
 the evidence lower bound, exactly as for a Gaussian likelihood of precision c
-(:mod:`skgp.inference.variational.optimum`).
+(:mod:`skgp.inference.weights.gaussian`).
 """
 
 import warnings
@@ -23,9 +23,8 @@ from skgp.inference.newton.problem import (
     check_unweighted,
     prior_variances,
 )
-from skgp.inference.variational.gaussian import WeightGaussian
-from skgp.inference.variational.optimum import optimal_gaussian, optimal_std
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
 from skgp.linalg.exceptions import NumericalWarning
 
 __all__ = ["laplace_covariance", "log_evidence_of"]
@@ -132,16 +131,18 @@ def _gaussian(
     """Return the best Gaussian of one column with `n_dense` dense columns."""
     gram = design.curvature_gram(curvature)[0]
     no_targets = gram.new_zeros(len(gram))  # the mean is known
-    best = optimal_gaussian(gram, no_targets, 1.0, precision.expand(len(gram)), n_dense=n_dense)
-    if best.jitter:
+    best, jitter = optimal_gaussian(
+        gram, no_targets, 1.0, precision.expand(len(gram)), n_dense=n_dense
+    )
+    if jitter:
         warnings.warn(
-            f"The Hessian of the weights needed a jitter of {best.jitter:.1e} on its diagonal to "
+            f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal to "
             "be factored, which shrinks the posterior variances. Lower the prior variance or the "
             "number of features, or use dtype='float64'.",
             NumericalWarning,
             stacklevel=3,
         )
-    return WeightGaussian(mean, best.q.columns, best.q.tail_std)
+    return WeightGaussian(mean, best.columns, best.tail_std)
 
 
 def _check(design: StreamedDesign, curvature: Tensor) -> int:

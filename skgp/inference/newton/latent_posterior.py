@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from skgp.inference.variational.gaussian import WeightGaussian
 from skgp.inference.weights.design import Basis, StreamedDesign, block_width, row_chunks
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["ClassifierPosterior"]

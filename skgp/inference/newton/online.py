@@ -29,8 +29,8 @@ from skgp.inference.newton.problem import (
     newton_problem,
     prior_variances,
 )
-from skgp.inference.variational.gaussian import WeightGaussian
 from skgp.inference.weights.design import MEMORY_BUDGET, Basis, StreamedDesign
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.linalg.tensor_state import TensorState

@@ -9,7 +9,7 @@ from torch import Tensor
 from skgp.inference.stochastic.basis import StochasticBasis
 from skgp.inference.stochastic.optimizers import SparseOptimizer, make_optimizer
 from skgp.inference.stochastic.sampling import sample_indices, take_rows
-from skgp.inference.variational import WeightGaussian
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.likelihoods import Likelihood
 from skgp.linalg.tensor_state import TensorState
 from skgp.optim import sample_without_replacement

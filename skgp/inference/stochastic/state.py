@@ -11,7 +11,7 @@ from skgp.inference.stochastic.basis import StochasticBasis
 from skgp.inference.stochastic.control_variates import nystrom_factor, support_features
 from skgp.inference.stochastic.optimizers import SparseOptimizer, make_optimizer
 from skgp.inference.stochastic.sampling import IndexSet, take_rows
-from skgp.inference.variational import WeightGaussian
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.kernels import FourierFeatures
 from skgp.linalg.tensor_state import TensorState
 from skgp.optim import sample_without_replacement

@@ -12,9 +12,8 @@ does not depend on the rows predicted together.
 import torch
 from torch import Tensor
 
-from skgp.inference.variational.gaussian import WeightGaussian
-from skgp.inference.variational.optimum import optimal_gaussian
 from skgp.inference.weights.design import Basis, StreamedDesign, row_chunks
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian
 from skgp.inference.weights.streaming_gram import StreamingGram
 from skgp.linalg.tensor_state import TensorState
 
@@ -196,14 +195,14 @@ def gram_posterior(
         if not value > 0:
             raise ValueError(f"{name} must be positive; got {value!r}.")
     m = statistics.basis.n_features
-    best = optimal_gaussian(
+    q, _ = optimal_gaussian(
         statistics.gram,
         statistics.moment,
         noise_variance,
         torch.full_like(statistics.moment, 1 / prior_variance),
         n_dense=m if n_dense_columns is None else n_dense_columns,
     )
-    return LinearWeightsPosterior.from_gaussian(statistics.basis, best.q, noise_variance)
+    return LinearWeightsPosterior.from_gaussian(statistics.basis, q, noise_variance)
 
 
 def standard_normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:

@@ -15,7 +15,7 @@ from skgp.inference.exact.function_space import FunctionSpacePosterior
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, SpectralColumns
 from skgp.inference.stochastic.sgd import fit_sgd
 from skgp.inference.stochastic.state import SGDState, continued_state, initial_state
-from skgp.inference.variational.gaussian import WeightGaussian
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.inference.weights.weights import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.stochastic_validation import hold_out, validation_rule

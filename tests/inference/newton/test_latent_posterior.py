@@ -13,8 +13,8 @@ from skgp.inference.newton.covariance import laplace_covariance
 from skgp.inference.newton.latent_posterior import ClassifierPosterior
 from skgp.inference.newton.newton import fit_newton
 from skgp.inference.newton.problem import laplace_curvature
-from skgp.inference.variational.gaussian import WeightGaussian
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli

@@ -10,7 +10,6 @@ from skgp.inference.exact.covariances import WeightCovariance
 from skgp.inference.exact.function_space import FunctionSpacePosterior
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
 from skgp.inference.stochastic.control_variates import nystrom_factor, support_features
-from skgp.inference.stochastic.prediction import predict_latent
 from skgp.inference.stochastic.sampling import everything
 from skgp.inference.stochastic.sgd import fit_sgd
 from skgp.inference.stochastic.state import NonFiniteStepError, proposition_1
@@ -348,20 +347,6 @@ def test_options_out_of_range_are_refused(options, message):
     X, y = sine_data(30)
     with pytest.raises(ValueError, match=message):
         fit(fourier_basis(), X, y, **options)
-
-
-def test_predict_latent_streams_mean_and_variance():
-    X, y = sine_data()
-    basis = fourier_basis()
-    result = fit(basis, X, y, covariance="chevron", n_dense_columns=5, max_iter=50)
-    Phi, _ = dense(basis, X)
-    C = result.q.factor().numpy()
-    mean, variance = predict_latent(basis, result.q, torch.tensor(X), tile_rows=50)
-    np.testing.assert_allclose(mean.numpy(), Phi @ result.mu.numpy(), atol=1e-12)
-    np.testing.assert_allclose(variance.numpy(), ((Phi @ C) ** 2).sum(1), rtol=1e-10)
-    fast, nothing = predict_latent(basis, result.q, torch.tensor(X), return_var=False)
-    assert nothing is None
-    np.testing.assert_allclose(fast.numpy(), mean.numpy(), atol=1e-12)
 
 
 def test_predictions_of_fourier_features_have_the_moments_of_q():
