@@ -68,8 +68,8 @@ def minimize_lbfgs(
     ----------
     compute_loss : callable
         Maps tensors of the names and shapes of `start` to a scalar with a graph to them, or to a
-        number and the gradients by name. A loss or gradient that is not finite, or a ValueError (a
-        matrix that cannot be factored), refuses the step.
+        number and the gradients by name. A loss or gradient that is not finite, or an error that
+        says so (a matrix that cannot be factored, a `NonFiniteLossError`), refuses the step.
     start : dict of str to Tensor
         Not modified.
     max_iter : int
@@ -113,7 +113,7 @@ def minimize_lbfgs(
             else:
                 parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 value, gradient = loss.item(), _to_vector(parts)
-        except ValueError:
+        except (ValueError, FloatingPointError):
             if math.isinf(best[0]):
                 raise  # the start itself is not usable, and the error says why
             return _refusal(best[0], x)

@@ -218,6 +218,19 @@ def test_missing_targets_are_rows_left_out(likelihood, data, counts, X_new):
     assert_same(as_lists.predict(X_new), rest.predict(X_new))
 
 
+def test_gaps_and_few_inducing_states_leave_a_fit():
+    """The search tries length scales of 1e4 gaps, where RBF on states at knots has no digits."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 40, 130))
+    y = np.sin(x) + 0.3 * np.sin(3.1 * x) + 0.1 * rng.standard_normal(130)
+    gap = (x > 20) & (x < 24)
+    kernel = 1.0 * RBF(0.5) + WhiteKernel(0.01)
+    fit = StateSpaceGPRegressor(kernel, n_inducing=15).fit(x[:, None], np.where(gap, np.nan, y))
+    rest = StateSpaceGPRegressor(kernel, n_inducing=15).fit(x[~gap, None], y[~gap])
+    assert_same(fit.predict(x[:, None]), rest.predict(x[:, None]))
+    assert np.mean((fit.predict(x[:, None]) - y)[~gap] ** 2) < 0.1
+
+
 def test_missing_targets_of_a_data_frame(data, X_new):
     pandas = pytest.importorskip("pandas")
     X, y = data

@@ -1,6 +1,7 @@
 """Dense oracles of GPs on the states at knots: covariances of states, sparse posteriors."""
 
 import numpy as np
+import torch
 
 
 def state_covariance(dynamics, a, b):
@@ -38,3 +39,18 @@ def titsias_bound(Qff, trace, y, noise):
     C = Qff + noise * np.eye(len(y))
     log_density = -0.5 * (y @ np.linalg.solve(C, y) + np.linalg.slogdet(2 * np.pi * C)[1])
     return log_density - trace / (2 * noise)
+
+
+def reverse_subset_inverse(C, r):
+    """Factor L of bandwidth r of the precision, from the band of the covariance C.
+
+    Adam et al. (2020), Algorithm 1: column i of L is the first of the inverse of the r + 1 rows
+    from i on (the listing takes r, and the band of Q instead of that of its inverse), divided by
+    the root of its first entry. Differentiable, which is Algorithm 2.
+    """
+    L = torch.zeros_like(C)
+    for i in range(len(C)):
+        o = slice(i, i + r + 1)
+        v = torch.linalg.inv(C[o, o])[:, 0]
+        L = L.index_put((torch.arange(len(C))[o], torch.tensor(i)), v / v[0].sqrt())
+    return L

@@ -23,7 +23,12 @@ from skgp.learning.markov.objectives import VariationalEvidence
 from skgp.learning.markov.search import maximise
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.likelihoods.families import FixedFamily
-from tests.reference.state_space_inducing import inducing_matrices, site_posterior, titsias_bound
+from tests.reference.state_space_inducing import (
+    inducing_matrices,
+    reverse_subset_inverse,
+    site_posterior,
+    titsias_bound,
+)
 from tests.same import assert_same
 
 KERNELS = {
@@ -190,94 +195,54 @@ def test_gradient_at_converged_sites_is_that_of_the_optimum(rng):
     assert float(found.knot_gradient[1]) == pytest.approx(difference / (2 * step), abs=1e-5)
 
 
-def _band(pairs):
-    """Means (M, d), covariances (M, d, d) and those of neighbours (M - 1, d, d), from the pairs."""
-    d, cov = len(pairs.mean) // 2, pairs.cov.movedim(-1, 0)
-    return pairs.mean[d:, :-1].T.clone(), cov[:-1, d:, d:].clone(), cov[1:-1, d:, :d].clone()
-
-
-def _precision(diagonal, lower):
-    """Precision (M, M, d, d) of a Markov chain: those of the pairs less those counted twice."""
-    n, d, _ = diagonal.shape
-    Q = diagonal.new_zeros(n, n, d, d)
-    for k in range(n - 1):
-        upper = torch.cat([diagonal[k], lower[k].mT], 1)
-        pair = torch.cat([upper, torch.cat([lower[k], diagonal[k + 1]], 1)])
-        blocks = torch.linalg.inv(pair).reshape(2, d, 2, d).movedim(2, 1)
-        places = torch.arange(k, k + 2)
-        Q = Q.index_put((places[:, None], places), blocks, accumulate=True)
-        if k:
-            Q = Q.index_put((places[:1], places[:1]), -torch.linalg.inv(diagonal[k]), True)
-    return Q
-
-
-def _dense(Q):
-    """The blocks (M, M, d, d) as one matrix."""
-    return Q.transpose(1, 2).flatten(2, 3).flatten(0, 1)
-
-
 def test_step_is_the_natural_gradient_through_mean_parameters(rng):
-    """B.2: theta moves by the gradient in eta, which is taken through the band of the inverse."""
+    """B.2: theta moves by the gradient in eta, taken through the reverse subset inverse."""
     x = torch.tensor(rng.uniform(0.3, 2.6, 20))
-    dynamics, series, likelihood = dynamics_of(KERNELS["matern32"]), None, Poisson()
-    series = make_series(x, counts(x, rng))
+    dynamics, likelihood = dynamics_of(KERNELS["matern32"]), Poisson()
+    series, r = make_series(x, counts(x, rng)), 2 * dynamics.n_states - 1
     rows = condition(dynamics, KNOTS, series.times)
+    A = torch.tensor(inducing_matrices(dynamics, KNOTS, series.times)[1])  # E[f | u] = A u
+    none = PairSites.zeros(dynamics.n_states, len(KNOTS))
     sites = rows.collect(torch.full_like(x, 0.5), torch.ones_like(x))
-    mean, diagonal, lower = _band(infer_pairs(rows.chain, sites))
-    neighbours = torch.arange(1, len(KNOTS)), torch.arange(len(KNOTS) - 1)
 
-    def theta(mean, diagonal, lower):
-        Q = _precision(diagonal, lower)
-        linear = torch.einsum("klij,lj->ki", Q, mean)
-        return linear, Q.diagonal().movedim(-1, 0), Q[neighbours]
+    def moments(sites):
+        pairs = infer_pairs(rows.chain, sites)
+        return pairs.mean[dynamics.n_states :, :-1].T.reshape(-1), pairs.joint_covariance()
 
-    def natural_step(rate):
-        # eta = (mean, band of cov + mean mean'); the bound as a function of them.
-        eta = [
-            t.requires_grad_()
-            for t in (
-                mean.clone(),
-                diagonal + mean[:, :, None] * mean[:, None],
-                lower + mean[1:, :, None] * mean[:-1, None],
-            )
-        ]
-        m = eta[0]
-        S = eta[1] - m[:, :, None] * m[:, None], eta[2] - m[1:, :, None] * m[:-1, None]
-        bound = _banded_bound(m, *S, rows, series, likelihood)
-        g = torch.autograd.grad(bound, eta)
-        found = theta(mean, diagonal, lower)
-        # theta_2 = -Q / 2; the lower block stands for both halves.
-        return found[0] + rate * g[0], found[1] - 2 * rate * g[1], found[2] - rate * g[2]
+    mean, cov = moments(sites)
+    block = torch.arange(len(mean)) // dynamics.n_states
+    band = (block[:, None] - block).abs() <= 1
+    P = torch.linalg.inv(moments(none)[1])
 
+    def bound(m, second):
+        """As a function of eta = (mean, band of the second moments): the rest of C has no say."""
+        C = second - torch.outer(m, m)
+        L = reverse_subset_inverse(C, r)
+        var = rows.T + ((A @ (C * band)) * A).sum(1)
+        fit = likelihood.expected_log_prob(series.y, A @ m, var).sum()
+        return fit - 0.5 * ((P * C).sum() + m @ P @ m) - L.diagonal().log().sum()
+
+    eta = [t.clone().requires_grad_() for t in (mean, cov + torch.outer(mean, mean))]
+    slope, second = torch.autograd.grad(bound(*eta), eta)
     found, var = rows.marginals(infer_pairs(rows.chain, sites))
-    _, slope, curvature = expectations(likelihood, series.y, found, var)
-    target = rows.collect(slope - curvature * found, -curvature)
-    moved = infer_pairs(rows.chain, sites.towards(target, 0.3))
-    for got, expected in zip(natural_step(0.3), theta(*_band(moved)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    _, g, h = expectations(likelihood, series.y, found, var)
+    target, rate = rows.collect(g - h * found, -h), 0.3
+
+    def theta(mean, cov):
+        L = reverse_subset_inverse(cov, r)
+        return L @ (L.T @ mean), L @ L.T  # theta_2 = -Q / 2
+
+    linear, Q = theta(mean, cov)
+    expected = linear + rate * slope, Q - rate * (second + second.T)
+    for got, wanted in zip(theta(*moments(sites.towards(target, rate))), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-def _banded_bound(mean, diagonal, lower, rows, series, likelihood):
-    """The bound from mean and band of q alone: moments of f, and a KL by dense precisions."""
-    none = mean.new_zeros(1, *mean.shape[1:])
-    padded = torch.cat([none, mean, none])
-    k = rows.interval
-    v = torch.cat([padded[k], padded[k + 1]], 1)
-    zero = none[:, None].expand(1, mean.shape[1], -1)
-    S = torch.cat([zero, diagonal, zero])
-    cross = torch.cat([zero, lower, zero])[k]
-    cov = torch.cat(
-        [torch.cat([S[k], cross.mT], 2), torch.cat([cross, S[k + 1]], 2)],
-        1,
-    )
-    h = rows.h.T
-    f_var = rows.T + torch.einsum("ni,nij,nj->n", h, cov, h)
-    fit = likelihood.expected_log_prob(series.y, (h * v).sum(1), f_var).sum()
-    _, *prior = _band(infer_pairs(rows.chain, PairSites.zeros(mean.shape[1], len(mean))))
-    P, Q = _dense(_precision(*prior)), _dense(_precision(diagonal, lower))
-    trace, u = torch.trace(P @ torch.linalg.inv(Q)), mean.flatten()
-    log_dets = torch.logdet(Q) - torch.logdet(P)
-    return fit - 0.5 * (trace + u @ P @ u - mean.numel() + log_dets)
+def test_reverse_subset_inverse_undoes_the_band_of_the_inverse(rng):
+    """Algorithm 1, with the band of the inverse for its input and blocks of r + 1 rows."""
+    L = torch.tensor(np.tril(rng.normal(size=(9, 9)) / 3 + 2 * np.eye(9)))
+    L[(torch.arange(9)[:, None] - torch.arange(9)) > 2] = 0.0
+    torch.testing.assert_close(reverse_subset_inverse(torch.linalg.inv(L @ L.T), 2), L)
 
 
 def test_batches_of_gaussian_rows_add_up(rng):
