@@ -11,7 +11,7 @@ and seconds of the processor. ``compare`` does the same in the present tree and 
 .. math:: \max_i |a_i - b_i| / \max_i |b_i| > \text{tolerance},
 
 largest first; what exceeds 1e-4 is marked ``!!``. Its exit status is 1 where anything differs, or
-is missing. ``--with other.npz`` compares two records without fits.
+a quantity is missing. ``--with other.npz`` compares two records without fits.
 
 A search of hyper-parameters can turn a change of the last digit into one of the fifth. ``write``
 therefore fits every case once more to the same data but for rounding (`perturbed`), and ``compare``
@@ -194,8 +194,9 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 def compare(found: dict, expected: dict, tolerance: float = TOLERANCE) -> int:
     """Print what differs and what became slower; return the number of faults."""
     differences = []  # (is a fault, size, text)
+    cases = _cases(expected) & _cases(found)
     for key in sorted(expected.keys() | found.keys()):
-        if key.endswith((_SECONDS, " | eps")):
+        if key.endswith((_SECONDS, " | eps")) or tuple(key.split(" | ")[:2]) not in cases:
             continue
         if key not in found or key not in expected:
             text = f"{key}: only {'before' if key in expected else 'now'}"
@@ -215,12 +216,18 @@ def compare(found: dict, expected: dict, tolerance: float = TOLERANCE) -> int:
         f"{_sizes(expected)}: {faults} differ, {len(differences) - faults} more by rounding; "
         f"tolerance {tolerance:g}"
     )
+    if alone := len(_cases(expected) ^ _cases(found)):
+        print(f"{alone} cases are in one of the two alone and not compared")
     return faults
 
 
+def _cases(record: dict) -> set[tuple[str, ...]]:
+    return {tuple(key.split(" | ")[:2]) for key in record}
+
+
 def _sizes(record: dict) -> str:
-    keys = [key for key in record if not key.endswith(" | eps")]
-    return f"{len({tuple(key.split(' | ')[:2]) for key in keys})} fits, {len(keys)} quantities"
+    quantities = sum(not key.endswith(" | eps") for key in record)
+    return f"{len(_cases(record))} fits, {quantities} quantities"
 
 
 def _print_seconds(found: dict, expected: dict) -> None:
