@@ -1,4 +1,4 @@
-r"""Rows of equal inputs, merged without loss.
+r"""Observations, and rows of equal inputs merged without loss.
 
 Given f, observations :math:`y_1 \dots y_r` at the same x with weights w enter the likelihood only
 through their weighted mean, their total weight and their scatter,
@@ -10,7 +10,9 @@ through their weighted mean, their total weight and their scatter,
 Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the noise.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,21 +20,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Replicates:
-    r"""Distinct inputs and what was observed at each.
+class Data:
+    r"""Observations.
 
     Attributes
     ----------
     X : Tensor of shape (n, d)
-        Distinct rows in lexicographic order.
-    y : Tensor of shape (n,)
-        :math:`\bar y`.
+    y : Tensor of shape (n,) or (n, c)
+        Of merged replicates :math:`\bar y`; one column for each of c latent functions.
     weight : Tensor of shape (n,) or None
-        W; None when every row stands alone with weight 1.
+        Positive likelihood weights, W of merged replicates: a weight of 2 equals the observation
+        given twice. None where all are 1.
     scatter : Tensor of shape (n,) or None
-        s; None likewise.
+        s of merged replicates; None where each stands alone.
     offset : Tensor of shape (n, 1) or None
-        Log-exposures of counts.
+        Of the observations, for the likelihood: log-exposures of counts.
     """
 
     X: Tensor
@@ -41,20 +43,52 @@ class Replicates:
     scatter: Tensor | None = None
     offset: Tensor | None = None
 
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def total(self) -> float:
+        """Number of observations, those of weight w counted w times."""
+        return float(len(self) if self.weight is None else self.weight.sum())
+
+    @property
+    def exposure(self) -> float:
+        """Weighted sum of the exposures; of no offsets the number of observations."""
+        if self.offset is None:
+            return self.total
+        return float(self.weighted_sum(self.offset.double().exp()))
+
     @property
     def is_one_value(self) -> bool:
         """Whether one input and one target is all there is, which tells nothing of theta."""
         return len(self.y) < 2 and (self.scatter is None or not bool(self.scatter.any()))
 
-    def rows(self, index: Tensor) -> "Replicates":
-        """The distinct inputs `index`."""
-        return Replicates(
-            self.X[index],
-            self.y[index],
-            None if self.weight is None else self.weight[index],
-            None if self.scatter is None else self.scatter[index],
-            None if self.offset is None else self.offset[index],
-        )
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Data":
+        """`function` of every tensor."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return replace(self, **{k: function(v) for k, v in columns.items() if v is not None})
+
+    def to(self, *args: Any) -> "Data":
+        """Every tensor in a dtype, on a device, or like a tensor: as ``Tensor.to``."""
+        return self.map(lambda tensor: tensor.to(*args))
+
+    def take(self, index: Tensor | slice) -> "Data":
+        """The observations of an index, mask or slice; of a slice, views."""
+        index = index.to(self.X.device) if isinstance(index, Tensor) else index
+        return self.map(lambda tensor: tensor[index])
+
+    def some(self, size: int, generator: torch.Generator) -> "Data":
+        """At most `size` observations at random, in their order."""
+        if len(self) <= size:
+            return self
+        order = torch.randperm(len(self), generator=generator, device=generator.device)
+        return self.take(order[:size].sort().values)
+
+    def weighted_sum(self, values: Tensor) -> Tensor:
+        """Sum over the observations of values (n,) or (n, c), a scalar."""
+        if self.weight is None:
+            return values.sum()
+        return (values * (self.weight if values.ndim == 1 else self.weight[:, None])).sum()
 
     def log_power(self, noise: Tensor) -> Tensor:
         r"""What the product above has beside :math:`N(\bar y; f, \sigma^2 / W)`, shape (n,), nats.
@@ -79,7 +113,7 @@ class Replicates:
 
 def merge_replicates(
     X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
-) -> Replicates:
+) -> Data:
     """Merge rows of equal inputs. ``O(n d log n)``; copies, so that X may be read-only.
 
     Parameters
@@ -99,7 +133,7 @@ def merge_replicates(
     if len(distinct) == len(X) and sample_weight is None:
         order = np.empty(len(X), dtype=np.int64)
         order[inverse] = np.arange(len(X))
-        return Replicates(tensor(distinct), tensor(y[order]))
+        return Data(tensor(distinct), tensor(y[order]))
     weight = np.bincount(inverse, weights=sample_weight).astype(np.float64)
     sums = np.bincount(inverse, weights=y if sample_weight is None else sample_weight * y)
     y_mean = sums / weight
@@ -107,7 +141,7 @@ def merge_replicates(
     if sample_weight is not None:
         deviation *= sample_weight
     scatter = np.bincount(inverse, weights=deviation)
-    return Replicates(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
+    return Data(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
 
 
 def distinct_observations(
@@ -116,7 +150,7 @@ def distinct_observations(
     sample_weight: np.ndarray | None,
     device: torch.device,
     offset: np.ndarray | None = None,
-) -> Replicates:
+) -> Data:
     """Merge rows of equal inputs, target and offset, which every likelihood allows. O(n d log n).
 
     Rows of equal inputs and different targets stay apart: :func:`merge_replicates` merges these
@@ -137,4 +171,4 @@ def distinct_observations(
     scatter = None if merged.weight is None else torch.zeros_like(merged.weight)
     X_distinct, y_distinct = (merged.X[:, part].contiguous() for part in (slice(d), d))
     found = None if offset is None else merged.X[:, d + 1 :].contiguous()
-    return Replicates(X_distinct, y_distinct, merged.weight, scatter, found)
+    return Data(X_distinct, y_distinct, merged.weight, scatter, found)

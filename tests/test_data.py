@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.data import Replicates, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations, merge_replicates
 from tests.same import assert_same
 
 CPU = torch.device("cpu")
@@ -122,14 +122,14 @@ def test_log_power_gradient_in_the_noise_matches_finite_differences():
     assert torch.autograd.gradcheck(data.log_power, noise)
 
 
-def test_replicates_rows_selects_every_field():
+def test_data_take_selects_every_field():
     X, y, weight = repeated_rows()
     data = merge_replicates(X, y, weight, CPU)
     index = torch.tensor([3, 0])
-    part = data.rows(index)
+    part = data.take(index)
     for name in ("X", "y", "weight", "scatter"):
         assert torch.equal(getattr(part, name), getattr(data, name)[index])
-    bare = Replicates(data.X, data.y).rows(index)
+    bare = Data(data.X, data.y).take(index)
     assert bare.weight is None and bare.scatter is None and torch.equal(bare.y, data.y[index])
 
 

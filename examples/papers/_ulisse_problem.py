@@ -12,7 +12,7 @@ from _s2vgp_study import Row, read
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.kernels import gram
 from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior.log_posterior import LogPosterior
@@ -79,7 +79,7 @@ def load_problem(folder: Path, name: str, rows: int | None) -> Problem:
     X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
     kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
     priors = default_priors(kernel, X, y)
-    data = Replicates(torch.from_numpy(X), torch.from_numpy(y))
+    data = Data(torch.from_numpy(X), torch.from_numpy(y))
     return Problem(name, LogPosterior(kernel, data, priors))
 
 

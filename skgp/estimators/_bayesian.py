@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._bayesian_common import (
     Plan,
@@ -263,7 +263,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
             self.history_, self.priors_ = {}, ()
             columns = getattr(self, "feature_names_in_", None)
 
-            def posterior_of(kernel: Kernel, rows: Replicates = data) -> LogPosterior:
+            def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
                 return make_posterior(kernel, rows, self.prior, X, z, sample_weight, columns)
 
             rng = backend.rng()
@@ -279,7 +279,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         X: np.ndarray,
         sample_weight: np.ndarray | None,
         posterior_of: Callable[..., LogPosterior],
-        data: Replicates,
+        data: Data,
         rng: np.random.Generator,
     ) -> Kernel:
         """The user's kernel, with noise, or the default that explains some rows best."""
@@ -296,7 +296,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         session: FitSession,
         kernel: Kernel,
         posterior_of: Callable[..., LogPosterior],
-        data: Replicates,
+        data: Data,
         plan: Plan,
         rng: np.random.Generator,
     ) -> PosteriorSamples:
@@ -352,7 +352,7 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         self,
         kernel: Kernel,
         samples: PosteriorSamples,
-        data: Replicates,
+        data: Data,
         plan: Plan,
         rng: np.random.Generator,
     ) -> None:

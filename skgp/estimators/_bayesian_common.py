@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.learning.posterior.exact import PosteriorSamples, sample_exact, single_sample
 from skgp.learning.posterior.langevin import sample_stochastic
 from skgp.learning.posterior.laplace import find_mode, laplace_approximation
@@ -74,8 +74,8 @@ def resolve_plan(solver: str, sampler: str, n: int, memory_budget: float) -> Pla
 
 def choose_kernel(
     kernels: list[Kernel],
-    data: Replicates,
-    posterior_of: Callable[[Kernel, Replicates], LogPosterior],
+    data: Data,
+    posterior_of: Callable[[Kernel, Data], LogPosterior],
     rng: np.random.Generator,
     callback: Callback,
 ) -> Kernel:
@@ -86,7 +86,7 @@ def choose_kernel(
     Parameters
     ----------
     kernels : list of Kernel
-    data : Replicates
+    data : Data
     posterior_of : callable
         Maps a kernel and rows to the posterior of the kernel's hyper-parameters.
     rng : numpy.random.Generator
@@ -95,7 +95,7 @@ def choose_kernel(
         See `find_mode`; True stops with the best so far.
     """
     rows = torch.from_numpy(rng.permutation(len(data.y))[:_FEW]).to(data.y.device)
-    few, recorder, ends = data.rows(rows), StopRecorder(callback), []
+    few, recorder, ends = data.take(rows), StopRecorder(callback), []
     for kernel in kernels:
         posterior = posterior_of(kernel, few)
         mode = find_mode(posterior, [posterior.medians], tol=1e-3, callback=recorder)
@@ -107,7 +107,7 @@ def choose_kernel(
 
 def make_posterior(
     kernel: Kernel,
-    data: Replicates,
+    data: Data,
     prior: Any,
     X: np.ndarray,
     z: np.ndarray,

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
-from skgp.data import distinct_observations
+from skgp.data import Data, distinct_observations
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -19,7 +19,6 @@ from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._regression_likelihood import RegressionLikelihood
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import split_noise
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 
@@ -365,16 +364,10 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             )
         return self._training_offset(exposure, n_rows, sample_weight)
 
-    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> SparseData:
+    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
         """Rows as tensors, equal ones merged."""
         rows = distinct_observations(X, z, sample_weight, backend.device, offset)
-        return SparseData(
-            rows.X.to(backend.dtype),
-            *(
-                None if column is None else column.to(backend.dtype)
-                for column in (rows.y[:, None], rows.weight, rows.offset)
-            ),
-        )
+        return replace(rows, y=rows.y[:, None], scatter=None).to(backend.dtype)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import distinct_observations
+from skgp.data import Data, distinct_observations
 from skgp.estimators._backend import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
@@ -15,7 +15,6 @@ from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
@@ -331,7 +330,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
-    def _choose_coupling(self, data: SparseData, objective: Objective, backend: Backend) -> float:
+    def _choose_coupling(self, data: Data, objective: Objective, backend: Backend) -> float:
         """How far the claims of several classes count as independent, by rows left out."""
         if len(self.classes_) == 2:
             return 0.0
@@ -341,7 +340,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         if len(data) > n_rows:
             generator = backend.generator()
             order = torch.randperm(len(data), generator=generator, device=generator.device)
-            data = data.rows(order[:n_rows].sort().values)
+            data = data.take(order[:n_rows].sort().values)
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 
@@ -357,14 +356,14 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
 
     def _data(
         self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
-    ) -> SparseData:
+    ) -> Data:
         """Rows as tensors, those of equal inputs and labels merged."""
         rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
         Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
         weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+        return Data(rows.X.to(backend.dtype), backend.tensor(Y), weight)
 
-    def _evenness(self, data: SparseData) -> float:
+    def _evenness(self, data: Data) -> float:
         """Share of the rarest class, relative to that of equal classes."""
         shares = (data.y > 0).double().mean(0)
         shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])

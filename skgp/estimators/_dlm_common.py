@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.data import Data
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.estimators._inducing import (
@@ -19,7 +20,7 @@ from skgp.estimators._inducing import (
     warn_of_few_rows,
 )
 from skgp.estimators._options import Option, options
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.evidence import has_evidence
 from skgp.learning.sparse.exact import is_conjugate, sparse_posterior
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
@@ -92,13 +93,13 @@ class SparseGPMixin:
             learn_inducing=learn and self.inducing == "learned",
         )
 
-    def _is_exact(self, data: SparseData, objective: Objective) -> bool:
+    def _is_exact(self, data: Data, objective: Objective) -> bool:
         """Whether the fit is that of a dense process."""
         exact = self.n_inducing == "auto" and self.beta != "auto" and is_conjugate(objective)
         return exact and len(distinct_rows(data.X.cpu().numpy())) <= _EXACT_ROWS
 
     def _settings(
-        self, data: SparseData, objective: Objective, kernels: list[Kernel], n_inducing: int
+        self, data: Data, objective: Objective, kernels: list[Kernel], n_inducing: int
     ) -> Settings:
         """How to search with `n_inducing` points, as the parameters say."""
         n_rows = len(data)
@@ -124,14 +125,14 @@ class SparseGPMixin:
             sizes=_AUTO_SIZES if self.n_inducing == "auto" and n_rows > _EXACT_ROWS else (),
         )
 
-    def _evenness(self, data: SparseData) -> float:
+    def _evenness(self, data: Data) -> float:
         """At most 1; less where few of the rows are those that tell."""
         return 1.0
 
     def _fit_sparse(
         self,
         kernels: list[Kernel],
-        data: SparseData,
+        data: Data,
         objective: Objective,
         offset: np.ndarray,
         backend: Backend,
@@ -216,7 +217,7 @@ class SparseGPMixin:
         self.n_iter_ = fit.n_iter
         self.history_ = fit.history
 
-    def _add_rows(self, data: SparseData, objective: Objective, backend: Backend) -> None:
+    def _add_rows(self, data: Data, objective: Objective, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call."""
         state = update(
             self._state(backend),

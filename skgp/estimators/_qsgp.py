@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -385,7 +385,7 @@ class QSGPRegressor(BaseGPRegressor):
             data = search_data(X, z, sample_weight, self.likelihood, self.solver, backend.device)
             rows = data
             if asked.basis == "relevance":
-                rows = Replicates(*to_tensors(X, z, sample_weight, torch.device("cpu")))
+                rows = Data(*to_tensors(X, z, sample_weight, torch.device("cpu")))
             kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
             if streaming:
                 asked = streaming_plan(asked, len(data.y), split_noise(kernel)[0])

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from skgp.data import Replicates, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._inducing import cluster_centres
 from skgp.inference.stochastic.state import SGDState
@@ -44,7 +44,7 @@ def to_tensors(X, y, sample_weight, device):
     )
 
 
-def search_data(X, z, sample_weight, likelihood: str, solver: str, device) -> Replicates:
+def search_data(X, z, sample_weight, likelihood: str, solver: str, device) -> Data:
     """Tensors of the rows that the search for hyper-parameters sees.
 
     Raises
@@ -58,14 +58,14 @@ def search_data(X, z, sample_weight, likelihood: str, solver: str, device) -> Re
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or 'cg', "
                 "or 'auto'."
             )
-        return Replicates(*to_tensors(X, z, None, _CPU)[:2])
+        return Data(*to_tensors(X, z, None, _CPU)[:2])
     if likelihood == "laplace":
         return distinct_observations(X, z, sample_weight, device)
     return merge_replicates(X, z, sample_weight, device)
 
 
 def search(
-    kernels, data: Replicates, basis: str, likelihood: str, rows: Replicates, generator, callback
+    kernels, data: Data, basis: str, likelihood: str, rows: Data, generator, callback
 ) -> tuple[HyperparameterFit, float | None]:
     """Learn hyper-parameters; for Laplace noise also return where its scale may start.
 
@@ -77,7 +77,7 @@ def search(
     recorder = StopRecorder(callback)
     if basis == "relevance" and len(data.y) > _RELEVANCE_ROWS:
         # A start is all that is needed: the evidence of the relevance vectors has the last word.
-        data = data.rows(torch.randperm(len(data.y), generator=generator)[:_RELEVANCE_ROWS])
+        data = data.take(torch.randperm(len(data.y), generator=generator)[:_RELEVANCE_ROWS])
     found = fit_hyperparameters(kernels, data, generator=generator, callback=recorder)
     if basis == "relevance" and not recorder.stopped:
         signal, white = split_noise(found.kernel)
@@ -88,7 +88,7 @@ def search(
 
 def solve(
     signal,
-    data: Replicates,
+    data: Data,
     noise: float,
     asked: Plan,
     options: Options,
@@ -113,7 +113,7 @@ def solve(
     )
 
 
-def _inducing_points(signal, data: Replicates, plan: Plan, seed: int) -> torch.Tensor:
+def _inducing_points(signal, data: Data, plan: Plan, seed: int) -> torch.Tensor:
     """All distinct rows, or as many centres of clusters as the plan says; shape (m, d)."""
     weight = None if data.weight is None else data.weight.cpu().numpy()
     rng = np.random.RandomState(seed)

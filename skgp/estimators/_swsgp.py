@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
@@ -333,7 +333,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             )
         self._check_likelihood()
 
-    def _solve(self, kernel: Kernel, white: WhiteKernel, data: Replicates, backend, callback):
+    def _solve(self, kernel: Kernel, white: WhiteKernel, data: Data, backend, callback):
         """Fit the posterior of f for the kernel found."""
         if self.method == "kriging":
             self._fit_kriging(kernel, float(white.noise_level), data, backend)

@@ -11,7 +11,7 @@ import torch
 from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.estimators._inducing import (
@@ -32,7 +32,6 @@ from skgp.inference.neighbors.posterior import SWSGPPosterior
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.state import SWSGPState
 from skgp.inference.neighbors.streaming import localized, update, update_full
-from skgp.inference.sparse.data import SparseData
 from skgp.likelihoods.families import Family
 from skgp.models.swsgp.fit import Settings, fit_swsgp
 
@@ -162,7 +161,7 @@ class SWSGPMixin:
         )
 
     def _inducing(
-        self, data: SparseData, kernel: Kernel, backend: Backend
+        self, data: Data, kernel: Kernel, backend: Backend
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inducing points (M, d), and which of them each row is (n,), -1 for none."""
         X = data.X.cpu().double()
@@ -173,14 +172,14 @@ class SWSGPMixin:
         self._warn_of_few_rows(len(points), X)
         return backend.tensor(points), positions(X, torch.from_numpy(points))
 
-    def _keeps_points(self, data: SparseData) -> bool:
+    def _keeps_points(self, data: Data) -> bool:
         """Whether a warm start goes on from the points that the last fit moved."""
         if not self._goes_on or len(self.inducing_points_) != self._max_inducing():
             return False
         return self._settings(len(self.inducing_points_), len(data)).polish_inducing
 
     def _choose_points(
-        self, data: SparseData, kernel: Kernel, random_state: np.random.RandomState
+        self, data: Data, kernel: Kernel, random_state: np.random.RandomState
     ) -> np.ndarray:
         """Inducing points (M, d), as ``init`` says."""
         return inducing_points(
@@ -244,7 +243,7 @@ class SWSGPMixin:
         self,
         kernel: Kernel,
         family: Family,
-        data: SparseData,
+        data: Data,
         offset: np.ndarray,
         backend: Backend,
         callback: Callable[[int, dict], bool],
@@ -301,16 +300,16 @@ class SWSGPMixin:
         self.n_inducing_ = len(self.inducing_points_)
         self.n_iter_ = 1
 
-    def _kriging_rows(self, data: SparseData, backend: Backend) -> SparseData:
+    def _kriging_rows(self, data: Data, backend: Backend) -> Data:
         """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
         n = len(data)
         self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
         if self.n_inducing is None or self.n_inducing >= n:
             return data
         chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
-        return data.rows(chosen.sort().values)
+        return data.take(chosen.sort().values)
 
-    def _update_variational(self, data: SparseData, family: Family, backend: Backend) -> None:
+    def _update_variational(self, data: Data, family: Family, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
 
         Raises
@@ -335,7 +334,7 @@ class SWSGPMixin:
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
         steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
         if closed and H >= M:
-            data, state = data.double(), state.to(backend.device)
+            data, state = data.to(torch.float64), state.to(backend.device)
             likelihood = likelihood.at(data.offset) if data.offset is not None else likelihood
             steps |= {"weight": data.weight, "kl_weight": kl_weight or 1.0}
             state = update_full(state, data.X, data.y, likelihood, **steps)
@@ -359,13 +358,13 @@ class SWSGPMixin:
         if self.kl_weight == "auto":
             self._keep_kl_weight(self._kl_factor * state.n_inducing / self.n_neighbors_)
 
-    def _warm_state(self, data: SparseData, backend: Backend):
+    def _warm_state(self, data: Data, backend: Backend):
         """Where the last fit ended, if this one goes on from there."""
         if not (self._keeps_kernel(data) and isinstance(self._posterior, SWSGPPosterior)):
             return None
         return self._posterior.state.to(backend.device).to(backend.dtype)
 
-    def _keeps_kernel(self, data: SparseData | Replicates) -> bool:
+    def _keeps_kernel(self, data: Data | Data) -> bool:
         """Whether this fit goes on from the last, whose projection had as many components."""
         return self._goes_on and self.inducing_points_.shape[1] == data.X.shape[1]
 

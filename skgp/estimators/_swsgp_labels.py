@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import distinct_observations
+from skgp.data import Data, distinct_observations
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._default_kernel import (
     default_classification_kernels,
@@ -16,7 +16,6 @@ from skgp.estimators._default_kernel import (
 from skgp.estimators._inducing import cluster_centres, distinct_rows, inducing_points
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.inference.neighbors.search import distinct
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
@@ -49,15 +48,15 @@ class LabelsMixin:
 
     def _data(
         self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
-    ) -> SparseData:
+    ) -> Data:
         """Rows as tensors, those of equal inputs and labels merged."""
         rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
         Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
         weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return SparseData(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+        return Data(rows.X.to(backend.dtype), backend.tensor(Y), weight)
 
     def _learn_kernel(
-        self, session, X, sample_weight, data: SparseData, offset: np.ndarray, backend: Backend
+        self, session, X, sample_weight, data: Data, offset: np.ndarray, backend: Backend
     ) -> Kernel:
         """Return the kernel of the latent functions, learned if it is to be."""
         if self._keeps_kernel(data):
@@ -87,7 +86,7 @@ class LabelsMixin:
             found = search_label_kernel(
                 found,
                 kernels,
-                _in_double(data),
+                data.to("cpu", torch.float64),
                 n_neighbors=_SEARCHED if self.n_neighbors == "auto" else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),
@@ -97,7 +96,7 @@ class LabelsMixin:
         return found.kernel
 
     def _choose_points(
-        self, data: SparseData, kernel: Kernel, random_state: np.random.RandomState
+        self, data: Data, kernel: Kernel, random_state: np.random.RandomState
     ) -> np.ndarray:
         """Inducing points (M, d); clusters are those of each class by itself."""
         n_points = self._max_inducing()
@@ -117,9 +116,9 @@ class LabelsMixin:
     def _few_points(self, n_latent: int) -> int:
         return int(_FULL_ROWS / n_latent**0.5)
 
-    def _fit_kriging(self, kernel: Kernel, data: SparseData, backend: Backend) -> None:
+    def _fit_kriging(self, kernel: Kernel, data: Data, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
-        rows = _in_double(self._kriging_rows(data, backend))
+        rows = self._kriging_rows(data, backend).to("cpu", torch.float64)
         self._set_neighbors(len(distinct(rows.X)[0]), each_row=False, n_latent=1)
         model = krige_labels(
             kernel,
@@ -134,9 +133,9 @@ class LabelsMixin:
         )
         self._set_kriging(model)
 
-    def _append_kriging(self, data: SparseData, backend: Backend) -> None:
+    def _append_kriging(self, data: Data, backend: Backend) -> None:
         """Krige from these rows too; the link is learned anew."""
-        rows = _in_double(data)
+        rows = data.to("cpu", torch.float64)
         targets = label_targets(label_codes(rows.y), len(self.classes_), torch.float64)
         model = self._posterior.appended(rows.X, targets, rows.weight)
         self.n_neighbors_ = self._neighbors_of(len(model.X), each_row=False, n_latent=1)
@@ -155,7 +154,7 @@ class LabelsMixin:
 
 
 def class_centres(
-    data: SparseData, n_points: int, kernel: Kernel, random_state: np.random.RandomState
+    data: Data, n_points: int, kernel: Kernel, random_state: np.random.RandomState
 ) -> np.ndarray:
     """Centres of clusters of the rows of one class after the other.
 
@@ -163,7 +162,7 @@ def class_centres(
 
     Parameters
     ----------
-    data : SparseData
+    data : Data
         Labels -1 and +1, one column a class, or one for two.
     n_points : int
         All distinct rows are returned if there are no more. Classes share them in proportion to
@@ -198,9 +197,3 @@ def class_centres(
     ]
     centres = np.concatenate(centres)
     return centres[distinct_rows(centres)]
-
-
-def _in_double(data: SparseData) -> SparseData:
-    """The rows in double precision, on the CPU."""
-    weight = None if data.weight is None else data.weight.cpu().double()
-    return SparseData(data.X.cpu().double(), data.y.cpu().double(), weight)

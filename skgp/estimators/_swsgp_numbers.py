@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.data import Replicates, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._backend import Backend
 from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
 
@@ -25,21 +24,18 @@ class NumbersMixin:
     :class:`~skgp.estimators._swsgp_common.SWSGPMixin`, and ``likelihood`` and ``link``.
     """
 
-    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Replicates:
+    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
         """Rows as tensors, merged where the likelihood allows."""
         if self.likelihood == "gaussian":
             return merge_replicates(X, z, sample_weight, backend.device)
         return distinct_observations(X, z, sample_weight, backend.device, offset)
 
-    def _rows(self, data: Replicates, backend: Backend) -> SparseData:
+    def _rows(self, data: Data, backend: Backend) -> Data:
         """Rows in the dtype of the fit."""
-        columns = data.y[:, None], data.weight, data.offset
-        return SparseData(
-            data.X.to(backend.dtype), *(None if c is None else c.to(backend.dtype) for c in columns)
-        )
+        return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     def _learn_kernel(
-        self, session, X: np.ndarray, sample_weight, data: Replicates, backend: Backend
+        self, session, X: np.ndarray, sample_weight, data: Data, backend: Backend
     ) -> tuple[Kernel, WhiteKernel]:
         """Return the kernel of f and the noise that goes with it, learned if they are to be."""
         if self._keeps_kernel(data):
@@ -66,11 +62,9 @@ class NumbersMixin:
         self.history_["hyperparameters"] = found.history
         return split_noise(found.kernel)
 
-    def _fit_kriging(
-        self, kernel: Kernel, noise: float, data: Replicates, backend: Backend
-    ) -> None:
+    def _fit_kriging(self, kernel: Kernel, noise: float, data: Data, backend: Backend) -> None:
         """Keep the rows that predictions are kriged from."""
-        rows = SparseData(data.X, data.y[:, None], data.weight)
+        rows = replace(data, y=data.y[:, None])
         rows = self._kriging_rows(rows, backend)
         each_row = len(rows) == len(data.y)
         self._set_neighbors(len(rows), each_row=each_row, n_latent=1)
@@ -86,7 +80,7 @@ class NumbersMixin:
         )
         self._set_kriging(model)
 
-    def _append_kriging(self, data: Replicates) -> None:
+    def _append_kriging(self, data: Data) -> None:
         """Krige from these rows too."""
         weight = None if data.weight is None else data.weight.cpu()
         model = self._posterior.appended(data.X.cpu(), data.y[:, None].cpu(), weight)

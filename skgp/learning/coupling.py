@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.inference.sparse.sparse import SparsePosterior, whitened_features
 from skgp.learning import LABEL_SHARE, choose
 from skgp.learning.sparse.objective import Objective, data_loss
@@ -45,7 +45,7 @@ _LOG_ZERO = -1e300
 
 
 def left_out_moments(
-    posterior: SparsePosterior, data: SparseData, objective: Objective, likelihood: Likelihood
+    posterior: SparsePosterior, data: Data, objective: Objective, likelihood: Likelihood
 ) -> tuple[Tensor, Tensor]:
     r"""Moments of f at each row, as if q(u) had not learned from that row.
 
@@ -61,7 +61,7 @@ def left_out_moments(
     Parameters
     ----------
     posterior : SparsePosterior
-    data : SparseData
+    data : Data
         The rows that it learned from, or some; a row of weight w is left out as a whole.
     objective : Objective
         That it minimises, with its beta.
@@ -72,8 +72,7 @@ def left_out_moments(
     mean, var : Tensor of shape (n, c)
         float64, on the CPU; O(c n M^2).
     """
-    weight = None if data.weight is None else data.weight.cpu().double()
-    rows = SparseData(data.X.cpu().double(), data.y.cpu().double(), weight)
+    rows = data.to("cpu", torch.float64)
     mean, var = posterior.mean_and_variance(rows.X)
     features = whitened_features(posterior.kernel, rows.X, posterior.Z, posterior.factor)
     learned = (posterior.root.mT @ features).square().sum(1).mT

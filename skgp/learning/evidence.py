@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.gradients import GramWithGradient
 from skgp.linalg.cholesky import (
@@ -67,7 +67,7 @@ class ExactEvidence:
     ----------
     kernel : sklearn kernel expression
         With a top-level WhiteKernel.
-    data : Replicates
+    data : Data
         Float64.
 
     Raises
@@ -80,7 +80,7 @@ class ExactEvidence:
     An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices.
     """
 
-    def __init__(self, kernel, data: Replicates) -> None:
+    def __init__(self, kernel, data: Data) -> None:
         self.kernel, self.data = kernel, data
         places, self.noise_place, self._noise = theta_places(kernel)
         contiguous = places == list(range(len(places)))  # a slice takes no copy

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import split_noise
 from skgp.learning import improves
@@ -92,7 +92,7 @@ class Choice:
 
 def choose_kernel(
     kernels: list,
-    data: Replicates,
+    data: Data,
     *,
     generator: torch.Generator,
     settings: ChoiceSettings | None = None,
@@ -105,7 +105,7 @@ def choose_kernel(
     kernels : list of sklearn kernel expressions
         Each with a top-level WhiteKernel; their theta is the start. Vectors of hyper-parameters are
         taken for length scales.
-    data : Replicates
+    data : Data
         Float64.
     generator : torch.Generator
         Draws the rows of the comparison, of more than ``screen_rows``.
@@ -146,7 +146,7 @@ def choose_kernel(
 
 
 def maximise_evidence(
-    kernel, data: Replicates, *, max_iter: int, callback: Callback | None = None
+    kernel, data: Data, *, max_iter: int, callback: Callback | None = None
 ) -> tuple[Choice, list[float]]:
     """The optimum of one expression without priors, and the history; as :func:`choose_kernel`."""
     search = _Search(_WITHOUT_PRIORS, callback)
@@ -155,16 +155,16 @@ def maximise_evidence(
     ), search.history
 
 
-def screened(data: Replicates, settings: ChoiceSettings, generator: torch.Generator) -> Replicates:
+def screened(data: Data, settings: ChoiceSettings, generator: torch.Generator) -> Data:
     """All observations, or ``screen_rows`` of them at random."""
     if len(data.y) <= settings.screen_rows:
         return data
     order = torch.randperm(len(data.y), generator=generator)
-    return data.rows(order[: settings.screen_rows].to(data.y.device))
+    return data.take(order[: settings.screen_rows].to(data.y.device))
 
 
 def fit_families(
-    kernels: list, data: Replicates, *, max_iter: int, callback: Callback | None = None
+    kernels: list, data: Data, *, max_iter: int, callback: Callback | None = None
 ) -> tuple[list, list[float]]:
     """Each family with separate length scales, the likeliest first, and the history."""
     settings = ChoiceSettings(max_iter=max_iter, close=math.inf)

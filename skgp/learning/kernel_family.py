@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, minimize
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.learning.evidence import EvidenceAt, ExactEvidence
 
 __all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out", "minimise_within"]
@@ -76,11 +76,11 @@ class Family:
     Parameters
     ----------
     kernel : sklearn kernel expression
-    data : Replicates
+    data : Data
     settings : ChoiceSettings
     """
 
-    def __init__(self, kernel, data: Replicates, settings: ChoiceSettings) -> None:
+    def __init__(self, kernel, data: Data, settings: ChoiceSettings) -> None:
         self.kernel, self.data, self.settings = kernel, data, settings
         self.evidence = ExactEvidence(kernel, data)
         self.start = np.array(kernel.theta, dtype=float)

@@ -15,26 +15,26 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.kernels.gram import gram, split_noise, split_theta
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def log_marginal_likelihood(kernel, data: Replicates, theta: Tensor) -> Tensor:
+def log_marginal_likelihood(kernel, data: Data, theta: Tensor) -> Tensor:
     r"""Exact log marginal likelihood, in nats.
 
     .. math:: -\tfrac12 y^T A^{-1} y - \tfrac12 \log|A| - \tfrac n2 \log 2\pi, \quad
               A = K_\theta + \sigma^2 W^{-1} \qquad \text{(Rasmussen and Williams, eq. 5.8)}
 
-    of the distinct rows, and :meth:`~skgp.data.Replicates.log_power` of the scatter
+    of the distinct rows, and :meth:`~skgp.data.Data.log_power` of the scatter
     within them.
 
     Parameters
     ----------
     kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Replicates
+    data : Data
     theta : Tensor of shape (n_theta,)
 
     Returns
@@ -76,7 +76,7 @@ class _GaussianLogDensity(torch.autograd.Function):
 
 
 def leave_one_out_log_density(
-    kernel, data: Replicates, rows: Tensor, neighbors: Tensor, theta: Tensor
+    kernel, data: Data, rows: Tensor, neighbors: Tensor, theta: Tensor
 ) -> Tensor:
     """Log-density of all that was observed at each row given its neighbours, noise included.
 
@@ -85,7 +85,7 @@ def leave_one_out_log_density(
     Parameters
     ----------
     kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Replicates
+    data : Data
     rows : Tensor of int64, shape (b,)
     neighbors : Tensor of int64, shape (b, k)
     theta : Tensor of shape (n_theta,)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.gram import gram, split_noise
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
@@ -44,7 +44,7 @@ _MAX_CHANGED = 0.01  # share of the rows judged otherwise for which the second r
 
 def robust_hyperparameters(
     kernels: list,
-    data: Replicates,
+    data: Data,
     *,
     generator: torch.Generator,
     settings: SearchSettings | None = None,
@@ -57,7 +57,7 @@ def robust_hyperparameters(
     kernels : list of sklearn kernel expressions
         Each with a top-level ``WhiteKernel``; see
         :func:`~skgp.learning.search.fit_hyperparameters`.
-    data : Replicates
+    data : Data
         Float64, targets standardised by :func:`robust_location_scale`. Rows of equal inputs are
         better not merged before: the mean of an outlier and a good row is another outlier.
     generator : torch.Generator
@@ -90,7 +90,7 @@ def robust_hyperparameters(
     for _ in range(_N_ROUNDS):
         kept = everyone[good]
         fit = fit_hyperparameters(
-            kernels, data.rows(kept), generator=generator, settings=settings, callback=recorder
+            kernels, data.take(kept), generator=generator, settings=settings, callback=recorder
         )
         candidates = _subset(kept, settings.max_candidates, generator)
         residual = _left_out_residual(fit.kernel, data, candidates)
@@ -143,7 +143,7 @@ def _subset(rows: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)[:size].to(rows.device)]
 
 
-def _scale(data: Replicates, residual: Tensor) -> float:
+def _scale(data: Data, residual: Tensor) -> float:
     """Mean absolute residual an observation."""
     if data.weight is None:
         return float(residual.abs().mean())
@@ -159,7 +159,7 @@ def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
     return size <= _CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
 
 
-def _median_residual(data: Replicates, candidates: Tensor) -> Tensor:
+def _median_residual(data: Data, candidates: Tensor) -> Tensor:
     """Difference of each row to the median of its neighbours, shape (n,)."""
     search = CandidateSearch(None, data.X, candidates)
     k = max(1, min(_N_MEDIAN, len(candidates) - 1))
@@ -170,7 +170,7 @@ def _median_residual(data: Replicates, candidates: Tensor) -> Tensor:
     return residual
 
 
-def _left_out_residual(kernel, data: Replicates, candidates: Tensor) -> Tensor:
+def _left_out_residual(kernel, data: Data, candidates: Tensor) -> Tensor:
     r"""Difference of each row to its prediction from its neighbours, shape (n,).
 
     .. math:: r_i = y_i - k(x_i, X_N) (K_N + \operatorname{diag}(\sigma^2 / W_N))^{-1} y_N.

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.gram import split_noise
 from skgp.learning.kernel_choice import (
@@ -114,7 +114,7 @@ class SearchSettings:
 
 def fit_hyperparameters(
     kernels: list,
-    data: Replicates,
+    data: Data,
     *,
     generator: torch.Generator,
     settings: SearchSettings | None = None,
@@ -131,7 +131,7 @@ def fit_hyperparameters(
     kernels : list of sklearn kernel expressions
         Each with a top-level ``WhiteKernel``. Their ``theta`` is the start, their bounds are
         respected.
-    data : Replicates
+    data : Data
         Float64; targets of about zero mean and unit variance.
     generator : torch.Generator
     settings : SearchSettings, optional
@@ -150,7 +150,7 @@ def fit_hyperparameters(
     subset = torch.randperm(n, generator=generator)[: settings.subset_size]
     if n <= settings.exact_rows:
         return _by_exact_evidence(kernels, data, subset, settings, generator, callback)
-    dense = _on_subset(kernels, data.rows(subset), settings, callback)
+    dense = _on_subset(kernels, data.take(subset), settings, callback)
     if callback.stopped:
         return dense[0]
     comparison = _Comparison(data, settings, generator)
@@ -169,14 +169,14 @@ def fit_hyperparameters(
 
 
 def _by_exact_evidence(
-    kernels: list, data: Replicates, subset: Tensor, settings: SearchSettings, generator, callback
+    kernels: list, data: Data, subset: Tensor, settings: SearchSettings, generator, callback
 ) -> HyperparameterFit:
     """The evidence of all observations decides; the search begins on some of many."""
     max_iter = settings.dense_max_iter
     if len(kernels) == 1:
         start = HyperparameterFit(kernels[0])
         if len(subset) < len(data.y):
-            few = data.rows(subset)
+            few = data.take(subset)
             start = fit_marginal_likelihood(kernels[0], few, max_iter=max_iter, callback=callback)
         if callback.stopped:
             return start
@@ -192,7 +192,7 @@ def _by_exact_evidence(
 
 
 def _on_subset(
-    kernels: list, data: Replicates, settings: SearchSettings, callback
+    kernels: list, data: Data, settings: SearchSettings, callback
 ) -> list[HyperparameterFit]:
     """Fits of each family to some observations, the likeliest first."""
     if len(kernels) == 1:
@@ -209,7 +209,7 @@ def _on_subset(
 class _Comparison:
     """Scores fits of whatever kernel on the same rows, each in its own metric."""
 
-    def __init__(self, data: Replicates, settings: SearchSettings, generator):
+    def __init__(self, data: Data, settings: SearchSettings, generator):
         self.data, self.settings, self.generator = data, settings, generator
         n = data.X.shape[0]
         self.rows = _draw_rows(data, min(settings.n_score_rows, n), generator)
@@ -253,7 +253,7 @@ def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> Hyperpa
 
 
 def fit_marginal_likelihood(
-    kernel, data: Replicates, *, max_iter: int = 60, callback: Callback | None = None
+    kernel, data: Data, *, max_iter: int = 60, callback: Callback | None = None
 ) -> HyperparameterFit:
     """Maximise :func:`~skgp.learning.objectives.log_marginal_likelihood` over theta, by L-BFGS-B.
 
@@ -271,9 +271,7 @@ def fit_marginal_likelihood(
 # ------------------------------------------------------------------ leave-one-out, neighbours
 
 
-def leave_one_out_score(
-    kernel, data: Replicates, rows: Tensor, candidates: Tensor, k: int
-) -> float:
+def leave_one_out_score(kernel, data: Data, rows: Tensor, candidates: Tensor, k: int) -> float:
     """Mean of :func:`leave_one_out_log_density` an observation, in nats.
 
     `rows` are drawn in proportion to their weights (:func:`_draw_rows`), their neighbours in the
@@ -293,7 +291,7 @@ def leave_one_out_score(
 
 def fit_leave_one_out(
     kernel,
-    data: Replicates,
+    data: Data,
     *,
     generator: torch.Generator,
     settings: SearchSettings | None = None,
@@ -349,7 +347,7 @@ def _candidates(X: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return rows.to(X.device)
 
 
-def _draw_rows(data: Replicates, size: int, generator: torch.Generator) -> Tensor:
+def _draw_rows(data: Data, size: int, generator: torch.Generator) -> Tensor:
     """Indices (size,) of random rows; of weighted rows, in proportion to their weights.
 
     A row of weight w then counts by its log-density over w, which keeps the objective's gradient

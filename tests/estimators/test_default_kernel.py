@@ -8,7 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.estimators._default_kernel import (
     column_spreads,
     default_classification_kernels,
@@ -132,6 +132,6 @@ def test_exact_evidence_decides_up_to_2500_observations():
     y = np.sin(3 * X[:, 0]) + 0.3 * np.sin(9 * X[:, 0]) + 0.3 * rng.normal(size=1100)
     kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
     found = QSGPRegressor(kernel, random_state=0).fit(X, y)
-    data = Replicates(torch.tensor(X), torch.tensor((y - y.mean()) / y.std()))
+    data = Data(torch.tensor(X), torch.tensor((y - y.mean()) / y.std()))
     gradient = ExactEvidence(found.kernel_, data)(found.kernel_.theta).gradient
     assert np.abs(gradient).max() < 1.0  # nats for a factor of e

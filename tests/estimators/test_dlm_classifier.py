@@ -14,8 +14,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import DLMGPClassifier
+from skgp.data import Data
 from skgp.estimators import log_predictive_density_scorer
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.training import collapsed_posterior
@@ -73,7 +74,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
     y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
     weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
-    data, family = SparseData(X, y, weight), GaussianFamily(0.3, (0.3, 0.3))
+    data, family = Data(X, y, weight), GaussianFamily(0.3, (0.3, 0.3))
     objective = Objective(family, "elbo", beta=0.7)
     kernel = ConstantKernel(2.0) * RBF(1.0)
     prior = SparseState.prior(kernel, family.initial(X), X[:6] + 0.1, X.new_zeros(1))
@@ -85,7 +86,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     mean, var = left_out_moments(posterior(data), data, objective, likelihood)
     for row in (0, 7, 19):
         others = torch.arange(20) != row
-        expected = posterior(data.rows(others)).mean_and_variance(X[row : row + 1])
+        expected = posterior(data.take(others)).mean_and_variance(X[row : row + 1])
         torch.testing.assert_close(mean[row], expected[0][0], rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(var[row], expected[1][0], rtol=1e-7, atol=1e-9)
 

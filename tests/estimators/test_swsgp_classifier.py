@@ -16,9 +16,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
+from skgp.data import Data
 from skgp.estimators._swsgp_labels import class_centres
 from skgp.inference.neighbors import kriging, posterior
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
@@ -229,13 +229,13 @@ def test_clusters_are_of_each_class_by_itself():
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.r_[np.zeros(300, int), np.ones(99, int), 3])
     X, Y = np.column_stack([np.arange(400.0), labels]), 2 * np.eye(4)[labels] - 1
-    data = SparseData(torch.from_numpy(X), torch.from_numpy(Y), None)
+    data = Data(torch.from_numpy(X), torch.from_numpy(Y), None)
     Z = class_centres(data, 40, RBF(50.0), np.random.RandomState(0))
     classes, sizes = np.unique(Z[:, 1], return_counts=True)
     np.testing.assert_array_equal(classes, [0, 1, 3])  # of class 2 there are no rows
     np.testing.assert_array_equal(sizes, [30, 10, 1])
     # All rows, and each of them once, where they are no more.
-    Z = class_centres(data.rows(torch.arange(20).repeat(2)), 20, RBF(), np.random.RandomState(0))
+    Z = class_centres(data.take(torch.arange(20).repeat(2)), 20, RBF(), np.random.RandomState(0))
     np.testing.assert_array_equal(Z, X[:20])
 
 
@@ -244,7 +244,7 @@ def test_clusters_follow_the_weights_of_the_classes():
     labels = np.repeat([-1.0, 1.0], 100)[:, None]
     weight = torch.from_numpy(np.where(labels[:, 0] > 0, 3.0, 1.0))
     X[100:, 0] += 100
-    data = SparseData(torch.from_numpy(X), torch.from_numpy(labels), weight)
+    data = Data(torch.from_numpy(X), torch.from_numpy(labels), weight)
     Z = class_centres(data, 40, RBF(), np.random.RandomState(0))
     assert (Z[:, 0] > 50).sum() == 30 and len(Z) == 40
 

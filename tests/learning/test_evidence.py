@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.kernels import gradients as module
 from skgp.kernels import split_noise
 from skgp.learning.evidence import ExactEvidence
@@ -47,7 +47,7 @@ def covariance(kernel, theta, X):
 def test_evidence_and_gradient_equal_scikit_learn(name, few_rows, rng):
     kernel, (X, y) = KERNELS[name](), problem(rng)
     regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
-    evidence = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))
+    evidence = ExactEvidence(kernel, Data(torch.tensor(X), torch.tensor(y)))
     for theta in (kernel.theta, kernel.theta - 0.4):
         value, gradient = regressor.log_marginal_likelihood(theta, eval_gradient=True)
         found = evidence(theta)
@@ -70,7 +70,7 @@ def test_evidence_of_merged_rows_is_that_of_the_rows_written_out(name, few_rows,
 @each_kernel
 def test_evidence_leave_one_out_is_the_prediction_without_the_row(name, few_rows, rng):
     kernel, (X, y) = KERNELS[name](), problem(rng, n=12)
-    found = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))(kernel.theta)
+    found = ExactEvidence(kernel, Data(torch.tensor(X), torch.tensor(y)))(kernel.theta)
     A = covariance(kernel, kernel.theta, X)
     for i in range(12):
         rest = np.delete(np.arange(12), i)
@@ -86,9 +86,9 @@ def test_evidence_leave_one_out_is_the_prediction_without_the_row(name, few_rows
 def test_evidence_of_a_far_row_is_that_of_the_others_and_the_prior(few_rows, rng):
     kernel, (X, y) = KERNELS["matern32"](), problem(rng, n=20)
     X[-1] = 1e9
-    evidence = ExactEvidence(kernel, Replicates(torch.tensor(X), torch.tensor(y)))
+    evidence = ExactEvidence(kernel, Data(torch.tensor(X), torch.tensor(y)))
     found = evidence(kernel.theta)
-    near = ExactEvidence(kernel, Replicates(torch.tensor(X[:-1]), torch.tensor(y[:-1])))
+    near = ExactEvidence(kernel, Data(torch.tensor(X[:-1]), torch.tensor(y[:-1])))
     variance = 0.7 + 0.05
     alone = -0.5 * (y[-1] ** 2 / variance + np.log(2 * np.pi * variance))
     np.testing.assert_allclose(found.value, near(kernel.theta).value + alone, rtol=1e-8)
@@ -99,4 +99,4 @@ def test_evidence_of_a_far_row_is_that_of_the_others_and_the_prior(few_rows, rng
 def test_evidence_needs_a_noise(rng):
     X, y = problem(rng, n=5)
     with pytest.raises(ValueError, match=r"has no noise; add \+ WhiteKernel"):
-        ExactEvidence(RBF(), Replicates(torch.tensor(X), torch.tensor(y)))
+        ExactEvidence(RBF(), Data(torch.tensor(X), torch.tensor(y)))

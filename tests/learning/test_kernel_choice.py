@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.kernels import split_noise
 from skgp.learning.kernel_choice import choose_kernel, raised
 from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out, minimise_within
@@ -32,7 +32,7 @@ def sample(rng, n, d, n_relevant):
 
 
 def as_data(X, y):
-    return Replicates(torch.tensor(X), torch.tensor(y))
+    return Data(torch.tensor(X), torch.tensor(y))
 
 
 def choose(X, y, settings=None, kernels=None):

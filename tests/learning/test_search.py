@@ -7,7 +7,7 @@ from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, Cosine, split_noise
 from skgp.learning import search as hyperparameters
 from skgp.learning.evidence import ExactEvidence
@@ -298,7 +298,7 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     fit = fit_hyperparameters(families, data, generator=generator, settings=QUICK)
     twin = torch.Generator().manual_seed(0)
     subset = torch.randperm(120, generator=twin)[: QUICK.subset_size]
-    dense = hyperparameters._on_subset(families, data.rows(subset), QUICK, None)[0]
+    dense = hyperparameters._on_subset(families, data.take(subset), QUICK, None)[0]
     score = hyperparameters._Comparison(data, QUICK, twin)
     assert fit.score >= score(dense).score - 1e-12
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
@@ -328,7 +328,7 @@ def test_fit_hyperparameters_with_nothing_to_learn_returns_the_kernel(generator)
     fixed = RBF(0.7, "fixed") + WhiteKernel(0.1, "fixed")
     data = as_data(*smooth(20))
     assert fit_hyperparameters([fixed], data, generator=generator).kernel is fixed
-    one_row = data.rows(torch.tensor([3]))
+    one_row = data.take(torch.tensor([3]))
     fit = fit_hyperparameters([SMOOTH], one_row, generator=generator)
     assert fit.kernel is SMOOTH and fit.method == "initial"
 
@@ -376,6 +376,6 @@ def test_objectives_do_not_need_sorted_or_merged_data():
     X, y = smooth(20)
     kernel = KERNELS["ard"]()
     theta = torch.tensor(kernel.theta)
-    unsorted = Replicates(torch.tensor(X), torch.tensor(y))
+    unsorted = Data(torch.tensor(X), torch.tensor(y))
     values = [log_marginal_likelihood(kernel, data, theta) for data in (unsorted, as_data(X, y))]
     torch.testing.assert_close(*values, rtol=1e-12, atol=0)

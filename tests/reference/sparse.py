@@ -11,7 +11,8 @@ import torch
 from scipy import special, stats
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 
 JITTER = 1e-6  # relative to the mean diagonal, in float64
 
@@ -51,7 +52,7 @@ class Problem:
     @property
     def data(self):
         weight = None if self.weight is None else torch.tensor(self.weight)
-        return SparseData(torch.tensor(self.X), torch.tensor(self.y)[:, None], weight)
+        return Data(torch.tensor(self.X), torch.tensor(self.y)[:, None], weight)
 
     @property
     def tensors(self):

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.mixture.gaussian_mixture import mixture_moments
 from skgp.inference.mixture.inverses import ExactInverse, IterativeInverse, nystrom_factor
 from skgp.kernels import (
@@ -71,7 +71,7 @@ class MixtureState(TensorState):
     ----------
     kernel : sklearn kernel expression
         With a WhiteKernel summand at the top level.
-    data : Replicates
+    data : Data
         Training rows, float64; copied.
     u : ndarray of shape (S, kernel.n_dims)
         Logarithms of the hyper-parameters of each sample.
@@ -114,7 +114,7 @@ class MixtureState(TensorState):
     def __init__(
         self,
         kernel: Any,
-        data: Replicates,
+        data: Data,
         u: np.ndarray,
         weights: np.ndarray | None = None,
         *,
@@ -168,7 +168,7 @@ class MixtureState(TensorState):
 
     def at(self, kernel: Any, u: np.ndarray) -> "MixtureState":
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
-        data = Replicates(self._X, self._y, self._row_weight)
+        data = Data(self._X, self._y, self._row_weight)
         return MixtureState(
             kernel,
             data,

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.inference.sparse.sparse import inducing_factor
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky, tri_solve
@@ -84,7 +84,7 @@ class Statistics:
 
 
 def statistics(
-    kernel, data: SparseData, Z: Tensor, theta: Tensor | None = None, *, tile: int = 2**15
+    kernel, data: Data, Z: Tensor, theta: Tensor | None = None, *, tile: int = 2**15
 ) -> Statistics:
     """Sums over the rows, differentiable in `theta` and `Z`; O(n M^2)."""
     L = inducing_factor(kernel, Z, theta)
@@ -162,9 +162,7 @@ def posterior_from_precision(precision: Tensor, projection: Tensor) -> tuple[Ten
     return mean[..., 0].mT, root
 
 
-def fitc_loss(
-    kernel, data: SparseData, Z: Tensor, noise: Tensor, theta: Tensor | None = None
-) -> Tensor:
+def fitc_loss(kernel, data: Data, Z: Tensor, noise: Tensor, theta: Tensor | None = None) -> Tensor:
     """Negative log marginal likelihood of FITC, a scalar in nats; O(n M^2)."""
     G, b, variance = _fitc_statistics(kernel, data, Z, noise, theta)
     L = jittered_cholesky(_raised(G, 1.0)).factor
@@ -173,14 +171,14 @@ def fitc_loss(
     return 0.5 * (data.weighted_sum(rows) - explained) + L.diagonal().log().sum()
 
 
-def fitc_posterior(kernel, data: SparseData, Z: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def fitc_posterior(kernel, data: Data, Z: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (M, 1) and root (1, M, M) of FITC's q(w); O(n M^2)."""
     G, b, _ = _fitc_statistics(kernel, data, Z, noise, None)
     return posterior_from_precision(_raised(G, 1.0), b)
 
 
 def natural_parameters(
-    kernel, data: SparseData, Z: Tensor, noise: Tensor, *, beta: float = 1.0, fitc: bool = False
+    kernel, data: Data, Z: Tensor, noise: Tensor, *, beta: float = 1.0, fitc: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What rows of Gaussian noise add to the precision (M, M) and to precision times mean (M, 1).
 
@@ -192,7 +190,7 @@ def natural_parameters(
     return sums.gram / (beta * noise), sums.projection / (beta * noise)
 
 
-def _fitc_statistics(kernel, data: SparseData, Z: Tensor, noise: Tensor, theta):
+def _fitc_statistics(kernel, data: Data, Z: Tensor, noise: Tensor, theta):
     """G, b and the variances (n,) of the targets given w."""
     L = inducing_factor(kernel, Z, theta)
     K = gram(kernel, data.X, Z, theta=theta, method="expand")

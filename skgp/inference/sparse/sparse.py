@@ -32,6 +32,9 @@ References
    Hensman, Fusi and Lawrence (2013), Gaussian processes for big data.
 """
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,6 +45,7 @@ from skgp.linalg.tensor_state import TensorState
 __all__ = [
     "FixedFeatures",
     "SparsePosterior",
+    "SparseState",
     "inducing_factor",
     "jitter_of",
     "latent_moments",
@@ -280,3 +284,44 @@ class SparsePosterior(TensorState):
         prior = gram(self.kernel, X) - features.mT @ features
         spread = self.root.mT @ features
         return prior + spread.mT @ spread
+
+
+@dataclass(frozen=True)
+class SparseState:
+    """A sparse posterior and the hyper-parameters that it was found with.
+
+    Attributes
+    ----------
+    kernel : sklearn kernel expression
+        Covariance of f, without noise; its bounds hold while training.
+    likelihood : Tensor of shape (p,)
+        Free parameters of the likelihood (see `skgp.likelihoods.families`).
+    Z : Tensor of shape (M, d)
+    mean : Tensor of shape (M, c)
+    root : Tensor of shape (c, M, M)
+        Whitened posterior (module docstring).
+    offset : Tensor of shape (c,)
+        Prior means.
+    """
+
+    kernel: Any
+    likelihood: Tensor
+    Z: Tensor
+    mean: Tensor
+    root: Tensor
+    offset: Tensor
+
+    @classmethod
+    def prior(cls, kernel, likelihood: Tensor, Z: Tensor, offset: Tensor) -> "SparseState":
+        """The posterior of no data."""
+        M, c = len(Z), len(offset)
+        root = torch.eye(M, dtype=Z.dtype, device=Z.device).expand(c, M, M).contiguous()
+        return cls(kernel, likelihood, Z, Z.new_zeros(M, c), root, offset)
+
+    def with_posterior(self, mean: Tensor, root: Tensor) -> "SparseState":
+        """The same hyper-parameters with another posterior."""
+        return replace(self, mean=mean, root=root)
+
+    def posterior(self) -> SparsePosterior:
+        """What predicts."""
+        return SparsePosterior(self.kernel, self.Z, self.mean, self.root, self.offset)

@@ -43,9 +43,9 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import Statistics, posterior_from_precision, statistics
-from skgp.inference.sparse.data import SparseData, SparseState
-from skgp.inference.sparse.sparse import inducing_factor
+from skgp.inference.sparse.sparse import SparseState, inducing_factor
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
@@ -138,9 +138,7 @@ def square_loss_path(sums: Statistics, betas: Tensor) -> Tensor:
     return vectors @ (rotated / (values.clamp_min(0.0)[:, None] + shift))
 
 
-def calibrated_variance(
-    kernel, data: SparseData, Z: Tensor, sums: Statistics, *, beta: float
-) -> float:
+def calibrated_variance(kernel, data: Data, Z: Tensor, sums: Statistics, *, beta: float) -> float:
     """The factor s of the module docstring, from leave-one-out residuals; O(n M^2)."""
     t = ridge(sums, beta)
     L = inducing_factor(kernel, Z)
@@ -156,7 +154,7 @@ def calibrated_variance(
     return float((weight * squares).sum() / sums.total)
 
 
-def calibrated_state(state: SparseState, data: SparseData, *, beta: float) -> SparseState:
+def calibrated_state(state: SparseState, data: Data, *, beta: float) -> SparseState:
     """The Gaussian process with the mean of the square loss and variances of the right size."""
     with torch.no_grad():
         sums = statistics(state.kernel, data, state.Z)

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skgp.data import Data
 from skgp.inference.neighbors.conditionals import JITTER
 from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import gram
 from skgp.likelihoods.families import Family
 from skgp.linalg.cholesky import jittered_cholesky
@@ -99,7 +99,7 @@ class LocalMoments(NamedTuple):
 
 def bound(
     state: SWSGPState,
-    data: SparseData,
+    data: Data,
     active: Tensor,
     objective: Objective,
     *,
@@ -114,7 +114,7 @@ def bound(
     ----------
     state : SWSGPState
         Its tensors may require gradients.
-    data : SparseData
+    data : Data
         b rows.
     active : Tensor of int64, shape (b, H)
         Inducing points nearest to each row.
@@ -148,7 +148,7 @@ def bound(
     >>> family = GaussianFamily(0.1, (1e-3, 1.0))
     >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::3], X.new_zeros(1))
     >>> active = torch.cdist(X, state.Z).argsort()[:, :4]
-    >>> value = bound(state, SparseData(X, X.sin()), active, Objective(family))
+    >>> value = bound(state, Data(X, X.sin()), active, Objective(family))
     >>> value.shape
     torch.Size([])
     """
@@ -168,10 +168,10 @@ def kl_weight(objective: Objective, state: SWSGPState, active: Tensor) -> float:
 
 
 @torch.no_grad()
-def total_bound(state: SWSGPState, data: SparseData, active: Tensor, objective: Objective) -> float:
+def total_bound(state: SWSGPState, data: Data, active: Tensor, objective: Objective) -> float:
     """The bound of all rows, in nats; a tile at a time, without gradients."""
     return sum(
-        float(bound(state, data.rows(rows), active[rows], objective, total=data.total))
+        float(bound(state, data.take(rows), active[rows], objective, total=data.total))
         for rows in _tiles(state, active)
     )
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.learning.robust import robust_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 
@@ -38,7 +38,7 @@ _STRIDE = 2  # of the families that are searched by neighbours: neighbours hide 
 
 def search_hyperparameters(
     kernels: list,
-    data: Replicates,
+    data: Data,
     likelihood: str,
     *,
     link: str = "exp",
@@ -51,7 +51,7 @@ def search_hyperparameters(
     ----------
     kernels : list of sklearn kernel expressions
         Each with a top-level ``WhiteKernel``.
-    data : Replicates
+    data : Data
         Float64.
     likelihood : {"gaussian", "student_t", "poisson"}
     link : {"exp", "softplus"}

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates, merge_replicates
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data, merge_replicates
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
@@ -45,7 +44,7 @@ _N_ERRORS = 2.0  # by which labels must be kriged better
 def search_label_kernel(
     found: HyperparameterFit,
     kernels: list,
-    data: SparseData,
+    data: Data,
     *,
     n_neighbors: int,
     generator: torch.Generator,
@@ -59,7 +58,7 @@ def search_label_kernel(
     found : HyperparameterFit
     kernels : list of sklearn kernel expressions without noise
         Among which it was found.
-    data : SparseData
+    data : Data
         Float64, on the CPU; labels -1 and +1, one column a class, or one for two.
     n_neighbors : int
     generator : torch.Generator
@@ -108,12 +107,10 @@ def _mean(trial: _Trial) -> float:
 class _Search:
     """Moves kernels by all labels, and judges them by labels left out, the same for all."""
 
-    def __init__(
-        self, data: SparseData, n_points: int, n_neighbors: int, generator, callback
-    ) -> None:
+    def __init__(self, data: Data, n_points: int, n_neighbors: int, generator, callback) -> None:
         self.generator, self.callback, self.n_points = generator, callback, n_points
         self.numbers = _labels_as_numbers(data, generator)
-        data = data.rows(torch.randperm(len(data), generator=generator)[:n_points])
+        data = data.take(torch.randperm(len(data), generator=generator)[:n_points])
         self.labels: dict[str, Any] = {
             "X": data.X,
             "labels": label_codes(data.y),
@@ -174,7 +171,7 @@ def _scaled(kernel, factor: float) -> Any:
     return scale_amplitude(kernel, min(max(factor, low), high))
 
 
-def _labels_as_numbers(data: SparseData, generator: torch.Generator) -> Replicates:
+def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
     """Labels, of several columns a random combination, as standardised targets."""
     y = data.y[:, 0]
     if data.y.shape[1] > 1:

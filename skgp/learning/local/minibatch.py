@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.local.bound import Objective, bound, kl_weight
 from skgp.learning.local.coordinates import Coordinates
 from skgp.linalg.exceptions import NotPositiveDefiniteError
@@ -90,7 +90,7 @@ class MinibatchFit:
 
 def fit_minibatch(
     state: SWSGPState,
-    data: SparseData,
+    data: Data,
     search: Search,
     objective: Objective,
     *,
@@ -111,7 +111,7 @@ def fit_minibatch(
     ----------
     state : SWSGPState
         Where to begin.
-    data : SparseData
+    data : Data
         n rows.
     search : callable
         ``search(kernel, Z) -> active (n, H)``. Called once where neither the kernel nor Z is
@@ -166,7 +166,7 @@ def fit_minibatch(
     >>> family = GaussianFamily(0.1, (1e-3, 1.0))
     >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::10], X.new_zeros(1))
     >>> found = fit_minibatch(
-    ...     state, SparseData(X, X.sin()), lambda kernel, Z: torch.cdist(X, Z).argsort()[:, :8],
+    ...     state, Data(X, X.sin()), lambda kernel, Z: torch.cdist(X, Z).argsort()[:, :8],
     ...     Objective(family), batch_size=50, max_iter=20,
     ...     generator=torch.Generator().manual_seed(0),
     ... )
@@ -213,7 +213,7 @@ class _MinibatchLoss:
         self,
         around: Coordinates,
         leaves: Mapping[str, Tensor],
-        data: SparseData,
+        data: Data,
         search: Search,
         batch_size: int,
         refresh_every: int,
@@ -235,7 +235,7 @@ class _MinibatchLoss:
         rows = sample_without_replacement(n, b, generator=self.generator).to(self.active.device)
         here, active = self.around.values(self.leaves, self.active[rows])
         theta = self.leaves.get("theta")
-        batch = self.data.rows(rows)
+        batch = self.data.take(rows)
         value = bound(here, batch, active, self.objective, theta=theta, total=self.total)
         return value * (-n / (b * self.total))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.local.bound import Objective, latent_moments
 from skgp.learning.local.minibatch import Search, fit_minibatch
 from skgp.learning.selection import improves
@@ -48,11 +48,11 @@ class Polished:
 
 def polish(
     state: SWSGPState,
-    data: SparseData,
+    data: Data,
     search: Search,
     objective: Objective,
     *,
-    held_out: SparseData,
+    held_out: Data,
     held_out_search: Search,
     **options,
 ) -> Polished:
@@ -62,7 +62,7 @@ def polish(
     ----------
     state, data, search, objective
         As in `fit_minibatch`.
-    held_out : SparseData
+    held_out : Data
         Rows that neither `state` nor the polish learns from.
     held_out_search : callable
         ``held_out_search(kernel, Z) -> active``, of the rows held out.
@@ -102,7 +102,7 @@ def polish(
 
 @torch.no_grad()
 def negative_log_predictive(
-    state: SWSGPState, data: SparseData, active: Tensor, objective: Objective
+    state: SWSGPState, data: Data, active: Tensor, objective: Objective
 ) -> Tensor:
     """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
     likelihood = objective.family.make(state.likelihood).at(data.offset)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.row_weights import row_weights
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import LocalSystem, Posterior, nested_systems
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.learning.local.prior_scale import PriorScale, choose_prior, rescaled
 from skgp.learning.local.settings import Settings
@@ -46,7 +46,7 @@ class Prior:
     kernel : sklearn kernel expression without noise
     kl_weight : float or None
         None is M / H.
-    data : SparseData
+    data : Data
         All rows, perhaps in another order.
     coupling : float or None
         Of several classes; None without rows held out.
@@ -60,7 +60,7 @@ class Prior:
 
     kernel: Any
     kl_weight: float | None
-    data: SparseData
+    data: Data
     coupling: float | None = None
     system: LocalSystem | None = None
     start: Posterior | None = None
@@ -107,7 +107,7 @@ def split_rows(
 def find_prior(
     kernel,
     family: Family,
-    data: SparseData,
+    data: Data,
     Z: Tensor,
     position: Tensor,
     offset: Tensor,
@@ -173,7 +173,7 @@ class _Halves:
 
     Attributes
     ----------
-    data : SparseData
+    data : Data
         Both, in this order.
     n_kept : int
         Of the former.
@@ -183,18 +183,18 @@ class _Halves:
         Of either.
     """
 
-    data: SparseData
+    data: Data
     n_kept: int
     own: Tensor
     tiles: tuple[Tiles, Tiles]
 
     @property
-    def kept(self) -> SparseData:
-        return _part(self.data, slice(0, self.n_kept))
+    def kept(self) -> Data:
+        return self.data.take(slice(self.n_kept))
 
     @property
-    def held_out(self) -> SparseData:
-        return _part(self.data, slice(self.n_kept, len(self.data)))
+    def held_out(self) -> Data:
+        return self.data.take(slice(self.n_kept, None))
 
     @property
     def keeps_points(self) -> bool:
@@ -217,7 +217,7 @@ class _Halves:
 
 def _halves(
     kernel,
-    data: SparseData,
+    data: Data,
     Z: Tensor,
     position: Tensor,
     settings: Settings,
@@ -225,7 +225,7 @@ def _halves(
 ) -> _Halves:
     """Hold rows out, rather such as are no inducing points."""
     kept, held_out = split_rows(data.y, settings, generator, position < 0)
-    data, own = data.rows(torch.cat([kept, held_out])), position[held_out.to(position.device)]
+    data, own = data.take(torch.cat([kept, held_out])), position[held_out.to(position.device)]
     points = Z[_others(Z, own[own >= 0])]
     active = active_sets(kernel, data.X, points, settings)
     first, last = slice(0, len(kept)), slice(len(kept), len(data))
@@ -234,12 +234,6 @@ def _halves(
         Tiles(kernel, data.X[last], points, active[last]),  # passed through twice: kept
     )
     return _Halves(data, len(kept), own, tiles)
-
-
-def _part(data: SparseData, rows: slice) -> SparseData:
-    """Consecutive rows, as views."""
-    columns = (None if c is None else c[rows] for c in (data.weight, data.offset))
-    return SparseData(data.X[rows], data.y[rows], *columns)
 
 
 def _others(Z: Tensor, index: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ def laplace_modes(
     if len(data.y) <= _SUBSET:
         return _distinct(posterior, _search(posterior, starts, max_iter, _TOL, recorder))
     rows = torch.from_numpy(rng.permutation(len(data.y))[:_SUBSET]).to(data.y.device)
-    few = LogPosterior(posterior.kernel, data.rows(rows), posterior.priors)
+    few = LogPosterior(posterior.kernel, data.take(rows), posterior.priors)
     coarse = _distinct(few, _search(few, starts, max_iter, 1e-3, None))
     near = sorted((each.mode for each in coarse), key=posterior.log_density, reverse=True)
     ends, n_gradients = [], 0

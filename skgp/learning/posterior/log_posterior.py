@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.kernels import split_noise
 from skgp.kernels.covariance import variance
 from skgp.kernels.expression import Binder, built_in, theta_places
@@ -40,7 +40,7 @@ class LogPosterior:
     ----------
     kernel : sklearn kernel expression
         With a top-level WhiteKernel and at least one free hyper-parameter.
-    data : Replicates
+    data : Data
         Float64.
     priors : sequence of Prior
         One for each element of ``kernel.theta``.
@@ -64,7 +64,7 @@ class LogPosterior:
     they hold two and three n x n matrices.
     """
 
-    def __init__(self, kernel: Any, data: Replicates, priors: Sequence[Prior]) -> None:
+    def __init__(self, kernel: Any, data: Data, priors: Sequence[Prior]) -> None:
         signal, white = split_noise(kernel)
         if white is None:
             raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")

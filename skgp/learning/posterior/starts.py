@@ -87,7 +87,7 @@ class NeighborPosterior(LogPosterior):
         n, device = len(self.data.y), self.data.y.device
         order = torch.from_numpy(rng.permutation(n)).to(device)
         m = min(_SUBSET, n)
-        self.first = LogPosterior(self.kernel, self.data.rows(order[:m]), self.priors)
+        self.first = LogPosterior(self.kernel, self.data.take(order[:m]), self.priors)
         self._order, self._blocks, start = order, [], m
         while start < n:
             stop = min(n, math.ceil(start * _GROWTH))

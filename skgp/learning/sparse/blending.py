@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import statistics
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.inference.sparse.sparse import SparseState
 from skgp.inference.sparse.square_loss import evidence_ratio, square_loss_path
 from skgp.learning import choose
 from skgp.learning.sparse.holdout import held_out_losses
@@ -48,16 +49,14 @@ class Blend:
     ratio: float
 
 
-def choose_blend(
-    state: SparseState, kept: SparseData, held_out: SparseData, objective: Objective
-) -> Blend:
+def choose_blend(state: SparseState, kept: Data, held_out: Data, objective: Objective) -> Blend:
     """The blend that rows held out prefer.
 
     Parameters
     ----------
     state : SparseState
         With a posterior of the log-loss.
-    kept, held_out : SparseData
+    kept, held_out : Data
         Rows to learn means from, and to judge them by; one column of targets.
     objective : Objective
         "log_loss" of Gaussian noise.
@@ -84,7 +83,7 @@ def choose_blend(
     return Blend(_SHARES[choose([losses(share) for share in _SHARES])], ratios[best])
 
 
-def blended(state: SparseState, data: SparseData, blend: Blend) -> SparseState:
+def blended(state: SparseState, data: Data, blend: Blend) -> SparseState:
     """The state with its mean moved towards the least squares of `data`; O(n M^2 + M^3)."""
     if blend.share == 0:
         return state
@@ -94,7 +93,7 @@ def blended(state: SparseState, data: SparseData, blend: Blend) -> SparseState:
         return _mixed(state, mean, blend.share)
 
 
-def _least_squares(state: SparseState, data: SparseData) -> tuple[list[Tensor], list[float]]:
+def _least_squares(state: SparseState, data: Data) -> tuple[list[Tensor], list[float]]:
     """Means (M, 1) of several ridges, and their ratios to the mean prior variance."""
     with torch.no_grad():
         sums = statistics(state.kernel, data, state.Z)

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.evidence import EvidenceSearch, has_evidence
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
@@ -36,7 +37,7 @@ _START_PER_INDUCING, _MORE_PER_INDUCING = 8, 20  # rows, at least: of the start,
 
 def start_state(
     kernels: list,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     inducing: Callable[..., Tensor],
@@ -68,7 +69,7 @@ def start_state(
     if len(kernels) == 1:
         state = prior(kernels[0])
     else:
-        few = data.some_rows(_FAMILY_ROWS, generator)
+        few = data.some(_FAMILY_ROWS, generator)
         tried = [
             (
                 full,
@@ -85,7 +86,7 @@ def start_state(
 
     def search(state: SparseState, per_inducing: int, max_iter: int) -> Training:
         n_rows = max(per_inducing * len(state.Z), int(_START_NUMBERS / state.mean.numel()))
-        few = data.some_rows(n_rows, generator)
+        few = data.some(n_rows, generator)
         return _maximise_bound(state, few, bound, max_iter, settings.tol, recorder)
 
     begun = search(state, _START_PER_INDUCING, settings.start_iter)
@@ -97,7 +98,7 @@ def start_state(
 
 def _by_evidence(
     kernels: list,
-    data: SparseData,
+    data: Data,
     bound: Objective,
     settings: Settings,
     inducing: Callable[..., Tensor],
@@ -128,7 +129,7 @@ def _thinned(state: SparseState) -> SparseState:
     return SparseState.prior(state.kernel, state.likelihood, state.Z[::every], state.offset)
 
 
-def _wants_more_rows(state: SparseState, data: SparseData, objective: Objective) -> bool:
+def _wants_more_rows(state: SparseState, data: Data, objective: Objective) -> bool:
     """Whether a longer start pays: minibatches improve points and hyper-parameters slowly.
 
     On kin40k, M = 500, 15 iterations of the collapsed bound on 20 M rows gained more than 200 steps
@@ -141,7 +142,7 @@ def _wants_more_rows(state: SparseState, data: SparseData, objective: Objective)
 
 def _maximise_bound(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     bound: Objective,
     max_iter: int,
     tol: float,
@@ -154,7 +155,7 @@ def _maximise_bound(
 
 
 def _optimal_posterior(
-    state: SparseState, data: SparseData, bound: Objective, *, max_iter: int = 10
+    state: SparseState, data: Data, bound: Objective, *, max_iter: int = 10
 ) -> SparseState:
     """The state with the q(u) that maximises the bound, or is near it after `max_iter` steps."""
     with torch.no_grad():
@@ -163,7 +164,7 @@ def _optimal_posterior(
         return natural_gradients(state, data, bound, max_iter=max_iter)
 
 
-def start_log_loss(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+def start_log_loss(state: SparseState, data: Data, objective: Objective) -> SparseState:
     """Posterior of `data` under the evidence bound, as wide as the log-loss wants it."""
     if isinstance(objective.family, GaussianFamily):
         bound = replace(objective, name="elbo", beta=1.0)

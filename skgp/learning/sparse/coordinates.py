@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseState
 from skgp.inference.sparse.reference import ReferenceGaussian
+from skgp.inference.sparse.sparse import SparseState
 from skgp.kernels.length_scales import length_scales
 from skgp.learning.sparse.objective import Objective
 

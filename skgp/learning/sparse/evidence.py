@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.kernels.expression import WhiteKernel
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
@@ -114,7 +113,7 @@ class EvidenceSearch:
         self.max_iter, self.tol = max_iter, tol
         self.recorder = StopRecorder(callback)
 
-    def choose(self, kernels: list, data: SparseData, generator: torch.Generator) -> EvidenceFit:
+    def choose(self, kernels: list, data: Data, generator: torch.Generator) -> EvidenceFit:
         """The best of some kernels.
 
         Each is fitted to at most 100 rows, from where the last one ended, and the best to all.
@@ -122,7 +121,7 @@ class EvidenceSearch:
         Parameters
         ----------
         kernels : list of sklearn kernel expressions without noise
-        data : SparseData
+        data : Data
         generator : torch.Generator
 
         Returns
@@ -133,7 +132,7 @@ class EvidenceSearch:
         last = best = EvidenceFit(kernels[0], likelihood)
         centre = kernels[0]
         if len(kernels) > 1:
-            few = data.some_rows(_SCREEN_ROWS, generator)
+            few = data.some(_SCREEN_ROWS, generator)
             for kernel in kernels:
                 last = self.fit(replace(last, kernel=_beginning(kernel, last.kernel)), few, kernel)
                 if last.loss < best.loss:
@@ -143,7 +142,7 @@ class EvidenceSearch:
         found = self.fit(best, data, centre)
         return replace(found, history=best.history + found.history)
 
-    def fit(self, start: EvidenceFit, data: SparseData, centre) -> EvidenceFit:
+    def fit(self, start: EvidenceFit, data: Data, centre) -> EvidenceFit:
         """Search from `start`, ratios drawn towards those of the kernel `centre`."""
         gaussian = isinstance(self.family, GaussianFamily)
         whole = start.kernel + self._noise(start.likelihood) if gaussian else start.kernel
@@ -179,15 +178,15 @@ class EvidenceSearch:
         level = float(likelihood.exp())
         return WhiteKernel(level, (low, high) if low < high else "fixed")
 
-    def _gaussian(self, whole, data: SparseData) -> Evidence:
+    def _gaussian(self, whole, data: Data) -> Evidence:
         """Log evidence of a kernel with noise; O(n^3)."""
         weight = None if data.weight is None else data.weight.double()
         scatter = None if weight is None else torch.zeros_like(weight)
-        rows = Replicates(data.X.double(), data.y[:, 0].double(), weight, scatter)
+        rows = Data(data.X.double(), data.y[:, 0].double(), weight, scatter)
         exact = ExactEvidence(whole, rows)
         return lambda theta: exact(theta)[:2]
 
-    def _laplace(self, kernel, data: SparseData) -> Evidence:
+    def _laplace(self, kernel, data: Data) -> Evidence:
         """Log evidence of the latent functions; O(c n^3)."""
         X, weight = data.X.double(), None if data.weight is None else data.weight.double()
         exposure = None if data.offset is None else data.offset[:, 0].double()

@@ -19,10 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.inference.sparse.collapsed import posterior_from_precision
-from skgp.inference.sparse.data import SparseData, SparseState
-from skgp.inference.sparse.sparse import SparsePosterior, inducing_factor, whitened_features
+from skgp.inference.sparse.sparse import (
+    SparsePosterior,
+    SparseState,
+    inducing_factor,
+    whitened_features,
+)
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import split_noise
 from skgp.learning.search import SearchSettings, fit_hyperparameters
@@ -57,7 +61,7 @@ def of_bayes_rule(objective: Objective) -> Objective:
 
 def dense_start(
     kernels: list,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     inducing: Callable[..., Tensor],
     offset: Tensor,
@@ -85,7 +89,7 @@ def dense_start(
     Training
         Of the prior, in float64; the posterior is in closed form. O(n^3) an iteration.
     """
-    data, family = data.double(), objective.family
+    data, family = data.to(torch.float64), objective.family
     noise = family.initial(data.X) if start is None else start.likelihood.double()
     if start is not None:
         kernels = [start.kernel]
@@ -109,14 +113,14 @@ def dense_start(
 
 @torch.no_grad()
 def dense_posterior(
-    state: SparseState, data: SparseData, objective: Objective
+    state: SparseState, data: Data, objective: Objective
 ) -> tuple[SparsePosterior, float]:
     """The posterior of Gaussian noise for the hyper-parameters of a state, and the log evidence.
 
     Parameters
     ----------
     state : SparseState
-    data : SparseData
+    data : Data
         Float64.
     objective : Objective
 
@@ -148,7 +152,7 @@ def sparse_posterior(dense: SparsePosterior) -> tuple[Tensor, Tensor]:
     return posterior_from_precision(precision, Phi @ observed)
 
 
-def _merged(data: SparseData) -> Replicates:
+def _merged(data: Data) -> Data:
     X, y = data.X.cpu().numpy(), data.y[:, 0].cpu().numpy()
     weight = None if data.weight is None else data.weight.cpu().numpy()
     return merge_replicates(X, y, weight, data.X.device)

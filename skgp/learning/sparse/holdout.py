@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning import held_out_rows
 from skgp.learning.sparse.objective import Objective
 
@@ -21,38 +22,36 @@ __all__ = ["BestState", "held_out_losses", "split"]
 _MAX_ROWS = 4000
 
 
-def split(
-    data: SparseData, fraction: float, generator: torch.Generator
-) -> tuple[SparseData, SparseData]:
+def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data, Data]:
     """Rows to learn from and rows held out, stratified by y; equal rows of X stay together.
 
     Parameters
     ----------
-    data : SparseData
+    data : Data
     fraction : float
         Of the rows to hold out, at most 4000 and at least one.
     generator : torch.Generator
 
     Returns
     -------
-    kept, held_out : SparseData
+    kept, held_out : Data
     """
     n = len(data)
     n_out = min(max(1, round(fraction * n)), _MAX_ROWS, n - 1)
     labels = bool((data.y.abs() == 1).all())
     y = data.y[:, 0] if data.y.shape[1] == 1 else data.y.argmax(1)
     out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=labels))
-    return data.rows(~out), data.rows(out)
+    return data.take(~out), data.take(out)
 
 
-def held_out_losses(state: SparseState, objective: Objective, data: SparseData) -> Tensor:
+def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Tensor:
     """Losses (n,) of the predictions for rows that were not trained on, weighted to a mean of all.
 
     In nats; for "square_loss", half the squared error. Summed over several latent functions.
     """
     with torch.no_grad():
         posterior = state.posterior()
-        data = data.double()
+        data = data.to(torch.float64)
         y = data.y
         if objective.name == "square_loss":
             losses = 0.5 * (posterior.mean(data.X.double()) - y).square()
@@ -69,7 +68,7 @@ class BestState:
     Parameters
     ----------
     objective : Objective
-    held_out : SparseData
+    held_out : Data
     every : int, default=5
         Iterations between two scores.
     patience : int, default=6
@@ -84,7 +83,7 @@ class BestState:
     """
 
     def __init__(
-        self, objective: Objective, held_out: SparseData, *, every: int = 5, patience: int = 6
+        self, objective: Objective, held_out: Data, *, every: int = 5, patience: int = 6
     ) -> None:
         self.objective, self.held_out = objective, held_out
         self.every, self.patience = every, patience

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.coordinates import Coordinates
 from skgp.learning.sparse.holdout import BestState
 from skgp.learning.sparse.objective import Objective
@@ -50,7 +51,7 @@ _WATCH_EVERY = 4  # steps, which are shorter and noisier than the iterations of 
 
 def fit_minibatch(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     *,
     generator: torch.Generator,
@@ -68,7 +69,7 @@ def fit_minibatch(
     state : SparseState
         Where the search begins. Its posterior is also the unit of the steps: it should be near
         the optimum of its hyper-parameters.
-    data : SparseData
+    data : Data
     objective : Objective
         "log_loss" or "elbo", with any gradient.
     generator : torch.Generator
@@ -114,7 +115,7 @@ def fit_minibatch(
     >>> family = GaussianFamily(0.1, (1e-3, 1.0))
     >>> state = SparseState.prior(RBF(0.5), family.initial(X), X[::30], X.new_zeros(1))
     >>> found = fit_minibatch(
-    ...     state, SparseData(X, X.sin()), Objective(family), batch_size=50, max_iter=20,
+    ...     state, Data(X, X.sin()), Objective(family), batch_size=50, max_iter=20,
     ...     generator=torch.Generator().manual_seed(0),
     ... )
     >>> len(found.history), found.history[-1] < found.history[0]
@@ -131,7 +132,7 @@ def fit_minibatch(
     def loss(iteration: int) -> Tensor:
         batch = data
         if size < n:
-            batch = data.rows(sample_without_replacement(n, size, generator=generator))
+            batch = data.take(sample_without_replacement(n, size, generator=generator))
         values, scale = around.values(leaves), n / size
         estimate = posterior_loss(state, batch, objective, values, scale=scale, generator=generator)
         return estimate / total

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.likelihoods import Likelihood
 from skgp.likelihoods.families import Family
 from skgp.likelihoods.log_expectation import log_expectation_loss
@@ -69,7 +69,7 @@ class Objective:
 def data_loss(
     objective: Objective,
     likelihood: Likelihood,
-    data: SparseData,
+    data: Data,
     mean: Tensor,
     var: Tensor,
     generator: torch.Generator | None = None,
@@ -81,7 +81,7 @@ def data_loss(
     objective : Objective
         "log_loss" or "elbo".
     likelihood : Likelihood
-    data : SparseData
+    data : Data
     mean, var : Tensor of shape (n, c)
         Of the latent functions.
     generator : torch.Generator, optional

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning import choose
 from skgp.learning.sparse.holdout import held_out_losses, split
 from skgp.learning.sparse.objective import Objective
@@ -27,7 +28,7 @@ _WORTH = 0.02  # nats an observation below which more points are not worth their
 
 def grown(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     inducing: Callable[..., Tensor],
@@ -50,7 +51,7 @@ def grown(
     if not (settings.sizes and isinstance(objective.family, GaussianFamily)):
         return state
     bound = replace(objective, name="elbo", beta=1.0)
-    few = data.some_rows(_MAX_ROWS, generator)
+    few = data.some(_MAX_ROWS, generator)
     kept, held_out = split(few, settings.validation_fraction, generator)
 
     def at(size: int) -> SparseState:

@@ -31,10 +31,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import posterior_from_precision
-from skgp.inference.sparse.data import SparseData, SparseState
 from skgp.inference.sparse.reference import kl_from_standard_normal
-from skgp.inference.sparse.sparse import inducing_factor, whitened_features
+from skgp.inference.sparse.sparse import SparseState, inducing_factor, whitened_features
 from skgp.kernels.gram import gram_diag
 from skgp.learning.sparse.objective import Objective, data_loss
 from skgp.linalg.cholesky import jittered_cholesky
@@ -50,7 +50,7 @@ _GRID_ROWS = 4000
 
 def natural_gradients(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     *,
     max_iter: int = 10,
@@ -62,7 +62,7 @@ def natural_gradients(
     ----------
     state : SparseState
         Its posterior is where the steps begin.
-    data : SparseData
+    data : Data
     objective : Objective
         For the likelihood and beta.
     max_iter : int, default=10
@@ -122,14 +122,14 @@ def natural_gradients(
     return state
 
 
-def broadened(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+def broadened(state: SparseState, data: Data, objective: Objective) -> SparseState:
     """The state with the posterior's width and, of noise, the variance that the log-loss prefers.
 
     Parameters
     ----------
     state : SparseState
         At the optimum of the evidence bound.
-    data : SparseData
+    data : Data
         At most 4000 rows of it are looked at.
     objective : Objective
 
@@ -139,7 +139,7 @@ def broadened(state: SparseState, data: SparseData, objective: Objective) -> Spa
         Its mean is that of `state`.
     """
     n, objective = len(data), replace(objective, gradient="exact")
-    some = data.rows(torch.arange(0, n, -(-n // _GRID_ROWS)))
+    some = data.take(torch.arange(0, n, -(-n // _GRID_ROWS)))
     share = data.total / some.total
     L = inducing_factor(state.kernel, state.Z)
     Phi = whitened_features(state.kernel, some.X, state.Z, L)

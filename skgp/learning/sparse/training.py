@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import (
     elbo_loss,
     elbo_posterior,
@@ -19,9 +20,8 @@ from skgp.inference.sparse.collapsed import (
     fitc_posterior,
     statistics,
 )
-from skgp.inference.sparse.data import SparseData, SparseState
 from skgp.inference.sparse.reference import kl_from_standard_normal
-from skgp.inference.sparse.sparse import FixedFeatures, latent_moments
+from skgp.inference.sparse.sparse import FixedFeatures, SparseState, latent_moments
 from skgp.inference.sparse.square_loss import square_loss, square_posterior
 from skgp.learning.sparse.coordinates import Coordinates, Values
 from skgp.learning.sparse.holdout import BestState
@@ -72,7 +72,7 @@ class Training:
 
 def fit_collapsed(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     *,
     max_iter: int,
@@ -87,7 +87,7 @@ def fit_collapsed(
     ----------
     state : SparseState
         To begin with; its posterior does not matter.
-    data : SparseData
+    data : Data
         Of one column of targets.
     objective : Objective
     max_iter : int
@@ -119,7 +119,7 @@ def fit_collapsed(
     )
 
 
-def _collapsed_loss(kernel, data: SparseData, objective: Objective, values: Values) -> Tensor:
+def _collapsed_loss(kernel, data: Data, objective: Objective, values: Values) -> Tensor:
     noise = objective.family.gaussian_noise(values.likelihood)
     if objective.name == "fitc":
         return fitc_loss(kernel, data, values.Z, noise, values.theta)
@@ -131,7 +131,7 @@ def _collapsed_loss(kernel, data: SparseData, objective: Objective, values: Valu
 
 
 def collapsed_posterior(
-    state: SparseState, data: SparseData, objective: Objective
+    state: SparseState, data: Data, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """Optimal mean (M, 1) and root (1, M, M) for the hyper-parameters of a state; O(n M^2)."""
     noise = objective.family.gaussian_noise(state.likelihood)
@@ -146,7 +146,7 @@ def collapsed_posterior(
 
 def fit_posterior(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     *,
     max_iter: int,
@@ -180,7 +180,7 @@ def fit_posterior(
 
 def posterior_loss(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     values: Values,
     *,
@@ -209,7 +209,7 @@ def posterior_loss(
     return scale * rows + objective.beta * kl_from_standard_normal(values.mean, values.root)
 
 
-def total_loss(state: SparseState, data: SparseData, objective: Objective) -> float:
+def total_loss(state: SparseState, data: Data, objective: Objective) -> float:
     """The objective, "log_loss" or "elbo", of a state: in nats, by blocks of rows."""
     objective = replace(objective, gradient="exact")
     n_rows = max(1, int(_BLOCK_NUMBERS / state.mean.numel()))
@@ -217,7 +217,7 @@ def total_loss(state: SparseState, data: SparseData, objective: Objective) -> fl
     with torch.no_grad():
         likelihood = objective.family.make(state.likelihood)
         for index in torch.arange(len(data)).split(n_rows):
-            block = data.rows(index)
+            block = data.take(index)
             moments = latent_moments(
                 state.kernel, block.X, state.Z, state.mean, state.root, offset=state.offset
             )
@@ -227,7 +227,7 @@ def total_loss(state: SparseState, data: SparseData, objective: Objective) -> fl
 
 def _search(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     loss: Loss,
     free_posterior: bool,

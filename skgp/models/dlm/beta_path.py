@@ -29,7 +29,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning import choose
 from skgp.learning.sparse.bound_search import start_log_loss, start_state
 from skgp.learning.sparse.holdout import BestState, held_out_losses, split
@@ -60,7 +61,7 @@ _MOST_HELD_OUT = 0.2
 
 def fit_beta_path(
     kernels: list,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     *,
@@ -164,13 +165,13 @@ def fit_beta_path(
 class _Parts:
     """What each part of the data is for."""
 
-    training: SparseData
-    stopping: SparseData
-    choosing: SparseData
-    reporting: SparseData
+    training: Data
+    stopping: Data
+    choosing: Data
+    reporting: Data
 
     @classmethod
-    def of(cls, data: SparseData, fraction: float, generator: torch.Generator) -> "_Parts":
+    def of(cls, data: Data, fraction: float, generator: torch.Generator) -> "_Parts":
         """Three parts of this fraction of all, at most a fifth each, and the rest."""
         fraction = min(fraction, _MOST_HELD_OUT)
         rest, stopping = split(data, fraction, generator)

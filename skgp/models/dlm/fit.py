@@ -45,9 +45,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import statistics
-from skgp.inference.sparse.data import SparseData, SparseState
-from skgp.inference.sparse.sparse import SparsePosterior
+from skgp.inference.sparse.sparse import SparsePosterior, SparseState
 from skgp.inference.sparse.square_loss import calibrated_state, evidence_ratio
 from skgp.kernels.gram import gram_diag
 from skgp.learning import improves
@@ -132,7 +132,7 @@ class SparseFit:
 
 def fit_sparse(
     kernels: list,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     *,
@@ -148,7 +148,7 @@ def fit_sparse(
     ----------
     kernels : list of sklearn kernel expressions without noise
         One, or several to choose from.
-    data : SparseData
+    data : Data
     objective : Objective
     settings : Settings
     inducing : callable
@@ -180,7 +180,7 @@ def fit_sparse(
             start=start,
         )
         start, history["start"] = begun.state, begun.history
-        data, objective = data.double(), of_bayes_rule(objective)
+        data, objective = data.to(torch.float64), of_bayes_rule(objective)
         if objective.name == "elbo" and objective.beta == 1.0:
             dense, evidence = dense_posterior(start, data, objective)
             return SparseFit(
@@ -213,7 +213,7 @@ def fit_sparse(
 
 def _fit_watched(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     generator: torch.Generator,
@@ -241,7 +241,7 @@ def _fit_watched(
     return finish(chosen, data, objective, settings, loss, generator, recorder, history, parts)
 
 
-def in_units_of(state: SparseState, data: SparseData, objective: Objective) -> Objective:
+def in_units_of(state: SparseState, data: Data, objective: Objective) -> Objective:
     """The objective with the unit of beta that makes 1 the choice of the evidence bound.
 
     Only "square_loss" has one: at beta = 1, and the kernel and points of `state`, its mean is that
@@ -269,7 +269,7 @@ def _can_overfit(objective: Objective, settings: Settings) -> bool:
 
 def minimise(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     watch: BestState | None,
@@ -289,7 +289,7 @@ def minimise(
         "callback": recorder,
     }
     if has_closed_form(objective):
-        few = data.some_rows(int(_ALONE_NUMBERS / state.mean.numel()), generator)
+        few = data.some(int(_ALONE_NUMBERS / state.mean.numel()), generator)
         # Fewer rows bear as much less of the regulariser.
         scaled = replace(objective, beta=objective.beta * few.total / data.total)
         found = fit_collapsed(state, few, scaled, watch=watch, **options)
@@ -317,7 +317,7 @@ def minimise(
 
 
 def _by_minibatches(
-    state: SparseState, data: SparseData, objective: Objective, settings: Settings
+    state: SparseState, data: Data, objective: Objective, settings: Settings
 ) -> bool:
     """Whether steps on some rows suit an objective without a closed form better than all rows."""
     free = objective.learn_kernel or objective.learn_inducing or objective.learn_likelihood
@@ -328,14 +328,14 @@ def _by_minibatches(
 
 def finish(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     settings: Settings,
     held_out_loss: float,
     generator: torch.Generator,
     recorder: StopRecorder,
     history: dict[str, list[float]],
-    parts: tuple[SparseData, SparseData],
+    parts: tuple[Data, Data],
 ) -> SparseFit:
     """Step 4: let q(u) learn from all rows, under the hyper-parameters of `state`.
 
@@ -350,7 +350,7 @@ def finish(
     return _report(end, data, objective, loss, held_out_loss, recorder, history)
 
 
-def _blends(state: SparseState, data: SparseData, objective: Objective, settings: Settings) -> bool:
+def _blends(state: SparseState, data: Data, objective: Objective, settings: Settings) -> bool:
     """Whether the mean may move to that of least squares: Gaussian noise, by minibatches."""
     gaussian = isinstance(objective.family, GaussianFamily)
     exact = objective.name == "log_loss" and not objective.stochastic
@@ -368,7 +368,7 @@ def of_posterior_alone(objective: Objective) -> Objective:
 
 def _report(
     state: SparseState,
-    data: SparseData,
+    data: Data,
     objective: Objective,
     loss: float,
     held_out_loss: float | None,

@@ -26,10 +26,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import natural_parameters, posterior_from_precision
-from skgp.inference.sparse.data import SparseData, SparseState
 from skgp.inference.sparse.reference import ReferenceGaussian, kl_from_standard_normal
-from skgp.inference.sparse.sparse import latent_moments
+from skgp.inference.sparse.sparse import SparseState, latent_moments
 from skgp.learning.sparse.objective import Objective, data_loss
 from skgp.learning.sparse.training import LEAST_BETA
 from skgp.likelihoods import NumericLikelihood
@@ -43,7 +43,7 @@ LOG_LOSS_WEIGHT = 10.0
 
 
 def update(
-    state: SparseState, data: SparseData, objective: Objective, *, max_iter: int, tol: float
+    state: SparseState, data: Data, objective: Objective, *, max_iter: int, tol: float
 ) -> SparseState:
     """The posterior after a batch.
 
@@ -51,7 +51,7 @@ def update(
     ----------
     state : SparseState
         Before it, after a fit.
-    data : SparseData
+    data : Data
         The batch.
     objective : Objective
         "square_loss" counts as "elbo" under the noise that its variances were calibrated with.
@@ -85,7 +85,7 @@ def update(
         return state.with_posterior(*reference.posterior(**found.parameters))
 
 
-def _conjugate(state: SparseState, data: SparseData, objective: Objective) -> SparseState:
+def _conjugate(state: SparseState, data: Data, objective: Objective) -> SparseState:
     """Add the natural parameters of the batch to those of the posterior."""
     noise = objective.family.gaussian_noise(state.likelihood)
     beta = max(objective.beta, LEAST_BETA) if objective.name == "elbo" else 1.0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.models.qsgp.local import local_posterior
 from skgp.models.qsgp.plan import N_NEIGHBORS, Plan
@@ -37,7 +37,7 @@ _LEAST_GAIN = 0.02  # nats a row that a dearer route must be better by
 _ITERATIONS, _ENTRY_FLOPS = 60, 40  # of conjugate gradients; to make an entry of K anew
 _CG_FLOPS = {"cpu": 1e13, "cuda": 3e16}  # about ten minutes of two cores, or of an accelerator
 
-Fitter = Callable[[Replicates, Plan], tuple[object, float]]
+Fitter = Callable[[Data, Plan], tuple[object, float]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class HeldOut:
 
 def compare_routes(
     kernel,
-    data: Replicates,
+    data: Data,
     noise: float,
     weights: Plan,
     fit: Fitter,
@@ -63,7 +63,7 @@ def compare_routes(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    data : Replicates
+    data : Data
     noise : float
     weights : Plan
         Resolved, in weight space: what there is without a comparison.
@@ -82,16 +82,16 @@ def compare_routes(
     """
     n = len(data.y)
     out = hold_out(kernel, data.X, generator)
-    rest = data.rows(out.kept)
+    rest = data.take(out.kept)
 
     def score(posterior, noise: float, size: int = _SCORED) -> float:
         rows = (out.random[:size], out.disc[:size])
-        return sum(_log_density(posterior, noise, data.rows(some)) for some in rows) / 2
+        return sum(_log_density(posterior, noise, data.take(some)) for some in rows) / 2
 
     near = local_posterior(kernel, rest, noise, N_NEIGHBORS)
     local = score(near, noise)
     few = torch.randperm(len(rest.y), generator=generator)[:_TRIAL_ROWS].to(data.y.device)
-    trial, trials = rest.rows(few), []
+    trial, trials = rest.take(few), []
     for m in _TRIAL_FEATURES:
         m = min(m, max(2, len(few) // 4 * 2))
         trials.append(score(*fit(trial, replace(weights, n_basis=m, covariance="full"))))
@@ -137,7 +137,7 @@ def _extrapolated(scores: list[float], doublings: float) -> float:
     return scores[-1] + gain * (1 - 0.5**doublings)
 
 
-def _log_density(posterior, noise: float, rows: Replicates) -> float:
+def _log_density(posterior, noise: float, rows: Data) -> float:
     """Mean log density of the observations, in nats."""
     mean, variance = posterior.mean_and_variance(rows.X)
     variance = variance + rows.row_noise(rows.y.new_tensor(noise))

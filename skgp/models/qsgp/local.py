@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.linalg.tensor_state import TensorState
 
@@ -31,7 +31,7 @@ class LocalPosterior(TensorState):
         return self.model.mean_and_covariance(X)[1][0]
 
 
-def local_posterior(kernel, data: Replicates, noise: float, n_neighbors: int) -> LocalPosterior:
+def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> LocalPosterior:
     """Posterior from the nearest `n_neighbors` rows, at three scales; holds the rows."""
     offset = data.y.new_zeros(1)
     targets = data.y[:, None]

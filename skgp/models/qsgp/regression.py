@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.exact.covariances import leave_one_out_z2
 from skgp.inference.exact.function_space import (
     FunctionSpacePosterior,
@@ -66,7 +66,7 @@ LOW_RANK_RESIDUAL = 1e-2  # mean residual variance, relative to the noise, that 
 
 def fit_regression(
     kernel,
-    data: Replicates,
+    data: Data,
     noise: float,
     asked: Plan,
     options: Options,
@@ -80,7 +80,7 @@ def fit_regression(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    data : Replicates
+    data : Data
         Float64, with centred targets.
     noise : float
         Noise variance in squared units of y.
@@ -127,7 +127,7 @@ def fit_regression(
 class _Fitter:
     """The routes of :func:`fit_regression`, which share their arguments."""
 
-    def __init__(self, kernel, data: Replicates, noise, options, generator, callback):
+    def __init__(self, kernel, data: Data, noise, options, generator, callback):
         self.kernel, self.data, self.noise, self.options = kernel, data, noise, options
         self.X, self.y, self.sample_weight = data.X, data.y, data.weight
         self.generator, self.callback = generator, callback
@@ -241,7 +241,7 @@ class _Fitter:
     def compared_plan(self, weights: Plan) -> Plan:
         """The plan whose route predicts rows left out best (:mod:`.comparison`)."""
 
-        def fit(data: Replicates, plan: Plan) -> tuple[Posterior, float]:
+        def fit(data: Data, plan: Plan) -> tuple[Posterior, float]:
             trial = _Fitter(self.kernel, data, self.noise, self.options, self.generator, None)
             result = trial.weight_space(plan)
             return result.posterior, result.noise
@@ -258,7 +258,7 @@ class _Fitter:
         if self.n > 2 * PROBED_ROWS:
             generator = torch.Generator().manual_seed(self.options.seed)
             order = torch.randperm(self.n, generator=generator)[:PROBED_ROWS]
-            some = self.data.rows(order.to(self.X.device))
+            some = self.data.take(order.to(self.X.device))
             few = _Fitter(self.kernel, some, self.noise, self.options, generator, None)
             if few.low_rank_factor() is None:
                 return None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic
 from skgp.inference.stochastic.sampling import take_rows
@@ -28,7 +28,7 @@ _WORTH = 10.0  # nats; shorter length scales take more vectors
 
 def shorten_length_scales(
     kernel,
-    data: Replicates,
+    data: Data,
     *,
     generator: torch.Generator,
     callback: Callback | None = None,
@@ -44,7 +44,7 @@ def shorten_length_scales(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    data : Replicates
+    data : Data
         Rows as they came.
     generator : torch.Generator
         To draw rows.
@@ -86,7 +86,7 @@ def shorten_length_scales(
 
 def fit_relevance_vectors(
     kernel,
-    data: Replicates,
+    data: Data,
     noise: float,
     plan: Plan,
     options: Options,
@@ -100,7 +100,7 @@ def fit_relevance_vectors(
     ----------
     kernel : sklearn kernel expression without noise
         Its amplitude is without effect.
-    data : Replicates
+    data : Data
         Rows as they came, none merged: `relevance` counts them.
     noise : float
         Noise variance, kept where ``options.refit_noise`` is False and else without effect: the

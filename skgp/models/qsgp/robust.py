@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.weights.design import Basis
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.whitened import WhitenedInducingBasis
@@ -28,7 +28,7 @@ _MAX_ITER, _TOL = 50, 1e-4
 
 def fit_laplace(
     kernel,
-    data: Replicates,
+    data: Data,
     noise: float,
     scale: float | None,
     plan: Plan,
@@ -42,7 +42,7 @@ def fit_laplace(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    data : Replicates
+    data : Data
         Of :func:`~skgp.data.distinct_observations`.
     noise : float
         :math:`2 b^2`, kept where ``options.refit_noise`` is False, else without effect.

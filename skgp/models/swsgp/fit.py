@@ -50,13 +50,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.full_system import FullSystem, full_system
 from skgp.inference.neighbors.natural import SitesFit, fit_sites
 from skgp.inference.neighbors.state import SWSGPState
 from skgp.inference.neighbors.streaming import Summary, summarize
 from skgp.inference.neighbors.system import LocalSystem, Posterior, local_system
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.coupling import best_coupling
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import LEARNING_RATE, Search, fit_minibatch
@@ -122,7 +122,7 @@ class SWSGPFit:
 def fit_swsgp(
     kernel,
     family: Family,
-    data: SparseData,
+    data: Data,
     Z: Tensor,
     position: Tensor,
     *,
@@ -139,7 +139,7 @@ def fit_swsgp(
     kernel : sklearn kernel expression without noise
     family : Family
         The likelihood, at the parameters that it starts from.
-    data : SparseData
+    data : Data
         n rows; labels as in `skgp.likelihoods`, one column a latent function.
     Z : Tensor of shape (M, d)
         Inducing points.
@@ -162,7 +162,7 @@ def fit_swsgp(
     recorder = StopRecorder(callback)
     closed = settings.covariance == "full" and settings.n_neighbors >= len(Z)
     if closed:  # float32 has not the digits for all points at once
-        data, Z, offset = data.double(), Z.double(), offset.double()
+        data, Z, offset = data.to(torch.float64), Z.double(), offset.double()
         start = None if start is None else start.to(torch.float64)
     if closed and start is None and bool((position >= 0).all()):
         prior = Prior(kernel, settings.kl_weight, data)  # the usual GP: nothing is left to choose
@@ -335,7 +335,7 @@ class _Fitter:
         """Step 4: judged by rows that neither the start nor the polish learns from."""
         kept, held_out = split_rows(self.data.y, self.settings, self.generator)
         part = _Fitter(
-            self.family, self.data.rows(kept), self.settings, self.generator, self.callback
+            self.family, self.data.take(kept), self.settings, self.generator, self.callback
         )
         begin = state
         if state.root is None or self._is_closed(state):
@@ -345,7 +345,7 @@ class _Fitter:
             part.data,
             part._search(),
             Objective(self.family, kl_weight, True, True, self.settings.polishes_inducing),
-            held_out=self.data.rows(held_out),
+            held_out=self.data.take(held_out),
             held_out_search=self._search(self.data.X[held_out]),
             **self._adam_options(_POLISH_ITER),
         )

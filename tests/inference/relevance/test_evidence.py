@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.datasets import make_sinc
 from skgp.inference.relevance.dictionary import (
     DesignSource,
@@ -199,7 +199,7 @@ def test_fit_keeps_few_vectors_of_5000_rows_of_sinc():
 def test_fit_keeps_few_vectors_at_a_learned_length_scale(generator):
     X, y = sinc(300)
     kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
-    learned = fit_hyperparameters([kernel], Replicates(X, y / y.std()), generator=generator).kernel
+    learned = fit_hyperparameters([kernel], Data(X, y / y.std()), generator=generator).kernel
     fit = fit_relevance(learned.k1, X, y)
     assert 7 <= len(fit.indices) <= 15
     assert error(fit) <= 0.04

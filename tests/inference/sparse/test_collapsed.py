@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import (
     elbo_loss,
     elbo_posterior,
@@ -16,7 +17,6 @@ from skgp.inference.sparse.collapsed import (
     posterior_from_precision,
     statistics,
 )
-from skgp.inference.sparse.data import SparseData
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
@@ -69,8 +69,8 @@ def test_statistics_do_not_depend_on_the_tile(weighted):
 
 def test_statistics_of_two_batches_add_up():
     problem = dense.make_problem(weighted=True)
-    first, second = (problem.data.rows(index) for index in torch.arange(40).split(15)[:2])
-    both = problem.data.rows(torch.arange(30))
+    first, second = (problem.data.take(index) for index in torch.arange(40).split(15)[:2])
+    both = problem.data.take(torch.arange(30))
     parts = [statistics(problem.kernel, d, problem.tensors[0]) for d in (first, second, both)]
     total = parts[0] + parts[1]
     for name in ("gram", "projection", "sum_square", "sum_prior", "total"):
@@ -261,7 +261,7 @@ def test_natural_parameters_are_what_the_rows_add_to_the_prior(beta, weighted):
 def test_collapsed_forms_of_single_precision_are_near_those_of_double():
     problem = dense.make_problem()
     Z, noise = problem.tensors
-    data = SparseData(problem.data.X.float(), problem.data.y.float())
+    data = Data(problem.data.X.float(), problem.data.y.float())
     sums = statistics(problem.kernel, data, Z.float())
     loss = elbo_loss(sums, noise.float())
     assert loss.dtype == torch.float32

@@ -7,10 +7,11 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
 from skgp.inference.sparse.sparse import (
     FixedFeatures,
     SparsePosterior,
+    SparseState,
     inducing_factor,
     jitter_of,
     latent_moments,
@@ -252,7 +253,7 @@ def test_sparse_posterior_pickles_small_and_predicts_the_same():
 
 def test_sparse_data_sums_and_selects_with_its_weights():
     problem = dense.make_problem(weighted=True)
-    data, plain = problem.data, SparseData(problem.data.X, problem.data.y)
+    data, plain = problem.data, Data(problem.data.X, problem.data.y)
     values = torch.arange(40.0, dtype=torch.float64)
     assert float(data.weighted_sum(values)) == pytest.approx(problem.weight @ np.arange(40.0))
     columns = torch.stack([values, 2 * values], dim=1)
@@ -260,9 +261,9 @@ def test_sparse_data_sums_and_selects_with_its_weights():
     assert float(plain.weighted_sum(values)) == 780.0
     assert data.total == pytest.approx(problem.weight.sum()) and plain.total == len(plain) == 40.0
     mask = values < 3
-    for part in (data.rows(torch.tensor([0, 1, 2])), data.rows(mask)):
+    for part in (data.take(torch.tensor([0, 1, 2])), data.take(mask)):
         assert torch.equal(part.X, data.X[:3]) and torch.equal(part.weight, data.weight[:3])
-    assert plain.rows(mask).weight is None
+    assert plain.take(mask).weight is None
 
 
 def test_sparse_state_of_the_prior_predicts_the_prior():

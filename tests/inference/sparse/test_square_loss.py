@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 
 from skgp.inference.sparse.collapsed import elbo_loss, elbo_posterior, statistics
-from skgp.inference.sparse.data import SparseState
+from skgp.inference.sparse.sparse import SparseState
 from skgp.inference.sparse.square_loss import (
     calibrated_variance,
     evidence_ratio,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.stochastic.basis import FourierBasis
 from skgp.inference.stochastic.estimators import quadratic_loss
 from skgp.inference.stochastic.hyper import HyperParameters
@@ -182,7 +182,7 @@ def test_hyperparameters_end_near_the_truth():
     y = np.sin(3 * X[:, 0]) + 0.1**0.5 * rng.standard_normal(1000)
     fit = fit_regression(
         1.0 * RBF(2.0),
-        Replicates(torch.tensor(X), torch.tensor(y)),
+        Data(torch.tensor(X), torch.tensor(y)),
         0.5,
         Plan(basis="fourier", n_basis=200, solver="sgd"),
         FitOptions(max_iter=500, batch_size=250, n_support=200, learn_hyperparameters=True),

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import erf
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.inference.weights.evidence import refit_noise
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.streaming_gram import StreamingGram
@@ -260,17 +260,15 @@ SHORT = SearchSettings(subset_size=150, dense_max_iter=30, n_neighbors=24, n_ste
 
 def test_robust_hyperparameters_are_those_of_clean_data(rng):
     X, y, f = _surface(rng, 300, share_wrong=0.06)
-    clean = Replicates(X, f + 0.1 * torch.tensor(rng.standard_normal(300)))
+    clean = Data(X, f + 0.1 * torch.tensor(rng.standard_normal(300)))
 
     def generator():
         return torch.Generator().manual_seed(1)
 
     best = fit_hyperparameters([NOISY], clean, generator=generator(), settings=SHORT).kernel
-    misled = fit_hyperparameters(
-        [NOISY], Replicates(X, y), generator=generator(), settings=SHORT
-    ).kernel
+    misled = fit_hyperparameters([NOISY], Data(X, y), generator=generator(), settings=SHORT).kernel
     robust, scale = robust_hyperparameters(
-        [NOISY], Replicates(X, y), generator=generator(), settings=SHORT
+        [NOISY], Data(X, y), generator=generator(), settings=SHORT
     )
     assert robust.kernel.k2.noise_level == pytest.approx(best.k2.noise_level, rel=0.5)
     assert misled.k2.noise_level > 20 * best.k2.noise_level
@@ -293,9 +291,7 @@ def test_robust_location_scale_are_those_of_the_clean_rows(rng):
 def test_robust_hyperparameters_of_clean_data_change_little(rng):
     X, y, _ = _surface(rng, 300)
     generator = torch.Generator().manual_seed(1)
-    fit, scale = robust_hyperparameters(
-        [NOISY], Replicates(X, y), generator=generator, settings=SHORT
-    )
+    fit, scale = robust_hyperparameters([NOISY], Data(X, y), generator=generator, settings=SHORT)
     assert fit.kernel.k2.noise_level == pytest.approx(0.01, rel=0.4)
     assert scale == pytest.approx(0.1 * math.sqrt(2 / math.pi), rel=0.4)
 
@@ -303,7 +299,7 @@ def test_robust_hyperparameters_of_clean_data_change_little(rng):
 @pytest.mark.parametrize("constant", [True, False])
 def test_robust_hyperparameters_survive_constant_targets_and_duplicates(rng, constant):
     X, y, _ = _surface(rng, 60)
-    data = Replicates(X[:20].repeat(3, 1), torch.zeros_like(y) if constant else y)
+    data = Data(X[:20].repeat(3, 1), torch.zeros_like(y) if constant else y)
     generator = torch.Generator().manual_seed(1)
     fit, scale = robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)
     assert np.isfinite(fit.kernel.theta).all() and math.isfinite(scale)
@@ -315,9 +311,7 @@ def test_robust_hyperparameters_weights_multiply_the_outliers(rng):
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     plain, weighted = (
         robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)[0]
-        for data, generator in zip(
-            (Replicates(X, y), Replicates(X, y, one, 0 * one)), generators, strict=True
-        )
+        for data, generator in zip((Data(X, y), Data(X, y, one, 0 * one)), generators, strict=True)
     )
     np.testing.assert_allclose(plain.kernel.theta, weighted.kernel.theta, atol=1e-8)
 
@@ -332,6 +326,6 @@ def test_robust_hyperparameters_callback_ends_both_searches(rng):
 
     generator = torch.Generator().manual_seed(1)
     fit, _ = robust_hyperparameters(
-        [NOISY], Replicates(X, y), generator=generator, settings=SHORT, callback=callback
+        [NOISY], Data(X, y), generator=generator, settings=SHORT, callback=callback
     )
     assert calls == [1, 2] and np.isfinite(fit.kernel.theta).all()

@@ -5,9 +5,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
+from skgp.data import Data
 from skgp.inference.neighbors.conditionals import local_conditionals
 from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning.local.bound import Objective, bound, latent_moments, local_moments, total_bound
 from skgp.likelihoods import Bernoulli
@@ -37,7 +37,7 @@ def problem(n=12, M=8, H=4, c=2, *, kernel=MATERN, labels=False, full=False, wei
         kernel, objective.family.initial(Z), Z, mean, None if full else var, root, offset
     )
     active = torch.cdist(X, Z).argsort()[:, :H]
-    return state, SparseData(X, y.sign() if labels else y, weight), active, objective
+    return state, Data(X, y.sign() if labels else y, weight), active, objective
 
 
 def leaves_of(state):
@@ -199,8 +199,8 @@ def test_bound_counts_a_row_of_weight_two_twice():
     weight = torch.ones(len(data), dtype=torch.float64)
     weight[3] = 2.0
     index = torch.tensor([*range(len(data)), 3])
-    weighted = bound(state, SparseData(data.X, data.y, weight), active, objective)
-    twice = bound(state, data.rows(index), active[index], objective)
+    weighted = bound(state, Data(data.X, data.y, weight), active, objective)
+    twice = bound(state, data.take(index), active[index], objective)
     assert float(weighted) == pytest.approx(float(twice), rel=1e-13)
 
 
@@ -230,7 +230,7 @@ def test_bound_in_single_precision_is_near_that_in_double(full):
     expected = float(bound(state, data, active, objective))
     tensors = (state.likelihood, state.Z, state.mean, state.var, state.root, state.offset)
     single = [None if t is None else t.float() for t in tensors]
-    state32, data32 = SWSGPState(state.kernel, *single), SparseData(data.X.float(), data.y.float())
+    state32, data32 = SWSGPState(state.kernel, *single), Data(data.X.float(), data.y.float())
     value = bound(state32, data32, active, objective)
     assert value.dtype == torch.float32
     assert float(value) == pytest.approx(expected, rel=1e-3)

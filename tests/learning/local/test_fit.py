@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.data import Data
 from skgp.inference.neighbors.conditionals import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
-from skgp.inference.sparse.data import SparseData
 from skgp.kernels.amplitude import scale_amplitude
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.prior_search import active_sets, find_prior, split_rows
@@ -39,7 +39,7 @@ def data_of(name, n=150, c=1, seed=0, dtype=torch.float64):
     Z = torch.cat([X[: min(n, 12)], torch.tensor(others, dtype=dtype)])
     position = torch.full((n,), -1)
     position[:12] = torch.arange(min(n, 12))
-    return SparseData(X, Y), Z, position
+    return Data(X, Y), Z, position
 
 
 def fit(name, settings=QUICK, n=150, c=1, data=None, kernel=KERNEL, **options):
@@ -153,7 +153,7 @@ def test_student_t_learns_scale_and_degrees_of_freedom():
         found = fit_swsgp(
             KERNEL,
             FAMILIES["student_t"],
-            SparseData(torch.tensor(X), torch.tensor(f + noise)),
+            Data(torch.tensor(X), torch.tensor(f + noise)),
             Z,
             position,
             offset=torch.zeros(1, dtype=torch.float64),
@@ -174,8 +174,8 @@ def test_weights_count_as_repeated_rows(name, n_neighbors):
     counts = np.random.default_rng(3).integers(1, 4, 150)
     rows, Z, position = data_of(name)
     times = torch.tensor(counts)
-    repeated = SparseData(*(part.repeat_interleave(times, 0) for part in (rows.X, rows.y)))
-    weighted = SparseData(rows.X, rows.y, times.double())
+    repeated = Data(*(part.repeat_interleave(times, 0) for part in (rows.X, rows.y)))
+    weighted = Data(rows.X, rows.y, times.double())
     covariance = "full" if n_neighbors == 20 else "diagonal"
     settings = replace(
         QUICK, n_neighbors=n_neighbors, covariance=covariance, tol=1e-12, max_iter=60
@@ -301,13 +301,13 @@ def test_several_classes_share_kernel_and_points_and_have_a_coupling():
     rows, Z, position = data_of("labels", 300, c=3)
     labels = rows.y.sum(1).clamp(-1, 1).long() + 1
     Y = 2 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    data = SparseData(rows.X, Y)
+    data = Data(rows.X, Y)
     found = fit("labels", Settings(n_neighbors=6), n=300, c=3, data=data)
     assert found.state.mean.shape == found.state.var.shape == (20, 3)
     assert found.coupling in (0.0, 0.25, 0.5, 0.75, 1.0)
     posterior = SWSGPPosterior(found.state, 6)
     assert float((posterior.mean(rows.X).argmax(1) == labels).double().mean()) > 0.7
-    few = SparseData(rows.X[:90], Y[:90])
+    few = Data(rows.X[:90], Y[:90])
     assert fit("labels", Settings(n_neighbors=6), n=90, c=3, data=few).coupling is None
 
 
@@ -414,7 +414,7 @@ def test_callback_stops_with_what_there_is(name, settings):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_rows(name, n):
     rows, _, _ = data_of(name, 40)
-    few = rows.rows(torch.arange(n))
+    few = rows.take(torch.arange(n))
     for settings in (Settings(), Settings(polish=True), Settings(covariance="full")):
         found = fit_swsgp(
             KERNEL,

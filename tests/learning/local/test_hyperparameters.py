@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skgp.data import Replicates, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.learning.local.hyperparameters import (
     gaussian_counts,
     search_hyperparameters,
@@ -99,4 +99,4 @@ def test_search_leaves_the_data_alone():
     data = distinct_observations(X, y, None, torch.device("cpu"))
     before = data.y.clone()
     search_hyperparameters([kernel()], data, "poisson", generator=torch.Generator().manual_seed(0))
-    assert isinstance(data, Replicates) and torch.equal(data.y, before)
+    assert isinstance(data, Data) and torch.equal(data.y, before)

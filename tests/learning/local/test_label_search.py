@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.learning.local import label_search as module
 from skgp.learning.local.label_search import search_label_kernel
 from skgp.learning.search import HyperparameterFit
@@ -17,8 +17,8 @@ def labelled(n, n_classes, seed=0):
     X = torch.from_numpy(rng.uniform(-2, 2, (n, 2)))
     codes = ((6 * X[:, 0]).floor() % n_classes).long()
     if n_classes == 2:
-        return SparseData(X, 2.0 * codes[:, None].double() - 1)
-    return SparseData(X, 2 * torch.nn.functional.one_hot(codes).double() - 1)
+        return Data(X, 2.0 * codes[:, None].double() - 1)
+    return Data(X, 2 * torch.nn.functional.one_hot(codes).double() - 1)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -42,7 +42,7 @@ def test_kernel_that_suits_the_labels_is_kept():
     options = {"n_neighbors": 16, "generator": torch.Generator().manual_seed(0)}
     coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0], (2.0, 10.0))
     assert search_label_kernel(fine, [coarse], data, **options) is fine
-    few = data.rows(torch.arange(500))
+    few = data.take(torch.arange(500))
     assert search_label_kernel(fine, [coarse], few, **options) is fine
     assert search_label_kernel(fine, [fine.kernel], data, **options) is fine
 

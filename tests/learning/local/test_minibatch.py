@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.data import Data
 from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.local import minibatch
 from skgp.learning.local.bound import Objective, bound, total_bound
 from skgp.learning.local.coordinates import Coordinates
@@ -33,7 +33,7 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
     noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
     y = torch.cat([(3 * X).sin(), X.cos()], dim=1) + 0.3 * noise
     weight = torch.linspace(0.5, 2.0, n, dtype=torch.float64) if weighted else None
-    data = SparseData(X, y.sign() if labels else y, weight)
+    data = Data(X, y.sign() if labels else y, weight)
     family = FixedFamily(Bernoulli("probit")) if labels else FAMILY
     Z = torch.linspace(-2, 2, M, dtype=torch.float64)[:, None]
     state = SWSGPState.prior(
@@ -104,7 +104,7 @@ def test_coordinates_return_to_the_state_that_they_start_from(full):
         torch.testing.assert_close(getattr(again, name), getattr(state, name))
     np.testing.assert_allclose(again.kernel.theta, state.kernel.theta)
     here, local = around.values(around.start(), active[:7])
-    batch = data.rows(torch.arange(7))
+    batch = data.take(torch.arange(7))
     fixed = replace(objective, kl_weight=2.0)
     expected = bound(state, batch, active[:7], fixed)
     assert float(bound(here, batch, local, fixed)) == pytest.approx(float(expected), rel=1e-12)
@@ -304,7 +304,7 @@ def test_fit_minibatch_in_single_precision():
     state, data, search, objective = problem()
     names = ("likelihood", "Z", "mean", "var", "offset")
     state = replace(state, **{name: getattr(state, name).float() for name in names})
-    data = SparseData(data.X.float(), data.y.float())
+    data = Data(data.X.float(), data.y.float())
     found = fit_minibatch(
         state, data, nearest(data.X), objective, batch_size=50, max_iter=60, generator=seeded()
     ).state

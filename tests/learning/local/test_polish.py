@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.learning.local import polish as module
 from skgp.learning.local.bound import latent_moments
 from skgp.learning.local.polish import negative_log_predictive, polish
@@ -37,7 +37,7 @@ def test_polish_is_kept_where_it_predicts_better():
 
 def test_polish_is_taken_back_where_it_predicts_worse():
     state, data, search, objective = problem()
-    wrong = SparseData(data.X, -data.y)
+    wrong = Data(data.X, -data.y)
     good = polished(state, data, search, objective, max_iter=60).state
     found = polished(good, wrong, search, objective, max_iter=60)
     assert not found.kept and found.after > found.before and found.state is good

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.learning.sparse.bound_search import start_state
 from skgp.learning.sparse.evidence import EvidenceSearch, has_evidence
 from skgp.learning.sparse.objective import Objective
@@ -188,7 +188,7 @@ def test_start_by_the_evidence_stops_when_told(n_kernels):
 def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
     problem = dense.make_problem()
     kept = GaussianFamily(0.2, (0.2, 0.2))
-    data = SparseData(problem.data.X.float(), problem.data.y.float())
+    data = Data(problem.data.X.float(), problem.data.y.float())
     single = type("Single", (), {"kernel": problem.kernel, "data": data})
     begun = begin(single, Objective(kept), Settings(dense_start=True))
     assert float(begun.state.likelihood.exp()) == pytest.approx(0.2, rel=1e-6)

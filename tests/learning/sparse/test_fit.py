@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import statistics
-from skgp.inference.sparse.data import SparseData
 from skgp.inference.sparse.square_loss import calibrated_variance, ridge, square_posterior
 from skgp.learning.sparse import bound_search
 from skgp.learning.sparse.blending import Blend
@@ -132,7 +132,7 @@ def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
 
 def test_fit_sparse_of_several_functions_shares_kernel_and_points():
     problem, made = problem_of("probit")
-    data = SparseData(problem.data.X, torch.cat([problem.data.y, -problem.data.y], dim=1))
+    data = Data(problem.data.X, torch.cat([problem.data.y, -problem.data.y], dim=1))
     fit = fit_sparse(
         [problem.kernel],
         data,
@@ -188,7 +188,7 @@ def test_fit_sparse_in_single_precision_predicts_as_in_double(name):
     problem, made = problem_of("gaussian")
     objective = Objective(made, name=name, **ALONE)
     double = run(problem, objective)
-    data = SparseData(problem.data.X.float(), problem.data.y.float())
+    data = Data(problem.data.X.float(), problem.data.y.float())
     single = fit_sparse(
         [problem.kernel],
         data,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.inference.sparse.data import SparseData
+from skgp.data import Data
 from skgp.learning.sparse import holdout
 from skgp.learning.sparse.holdout import BestState, held_out_losses, split
 from skgp.learning.sparse.objective import Objective
@@ -21,7 +21,7 @@ LOG_LOSS = Objective(GaussianFamily(0.3, (1e-4, 5.0)))
 
 def numbered(n, weighted=False):
     rows = torch.arange(float(n), dtype=torch.float64)[:, None]
-    return SparseData(rows, rows, rows[:, 0] + 1 if weighted else None)
+    return Data(rows, rows, rows[:, 0] + 1 if weighted else None)
 
 
 # ---- the split ----------------------------------------------------------------------------------
@@ -93,11 +93,11 @@ def test_held_out_losses_of_several_functions_add_up():
     mean, root = dense.random_posterior(9, 2)
     both = problem.state(torch.empty(0), n_latent=2).with_posterior(mean, root)
     y = torch.cat([problem.data.y, -problem.data.y], dim=1)
-    found = held_out_losses(both, objective, SparseData(problem.data.X, y))
+    found = held_out_losses(both, objective, Data(problem.data.X, y))
     expected = 0
     for c in range(2):
         one = problem.state(torch.empty(0)).with_posterior(mean[:, c : c + 1], root[c : c + 1])
-        expected += held_out_losses(one, objective, SparseData(problem.data.X, y[:, c : c + 1]))
+        expected += held_out_losses(one, objective, Data(problem.data.X, y[:, c : c + 1]))
     torch.testing.assert_close(found, expected)
 
 
@@ -109,7 +109,7 @@ def test_held_out_losses_of_single_precision_are_in_double():
         **{name: getattr(state, name).float() for name in ("likelihood", "Z", "mean", "root")},
         offset=state.offset.float(),
     )
-    data = SparseData(problem.data.X.float(), problem.data.y.float())
+    data = Data(problem.data.X.float(), problem.data.y.float())
     found = held_out_losses(single, LOG_LOSS, data)
     assert found.dtype == torch.float64
     torch.testing.assert_close(

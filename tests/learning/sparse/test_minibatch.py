@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference.sparse.data import SparseData, SparseState
+from skgp.data import Data
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.coordinates import Coordinates
 from skgp.learning.sparse.holdout import BestState
 from skgp.learning.sparse.minibatch import default_batch_size, fit_minibatch
@@ -28,7 +29,7 @@ def problem(n=200, *, labels=False, weighted=False):
     y = (3 * X).sin() + 0.3 * noise
     family = FixedFamily(Bernoulli("probit")) if labels else FAMILY
     weight = torch.arange(1.0, n + 1, dtype=torch.float64) if weighted else None
-    data = SparseData(X, y.sign() if labels else y, weight)
+    data = Data(X, y.sign() if labels else y, weight)
     kernel = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
     Z = torch.linspace(-2, 2, 10, dtype=torch.float64)[:, None]
     state = SparseState.prior(kernel, family.initial(X), Z, X.new_zeros(1))
@@ -45,7 +46,7 @@ def test_minibatch_loss_averages_to_the_objective_over_all_subsets(weighted):
     around = Coordinates(state, objective, data.X)
     values = around.values(around.start())
     losses = [
-        posterior_loss(state, data.rows(torch.tensor(rows)), objective, values, scale=6 / 2)
+        posterior_loss(state, data.take(torch.tensor(rows)), objective, values, scale=6 / 2)
         for rows in combinations(range(6), 2)
     ]
     expected = total_loss(state, data, objective)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.sparse.data import SparseState
+from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.size import grown

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import elbo_posterior, statistics
-from skgp.inference.sparse.data import SparseData
 from skgp.learning.sparse import starts
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.starts import broadened, natural_gradients
@@ -120,10 +120,10 @@ def test_natural_gradients_of_several_functions_are_those_of_each():
     y = problem.data.y
     objective = Objective(made, name="elbo")
     options = {"max_iter": 6, "tol": 0.0}
-    both = SparseData(problem.data.X, torch.cat([y, -y], dim=1))
+    both = Data(problem.data.X, torch.cat([y, -y], dim=1))
     found = natural_gradients(state, both, objective, **options)
     for c, sign in enumerate((1, -1)):
-        one = SparseData(problem.data.X, sign * y)
+        one = Data(problem.data.X, sign * y)
         expected = natural_gradients(problem.state(torch.empty(0)), one, objective, **options)
         torch.testing.assert_close(found.mean[:, c : c + 1], expected.mean)
         torch.testing.assert_close(found.root[c : c + 1], expected.root)
@@ -211,7 +211,7 @@ def test_broadened_looks_at_some_rows_weighed_as_all(monkeypatch):
     problem, state, objective = at_the_bound("gaussian", beta=0.3, n=120)
     monkeypatch.setattr(starts, "_GRID_ROWS", 40)
     found = broadened(state, problem.data, objective)
-    some = problem.data.rows(torch.arange(0, 120, 3))
+    some = problem.data.take(torch.arange(0, 120, 3))
     expected = broadened(state, some, replace(objective, beta=0.1))
     torch.testing.assert_close(found.root, expected.root)
     torch.testing.assert_close(found.likelihood, expected.likelihood)
@@ -228,7 +228,7 @@ def test_broadened_by_nothing_returns_its_posterior_in_either_precision(dtype, m
     state = state.with_posterior(state.mean, root)
     names = ("likelihood", "Z", "mean", "root", "offset")
     state = replace(state, **{name: getattr(state, name).to(dtype) for name in names})
-    data = SparseData(problem.data.X.to(dtype), problem.data.y.to(dtype))
+    data = Data(problem.data.X.to(dtype), problem.data.y.to(dtype))
     found = broadened(state, data, Objective(made, learn_likelihood=False))
     assert found.root.dtype == dtype
     scale = state.root.abs().amax(dim=2, keepdim=True)  # of each row
@@ -245,7 +245,7 @@ def test_broadened_does_not_sample(gradient):
 
 def test_broadened_of_several_functions_shares_the_width():
     problem, made, state = problem_of("probit", n_latent=2)
-    data = SparseData(problem.data.X, torch.cat([problem.data.y, -problem.data.y], dim=1))
+    data = Data(problem.data.X, torch.cat([problem.data.y, -problem.data.y], dim=1))
     objective = Objective(made, name="log_loss", beta=0.01)
     state = natural_gradients(state, data, replace(objective, name="elbo", beta=1.0))
     found = broadened(state, data, objective)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import elbo_loss, elbo_posterior, fitc_loss, statistics
-from skgp.inference.sparse.data import SparseData
 from skgp.inference.sparse.square_loss import square_loss
 from skgp.learning.sparse import training
 from skgp.learning.sparse.coordinates import Values
@@ -99,12 +99,12 @@ def test_posterior_loss_of_several_functions_is_the_sum_of_theirs():
     mean, root = dense.random_posterior(9, 2)
     objective = Objective(made, name="log_loss", beta=0.3)
     both = problem.state(torch.empty(0), n_latent=2).with_posterior(mean, root)
-    data = SparseData(problem.data.X, labels)
+    data = Data(problem.data.X, labels)
     found = float(posterior_loss(both, data, objective, values_of(both)))
     expected = 0.0
     for c in range(2):
         one = problem.state(torch.empty(0)).with_posterior(mean[:, c : c + 1], root[c : c + 1])
-        part = SparseData(data.X, labels[:, c : c + 1])
+        part = Data(data.X, labels[:, c : c + 1])
         expected += float(posterior_loss(one, part, objective, values_of(one)))
     assert found == pytest.approx(expected, rel=1e-12)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.data import Data
 from skgp.inference.sparse.collapsed import statistics
-from skgp.inference.sparse.data import SparseData
 from skgp.inference.sparse.square_loss import square_posterior
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
@@ -35,7 +35,7 @@ def problem_of(family, n=90, **options):
 
 
 def batches(data, *sizes):
-    return [data.rows(index) for index in torch.arange(len(data)).split(list(sizes))]
+    return [data.take(index) for index in torch.arange(len(data)).split(list(sizes))]
 
 
 def stream(state, parts, objective, **options):
@@ -194,9 +194,9 @@ def test_update_of_several_functions_is_that_of_each():
     problem, made, prior = problem_of("probit")
     both = problem.state(torch.empty(0), n_latent=2)
     y = torch.cat([problem.data.y, -problem.data.y], dim=1)
-    found = update(both, SparseData(problem.data.X, y), Objective(made), **LONG)
+    found = update(both, Data(problem.data.X, y), Objective(made), **LONG)
     for c in range(2):
-        data = SparseData(problem.data.X, y[:, c : c + 1])
+        data = Data(problem.data.X, y[:, c : c + 1])
         expected = update(prior, data, Objective(made), **LONG)
         torch.testing.assert_close(found.mean[:, c : c + 1], expected.mean, rtol=0, atol=1e-3)
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.models.qsgp import comparison, plan, regression
 from skgp.models.qsgp.comparison import hold_out
 from skgp.models.qsgp.plan import Plan
@@ -36,7 +36,7 @@ def rough(seed=0):
     X = rng.uniform(0, 10, size=(N, 2))
     directions = rng.normal(size=(2, 60)) * 4 ** rng.uniform(0, 2, size=60)
     y = np.cos(X @ directions + rng.uniform(0, 6, 60)).sum(1) / 30**0.5
-    return Replicates(torch.tensor(X), torch.tensor(y))
+    return Data(torch.tensor(X), torch.tensor(y))
 
 
 def wide(seed=0):
@@ -44,7 +44,7 @@ def wide(seed=0):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-3, 3, size=(N, 8))
     y = np.sin(X / 3).sum(1) + 2.0 * rng.normal(size=N)
-    return Replicates(torch.tensor(X), torch.tensor(y))
+    return Data(torch.tensor(X), torch.tensor(y))
 
 
 def fitted(data, kernel, noise, options=LITTLE, seed=0, **asked):

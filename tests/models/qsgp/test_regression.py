@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.data import Replicates, merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.inference.exact import function_space
 from skgp.inference.weights.streaming_gram import StreamingGram
 from skgp.inference.weights.weights import gram_posterior
@@ -209,7 +209,7 @@ def test_one_row_and_constant_targets():
     one = sine().rows(torch.tensor([3]))
     assert max(errors(run(one), one)) < 1e-8
     for asked in ({}, dict(basis="fourier", n_basis=32)):
-        constant = Replicates(sine().X, torch.zeros(80, dtype=torch.float64))
+        constant = Data(sine().X, torch.zeros(80, dtype=torch.float64))
         mean, variance = run(constant, options=Options(), **asked).posterior.mean_and_variance(
             X_TEST
         )
@@ -307,9 +307,7 @@ def repeated(counts_seed=3):
     counts = rng.integers(1, 4, size=40)
     merged = merge_replicates(X, y, counts.astype(float), CPU)
     # Replicates as given: no merging, every row on its own.
-    written = Replicates(
-        torch.tensor(np.repeat(X, counts, axis=0)), torch.tensor(np.repeat(y, counts))
-    )
+    written = Data(torch.tensor(np.repeat(X, counts, axis=0)), torch.tensor(np.repeat(y, counts)))
     return merged, written
 
 
@@ -417,7 +415,7 @@ def test_noise_refit_counts_what_few_features_leave_unexplained():
 def test_statistics_of_a_fit_take_more_rows():
     """What ``partial_fit`` does: the sums of two halves give the fit to all rows."""
     data = sine(weighted=True)
-    halves = [data.rows(torch.arange(0, 50)), data.rows(torch.arange(50, 80))]
+    halves = [data.take(torch.arange(0, 50)), data.take(torch.arange(50, 80))]
     asked = dict(basis="fourier", n_basis=32)
     statistics = run(halves[0], **asked).statistics
     statistics.n_rows, statistics.sum_log_weight = 50, float(halves[0].weight.log().sum())

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
-from skgp.data import Replicates
+from skgp.data import Data
 from skgp.datasets import make_sinc
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.models.qsgp.plan import Plan
@@ -26,7 +26,7 @@ def generator():
 
 def sinc(n=120, weight=None):
     X, y = make_sinc(n_samples=n, noise=0.1, random_state=0)
-    return Replicates(torch.tensor(X), torch.tensor(y - y.mean()), weight)
+    return Data(torch.tensor(X), torch.tensor(y - y.mean()), weight)
 
 
 def run(data, plan=SEQUENTIAL, *, kernel=KERNEL, noise=0.01, **options):
@@ -61,7 +61,7 @@ def test_candidates_are_at_most_the_rows():
 
 
 def test_sgd_of_targets_that_are_all_zero_keeps_nothing():
-    data = Replicates(sinc().X, torch.zeros(120, dtype=torch.float64))
+    data = Data(sinc().X, torch.zeros(120, dtype=torch.float64))
     fit = run(data, SGD, max_iter=60)
     assert torch.equal(fit.posterior.mean(data.X), torch.zeros(120, dtype=torch.float64))
     assert fit.plan.n_basis == len(fit.relevance)
