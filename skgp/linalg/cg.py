@@ -25,28 +25,15 @@ Callback = Callable[[int, dict], bool | None]
 
 @dataclass(frozen=True)
 class CGResult:
-    """Outcome of :func:`block_cg`.
+    """Outcome of :func:`block_cg`."""
 
-    Attributes
-    ----------
-    solution : Tensor of shape (n, k)
-        The last iterate, which has the smallest error in the norm of A; where the iteration broke
-        down, the iterate before.
-    n_iter : int
-        Iterations run; each costs one product with the matrix.
-    residual : Tensor of shape (k,)
-        True relative residual ``||b - A x|| / ||b||`` of `solution`, recomputed at the end.
-    converged : bool
-        Whether every column's true residual is within ten times the requested tolerance.
-    history : list of float
-        Largest recursive relative residual over the columns, one value an iteration.
-    """
-
+    #: (n, k), the last iterate, which has the smallest error in the norm of A; where the iteration
+    #: broke down, the iterate before.
     solution: Tensor
-    n_iter: int
-    residual: Tensor
-    converged: bool
-    history: list[float] = field(default_factory=list)
+    n_iter: int  # each costs one product with the matrix
+    residual: Tensor  # (k,), true relative residual ||b - A x|| / ||b||, recomputed at the end
+    converged: bool  # every column's true residual is within ten times the requested tolerance
+    history: list[float] = field(default_factory=list)  # largest recursive residual, by iteration
 
 
 def block_cg(
@@ -60,7 +47,7 @@ def block_cg(
     callback: Callback | None = None,
     warn: bool = True,
 ) -> CGResult:
-    r"""Solve :math:`A X = B` for symmetric positive definite A.
+    """Solve :math:`A X = B` for symmetric positive definite A.
 
     Parameters
     ----------
@@ -77,31 +64,25 @@ def block_cg(
     callback : callable, optional
         Called as ``callback(iteration, {"residual": float})``; returning True stops.
     warn : bool, default=True
-        False leaves it to the caller to look at ``converged``.
+        A NumericalWarning where the true residual misses `tol` tenfold and `callback` did not ask
+        to stop; False leaves it to the caller to look at ``converged``.
 
     Returns
     -------
     CGResult
 
-    Warns
-    -----
-    NumericalWarning
-        When the true residual misses `tol` tenfold and `callback` did not ask to stop.
-
     Notes
     -----
     In exact arithmetic the energy :math:`2 x^T b - x^T A x` rises from step to step, while the
     residual need not fall. An energy that drops, or a number that is not finite, ends the
-    iteration: the products are too inexact, or A is not positive definite.
-
-    One product with A and one with the preconditioner an iteration, plus ``O(n k)``; memory
-    ``5 n k`` numbers.
+    iteration: the products are too inexact, or A is not positive definite. One product with A and
+    one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers.
     """
     b_norm = torch.linalg.vector_norm(B, dim=0)
     scale = torch.where(b_norm > 0, b_norm, torch.ones_like(b_norm))
     X = torch.zeros_like(B) if X0 is None else X0.clone()
     R = B.clone() if X0 is None else B - matmul(X).to(B)
-    precondition = preconditioner if preconditioner is not None else _identity
+    precondition = preconditioner or torch.clone
     residual = torch.linalg.vector_norm(R, dim=0) / scale
     best_X, best = X.clone(), (X * (B + R)).sum(0)
 
@@ -150,10 +131,6 @@ def block_cg(
             stacklevel=2,
         )
     return CGResult(X, n_iter, true_residual, converged, history)
-
-
-def _identity(V: Tensor) -> Tensor:
-    return V.clone()
 
 
 def _broke_down(energy: Tensor, best: Tensor) -> bool:

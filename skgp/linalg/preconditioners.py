@@ -17,20 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """Partial Cholesky factorisation ``K ~= factor @ factor.T`` with ``K - F F^T`` psd.
+    """Partial Cholesky factorisation ``K ~= factor @ factor.T`` with ``K - F F^T`` psd."""
 
-    Attributes
-    ----------
-    factor : Tensor of shape (n, r)
-    pivots : Tensor of int64, shape (r,)
-        Rows chosen; ``K[pivots]`` is reproduced up to rounding.
-    residual_diag : Tensor of shape (n,)
-        ``diag(K - F F^T)``, clipped at zero.
-    """
-
-    factor: Tensor
-    pivots: Tensor
-    residual_diag: Tensor
+    factor: Tensor  # (n, r)
+    pivots: Tensor  # (r,), int64: rows chosen; K[pivots] is reproduced up to rounding
+    residual_diag: Tensor  # (n,), diag(K - F F^T), clipped at zero
 
     @property
     def residual_trace(self) -> float:
@@ -47,7 +38,7 @@ def rp_cholesky(
     block_size: int = 128,
     tol: float = 0.0,
 ) -> LowRank:
-    r"""Randomly pivoted partial Cholesky of a positive semi-definite matrix, in blocks.
+    """Randomly pivoted partial Cholesky [1]_ of a positive semi-definite matrix, in blocks.
 
     Pivots are drawn with probability proportional to the diagonal of what is left of K, which
     spares the rows that are already explained. A block's pivots are thinned by a greedy Cholesky
@@ -68,10 +59,7 @@ def rp_cholesky(
     Returns
     -------
     LowRank
-
-    Notes
-    -----
-    ``O(n r^2)`` flops and ``n r`` numbers; ``n r`` kernel evaluations.
+        ``O(n r^2)`` flops and ``n r`` numbers; ``n r`` kernel evaluations.
     """
     n = diag.shape[0]
     rank = min(rank, n)
@@ -87,7 +75,8 @@ def rp_cholesky(
         if candidates == 0 or float(residual.sum()) <= tol * trace:
             break
         b = min(block_size, rank - r, candidates)
-        drawn = torch.multinomial(_at_most(weights, 2**24).cpu(), b, generator=generator)
+        # torch.multinomial takes at most 2^24 categories: the first of them.
+        drawn = torch.multinomial(weights[: 2**24].cpu(), b, generator=generator)
         drawn = drawn.to(diag.device)
         G = columns(drawn) - F[:, :r] @ F[drawn, :r].T  # (n, b) residual columns
         kept, L = _greedy_cholesky(G[drawn], floor)
@@ -106,20 +95,10 @@ def rp_cholesky(
     return LowRank(F[:, :r].contiguous(), chosen_all, residual)
 
 
-def _at_most(weights: Tensor, size: int) -> Tensor:
-    """`torch.multinomial` takes at most 2^24 categories: keep the first `size` of them."""
-    return weights if weights.shape[0] <= size else weights[:size]
-
-
 def _greedy_cholesky(A: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Pivoted Cholesky of a small psd matrix; keeps pivots above a quarter of the largest.
+    """Pivoted Cholesky of a small psd matrix; keeps pivots above 0.1% of what they were.
 
-    Returns
-    -------
-    kept : Tensor of int64, shape (k,)
-        Rows in the order of elimination.
-    L : Tensor of shape (k, k)
-        Lower factor of ``A[kept][:, kept]``.
+    The rows kept (k,), in the order of elimination, and the lower factor (k, k) of their block.
     """
     b = A.shape[0]
     start = A.diagonal().clone()
@@ -143,23 +122,14 @@ def _greedy_cholesky(A: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 
 class NystromPreconditioner:
-    r"""Application of :math:`(F F^T + \sigma^2 I)^{-1}` by the Woodbury identity.
+    r"""Application of :math:`(F F^T + \sigma^2 I)^{-1}` by the Woodbury identity [2]_.
 
     .. math:: P^{-1} V = \sigma^{-2} (V - Q Q^T V), \qquad
               Q = F L^{-T}, \quad L L^T = \sigma^2 I + F^T F.
 
-    Parameters
-    ----------
-    factor : Tensor of shape (n, r)
-        Overwritten: the memory of F becomes that of Q.
-    noise : float
-        :math:`\sigma^2 > 0`.
-
-    Notes
-    -----
-    Set-up ``O(n r^2)``; ``4 n r k`` flops an application to k columns. The subtraction cancels
-    all but a fraction :math:`\sigma^2 / \lambda` of V along an eigenvector with eigenvalue
-    :math:`\lambda`, so F should be float64.
+    The memory of F (n, r) becomes that of Q. Set-up ``O(n r^2)``; ``4 n r k`` flops an application
+    to k columns. The subtraction cancels all but a fraction :math:`\sigma^2 / \lambda` of V along an
+    eigenvector with eigenvalue :math:`\lambda`, so F should be float64.
     """
 
     def __init__(self, factor: Tensor, noise: float):
@@ -183,24 +153,12 @@ class NystromPreconditioner:
 class LowRankPreconditioner:
     r"""Diagonal plus low rank, :math:`P = F^T F + D`, for right-hand sides in rows.
 
-    With :math:`A = F D^{-1/2}` and :math:`C = I + A A^T = L L^T`,
+    With F (r, n), where r may be 0, D the positive diagonal (n,), :math:`A = F D^{-1/2}` and
+    :math:`C = I + A A^T = L L^T`,
 
     .. math:: P^{-1} = D^{-1/2} (I - Q^T Q) D^{-1/2}, \quad Q = L^{-1} A, \qquad
               \log|P| = \log|D| + \log|C|.
 
-    Parameters
-    ----------
-    factor : Tensor of shape (r, n)
-        F; r may be 0. Not modified.
-    noise : Tensor of shape (n,)
-        Diagonal of D, positive.
-
-    Attributes
-    ----------
-    log_det : float
-
-    Notes
-    -----
     Set-up ``3 n r^2`` flops, an application to k rows ``4 n r k``; memory ``2 n r`` numbers. C is
     formed and factored in float64, whatever the dtype of F.
     """
@@ -228,22 +186,13 @@ class LowRankPreconditioner:
         return torch.addmm(W, W @ self.Q.T, self.Q, alpha=-1) / self._root
 
     def probes(self, e1: Tensor, e2: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Vectors of covariance P, and what :math:`P^{-1}` makes of them.
+        r"""Vectors z (k, n) of covariance P, and v, what :math:`P^{-1}` makes of them.
 
         .. math:: z = F^T e_1 + D^{1/2} e_2, \qquad
                   P^{-1} z = D^{-1/2} \{e_2 + A^T C^{-1} (e_1 - A e_2)\},
 
-        which cancels nothing: :math:`e_1 - A e_2` is of the size of its terms.
-
-        Parameters
-        ----------
-        e1 : Tensor of shape (k, r)
-        e2 : Tensor of shape (k, n)
-            Independent entries of mean 0 and variance 1.
-
-        Returns
-        -------
-        z, v : Tensor of shape (k, n)
+        from independent entries of mean 0 and variance 1 in e1 (k, r) and e2 (k, n). It cancels
+        nothing: :math:`e_1 - A e_2` is of the size of its terms.
         """
         z = e1 @ self._F + self._root * e2
         inner = e1.double() - ((e2 / self._root) @ self._F.T).double()

@@ -45,49 +45,25 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.cg import Matmul
+from skgp.linalg.defaults import CONVERGED
 from skgp.linalg.exceptions import NumericalWarning
-
-__all__ = ["UlisseResult", "ulisse"]
-
-_TOL = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 @dataclass(frozen=True)
 class UlisseResult:
-    """Outcome of :func:`ulisse`.
+    """Outcome of :func:`ulisse`."""
 
-    Attributes
-    ----------
-    solution : Tensor of shape (k, n)
-        Unbiased for ``B A^{-1}``; all rows share their coins.
-    second : Tensor of shape (n_paired, n)
-        Independent draws of the first rows, given `B` and the start.
-    iterate : Tensor of shape (k, n)
-        Plain iterate of conjugate gradients, which is biased and has the smaller error: where to
-        start a system nearby.
-    n_iter : int
-        Iterations run; each costs one product.
-    n_sure : int
-        Iterations before the coins.
-    residual : Tensor of shape (k,)
-        Relative residual of `iterate`, by recursion.
-    survival : list of float
-        Probability with which each iteration after `n_sure` that was tried had been reached.
-    truncated : tuple of two bool
-        Whether a coin ended `solution` and `second`; otherwise the iteration converged.
-    converged : bool
-        Whether the coins or `tol` ended the iteration, and neither `max_iter` nor a breakdown.
-    """
-
-    solution: Tensor
-    second: Tensor
+    solution: Tensor  # (k, n), unbiased for B A^-1; all rows share their coins
+    second: Tensor  # (n_paired, n), independent draws of the first rows, given B and the start
+    #: (k, n), plain iterate of conjugate gradients, which is biased and has the smaller error:
+    #: where to start a system nearby.
     iterate: Tensor
-    n_iter: int
-    n_sure: int
-    residual: Tensor
-    survival: list[float]
-    truncated: tuple[bool, bool]
-    converged: bool
+    n_iter: int  # each costs one product
+    n_sure: int  # iterations before the coins
+    residual: Tensor  # (k,), relative, of `iterate`, by recursion
+    survival: list[float]  # probabilities with which each iteration after `n_sure` was reached
+    truncated: tuple[bool, bool]  # a coin ended `solution`, `second`; else the iteration converged
+    converged: bool  # the coins or `tol` ended the iteration, not `max_iter` nor a breakdown
 
 
 def ulisse(
@@ -135,7 +111,8 @@ def ulisse(
         Rows that get a second solution, from coins of their own.
     max_iter : int, default=1000
     warn : bool, default=True
-        False leaves it to the caller to look at ``converged``.
+        A NumericalWarning where `max_iter` or a matrix that is not positive definite ended the
+        iteration; False leaves it to the caller to look at ``converged``.
 
     Returns
     -------
@@ -146,24 +123,17 @@ def ulisse(
     ValueError
         If `roulette` is none of its values or `beta` is negative.
 
-    Warns
-    -----
-    NumericalWarning
-        When `max_iter` or a matrix that is not positive definite ended the iteration.
-
     Notes
     -----
     A coin is flipped before the product that it decides upon. The size of the increment is known
     by then but for its step length, for which the last one stands: any rule that looks at no coin
-    is unbiased.
-
-    One product with A and one with the preconditioner an iteration; memory ``7 k n`` numbers.
+    is unbiased. One product with A and one with the preconditioner an iteration; ``7 k n`` numbers.
     """
     if roulette not in ("adaptive", "paper"):
         raise ValueError(f'roulette must be "adaptive" or "paper", got {roulette!r}.')
     if beta < 0:
         raise ValueError(f"beta must not be negative, got {beta}: weights must not be below 1.")
-    tol = _TOL.get(B.dtype, 1e-5) if tol is None else tol
+    tol = CONVERGED[B.dtype] if tol is None else tol
     cg = _Recursion(matmul, preconditioner, B, start, tol)
     if stop > tol and not cg.unfinished(stop):
         cg.step()  # a start within `stop`: the first increment gives the others their scale
