@@ -128,8 +128,8 @@ class NystromPreconditioner:
               Q = F L^{-T}, \quad L L^T = \sigma^2 I + F^T F.
 
     The memory of F (n, r) becomes that of Q. Set-up ``O(n r^2)``; ``4 n r k`` flops an application
-    to k columns. The subtraction cancels all but a fraction :math:`\sigma^2 / \lambda` of V along an
-    eigenvector with eigenvalue :math:`\lambda`, so F should be float64.
+    to k columns. The subtraction cancels all but a fraction :math:`\sigma^2 / \lambda` of V along
+    an eigenvector with eigenvalue :math:`\lambda`, so F should be float64.
     """
 
     def __init__(self, factor: Tensor, noise: float):

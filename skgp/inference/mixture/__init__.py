@@ -1,1 +1,1 @@
-"""Posteriors of f averaged over samples of the hyper-parameters."""
+"""Mixtures of exact Gaussian processes over samples of their hyper-parameters."""

@@ -9,23 +9,15 @@ import math
 import numpy as np
 from scipy.special import log_ndtr, logsumexp, ndtri
 
-__all__ = ["mixture_log_density", "mixture_moments", "mixture_quantiles"]
+from skgp.inference.mixture.defaults import ELEMENTS, MAX_STEPS
 
-_TINY = np.finfo(np.float64).tiny
-_MAX_STEPS = 100
-_ELEMENTS = 2**20  # component values held at once
+_TINY = np.finfo(np.float64).tiny  # mathematical
 
 
 def mixture_moments(
     weights: np.ndarray, mean: np.ndarray, var: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance (n,) of each mixture, by the law of total variance.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (S,)
-    mean, var : ndarray of shape (S, n)
-    """
+    """Mean and variance (n,) of each mixture, by the law of total variance."""
     centre = weights @ mean
     return centre, weights @ (var + (mean - centre) ** 2)
 
@@ -33,14 +25,7 @@ def mixture_moments(
 def mixture_log_density(
     weights: np.ndarray, mean: np.ndarray, var: np.ndarray, z: np.ndarray
 ) -> np.ndarray:
-    """Log-density (n,) of z (n,), each under its own mixture, in nats.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (S,)
-    mean, var : ndarray of shape (S, n)
-    z : ndarray of shape (n,)
-    """
+    """Log-density (n,) of z (n,), each under its own mixture, in nats."""
     var = np.maximum(var, _TINY)  # without noise a variance may be 0, where no density is finite
     terms = -0.5 * ((z - mean) ** 2 / var + np.log(2 * math.pi * var))
     return logsumexp(terms + np.log(weights)[:, None], axis=0)
@@ -49,28 +34,18 @@ def mixture_log_density(
 def mixture_quantiles(
     weights: np.ndarray, mean: np.ndarray, var: np.ndarray, levels: np.ndarray
 ) -> np.ndarray:
-    r"""Quantiles of each mixture: the root of :math:`\sum_s w_s \Phi((z - m_s) / \sigma_s) = p`.
+    r"""Quantiles (n, q) of each mixture at levels (q,) strictly between 0 and 1.
 
-    Newton's method on the logarithm of the probability of the nearer tail, which is concave for one
-    Gaussian; the root stays bracketed, and where a step leaves the bracket it is halved.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (S,)
-    mean, var : ndarray of shape (S, n)
-    levels : ndarray of shape (q,)
-        Probabilities, strictly between 0 and 1.
-
-    Returns
-    -------
-    ndarray of shape (n, q)
-        To about 1e-12 of a standard deviation. ``O(n q S)`` for each of some five to ten steps.
+    The root of :math:`\sum_s w_s \Phi((z - m_s) / \sigma_s) = p`, to about 1e-12 of a standard
+    deviation, by Newton's method on the logarithm of the probability of the nearer tail, which is
+    concave for one Gaussian; the root stays bracketed, and where a step leaves the bracket it is
+    halved. ``O(n q S)`` for each of some five to ten steps.
     """
     std = np.sqrt(np.maximum(var, _TINY))
     if len(weights) == 1:
         return mean[0][:, None] + std[0][:, None] * ndtri(levels)
     out = np.empty((mean.shape[1], len(levels)))
-    n_rows = max(1, _ELEMENTS // len(weights))
+    n_rows = max(1, ELEMENTS // len(weights))
     for j, level in enumerate(levels):
         # Of the upper half the mirror image, whose lower tail keeps its digits.
         sign = -1.0 if level > 0.5 else 1.0
@@ -90,7 +65,7 @@ def _lower_quantile(weights, mean, std, log_level: float) -> np.ndarray:
     z = weights @ ends
     scale = std.min(axis=0)
     active = np.arange(len(z))
-    for _ in range(_MAX_STEPS):
+    for _ in range(MAX_STEPS):
         t = (z[active] - mean[:, active]) / std[:, active]
         log_below = log_ndtr(t) + log_weights
         total = logsumexp(log_below, axis=0)

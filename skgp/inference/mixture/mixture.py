@@ -32,11 +32,22 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.exact.function_space import pivoted_factor
+from skgp.inference.mixture.defaults import (
+    BLOCK,
+    FEATURES,
+    FEW_ROWS,
+    JITTER,
+    MOST_JOINT,
+    SEED,
+    SOLVED,
+    TILE_BYTES,
+    TOGETHER,
+    VARIANCE_TOL,
+)
 from skgp.inference.mixture.gaussian_mixture import mixture_moments
-from skgp.inference.mixture.inverses import ExactInverse, IterativeInverse, nystrom_factor
 from skgp.kernels import (
     FourierFeatures,
-    gram_diag,
     gram_tile,
     has_spectral_density,
     split_noise,
@@ -47,61 +58,19 @@ from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.kernels.tiles import evaluate_tile
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root
-from skgp.linalg.preconditioners import rp_cholesky
+from skgp.linalg.cg import block_cg
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
+from skgp.linalg.preconditioners import LowRankPreconditioner
 from skgp.linalg.tensor_state import TensorState
 
-__all__ = ["MixtureState"]
-
-_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile of t rows needs: in the cache
-_FEW_ROWS = 200  # training rows up to which all samples are evaluated at once
-_TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
-_MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
-_FEATURES, _BLOCK = 8000, 250  # of the draws from the prior beyond, and frequencies at once
-_SEED = 0  # of the pivots, which touch the speed alone
-
-Inverse = ExactInverse | IterativeInverse
 RNG = np.random.Generator | np.random.RandomState
 
 
 class MixtureState(TensorState):
-    """A fitted mixture of exact Gaussian processes over the same rows.
+    """A fitted mixture of exact Gaussian processes over the same rows, n distinct ones.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-        With a WhiteKernel summand at the top level.
-    data : Data
-        Training rows, float64; copied.
-    u : ndarray of shape (S, kernel.n_dims)
-        Logarithms of the hyper-parameters of each sample.
-    weights : ndarray of shape (S,), optional
-        Positive, in any scale; equal ones by default.
-    solver : {"cholesky", "cg"}, default="cholesky"
-    memory_budget : float, default=1e9
-        Bytes: of the factors kept by "cholesky" (one at a time is made whatever the budget), of
-        the kernel matrix of "cg", which beyond that is recomputed at every product.
-    dtype : torch.dtype, default=torch.float64
-        Of the kernel matrix of "cg". In float32 a row's variance depends on the rows beside it by
-        rounding, of about 1e-6.
-    rank : int, default=200
-        Of the preconditioner.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (S,)
-        Of sum one.
-    noise : ndarray of shape (S,)
-        Variance of the noise of each sample.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If a kernel matrix cannot be factored.
-
-    Notes
-    -----
-    A pickle has ``8 n (S + d)`` bytes and loads without a GPU.
+    A pickle has ``8 n (S + d)`` bytes and loads without a GPU. A kernel matrix that cannot be
+    factored raises NotPositiveDefiniteError.
     """
 
     _X: Tensor
@@ -113,15 +82,19 @@ class MixtureState(TensorState):
 
     def __init__(
         self,
-        kernel: Any,
-        data: Data,
-        u: np.ndarray,
-        weights: np.ndarray | None = None,
+        kernel: Any,  # with a WhiteKernel summand at the top level
+        data: Data,  # training rows, float64; copied
+        u: np.ndarray,  # (S, kernel.n_dims), logarithms of the hyper-parameters of each sample
+        weights: np.ndarray | None = None,  # (S,), positive, in any scale; equal ones by default
         *,
-        solver: str = "cholesky",
+        solver: str = "cholesky",  # or "cg"
+        # Bytes of the factors that "cholesky" keeps (one at a time is made whatever the budget), or
+        # of the kernel matrix of "cg", which beyond that is recomputed at every product.
         memory_budget: float = 1e9,
+        # Of the kernel matrix of "cg". In float32 a row's variance depends on the rows beside it by
+        # rounding, of about 1e-6.
         dtype: torch.dtype = torch.float64,
-        rank: int = 200,
+        rank: int = 200,  # of the preconditioner
     ) -> None:
         u = np.asarray(u, dtype=float)
         weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
@@ -131,14 +104,14 @@ class MixtureState(TensorState):
         self._X, self._y = data.X.clone(), data.y.clone()
         self._row_weight = None if data.weight is None else data.weight.clone()
         self._theta = data.X.new_tensor(u[:, places])
-        self.weights = weights / weights.sum()
+        self.weights = weights / weights.sum()  # (S,), of sum one
         noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
-        self.noise, self.solver = noise, solver
+        self.noise, self.solver = noise, solver  # noise (S,): variances
         self._memory_budget, self._dtype, self._rank = memory_budget, dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
         fit = 8.0 * len(u) * len(self._X) ** 2 <= memory_budget
-        few = len(self._X) <= _FEW_ROWS and built_in(signal)
+        few = len(self._X) <= FEW_ROWS and built_in(signal)
         self._together = solver == "cholesky" and few and fit
         self._alpha = self._solutions()
 
@@ -170,14 +143,9 @@ class MixtureState(TensorState):
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
         data = Data(self._X, self._y, self._row_weight)
         return MixtureState(
-            kernel,
-            data,
-            u[None],
-            solver=self.solver,
-            memory_budget=self._memory_budget,
-            dtype=self._dtype,
-            rank=self._rank,
-        )
+            kernel, data, u[None], solver=self.solver, memory_budget=self._memory_budget,
+            dtype=self._dtype, rank=self._rank,
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------------- predictions
 
@@ -188,8 +156,8 @@ class MixtureState(TensorState):
         if few is not None:
             return (self._alpha[:, None] @ few)[:, 0].cpu().numpy()
         out = self._X.new_empty(self.n_samples, len(X))
-        for s, node in enumerate(self._nodes()):
-            for rows, K in self._tiles(node, Z):
+        for s, theta in enumerate(self._theta):
+            for rows, K in self._tiles(self._node(theta), Z):
                 out[s, rows] = self._alpha[s] @ K
         return out.cpu().numpy()
 
@@ -240,7 +208,7 @@ class MixtureState(TensorState):
         """
         Z = self._rows(X)
         chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
-        jointly = len(Z) <= _MOST_JOINT or not has_spectral_density(self._signal)
+        jointly = len(Z) <= MOST_JOINT or not has_spectral_density(self._signal)
         draw = self._joint_draws if jointly else self._corrected_draws
         out = np.empty((len(Z), n_samples))
         for component in self._components(np.unique(chosen)):
@@ -251,7 +219,7 @@ class MixtureState(TensorState):
         return out
 
     def _joint_draws(
-        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
+        self, s: int, node: Node, inverse: "Inverse", Z: Tensor, n_draws: int, rng: RNG
     ) -> Tensor:
         mean, covariance = self._joint(s, node, inverse, Z)
         # A covariance without noise is singular up to rounding: the jitter has its size.
@@ -259,18 +227,13 @@ class MixtureState(TensorState):
         return mean[:, None] + root @ Z.new_tensor(rng.standard_normal((len(Z), n_draws)))
 
     def _corrected_draws(
-        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
+        self, s: int, node: Node, inverse: "Inverse", Z: Tensor, n_draws: int, rng: RNG
     ) -> Tensor:
         r"""Matheron's rule: :math:`g_* + k_*^T A^{-1} (y - g - \varepsilon)`, g from the prior."""
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
         seed = int(rng.choice(2**31 - 1))
         features = FourierFeatures(
-            kernel,
-            _FEATURES,
-            Z.shape[1],
-            seed=seed,
-            block_size=_BLOCK,
-            origin=origin(self._X)[0],
+            kernel, FEATURES, Z.shape[1], seed=seed, block_size=BLOCK, origin=origin(self._X)[0]
         )
         g, out = self._X.new_zeros(self.n_rows, n_draws), Z.new_zeros(len(Z), n_draws)
         for block in range(features.n_blocks):
@@ -290,31 +253,27 @@ class MixtureState(TensorState):
         """Cholesky factors (S, n, n) of few rows, made at once and kept."""
         if len(self._factors) < self.n_samples:
             S, n = self.n_samples, len(self._X)
-            K = covariance(self._all_nodes(), self._X, None, METRICS["expand"])
+            K = covariance(self._node(self._theta), self._X, None, METRICS["expand"])
             A = K.expand(S, n, n).clone()
             noise = torch.stack([self._row_noise(s) for s in range(S)])
             A.diagonal(dim1=-2, dim2=-1).copy_(self._prior(self._X) + noise)
             self._factors = dict(enumerate(jittered_cholesky(A).factor))
         return torch.stack([self._factors[s] for s in range(self.n_samples)])
 
-    def _all_nodes(self) -> Node:
-        return self._bind(self._theta, dtype=self._X.dtype, device=self._X.device)
-
     def _prior(self, X: Tensor) -> Tensor:
         """Prior variances (S, t)."""
-        prior = variance(self._all_nodes(), X)
+        prior = variance(self._node(self._theta), X)
         return prior.expand(self.n_samples, 1, len(X))[:, 0]
 
     def _rows(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X, dtype=self._X.dtype, device=self._X.device)
 
-    def _nodes(self) -> Iterator[Node]:
-        for theta in self._theta:
-            yield self._bind(theta, dtype=self._X.dtype, device=self._X.device)
+    def _node(self, theta: Tensor) -> Node:
+        return self._bind(theta, dtype=self._X.dtype, device=self._X.device)
 
     def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Covariances (n, t) between training rows and tiles of X."""
-        n_rows = tile_rows(len(self._X), self._X.dtype, _TILE_BYTES)
+        n_rows = tile_rows(len(self._X), self._X.dtype, TILE_BYTES)
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(tile), len(self._X))
@@ -323,12 +282,13 @@ class MixtureState(TensorState):
     def _few_covariances(self, X: Tensor) -> Tensor | None:
         """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
         shape = self.n_samples, len(self._X), len(X)
-        if not self._together or math.prod(shape) > _TOGETHER:
+        if not self._together or math.prod(shape) > TOGETHER:
             return None
         shape = self.n_samples, len(X), len(self._X)
-        return covariance(self._all_nodes(), X, self._X, METRICS["expand"]).expand(shape).mT
+        node = self._node(self._theta)
+        return covariance(node, X, self._X, METRICS["expand"]).expand(shape).mT
 
-    def _joint(self, s: int, node: Node, inverse: Inverse, X: Tensor) -> tuple[Tensor, Tensor]:
+    def _joint(self, s: int, node: Node, inverse: "Inverse", X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (t,) and covariance (t, t) of f at the rows of X under sample s."""
         K = evaluate_tile(node, X, self._X, X.new_empty(len(X), len(self._X))).T
         prior = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
@@ -338,25 +298,24 @@ class MixtureState(TensorState):
 
     def _components(
         self, samples: np.ndarray | None = None, *, keep: bool = True
-    ) -> Iterator[tuple[int, Node, Inverse]]:
+    ) -> Iterator[tuple[int, Node, "Inverse"]]:
         """Each sample (all by default) with its kernel and the inverse of its matrix A."""
         operator = None
         if self.solver == "cg":
             centre = origin(self._X) if stationary(self._signal) else 0.0
             operator = RowOperator(
-                self._signal,
-                self._X - centre,
-                dtype=self._dtype,
-                memory_budget=self._memory_budget,
+                self._signal, self._X - centre, dtype=self._dtype, memory_budget=self._memory_budget
             )
         for s in range(self.n_samples) if samples is None else samples.tolist():
-            node = self._bind(self._theta[s], dtype=self._X.dtype, device=self._X.device)
+            node = self._node(self._theta[s])
             D = self._row_noise(s)
             if operator is not None:
                 operator.set_theta(self._theta[s])
-                M = self._X[self._pivots]
-                low_rank = nystrom_factor(self._signal, self._theta[s], M, self._X, self._dtype)
-                yield s, node, IterativeInverse(operator, D, low_rank)
+                # F = L_m^-1 K_mx: F'F is the Nystrom approximation of K by the pivots.
+                M, theta = self._X[self._pivots], self._theta[s]
+                L = nystrom_root(self._signal, M, theta, self._dtype)
+                F = tri_solve(L, gram_tile(self._signal, M, self._X, theta), upper=False)  # (r, n)
+                yield s, node, IterativeInverse(operator, D, F)
                 continue
             factor = self._factors.get(s)
             if factor is None:
@@ -383,9 +342,80 @@ class MixtureState(TensorState):
             return torch.empty(0, dtype=torch.int64, device=self._X.device)
         theta = self._X.new_tensor(self.weights) @ self._theta
         kernel = self._signal.clone_with_theta(theta.cpu().numpy())
-        return rp_cholesky(
-            lambda index: gram_tile(kernel, self._X, self._X[index]),
-            gram_diag(kernel, self._X),
-            rank,
-            generator=torch.Generator().manual_seed(_SEED),
-        ).pivots
+        generator = torch.Generator().manual_seed(SEED)
+        return pivoted_factor(kernel, self._X, rank, generator=generator).pivots
+
+
+# ---- the inverse of A = K + D, exact or by conjugate gradients: `solve`, for targets; `explained`
+# and `explained_jointly`, what the data take from the variance of new rows
+
+
+class ExactInverse:
+    """By the lower Cholesky factor (n, n) of A."""
+
+    def __init__(self, factor: Tensor) -> None:
+        self._L = factor
+
+    def solve(self, B: Tensor) -> Tensor:
+        r""":math:`A^{-1} B` for B (n, k)."""
+        return cho_solve(self._L, B)
+
+    def explained(self, K: Tensor) -> Tensor:
+        r"""Diagonal (t,) of :math:`K^T A^{-1} K` for K (n, t)."""
+        return tri_solve(self._L, K, upper=False).square().sum(0)
+
+    def explained_jointly(self, K: Tensor) -> Tensor:
+        r""":math:`K^T A^{-1} K`, (t, t)."""
+        V = tri_solve(self._L, K, upper=False)
+        return V.T @ V
+
+
+class IterativeInverse:
+    r"""By conjugate gradients preconditioned by F'F + D, F (r, n); what is explained falls short.
+
+    With a residual r the variance of a row is too great by
+    :math:`r^T A^{-1} r \le |r|^2 / \min D`, at most 0.01 min D.
+    """
+
+    def __init__(self, operator: RowOperator, D: Tensor, low_rank: Tensor) -> None:
+        self._operator, self._D, self._dtype = operator, D, operator.dtype
+        self._precondition = LowRankPreconditioner(low_rank, D)
+
+    def solve(self, B: Tensor) -> Tensor:
+        r""":math:`A^{-1} B` for B (n, k)."""
+        return self._solve(B, SOLVED[self._dtype])
+
+    def explained(self, K: Tensor) -> Tensor:
+        """As `ExactInverse.explained`; never more."""
+        return (self._solve_rows(K) * K).sum(0)
+
+    def explained_jointly(self, K: Tensor) -> Tensor:
+        """As `ExactInverse.explained_jointly`, less a matrix without negative eigenvalues."""
+        X = self._solve_rows(K)
+        cross = X.T @ K
+        # K'A^-1 K = K'X + X'K - X'A X + E'A E with the error E of X.
+        return cross + cross.T - X.T @ self._matmul(X)
+
+    def _solve_rows(self, K: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(K, dim=0).clamp_min(torch.finfo(K.dtype).tiny)
+        tol = VARIANCE_TOL**0.5 * self._D.min() / size
+        return self._solve(K, tol.clamp(SOLVED[self._dtype], 0.1))
+
+    def _solve(self, B: Tensor, tol: float | Tensor) -> Tensor:
+        return block_cg(
+            self._matmul, B, preconditioner=lambda V: self._precondition(V.T).T, tol=tol
+        ).solution
+
+    def _matmul(self, V: Tensor) -> Tensor:
+        return self._operator.matmul(V.T.to(self._dtype)).T.to(V) + self._D[:, None] * V
+
+
+def nystrom_root(kernel: Any, M: Tensor, theta: Tensor, dtype: torch.dtype) -> Tensor:
+    """Lower Cholesky factor (r, r) of K(M, M), with the jitter that products in `dtype` ask for."""
+    K = gram_tile(kernel, M, M, theta)
+    if len(M):
+        K.diagonal().add_(JITTER[dtype] * K.diagonal().mean())
+    return jittered_cholesky(K).factor
+
+
+Inverse = ExactInverse | IterativeInverse

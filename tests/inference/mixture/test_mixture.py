@@ -69,7 +69,7 @@ def test_samples_together_are_those_one_by_one(name, monkeypatch):
     state, X_new = make_state(KERNELS[name])
     assert state._few_covariances(state._rows(X_new)) is not None
     together = state.component_means(X_new), *state.component_moments(X_new)
-    monkeypatch.setattr(mixture, "_TOGETHER", 0)
+    monkeypatch.setattr(mixture, "TOGETHER", 0)
     assert state._few_covariances(state._rows(X_new)) is None
     alone = state.component_means(X_new), *state.component_moments(X_new)
     for found, expected in zip(together, alone, strict=True):
@@ -140,7 +140,7 @@ def test_predictions_depend_neither_on_batch_nor_on_tiles(solver, monkeypatch):
     whole = np.stack(state.moments(X_new))
     rows = np.hstack([np.stack(state.moments(x[None])) for x in X_new])
     np.testing.assert_allclose(rows, whole, rtol=1e-9)
-    monkeypatch.setattr(mixture, "_TILE_BYTES", 8 * 30 * 4)
+    monkeypatch.setattr(mixture, "TILE_BYTES", 8 * 30 * 4)
     np.testing.assert_allclose(np.stack(state.moments(X_new)), whole, rtol=1e-9)
 
 
@@ -173,7 +173,7 @@ def test_pickle_has_no_square_matrix():
     ("solver", "most_joint"), [("cholesky", 4000), ("cg", 4000), ("cholesky", 1), ("cg", 1)]
 )
 def test_draws_have_the_moments_of_the_mixture(solver, most_joint, monkeypatch):
-    monkeypatch.setattr(mixture, "_MOST_JOINT", most_joint)
+    monkeypatch.setattr(mixture, "MOST_JOINT", most_joint)
     state, X_new = make_state(KERNELS["ard"], solver=solver)
     X_new, n = X_new[:4], 20_000 if most_joint > 1 else 2000  # of approximate draws
     mean, covariance = state.covariance(X_new)

@@ -21,18 +21,10 @@ from scipy.special import gammaincinv, polygamma
 
 __all__ = ["Gamma", "HalfNormal", "LogNormal", "Prior"]
 
-_DEFAULT_SD = 1.5  # of the logarithm: a factor of 20 either way covers 95%
-
 
 @runtime_checkable
 class Prior(Protocol):
-    """Density of u = log(theta) for one positive hyper-parameter theta.
-
-    Attributes
-    ----------
-    median : float
-        Of theta.
-    """
+    """Density of u = log(theta) for one positive hyper-parameter theta, whose median it has."""
 
     @property
     def median(self) -> float: ...
@@ -63,7 +55,7 @@ class LogNormal:
     """
 
     median: float
-    sd: float = _DEFAULT_SD
+    sd: float = 1.5  # a factor of 20 either way covers 95%
 
     def __post_init__(self) -> None:
         _check_positive(self, "median", "sd")
