@@ -130,8 +130,9 @@ class QSGPRegressor(BaseGPRegressor):
         Predictions are in float64.
     n_jobs : int or None, default=None
         Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has; a number
-        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
+        (factors and products of matrices of a thousand rows or more) all that torch has. A number
+        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
+        many rows on an idle machine.
     memory_budget : float or None, default=None
         Bytes for the largest object of the fit, such as the kernel matrix that "cg" keeps; by
         default 70% of what is free on the machine or the `device`. It decides which basis "auto"

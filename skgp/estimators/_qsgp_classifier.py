@@ -106,8 +106,9 @@ class QSGPClassifier(BaseGPClassifier):
         either way, where a comparison shows that they can. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has; a number
-        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
+        (factors and products of matrices of a thousand rows or more) all that torch has. A number
+        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
+        many rows on an idle machine.
     memory_budget : float or None, default=None
         Bytes of features that are kept between iterations, the others being made anew; by default
         70% of what is free on the machine or the `device`.

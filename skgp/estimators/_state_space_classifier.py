@@ -64,8 +64,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         Single precision is refused.
     n_jobs : int or None, default=None
         Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has; a number
-        takes so many throughout, -1 all processors, which pays for many rows on an idle machine.
+        (factors and products of matrices of a thousand rows or more) all that torch has. A number
+        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
+        many rows on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 

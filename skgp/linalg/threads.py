@@ -33,13 +33,15 @@ _available: ContextVar[int] = ContextVar("available", default=0)
 
 
 @contextlib.contextmanager
-def one_thread(n_threads: int | None = None) -> Iterator[None]:
+def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Iterator[None]:
     """Work in one thread, save in large operations; restore what was found.
 
     Parameters
     ----------
     n_threads : int, optional
-        Work in so many throughout.
+        Of large operations; by default as many as torch has.
+    throughout : bool, default=False
+        Not in large operations alone.
 
     Notes
     -----
@@ -50,7 +52,7 @@ def one_thread(n_threads: int | None = None) -> Iterator[None]:
         return
     found = torch.get_num_threads()
     token = _available.set(n_threads or found)
-    n_threads = n_threads or 1
+    n_threads = n_threads if throughout and n_threads else 1
     try:
         with _pools.limit(n_threads):
             torch.set_num_threads(n_threads)

@@ -37,7 +37,7 @@ def test_one_thread_limits_all_pools_and_restores_them():
 
 def test_one_thread_restores_after_an_error():
     before = pools()
-    with pytest.raises(KeyboardInterrupt), one_thread(2):
+    with pytest.raises(KeyboardInterrupt), one_thread(2, throughout=True):
         assert torch.get_num_threads() == 2 and set(pools().values()) == {2}
         raise KeyboardInterrupt
     assert torch.get_num_threads() == 3 and pools() == before
@@ -94,11 +94,12 @@ def test_factors_and_inverses_are_large_operations_by_their_flops(monkeypatch):
     assert seen == [1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("n_jobs", [None, 2])
-def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, monkeypatch):
+@pytest.mark.parametrize(("n_jobs", "many_rows"), [(None, 20), (2, 20), (2, 21)])
+def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, many_rows, monkeypatch):
     import skgp
 
-    expected = 1 if n_jobs is None else n_jobs
+    monkeypatch.setattr("skgp.estimators._threads._MANY_ROWS", many_rows)
+    expected = n_jobs if n_jobs and many_rows == 20 else 1
     X = np.random.default_rng(0).uniform(-2, 2, (20, 1))
     names = skgp.__all__ if n_jobs is None else ["QSGPRegressor", "StateSpaceGPClassifier"]
     for name in names:
