@@ -450,3 +450,11 @@ def test_to_arviz_without_arviz_says_how_to_install_it(fitted, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "arviz", None)
     with pytest.raises(ImportError, match=r'pip install "skgp\[mcmc\]"'):
         fitted.to_arviz()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_chain_whose_every_step_leaves_the_bounds_says_so():
+    kernel = 1.0 * RBF(1.0, (0.99, 1.01)) + WhiteKernel(0.1, (0.05, 0.2))
+    settings = dict(sampler="sgld", n_samples=16, n_warmup=5, n_chains=1, random_state=4)
+    model = BayesianGPRegressor(kernel, **settings).fit([[3.0, 1.0]], [0.5])
+    assert any("left the bounds" in problem for problem in model.diagnostics_["problems"])

@@ -246,7 +246,8 @@ def _problems_of_sgld(found: LangevinResult, sampler: str) -> list[str]:
 
 
 def _unsolved(found: LangevinResult) -> list[str]:
-    share = sum(memory.n_unsolved for memory in found.memories if memory) / found.n_gradients
+    share = sum(memory.n_unsolved for memory in found.memories if memory)
+    share /= max(1, found.n_gradients)  # none where all steps left the bounds
     if share <= _UNSOLVED:
         return []
     return [
