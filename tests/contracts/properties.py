@@ -129,7 +129,7 @@ def check_refusal(case, estimator, X, error):
         case.params
         or case.kernel in REFUSABLE_KERNELS
         or case.defects & REFUSABLE_DEFECTS
-        or (case.is_classifier and len(np.unique(y_of(case))) < 2)
+        or (case.is_classifier and len(np.unique(y_of(case))) in (0, 1, len(y_of(case))))
         or case.target == "singleton"
         or case.weight == "one row"
         or case.n < 3

@@ -323,15 +323,17 @@ def _generator(block) -> Tensor:
 
 
 def _noise_inverse(Q: Tensor) -> Tensor:
-    """Inverse of noise covariances (d, d, m); states without noise count as having some.
+    """Inverse of noise covariances (d, d, m), of which the first is the stationary covariance.
 
-    Their share of c is 0, so that any number does. Rows are brought to unit variance: those of a
-    short gap differ by many orders of magnitude.
+    Rows are brought to unit variance: those of a short gap differ by many orders of magnitude.
+    States whose noise is less than the rounding of their variance are left out of g: that they
+    are known at both knots would tell more of f than covariances have digits for, and T, which
+    f then has in their place, is less than its variance given the knot before: tiny itself.
     """
-    scale = Q.diagonal(dim1=0, dim2=1).movedim(-1, 0).sqrt()
-    scale = torch.where(scale > 0, scale, 1.0).reciprocal()
+    variance = Q.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    noisy = variance > torch.finfo(Q.dtype).eps * variance[:, :1]
+    scale = torch.where(noisy, variance.rsqrt(), 0.0)
     scaled = Q * outer(scale, scale)
-    diagonal = scaled.diagonal(dim1=0, dim2=1)
-    diagonal.copy_(torch.where(diagonal > 0, diagonal, 1.0))
+    scaled.diagonal(dim1=0, dim2=1).copy_(torch.ones_like(scale).movedim(0, -1))
     inverse, _ = inverse_and_log_det(scaled)
     return inverse * outer(scale, scale)
