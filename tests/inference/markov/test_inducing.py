@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.inference.markov.inducing import draws as draws_module
 from skgp.inference.markov.inducing.conditionals import condition
@@ -395,6 +395,19 @@ def test_knots_and_times_close_together_and_far_apart(nu, rng):
         torch.testing.assert_close(
             fit.parameter_gradient, exact.parameter_gradient, rtol=1e-8, atol=1e-8
         )
+
+
+@pytest.mark.parametrize("gap", [1e-12, 1e-4, 1e-2, 0.3])
+def test_knots_closer_than_a_smooth_process_moves_are_exact_inference(gap, rng):
+    """Of RBF the noise of states over a short gap spans its eleventh power: beyond all digits."""
+    dynamics, x = dynamics_of(2.0 * RBF(1.0)), torch.tensor(np.sort(rng.uniform(0, gap, 20)))
+    knots, y = torch.tensor([0.0, gap], dtype=torch.float64), torch.tensor(rng.normal(size=20))
+    fit = fit_inducing(dynamics, knots, make_series(x, y), Gaussian(0.1))
+    x, y = x.numpy(), y.numpy()
+    K = 2.0 * np.exp(-0.5 * (x[:, None] - x) ** 2)
+    gain = K @ np.linalg.inv(K + 0.1 * np.eye(20))
+    np.testing.assert_allclose(fit.mean, gain @ y, atol=1e-3)
+    np.testing.assert_allclose(fit.var, (K - gain @ K).diagonal(), rtol=1e-2)
 
 
 def test_errors_name_the_argument():
