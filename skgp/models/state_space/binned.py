@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from skgp.inference.markov.additive.binning import Bins
-from skgp.inference.markov.additive.inference import AdditivePosterior, Tables
+from skgp.inference.markov.additive.inference import AdditivePosterior, Prior, Tables
 from skgp.inference.markov.additive.state import BinnedState, Outcome
 from skgp.inference.markov.additive.tables import (
     AdditiveStatistics,
@@ -49,7 +49,7 @@ class BinnedGaussian:
     def __call__(self, dynamics: Sequence[Any], parameters: Tensor) -> Evaluation:
         noise = float(parameters[0].exp())
         tables = Tables(self._cross, 1 / noise, self._sums / noise)
-        q = AdditivePosterior(dynamics, self._bins.columns, tables, self._joint)
+        q = AdditivePosterior(Prior.of_each(dynamics, self._bins.columns), tables, self._joint)
         constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
         residual = self._squares - float(q.mean @ (2 * self._sums - self._cross @ q.mean))
         slope = 0.5 * (residual / noise + q.spread - self.total)
@@ -92,9 +92,9 @@ class BinnedRows:
         """Weight of the rows in each bin, (M,)."""
         return bin_sums(self.bins, self.index, self.weight)
 
-    def prior(self, dynamics: Sequence[Any]) -> Sequence[Any]:
-        """The dynamics: the posterior works out what it needs."""
-        return dynamics
+    def prior(self, dynamics: Sequence[Any]) -> Sequence[Prior]:
+        """The components at their bins."""
+        return Prior.of_each(dynamics, self.bins.columns)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Values (n,) times the weights."""
@@ -105,14 +105,14 @@ class BinnedRows:
         return bin_sums(self.bins, self.index, self.weighted(values))
 
     def posterior(
-        self, prior: Sequence[Any], linear: Tensor, curved: Tensor
+        self, prior: Sequence[Prior], linear: Tensor, curved: Tensor
     ) -> tuple[AdditivePosterior, Tensor, Tensor]:
         """Posterior given sites (n,), (n,); mean and variance of the sum in every row."""
         size = len(self.bins.values)
         cross = linear.new_zeros(size, size)
         add_cross_tables(cross, self.bins, self.index, self.weighted(curved))
         tables = Tables(cross, 1.0, self.sums(linear))
-        q = AdditivePosterior(prior, self.bins.columns, tables, self.joint)
+        q = AdditivePosterior(prior, tables, self.joint)
         return q, *self.moments(q)
 
     def moments(self, q: AdditivePosterior) -> tuple[Tensor, Tensor]:

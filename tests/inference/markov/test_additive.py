@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.inference.markov.additive.binning import make_bins
-from skgp.inference.markov.additive.inference import AdditivePosterior, Tables
+from skgp.inference.markov.additive.inference import AdditivePosterior, Prior, Tables
 from skgp.inference.markov.additive.tables import AdditiveStatistics
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.additive_objectives import VariationalRows
@@ -181,7 +181,7 @@ def test_posterior_gradients_are_those_of_the_normalizer(joint):
 
     def at(parameters):
         dynamics = [f.at(p) for f, p in zip(forms, parameters, strict=True)]
-        return AdditivePosterior(dynamics, times, tables, joint)
+        return AdditivePosterior(Prior.of_each(dynamics, times), tables, joint)
 
     direction = [torch.linspace(-1, 1.2, len(p), dtype=torch.float64) for p in start]
     step = 1e-5

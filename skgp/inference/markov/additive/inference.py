@@ -104,6 +104,11 @@ class Prior:
             self.parts[:, k, : k + 1] = observe @ past[:, : k + 1]
         self.parts += self.parts.tril(-1).mT
 
+    @classmethod
+    def of_each(cls, dynamics: Sequence[Any], times: Sequence[Tensor]) -> "list[Prior]":
+        """Priors of several components."""
+        return [cls(*each) for each in zip(dynamics, times, strict=True)]
+
     @property
     def covariance(self) -> Tensor:
         """K, (m, m)."""
@@ -141,10 +146,8 @@ class AdditivePosterior:
 
     Parameters
     ----------
-    dynamics : sequence of Dynamics
-        One a component.
-    times : sequence of Tensor of shape (m_j,)
-        Bins of each, M in all.
+    priors : sequence of Prior
+        One a component, of M bins in all.
     tables : Tables
     joint : bool
         Whether exact rather than by the mean field.
@@ -168,13 +171,10 @@ class AdditivePosterior:
     the exact posterior. Memory 3 or 4 matrices of M x M.
     """
 
-    def __init__(
-        self, dynamics: Sequence[Any], times: Sequence[Tensor], tables: Tables, joint: bool
-    ) -> None:
-        self.tables, self.joint = tables, joint
+    def __init__(self, priors: Sequence[Prior], tables: Tables, joint: bool) -> None:
+        self.priors, self.tables, self.joint = priors, tables, joint
         self.weight = tables.weight
-        self.priors = [Prior(*each) for each in zip(dynamics, times, strict=True)]
-        ends = torch.tensor([0] + [len(t) for t in times]).cumsum(0).tolist()
+        ends = torch.tensor([0] + [p.parts.shape[-1] for p in priors]).cumsum(0).tolist()
         self.parts = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.roots, log_dets = zip(*map(self._root, self.priors, self.parts), strict=True)
         self._OR = self._others_root()

@@ -10,7 +10,6 @@ alone. They add up over batches of rows, so that a stream of them is fitted exac
 """
 
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -35,15 +34,23 @@ def add_cross_tables(table: Tensor, bins: Bins, index: Tensor, weight: Tensor | 
 
     Notes
     -----
-    :math:`O(n c^2)`, each pair of columns in one pass.
+    :math:`O(n c^2)`, each pair of columns in one pass; of few rows one column and many others.
     """
-    parts, sizes = bins.slices, bins.sizes
+    parts, sizes, (c, n) = bins.slices, bins.sizes, index.shape
     table.diagonal().add_(bin_sums(bins, index, weight))
-    for j, k in combinations(range(len(sizes)), 2):
-        cell = index[j].long().mul_(sizes[k]).add_(index[k])
-        counts = torch.bincount(cell, weight, sizes[j] * sizes[k]).reshape(sizes[j], sizes[k])
-        table[parts[j], parts[k]] += counts
-        table[parts[k], parts[j]] += counts.T
+    width = max(1, 2**16 // max(1, n))  # columns whose cells stay in the cache
+    for j in range(c):
+        for first in range(j + 1, c, width):
+            some = slice(first, min(first + width, c))
+            across = slice(parts[first].start, parts[some.stop - 1].stop)
+            size = across.stop - across.start
+            starts = torch.tensor([part.start - across.start for part in parts[some]])
+            cell = index[some] + starts.to(index.device)[:, None] + size * index[j].long()
+            each = None if weight is None else weight.expand_as(cell).reshape(-1)
+            counts = torch.bincount(cell.reshape(-1), each, sizes[j] * size)
+            counts = counts.reshape(sizes[j], size)
+            table[parts[j], across] += counts
+            table[across, parts[j]] += counts.T
 
 
 def bin_sums(bins: Bins, index: Tensor, values: Tensor | None) -> Tensor:
