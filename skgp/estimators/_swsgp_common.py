@@ -28,9 +28,8 @@ from skgp.estimators._projection import (
 )
 from skgp.estimators._warnings import warn_caller
 from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.inference.neighbors.posterior import SWSGPPosterior
+from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct
-from skgp.inference.neighbors.state import SWSGPState
 from skgp.inference.neighbors.streaming import localized, update, update_full
 from skgp.likelihoods.families import Family
 from skgp.models.swsgp.fit import Settings, fit_swsgp
@@ -318,7 +317,7 @@ class SWSGPMixin:
             If what was learned cannot be summed up.
         """
         state, summary = self._posterior.state, self._summary
-        closed = not state.is_diagonal and self.n_neighbors_ >= state.n_inducing and self._is_fixed
+        closed = state.root is not None and self.n_neighbors_ >= state.n_inducing and self._is_fixed
         if summary is None and not closed:
             raise ValueError(
                 "partial_fit goes on from a diagonal covariance, or a full one with all points as "

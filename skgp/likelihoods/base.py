@@ -37,6 +37,10 @@ class Likelihood(TensorState, abc.ABC):
     ----------
     information : float
         Greatest Fisher information :math:`-E[\partial^2 \log p(y \mid f)]` over all f.
+    is_gaussian : bool
+        Whether log p is a parabola in f: a posterior of closed form.
+    is_log_concave : bool
+        Whether log p is concave in f.
 
     Notes
     -----
@@ -46,6 +50,8 @@ class Likelihood(TensorState, abc.ABC):
     """
 
     information = math.inf
+    is_gaussian = False
+    is_log_concave = True
 
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)

@@ -41,6 +41,8 @@ class Gaussian(NumericLikelihood):
     tensor([-1.7371], dtype=torch.float64)
     """
 
+    is_gaussian = True
+
     def __init__(self, noise_variance: float | Tensor) -> None:
         super().__init__()
         remedy = "For nearly noise-free data use a small positive value such as 1e-6."

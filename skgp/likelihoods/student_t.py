@@ -83,6 +83,8 @@ class StudentT(NumericLikelihood):
     tensor([-8.4423], dtype=torch.float64)
     """
 
+    is_log_concave = False
+
     def __init__(
         self, scale: float | Tensor, df: float | Tensor = 4.0, *, n_points: int = 20
     ) -> None:

@@ -106,7 +106,7 @@ def sweep_microseconds(rows, kernel, n_inducing):
     Z = X[distinct(X)[0]]
     Z = Z[torch.randperm(len(Z), generator=torch.Generator().manual_seed(0))[:n_inducing]]
     settings = Settings(n_neighbors=N_NEIGHBORS)
-    tiles = Tiles(kernel, X, Z, active_sets(kernel, X, Z, settings), budget=0)
+    tiles = Tiles(kernel, X, Z, active_sets(kernel, X, Z, settings))
     system = local_system(tiles, kl_weight=len(Z) / N_NEIGHBORS)
     ends = []
     # The first step begins from nothing: it sets up, and does not count.

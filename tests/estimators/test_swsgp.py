@@ -147,7 +147,7 @@ def test_predictions_in_tiles_are_those_of_each_row(params, data, monkeypatch):
     whole = np.column_stack(fit.predict(X, return_std=True))
     rows = np.concatenate([np.column_stack(fit.predict(x[None], return_std=True)) for x in X[:40]])
     np.testing.assert_allclose(rows, whole[:40], rtol=1e-7)
-    monkeypatch.setattr(posterior, "_TILE_ENTRIES", 1000)
+    monkeypatch.setattr(posterior, "TILE", 1000)
     monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 100_000)
     np.testing.assert_allclose(np.column_stack(fit.predict(X, return_std=True)), whole, rtol=1e-7)
 

@@ -18,7 +18,7 @@ from sklearn.utils import shuffle
 from skgp import SWSGPClassifier
 from skgp.data import Data
 from skgp.estimators._swsgp_labels import class_centres
-from skgp.inference.neighbors import kriging, posterior
+from skgp.inference.neighbors import posterior
 from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
@@ -134,8 +134,7 @@ def test_predictions_in_tiles_are_those_of_each_row(method, dtype, moons, monkey
     hook = "_kriged_log_proba" if method == "kriging" else "_moments"
     original = getattr(model, hook)
     monkeypatch.setattr(model, hook, lambda X: (sizes.append(len(X)), original(X))[1])
-    monkeypatch.setattr(posterior, "_TILE_ENTRIES", 2000)
-    monkeypatch.setattr(kriging, "_TILE", 2000)
+    monkeypatch.setattr(posterior, "TILE", 2000)
     monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 50 * model._bytes_per_row())
     np.testing.assert_allclose(model.predict_proba(fresh), whole, rtol=1e-7)
     assert sizes == [50] * 8

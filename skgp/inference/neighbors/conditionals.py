@@ -1,4 +1,4 @@
-r"""What the H inducing points nearest to an input say about it.
+r"""f given the values at inducing points: at the H nearest of each row, at all, and jointly.
 
 With the active set I of a row x, :math:`k = K_{Z_I x}` and the kernel matrix :math:`K_I` of
 :math:`Z_I`, its diagonal raised by the factor :math:`1 + \epsilon`,
@@ -8,9 +8,17 @@ With the active set I of a row x, :math:`k = K_{Z_I x}` and the kernel matrix :m
 
 The jitter :math:`\epsilon` is part of the model: :math:`u_j` is :math:`f(z_j)` and a little noise
 of its own. Its variance depends on :math:`z_j` alone and not on the company it is in, or else two
-active sets would disagree about :math:`u_j`. Its size bounds the condition number of a K_I of
-equal variances by :math:`H / \epsilon`, some :math:`10^6`: float32 can factor that, and duplicated
-inducing points do no harm.
+active sets would disagree about :math:`u_j`.
+
+*Jointly.* With :math:`\tilde A` the sparse rows a over the union U of the active points, and
+:math:`\operatorname{Cov}(u) = K_{UU} + \operatorname{diag}(\epsilon)` under the prior, the errors
+:math:`f - \tilde A u` have the covariance
+
+.. math:: J = K_{BB} - \tilde A K_{UB} - (\tilde A K_{UB})^T
+              + \tilde A (K_{UU} + \operatorname{diag}(\epsilon)) \tilde A^T,
+
+which is positive semi-definite by construction, has the variances of rows predicted one by one on
+its diagonal, and is the same for two rows whatever rows come with them.
 """
 
 from collections.abc import Iterator
@@ -19,50 +27,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.inference.neighbors.defaults import CACHED_NUMBERS, JITTER, TILE, UNION_POINTS
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-
-__all__ = [
-    "JITTER",
-    "SHARED_JITTER",
-    "LocalConditionals",
-    "Tiles",
-    "local_conditionals",
-    "prior_variance",
-    "tile_rows",
-]
-
-JITTER = 1e-4
-#: Where one factor, in float64, serves all rows: with a point a row, u is f and this noise besides
-#: that of the observations, and next to little noise 1e-8 is not nothing.
-SHARED_JITTER = 1e-12
-_BUDGET = 2e9  # bytes of conditionals that are kept; those of more rows are computed anew
-_TILE_ENTRIES = 2**18  # 2 MB in float64: the kernel's temporaries stay in the cache
 
 
 @dataclass(frozen=True)
 class LocalConditionals:
-    """f at n rows given the H inducing variables active for each.
+    """f at n rows given the H inducing variables active for each."""
 
-    Attributes
-    ----------
-    active : Tensor of int64, shape (n, H)
-        Indices of inducing points.
-    weights : Tensor of shape (n, H)
-        a, the mean of f being ``(weights * u[active]).sum(1)``.
-    inverse_factor : Tensor of shape (n, H, H)
-        :math:`L^{-1}`, lower triangular, of :math:`K_I = L L^T`.
-    variance : Tensor of shape (n,)
-        Of f given u; not negative.
-    log_det : Tensor of shape (n,)
-        :math:`\\log |K_I|`.
-    """
-
-    active: Tensor
-    weights: Tensor
-    inverse_factor: Tensor
-    variance: Tensor
-    log_det: Tensor
+    active: Tensor  # (n, H) of int64; indices of inducing points
+    weights: Tensor  # (n, H); a
+    inverse_factor: Tensor  # (n, H, H); L^-1, lower triangular, of K_I = L L'
+    variance: Tensor  # (n,); of f given u, not negative
+    log_det: Tensor  # (n,); log |K_I|
 
     def __len__(self) -> int:
         return len(self.active)
@@ -73,112 +51,93 @@ class LocalConditionals:
         return self.inverse_factor.mT @ self.inverse_factor
 
 
-def local_conditionals(
-    kernel,
-    X: Tensor,
-    Z: Tensor,
-    active: Tensor,
-    *,
-    theta: Tensor | None = None,
-    jitter: float = JITTER,
-) -> LocalConditionals:
-    """Condition every row on its active inducing points.
+def local_conditionals(kernel, X: Tensor, Z: Tensor, active: Tensor) -> LocalConditionals:
+    """Condition rows X (n, d) on their points `active` (n, H) of Z (M, d), none twice.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    Z : Tensor of shape (M, d)
-    active : Tensor of int64, shape (n, H)
-        No index twice in a row.
-    theta : Tensor, optional
-        Log hyper-parameters in place of the kernel's own.
-    jitter : float
-        Relative to the variance at each inducing point.
-
-    Returns
-    -------
-    LocalConditionals
-        Differentiable in `X`, `Z` and `theta`.
-
-    Notes
-    -----
-    ``O(n H^2 (H + d))`` time, about half of it for the kernel. ``O(n H^2)`` memory, several times
-    over: more rows than `tile_rows` are better taken in turns, see `Tiles`.
+    O(n H^2 (H + d)) time, about half of it for the kernel; O(n H^2) memory, several times over.
     """
     points = Z[active]  # (n, H, d)
-    K = gram(kernel, points, theta=theta)
-    if K.requires_grad:
-        K = K.clone()  # the kernel's backward pass needs its own
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + jitter)
-    cross = gram(kernel, points, X[:, None], theta=theta)  # (n, H, 1)
+    K = gram(kernel, points)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
+    cross = gram(kernel, points, X[:, None])  # (n, H, 1)
     L = jittered_cholesky(K).factor
     # By the inverse factor rather than cholesky_inverse: faster up to H = 64, and the variance is
     # a difference of what cannot be negative by more than rounding.
-    inverse = torch.linalg.solve_triangular(L, _eye_like(L), upper=False)
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    inverse = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
     half = inverse @ cross
     weights = (inverse.mT @ half)[..., 0]
-    variance = gram_diag(kernel, X, theta) - half[..., 0].square().sum(-1)
+    variance = gram_diag(kernel, X) - half[..., 0].square().sum(-1)
     return LocalConditionals(active, weights, inverse, variance.clamp_min(0.0), log_det(L))
 
 
-def prior_variance(kernel, Z: Tensor, *, jitter: float = JITTER) -> Tensor:
+def prior_variance(kernel, Z: Tensor) -> Tensor:
     """Variances (M,) of u under the prior, the jitter among them."""
-    return gram_diag(kernel, Z) * (1 + jitter)
-
-
-def tile_rows(n_neighbors: int) -> int:
-    """Number of rows to condition at once.
-
-    At H = 64, 2048 rows at once take twice the time a row of 64 at once, for want of cache.
-    """
-    return max(1, _TILE_ENTRIES // n_neighbors**2)
+    return gram_diag(kernel, Z) * (1 + JITTER)
 
 
 class Tiles:
-    """Conditionals of all rows, a tile at a time; kept after the first pass where memory allows.
+    """`LocalConditionals` of rows X (n, d) given active (n, H) of Z (M, d), tile by tile."""
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    Z : Tensor of shape (M, d)
-    active : Tensor of int64, shape (n, H)
-    rows : int, optional
-        Rows of a tile; `tile_rows` by default.
-    budget : float
-        Bytes; beyond, tiles are computed anew in every pass. 0 keeps nothing.
-    """
-
-    def __init__(
-        self,
-        kernel,
-        X: Tensor,
-        Z: Tensor,
-        active: Tensor,
-        *,
-        rows: int | None = None,
-        budget: float = _BUDGET,
-    ) -> None:
+    def __init__(self, kernel, X: Tensor, Z: Tensor, active: Tensor) -> None:
         self.kernel, self.X, self.Z, self.active = kernel, X, Z, active
-        n, H = active.shape
-        step = tile_rows(H) if rows is None else rows
-        self.slices = [slice(start, min(start + step, n)) for start in range(0, n, step)]
-        self._keeps = n * H * (H + 2) * X.element_size() <= budget
-        self._kept: dict[int, LocalConditionals] = {}
-
-    def __len__(self) -> int:
-        return len(self.slices)
 
     def __iter__(self) -> Iterator[tuple[slice, LocalConditionals]]:
-        for i, rows in enumerate(self.slices):
-            local = self._kept.get(i)
-            if local is None:
-                local = local_conditionals(self.kernel, self.X[rows], self.Z, self.active[rows])
-                if self._keeps:
-                    self._kept[i] = local
-            yield rows, local
+        n, H = self.active.shape
+        step = max(1, CACHED_NUMBERS // H**2)
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            yield rows, local_conditionals(self.kernel, self.X[rows], self.Z, self.active[rows])
 
 
-def _eye_like(L: Tensor) -> Tensor:
-    return torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+class SharedConditionals:
+    """f given values at all of Z (M, d), of `noise` (M,) beside f: one factor for all rows."""
+
+    def __init__(self, kernel, Z: Tensor, noise: Tensor) -> None:
+        self.kernel, self.Z = kernel, Z
+        K = gram(kernel, Z)
+        K.diagonal().add_(noise)
+        self.factor = jittered_cholesky(K).factor  # (M, M)
+
+    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (n, M) and the variance (n,) of f given the values; ``O(n M (M + d))``."""
+        psi, variance = self.features(X)
+        return torch.linalg.solve_triangular(self.factor.T, psi.T, upper=True).T, variance
+
+    def features(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
+        parts = []
+        for rows in X.split(max(1, TILE // len(self.Z))):
+            cross = gram(self.kernel, rows, self.Z).mT  # (M, n)
+            psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
+            left = gram_diag(self.kernel, rows) - psi.square().sum(1)
+            parts.append((psi, left.clamp_min(0.0)))
+        psi, variance = map(torch.cat, zip(*parts, strict=True))
+        return psi, variance
+
+
+def sparse_rows(position: Tensor, weights: Tensor, n_columns: int) -> Tensor:
+    """Matrix (n, n_columns) with `weights` (n, H) in the columns `position` (n, H); sparse."""
+    n, H = position.shape
+    rows = torch.arange(n, device=position.device).repeat_interleave(H)
+    index = torch.stack([rows, position.reshape(-1)])
+    shape = (n, n_columns)
+    return torch.sparse_coo_tensor(index, weights.reshape(-1), shape, check_invariants=False)
+
+
+def quadratic_form(A: Tensor, diagonal: Tensor) -> Tensor:
+    """A diag(v) A' (n, n), symmetric, of a sparse A (n, m) and v (m,)."""
+    product = torch.sparse.mm(A, diagonal[:, None] * A.to_dense().T)
+    return 0.5 * (product + product.T)
+
+
+def joint_errors(kernel, X: Tensor, points: Tensor, A: Tensor, diagonal: Tensor) -> Tensor:
+    """J (n, n) of rows X given `points` U (m, d), A~ sparse (n, m) and epsilon (m,); symmetric.
+
+    O(m (m + n) (d + H) + n^2) time, O(n (m + n)) memory.
+    """
+    cross = torch.sparse.mm(A, gram(kernel, X, points).mT)
+    inner = [torch.sparse.mm(A, gram(kernel, points, tile)) for tile in points.split(UNION_POINTS)]
+    inner = torch.sparse.mm(A, torch.cat(inner, dim=1).T)
+    J = gram(kernel, X) - cross - cross.T + inner + quadratic_form(A, diagonal)
+    return 0.5 * (J + J.T)

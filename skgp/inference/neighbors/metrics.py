@@ -2,10 +2,6 @@
 
 Each proposes candidates by a fast search and measures them anew in float64; a point that is no
 candidate lies beyond the `reach` of the fast search, up to its rounding.
-
-References
-----------
-.. [1] Jolliffe (2002), Principal Component Analysis, section 2.1.
 """
 
 from __future__ import annotations
@@ -17,29 +13,28 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from skgp.inference.neighbors.defaults import (
+    BEYOND,
+    CORRELATION_STEP,
+    GROUP,
+    HELD_VARIANCE,
+    MANY_COLUMNS,
+    MANY_POINTS,
+    PCA_ROWS,
+    SEARCH_CACHED,
+    TILE,
+    TREE_COLUMNS,
+    TREE_COLUMNS_FAST,
+)
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-
-__all__ = ["TILE", "Correlation", "ScaledDistance"]
-
-TILE = 2**22  # numbers in the largest temporary of a tile
-_CACHED = 2**16  # numbers in a temporary that is used at once
-_TREE_COLUMNS = 10
-_TREE_COLUMNS_FAST = 4  # where some hundred queries repay the growing of the tree
-_MANY_COLUMNS = 50
-_HELD_VARIANCE = 0.9  # of the columns, by their principal components
-_MANY_POINTS = 4096  # below, principal components do not repay their computation
-_PCA_ROWS = 20_000
-_GROUP = 16
-_BEYOND = 1e100
-_CORRELATION_STEP = 2.0**-36  # correlations that differ by less count as equal
 
 
 class ScaledDistance:
     """Squared distance between inputs divided by length scales.
 
-    Of the methods "fast" is meant for few queries, whose answers are taken as they are.
+    The method "fast" is meant for few queries, whose answers are taken as they are.
     """
 
     def __init__(self, inverse: Tensor, Z: Tensor, method: str) -> None:
@@ -47,7 +42,7 @@ class ScaledDistance:
         self.centre = origin(Z.double())[0]
         self.principal: Tensor | None = None
         self.tree, self.faiss = None, None
-        tree_columns = _TREE_COLUMNS_FAST if method == "fast" else _TREE_COLUMNS
+        tree_columns = TREE_COLUMNS_FAST if method == "fast" else TREE_COLUMNS
         if method == "faiss":
             self.faiss = _faiss_index(self._scaled(Z).float())
         elif Z.shape[1] <= tree_columns and not Z.is_cuda:
@@ -55,7 +50,7 @@ class ScaledDistance:
             self.tree = cKDTree(self._scaled(Z).numpy(), balanced_tree=False)
         else:
             self.points = self._points()
-            if method == "auto" and Z.shape[1] > _MANY_COLUMNS and len(Z) >= _MANY_POINTS:
+            if method == "auto" and Z.shape[1] > MANY_COLUMNS and len(Z) >= MANY_POINTS:
                 self.principal = _principal_axes(self.points[:, :-1])
             if self.principal is not None:
                 # What two rows have beside the components is nearly orthogonal: their product,
@@ -93,7 +88,7 @@ class ScaledDistance:
         return found, values + squares
 
     def measure(self, X: Tensor, found: Tensor) -> Tensor:
-        step = max(1, _CACHED // (found.shape[1] * X.shape[1]))
+        step = max(1, SEARCH_CACHED // (found.shape[1] * X.shape[1]))
         pieces = zip(X.split(step), found.split(step), strict=True)
         return torch.cat([self._differences(rows, self.Z[near]) for rows, near in pieces])
 
@@ -117,7 +112,7 @@ class ScaledDistance:
         """Scaled points and their squares, float32, without a float64 copy of them all."""
         M, d = self.Z.shape
         points = self.centre.new_empty(M, d + 1, dtype=torch.float32)
-        step = max(1, _CACHED // d)
+        step = max(1, SEARCH_CACHED // d)
         for some, out in zip(self.Z.split(step), points.split(step), strict=True):
             out[:, :-1] = self._scaled(some)
             torch.sum(out[:, :-1].square(), 1, out=out[:, -1])
@@ -125,7 +120,7 @@ class ScaledDistance:
 
     def _scaled(self, X: Tensor) -> Tensor:
         # Bounded, for the tree and the squares must be finite; beyond, all points are equally far.
-        return ((X.double() - self.centre) * self.inverse).clamp_(-_BEYOND, _BEYOND)
+        return ((X.double() - self.centre) * self.inverse).clamp_(-BEYOND, BEYOND)
 
     def _differences(self, X: Tensor, points: Tensor) -> Tensor:
         difference = points.double() - X.double()[:, None]
@@ -166,7 +161,7 @@ class Correlation:
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:
         # The candidates' own errors are the measure of those of the others.
         error = 2 * (proposed - values).abs().amax(1)
-        return proposed.amax(1) - error - 2 * _CORRELATION_STEP
+        return proposed.amax(1) - error - 2 * CORRELATION_STEP
 
     def surely_within(self, X: Tensor, kth: Tensor, reach: Tensor, stage: int) -> Tensor:
         return kth < reach
@@ -178,15 +173,15 @@ class Correlation:
 
     def _steps(self, correlation: Tensor) -> Tensor:
         # Equal in exact arithmetic, as on a grid, shall be equal here, whatever the batch.
-        return correlation.div_(-_CORRELATION_STEP).round_().mul_(_CORRELATION_STEP)
+        return correlation.div_(-CORRELATION_STEP).round_().mul_(CORRELATION_STEP)
 
 
 def _principal_axes(points: Tensor) -> Tensor | None:
     """Axes (d, q) with most of the variance of centred points; None where they would be many."""
-    some = points[:: -(-len(points) // _PCA_ROWS)]
+    some = points[:: -(-len(points) // PCA_ROWS)]
     variance, axes = torch.linalg.eigh((some.T @ some).double())
-    missing = variance.cumsum(0) < (1 - _HELD_VARIANCE) * variance.sum()  # ascending
-    q = max(_MANY_COLUMNS, len(variance) - int(missing.sum()))
+    missing = variance.cumsum(0) < (1 - HELD_VARIANCE) * variance.sum()  # ascending
+    q = max(MANY_COLUMNS, len(variance) - int(missing.sum()))
     return axes[:, -q:].float() if 4 * q <= len(variance) else None
 
 
@@ -219,14 +214,14 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     They lie in the k groups of the smallest minima, which are found at a third of the cost.
     """
     n, m = values.shape
-    width = m // _GROUP
+    width = m // GROUP
     if width < 4 * k:
         found = values.topk(k, dim=1, largest=False, sorted=False)
         return found.indices, found.values
-    grouped = values[:, : _GROUP * width].view(n, _GROUP, width)
+    grouped = values[:, : GROUP * width].view(n, GROUP, width)
     groups = grouped.amin(1).topk(k, dim=1, largest=False, sorted=False).indices
-    steps = width * torch.arange(_GROUP, device=values.device)
-    rest = torch.arange(_GROUP * width, m, device=values.device).expand(n, -1)
+    steps = width * torch.arange(GROUP, device=values.device)
+    rest = torch.arange(GROUP * width, m, device=values.device).expand(n, -1)
     columns = torch.cat([(groups[:, :, None] + steps).flatten(1), rest], 1)
     found = values.gather(1, columns).topk(k, dim=1, largest=False, sorted=False)
     return columns.gather(1, found.indices), found.values

@@ -24,11 +24,6 @@ little, and none join.
 *Coarser scales*, where asked for: with three, half of the H are the nearest of all points, a
 quarter the nearest of one in sixteen, at random, and a quarter of one in 256. In the gaps of dense
 data, where the nearest all lie on one rim, the others see what is beyond it.
-
-With kin40k (8 columns; 3000 training rows, 1000 others) the negative log-density of rows left out
-is 0.150 with and without the fading, 0.159 with a tau of 0.01, 0.197 if all neighbours fade. The
-mean of a sine seen but for a gap of two radians, noise of a tenth, changes by 20 and more an input
-unit without the global points, by 3 with them.
 """
 
 from functools import cached_property
@@ -37,38 +32,22 @@ import torch
 from torch import Tensor
 
 from skgp.inference.inducing import greedy_variance
+from skgp.inference.neighbors.conditionals import SharedConditionals
+from skgp.inference.neighbors.defaults import (
+    COARSER,
+    EXPLAINED,
+    FADING,
+    JITTER,
+    N_COMPARED,
+    N_GLOBAL,
+)
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.shared_conditionals import SharedConditionals
 from skgp.kernels.gram import gram_diag
 from skgp.linalg.cholesky import jittered_cholesky
 
-__all__ = ["Neighborhood", "fading_weights"]
-
-_FADING = 1e-3  # tau
-_N_GLOBAL = 16
-_EXPLAINED = 0.5  # of the prior's variance, in the mean
-# Ratio of scales: of 105 569 satellite temperatures (Matern 1/2), discs of 2% of the training rows
-# left out have a negative log-density of .737 given their 64 nearest, .663 given 32 nearest and 16
-# each of every 16th and every 256th row; rows left out at random do not tell them apart.
-_COARSER = 16
-_JITTER = 1e-4  # of global points, relative to the variance
-_COMPARED = 1000  # points at which that is asked
-
 
 class Neighborhood:
-    """The points that predictions use.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    Z : Tensor of shape (M, d)
-    n_neighbors : int
-        H.
-    method : {"auto", "exact", "faiss"}
-        See :class:`~skgp.inference.neighbors.search.NeighborSearch`.
-    n_scales : int, default=1
-        Scales that share the H neighbours; those of too few points are left out.
-    """
+    """The points of Z (M, d) that predictions use: H neighbours, at `n_scales`, and g global."""
 
     def __init__(
         self, kernel, Z: Tensor, n_neighbors: int, method: str = "auto", n_scales: int = 1
@@ -77,7 +56,7 @@ class Neighborhood:
         self.search = NeighborSearch(kernel, Z, method)
         order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0)).to(Z.device)
         share = n_neighbors // (2 * max(n_scales - 1, 1))
-        sizes = (len(Z) // _COARSER**scale for scale in range(1, n_scales))
+        sizes = (len(Z) // COARSER**scale for scale in range(1, n_scales))
         #: Points (sorted indices), search among them and neighbours of each coarser scale.
         self._coarser = [
             (points, NeighborSearch(kernel, Z[points], method), share)
@@ -88,14 +67,14 @@ class Neighborhood:
     def everywhere(self) -> Tensor:
         """Indices (g,) of the points that are neighbours of every input."""
         none = torch.empty(0, dtype=torch.int64, device=self.Z.device)
-        if len(self.Z) <= self.n_neighbors + _N_GLOBAL:
+        if len(self.Z) <= self.n_neighbors + N_GLOBAL:
             return none
-        chosen = greedy_variance(self.kernel, self.Z, _N_GLOBAL)
+        chosen = greedy_variance(self.kernel, self.Z, N_GLOBAL)
         points = self.Z[chosen]
-        given = SharedConditionals(self.kernel, points, _JITTER * gram_diag(self.kernel, points))
-        some = self.Z[:: -(-len(self.Z) // _COMPARED)]
+        given = SharedConditionals(self.kernel, points, JITTER * gram_diag(self.kernel, points))
+        some = self.Z[:: -(-len(self.Z) // N_COMPARED)]
         left = given(some)[1] / gram_diag(self.kernel, some)
-        return chosen if float(left.mean()) < 1 - _EXPLAINED else none
+        return chosen if float(left.mean()) < 1 - EXPLAINED else none
 
     @property
     def size(self) -> int:
@@ -108,19 +87,9 @@ class Neighborhood:
         return self.n_neighbors - sum(share for *_, share in self._coarser)
 
     def find(self, X: Tensor, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Points and their influence.
+        """Points (n, H + g) of rows X (n, d) and their influence d; `exclude` (n,) leaves one out.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n, d)
-        exclude : Tensor of int64, shape (n,), optional
-            The index of a point to leave out for each row.
-
-        Returns
-        -------
-        active : Tensor of int64, shape (n, H + g)
-        influence : Tensor of shape (n, H + g)
-            d. Where a point comes twice, and where there are not H, some have 0.
+        Where a point comes twice, and where there are not H, some have influence 0.
         """
         near, influence = _nearest(self.search, X, self._n_finest, exclude)
         for points, search, share in self._coarser:
@@ -172,25 +141,11 @@ def _nearest(
 def fading_weights(
     K: Tensor, cross: Tensor, prior: Tensor, influence: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Weights of the values at neighbours of different influence, and how far they miss f.
+    """Weights a (n, H) of values of covariance K (n, H, H), and how far they miss f, (n,).
 
-    Parameters
-    ----------
-    K : Tensor of shape (n, H, H)
-        Covariance of the values, their noise included.
-    cross : Tensor of shape (n, H)
-        Covariance with f(x).
-    prior : Tensor of shape (n,)
-        Variance of f(x).
-    influence : Tensor of shape (n, H)
-
-    Returns
-    -------
-    weights : Tensor of shape (n, H)
-        a, of the values themselves.
-    variance : Tensor of shape (n,)
-        :math:`k_{xx} - 2 a^T k + a^T K a`, not negative: what the values lack, and not what was
-        put in to make them fade.
+    cross (n, H) and prior (n,) are covariance with f(x) and its variance. The latter is
+    k_xx - 2 a'k + a'K a, not negative: what the values lack, and not what was put in to make
+    them fade.
     """
     diagonal = K.diagonal(dim1=-2, dim2=-1)
     faded = influence[:, :, None] * K * influence[:, None, :]
@@ -210,5 +165,5 @@ def _influence(distance: Tensor) -> Tensor:
     begin, end = distance[:, [(H - 1) // 2]], distance[:, -1:]
     t = ((distance[:, :-1] - begin) / (end - begin)).clamp(0.0, 1.0)
     t = torch.where(end > begin, t, 0.0)  # equally far: none is to go before the others
-    near, far = (1 - t).square(), _FADING * t.square()
+    near, far = (1 - t).square(), FADING * t.square()
     return (near / (near + far)).sqrt()

@@ -1,190 +1,253 @@
-r"""Predictions of a sparse-within-sparse GP, a row at a time or jointly.
+r"""Predictions from the nearest points, a row at a time or jointly, and q(u) of the paper.
 
-A row x with the active set I, :math:`a = K_I^{-1} k`
-(:mod:`skgp.inference.neighbors.conditionals`), has
+What is known of f are values at points Z, of means m beside the prior mean b and, where q(u) has
+one, of a covariance S. A row x with the active set I, :math:`a = K_I^{-1} k`, K with the noise of
+the values on its diagonal (:mod:`skgp.inference.neighbors.conditionals`), has
 
-.. math:: f \sim N(b + a^T m_I,\; k_{xx} - k^T a + a^T S_I a) \qquad \text{(eq. 13)}
+.. math:: f \sim N(b + a^T m_I,\; k_{xx} - k^T a + a^T S_I a) \qquad \text{(eq. 13)}.
 
-with b the constant prior mean. Eq. 13 says nothing of two rows together. Their covariance here is
-that of the errors :math:`f - \tilde A u` under the prior (:mod:`skgp.inference.neighbors.joint`)
-plus that of :math:`\tilde A u` under q, :math:`\tilde A S_U \tilde A^T`: positive semi-definite,
-of the diagonal of eq. 13, and the same for two rows whatever rows come with them.
+Eq. 13 says nothing of two rows together. Their covariance here is that of the errors
+:math:`f - \tilde A u` under the prior, J, plus that of :math:`\tilde A u` under q,
+:math:`\tilde A S_U \tilde A^T`: positive semi-definite, of the diagonal of eq. 13, and the same for
+two rows whatever rows come with them.
 
-The paper predicts jointly from the union instead ("SWSGP-U"): every row is conditioned on all of U,
-which changes means and variances with the rows that come along, at a cost cubic in U.
+The paper predicts jointly from the union U of active sets instead ("SWSGP-U", section 4.5): every
+row is conditioned on all of U, which changes means and variances with the rows that come along, at
+a cost cubic in U.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.conditionals import JITTER, SHARED_JITTER
-from skgp.inference.neighbors.joint import joint_errors, quadratic_form, sparse_rows
+from skgp.inference.neighbors.conditionals import (
+    SharedConditionals,
+    joint_errors,
+    quadratic_form,
+    sparse_rows,
+)
+from skgp.inference.neighbors.defaults import JITTER, SHARED_JITTER, TILE
 from skgp.inference.neighbors.neighborhood import Neighborhood, fading_weights
-from skgp.inference.neighbors.shared_conditionals import SharedConditionals
-from skgp.inference.neighbors.state import SWSGPState
 from skgp.kernels.gram import gram, gram_diag
+from skgp.linalg.tensor_state import TensorState
 
-__all__ = ["SWSGPPosterior"]
 
-_TILE_ENTRIES = 2**21  # of the H x H matrices of a tile of rows
+class LocalPredictor(TensorState):
+    """f given values at the points near an input, or at all where H reaches M.
+
+    A subclass has the fields or properties `kernel`, `points` (M, d), `values` (M, c) less their
+    prior means, `offset` (c,), `n_neighbors` (H), `neighbors` (how they are searched) and
+    `n_scales`, and says by `noises` (M,) what variance the values have beside that of f. What is
+    derived is built when first asked for and not pickled. O(H^3 + H^2 d) a row beside the search.
+    """
+
+    kernel: Any
+    offset: Tensor
+    n_neighbors: int
+    neighbors: str
+    n_scales: int = 1
+
+    points: Any
+    values: Any
+    noises: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for derived in ("neighborhood", "shared", "noises"):
+            state.pop(derived, None)
+        return state
+
+    @cached_property
+    def neighborhood(self) -> Neighborhood:
+        """Which points a row uses."""
+        return Neighborhood(
+            self.kernel, self.points, self.n_neighbors, self.neighbors, self.n_scales
+        )
+
+    @cached_property
+    def shared(self) -> SharedConditionals:
+        """Where all points are active."""
+        return SharedConditionals(self.kernel, self.points, self.noises)
+
+    @torch.no_grad()
+    def mean(self, X: Tensor) -> Tensor:
+        """E[f], shape (n, c), of rows X (n, d), in tiles."""
+        return torch.cat([self._mean(*self._weights(rows)[:2]) for rows in self._tiles(X)])
+
+    @torch.no_grad()
+    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """E[f] (n, c) and V[f] (n, c), or (n,) where all columns have one, of rows X (n, d)."""
+        parts = []
+        for rows in self._tiles(X):
+            active, weights, variance = self._weights(rows)
+            parts.append((self._mean(active, weights), self._total(active, weights, variance)))
+        mean, var = map(torch.cat, zip(*parts, strict=True))
+        return mean, var
+
+    @torch.no_grad()
+    def mean_and_covariance(self, X: Tensor, *, union: bool = False) -> tuple[Tensor, Tensor]:
+        """Joint prediction: mean (n, c) and covariance (c, n, n), or (1, n, n) of all columns.
+
+        `union` conditions every row on the union of the active sets, as in the paper.
+        """
+        if union or self._uses_all:
+            if self._uses_all:
+                index, given = torch.arange(len(self.points), device=X.device), self.shared
+            else:
+                index = self.neighborhood.search.query(X, self.n_neighbors).unique()
+                given = SharedConditionals(self.kernel, self.points[index], self.noises[index])
+            A, _ = given(X)  # (n, |U|)
+            errors = gram(self.kernel, X) - A @ gram(self.kernel, X, given.Z).mT
+        else:
+            parts = [self._weights(rows)[:2] for rows in self._tiles(X)]
+            active, weights = map(torch.cat, zip(*parts, strict=True))
+            index, position = active.unique(return_inverse=True)
+            A = sparse_rows(position, weights, len(index))
+            errors = joint_errors(self.kernel, X, self.points[index], A, self.noises[index])
+        covariance = errors + self._joint_spread(A, index)
+        return self.offset + A @ self.values[index], 0.5 * (covariance + covariance.mT)
+
+    @property
+    def _uses_all(self) -> bool:
+        return self.n_neighbors >= len(self.points)
+
+    def _tiles(self, X: Tensor) -> tuple[Tensor, ...]:
+        return X.split(max(1, TILE // len(self.points)) if self._uses_all else self._tile_rows())
+
+    def _tile_rows(self) -> int:
+        H, d = self.neighborhood.size, self.points.shape[1]
+        return max(1, TILE // (H * (H + d)))
+
+    def _weights(self, X: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """Active points (n, H), None for all; their weights; the variance of f given them (n,)."""
+        if self._uses_all:
+            return None, *self.shared(X)
+        active, influence = self.neighborhood.find(X)
+        return active, *self._given(X, active, influence, self.noises[active])
+
+    def _given(
+        self, X: Tensor, active: Tensor, influence: Tensor, noise: Tensor, method: str = "direct"
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (n, H) and the variance (n,) of rows X given points `active` (n, H)."""
+        points = self.points[active]  # (n, H, d)
+        K = gram(self.kernel, points, method=method)
+        K.diagonal(dim1=-2, dim2=-1).add_(noise)
+        cross = gram(self.kernel, points, X[:, None], method=method)[..., 0]
+        return fading_weights(K, cross, gram_diag(self.kernel, X), influence)
+
+    def _mean(self, active: Tensor | None, weights: Tensor) -> Tensor:
+        """b + a' m_I, shape (n, c)."""
+        return self.offset + _sums(active, weights, self.values)
+
+    def _total(self, active: Tensor | None, weights: Tensor, variance: Tensor) -> Tensor:
+        """V[f] where f given the values has a variance (n,): the same of values that are known."""
+        return variance
+
+    def _joint_spread(self, A: Tensor, index: Tensor) -> Tensor:
+        """A S A' (c, n, n) of dense or sparse weights A (n, m) of the points `index`."""
+        return self.offset.new_zeros(1, 1, 1)
 
 
 @dataclass(frozen=True)
-class SWSGPPosterior:
-    """q(u), and the neighbours that f is conditioned on.
+class SWSGPState(TensorState):
+    r"""Unwhitened posterior :math:`q(u_l) = N(m_l, S_l)` of c latent functions, l = 1 ... c.
 
-    Attributes
-    ----------
-    state : SWSGPState
-        On the CPU or wherever predictions are to run.
-    n_neighbors : int
-        H.
-    neighbors : str
-        How they are searched (:class:`~skgp.inference.neighbors.search.NeighborSearch`).
+    The functions share kernel and inducing points. u and f are modelled without the prior means:
+    ``offset`` is added to f before a likelihood sees it. Either `var` or `root` is None.
     """
+
+    kernel: Any  # covariance of f, without noise; its bounds hold while training
+    likelihood: Tensor  # (p,); free parameters (see `skgp.likelihoods.families`)
+    Z: Tensor  # (M, d)
+    mean: Tensor  # (M, c); m
+    var: Tensor | None  # (M, c); diagonal of S, positive, where the covariance is diagonal
+    root: Tensor | None  # (c, M, M); lower triangular with S = R R', where it is full
+    offset: Tensor  # (c,); prior means
+
+    @classmethod
+    def prior(cls, kernel, likelihood: Tensor, Z: Tensor, offset: Tensor) -> SWSGPState:
+        """A posterior to begin with: mean 0 and variances those of the prior, independent."""
+        var = gram_diag(kernel, Z)[:, None].expand(-1, len(offset)).contiguous()
+        return cls(kernel, likelihood, Z, torch.zeros_like(var), var, None, offset)
+
+    def to(self, *args) -> SWSGPState:
+        """The same on another device or in another dtype, as `torch.Tensor.to` says."""
+        tensors = {
+            name: value.to(*args) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
+    @property
+    def n_inducing(self) -> int:
+        """M."""
+        return len(self.Z)
+
+    @property
+    def n_latent(self) -> int:
+        """The number c of latent functions."""
+        return self.mean.shape[1]
+
+    @property
+    def roots(self) -> Tensor:
+        """Root of a full covariance."""
+        return cast(Tensor, self.root)
+
+    def variance(self) -> Tensor:
+        """Diagonal of S, (M, c), of either kind of covariance."""
+        if self.root is not None:
+            return self.root.square().sum(-1).T
+        return cast(Tensor, self.var)
+
+    def with_posterior(
+        self, mean: Tensor, *, var: Tensor | None = None, root: Tensor | None = None
+    ) -> SWSGPState:
+        """The same hyper-parameters with another posterior."""
+        return replace(self, mean=mean, var=var, root=root)
+
+
+@dataclass(frozen=True)
+class SWSGPPosterior(LocalPredictor):
+    """Predictions of q(u) from the H inducing points nearest to a row."""
 
     state: SWSGPState
     n_neighbors: int
     neighbors: str = "auto"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("state", "n_neighbors", "neighbors")}
+    kernel = property(lambda self: self.state.kernel)
+    points = property(lambda self: self.state.Z)
+    values = property(lambda self: self.state.mean)
+    offset = property(lambda self: self.state.offset)
 
     @cached_property
-    def neighborhood(self) -> Neighborhood:
-        """Which points a row uses; built when first asked for, not pickled."""
-        return Neighborhood(self.state.kernel, self.state.Z, self.n_neighbors, self.neighbors)
+    def noises(self) -> Tensor:
+        """The jitter, (M,): part of the model (:mod:`skgp.inference.neighbors.conditionals`)."""
+        Z, full = self.state.Z, self.state.root is not None
+        exact = full and self._uses_all and Z.dtype == torch.float64
+        return (SHARED_JITTER if exact else JITTER) * gram_diag(self.state.kernel, Z)
 
-    @cached_property
-    def shared(self) -> SharedConditionals:
-        """Where all points are active; built when first asked for, not pickled."""
-        kernel, Z = self.state.kernel, self.state.Z
-        jitter = JITTER if self.state.is_diagonal or Z.dtype != torch.float64 else SHARED_JITTER
-        return SharedConditionals(kernel, Z, jitter * gram_diag(kernel, Z))
-
-    def mean(self, X: Tensor) -> Tensor:
-        """E[f], shape (n, c), of rows X (n, d); ``O(n (H^3 + H^2 d))`` and the search."""
-        return torch.cat([self._mean(self._weights(rows)) for rows in self._tiles(X)])
-
-    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """E[f] and V[f] (eq. 13), shapes (n, c), of rows X (n, d)."""
-        tiles = [self._tile(rows) for rows in self._tiles(X)]
-        mean, var = zip(*tiles, strict=True)
-        return torch.cat(mean), torch.cat(var)
-
-    def mean_and_covariance(self, X: Tensor, *, union: bool = False) -> tuple[Tensor, Tensor]:
-        """Joint prediction.
-
-        Parameters
-        ----------
-        X : Tensor of shape (n, d)
-        union : bool
-            Condition every row on the union of the active sets, as in the paper; by default J.
-
-        Returns
-        -------
-        mean : Tensor of shape (n, c)
-        covariance : Tensor of shape (c, n, n)
-        """
-        if union or self._uses_all:
-            return self._union(X)
-        parts = [self._weights(rows) for rows in self._tiles(X)]
-        active, weights, _ = map(torch.cat, zip(*parts, strict=True))
-        mean = self.state.offset + _mean(active, weights, self.state.mean)
-        return mean, self._joint(X, active, weights)
-
-    # ---- one row at a time -----------------------------------------------------------------
-
-    @property
-    def _uses_all(self) -> bool:
-        return self.n_neighbors >= self.state.n_inducing
-
-    def _tiles(self, X: Tensor) -> tuple[Tensor, ...]:
-        if self._uses_all:
-            return X.split(max(1, _TILE_ENTRIES // self.state.n_inducing))
-        H = self.neighborhood.size
-        return X.split(max(1, _TILE_ENTRIES // (H * (H + X.shape[1]))))
-
-    def _weights(self, X: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Active points (n, H), None for all; their weights; the variance of f given u (n,)."""
-        if self._uses_all:
-            return None, *self.shared(X)
-        kernel, Z = self.state.kernel, self.state.Z
-        active, influence = self.neighborhood.find(X)
-        points = Z[active]  # (n, H, d)
-        K = gram(kernel, points)
-        K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
-        cross = gram(kernel, points, X[:, None])[..., 0]
-        return active, *fading_weights(K, cross, gram_diag(kernel, X), influence)
-
-    def _mean(self, local: tuple[Tensor | None, Tensor, Tensor]) -> Tensor:
-        """b + a' m_I, shape (n, c)."""
-        active, weights, _ = local
-        return self.state.offset + _mean(active, weights, self.state.mean)
-
-    def _tile(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        local = self._weights(X)
-        active, weights, variance = local
-        return self._mean(local), variance[:, None] + self._spread(active, weights)
-
-    def _spread(self, active: Tensor | None, weights: Tensor) -> Tensor:
-        """a' S_I a, shape (n, c)."""
+    def _total(self, active, weights, variance):
         if self.state.var is not None:
-            return _mean(active, weights.square(), self.state.var)
+            return variance[:, None] + _sums(active, weights.square(), self.state.var)
         if active is None:
-            rows = [(weights @ root).square().sum(1) for root in self.state.roots]
+            roots = [weights @ root for root in self.state.roots]
         else:
-            rows = [
-                torch.einsum("nh,nhm->nm", weights, root[active]).square().sum(1)
-                for root in self.state.roots
-            ]
-        return torch.stack(rows, dim=1)
+            roots = [torch.einsum("nh,nhm->nm", weights, R[active]) for R in self.state.roots]
+        return variance[:, None] + torch.stack([R.square().sum(1) for R in roots], dim=1)
 
-    # ---- jointly ---------------------------------------------------------------------------
-
-    def _joint(self, X: Tensor, active: Tensor, weights: Tensor) -> Tensor:
-        """J (c, n, n)."""
-        union, position = active.unique(return_inverse=True)
-        A = sparse_rows(position, weights, len(union))
-        points = self.state.Z[union]
-        jitter = JITTER * gram_diag(self.state.kernel, points)
-        errors = joint_errors(self.state.kernel, X, points, A, jitter)
+    def _joint_spread(self, A, index):
         if self.state.var is not None:
-            spreads = [quadratic_form(A, v) for v in self.state.var[union].T]
-        else:
-            spreads = [_square(torch.sparse.mm(A, root[union])) for root in self.state.roots]
-        return torch.stack([errors + spread for spread in spreads])
-
-    def _union(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Joint prediction of the paper."""
-        if self._uses_all:
-            union, given = torch.arange(self.state.n_inducing, device=X.device), self.shared
-        else:
-            union = self.neighborhood.search.query(X, self.n_neighbors).unique()
-            points = self.state.Z[union]
-            noise = JITTER * gram_diag(self.state.kernel, points)
-            given = SharedConditionals(self.state.kernel, points, noise)
-        A, _ = given(X)  # (n, |U|)
-        prior = gram(self.state.kernel, X) - A @ gram(self.state.kernel, X, given.Z).mT
-        if self.state.var is not None:
-            spreads = [(A * v) @ A.T for v in self.state.var[union].T]
-        else:
-            spreads = [_square(A @ root[union]) for root in self.state.roots]
-        covariance = torch.stack([prior + S for S in spreads])
-        return self.state.offset + A @ self.state.mean[union], 0.5 * (covariance + covariance.mT)
+            return torch.stack([quadratic_form(A, v) for v in self.state.var[index].T])
+        roots = [A @ root[index] for root in self.state.roots]
+        return torch.stack([R @ R.T for R in roots])
 
 
-def _mean(active: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
+def _sums(active: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
     """Sums over active points, None for all, of weights (n, H) times values (M, c): (n, c)."""
     if active is None:
         return weights @ values
     return torch.einsum("nh,nhc->nc", weights, values[active])
-
-
-def _square(root: Tensor) -> Tensor:
-    """R R' of R (n, m)."""
-    return root @ root.T

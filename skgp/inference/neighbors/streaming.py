@@ -2,8 +2,7 @@ r"""Rows that come in batches, for fixed hyper-parameters: what was learned beco
 
 Rows that are gone leave, beside their posterior mean :math:`m_0`, one precision D_j for each
 inducing point and latent function, the diagonal of their data term
-:math:`\sum_n \lambda_n a_n a_n^T`.
-The next batch B sees q through
+:math:`\sum_n \lambda_n a_n a_n^T`. The next batch B sees q through
 
 .. math:: \Big[ D + Q_Z + \sum_{n \in B} \lambda_n a_n a_n^T \Big] (m - m_0)
           = \sum_{n \in B} (\eta_n - \lambda_n a_n^T m_0)\, a_n,
@@ -28,58 +27,29 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.conditionals import SHARED_JITTER, Tiles, prior_variance
-from skgp.inference.neighbors.full_system import FullSystem
-from skgp.inference.neighbors.local_prior import local_prior
+from skgp.inference.neighbors.assembly import local_prior, row_weights
+from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
+from skgp.inference.neighbors.defaults import NOVEL, SEPARABLE, SHARED_JITTER
 from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.row_weights import row_weights
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch, distinct
-from skgp.inference.neighbors.shared_conditionals import SharedConditionals
-from skgp.inference.neighbors.state import SWSGPState
-from skgp.inference.neighbors.system import LocalSystem, Sites
+from skgp.inference.neighbors.system import FullSystem, LocalSystem, Sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods.base import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.tensor_state import TensorState
 
-__all__ = ["Summary", "localized", "summarize", "update", "update_full"]
-
-_NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
-_SEPARABLE = 1e-8  # of the prior variance
-
 
 @dataclass(frozen=True)
 class Summary(TensorState):
-    """What is kept of rows that are gone, beside the posterior.
+    """What is kept of rows that are gone, beside the posterior."""
 
-    Attributes
-    ----------
-    precision : Tensor of shape (M, c)
-        D.
-    rows_seen : int
-    """
-
-    precision: Tensor
+    precision: Tensor  # (M, c); D
     rows_seen: int
 
 
 def summarize(system: LocalSystem, sites: Sites, rows_seen: int = 0) -> Summary:
-    """Put rows away.
-
-    Parameters
-    ----------
-    system : LocalSystem
-        Of the rows.
-    sites : Sites
-        Theirs, at the end of the fit.
-    rows_seen : int
-        Before these rows.
-
-    Returns
-    -------
-    Summary
-        The anchors of the system included.
-    """
+    """Put the rows of a system away, with their sites at the end of the fit; anchors included."""
     precision = system.rows.collect_squares(sites.precision)
     if system.anchor is not None:
         precision = precision + system.anchor
@@ -101,46 +71,11 @@ def update(
     neighbors: str = "auto",
     **steps,
 ) -> tuple[SWSGPState, Summary]:
-    """The posterior after a batch.
+    """The posterior of a diagonal covariance after a batch X (n, d), Y (n, c) of weights (n,).
 
-    Parameters
-    ----------
-    state : SWSGPState
-        Before it, of diagonal covariance.
-    summary : Summary
-        Of all rows before it.
-    X : Tensor of shape (n, d)
-    Y : Tensor of shape (n, c)
-    likelihood : Likelihood
-    n_neighbors : int
-        H, lowered to the number of inducing points there are.
-    kl_weight : float, optional
-        kappa; M / H by default.
-    kl_factor : float
-        Of that default.
-    weight : Tensor of shape (n,), optional
-    max_inducing : int
-        Rows that the inducing points explain least of join them, up to this number in all.
-    neighbors : str
-        See :class:`~skgp.inference.neighbors.search.NeighborSearch`.
-    **steps
-        Options of :func:`~skgp.inference.neighbors.natural.fit_sites`.
-
-    Returns
-    -------
-    state : SWSGPState
-    summary : Summary
-        ``O((n + M) H^2 (H + d))``: the divergences of the inducing points are computed anew.
-
-    Raises
-    ------
-    ValueError
-        If the covariance is full, or as `fit_sites`.
+    kappa is kl_factor M / H by default. Rows that the inducing points explain least of join them,
+    up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.neighbors.natural.fit_sites`.
     """
-    if state.var is None:
-        raise ValueError(
-            "A full covariance cannot be updated; use covariance='diagonal' or fit all rows."
-        )
     state = _with_new_inducing(state, X, n_neighbors, max_inducing, neighbors)
     anchor = summary.precision.new_zeros(state.mean.shape)
     anchor[: len(summary.precision)] = summary.precision
@@ -148,15 +83,15 @@ def update(
     search = NeighborSearch(state.kernel, state.Z, neighbors)
     H = min(n_neighbors, state.n_inducing)
     active = search.query(X, H)
-    rows = row_weights(Tiles(state.kernel, X, state.Z, active, budget=0))
-    peers = Tiles(state.kernel, state.Z, state.Z, search.query(state.Z, H), budget=0)
+    rows = row_weights(Tiles(state.kernel, X, state.Z, active))
+    peers = Tiles(state.kernel, state.Z, state.Z, search.query(state.Z, H))
     kappa = kl_factor * state.n_inducing / H if kl_weight is None else kl_weight
     prior = local_prior(peers, state.Z.new_full((state.n_inducing,), kappa / state.n_inducing))
 
     system = LocalSystem(rows, prior, weight, anchor)
     offset = state.offset + rows.project(state.mean)
     fit = fit_sites(system, Y, likelihood, offset=offset, **steps)
-    after = state.with_posterior(state.mean + fit.mean, var=fit.var)
+    after = state.with_posterior(state.mean + fit.q.mean, var=fit.q.var)
     return after, summarize(system, fit.sites, summary.rows_seen)
 
 
@@ -171,21 +106,10 @@ def update_full(
     max_inducing: int = 0,
     **steps,
 ) -> SWSGPState:
-    """The posterior of a full covariance, all inducing points active, after a batch.
+    """The posterior of a full covariance after a batch, float64, all points active.
 
-    Parameters
-    ----------
-    state : SWSGPState
-        Before it; float64.
-    X, Y, likelihood, weight, max_inducing, **steps
-        As of `update`.
-    kl_weight : float
-        Of the divergence from the posterior before.
-
-    Returns
-    -------
-    SWSGPState
-        ``O((n + M) M^2 c)``.
+    O((n + M) M^2 c). Arguments as of `update`; kl_weight is that of the divergence from the
+    posterior before.
     """
     given = _all_points(state)
     features, variance = given(X)  # weights a
@@ -206,21 +130,9 @@ def update_full(
 
 
 def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
-    """The nearest independent inducing variables, and the data's part of their precision.
-
-    Parameters
-    ----------
-    state : SWSGPState
-        Of full covariance.
-
-    Returns
-    -------
-    state : SWSGPState
-        Of diagonal covariance.
-    summary : Summary
-    """
+    """The nearest independent inducing variables, and the data's part of their precision."""
     # Of u and as much noise as leaves digits to the difference of the inverses.
-    noise = _SEPARABLE * gram_diag(state.kernel, state.Z)
+    noise = SEPARABLE * gram_diag(state.kernel, state.Z)
     factor = SharedConditionals(state.kernel, state.Z, noise).factor
     prior = torch.cholesky_inverse(factor).diagonal()
     precision = []
@@ -242,7 +154,7 @@ def _novel(kernel, X: Tensor, variance: Tensor, room: int) -> Tensor:
     """Distinct rows that the inducing points explain least, as many as there is room for."""
     unexplained = variance / prior_variance(kernel, X)
     chosen = distinct(X)[0]
-    chosen = chosen[unexplained[chosen] > _NOVEL]
+    chosen = chosen[unexplained[chosen] > NOVEL]
     return chosen[unexplained[chosen].argsort(descending=True, stable=True)[: max(room, 0)]]
 
 
@@ -270,7 +182,7 @@ def _with_new_inducing(
         return state
     H = min(n_neighbors, state.n_inducing)
     active = NeighborSearch(state.kernel, state.Z, neighbors).query(X, H)
-    rows = row_weights(Tiles(state.kernel, X, state.Z, active, budget=0))
+    rows = row_weights(Tiles(state.kernel, X, state.Z, active))
     chosen = _novel(state.kernel, X, rows.variance, room)
     mean = torch.cat([state.mean, rows.project(state.mean)[chosen]])
     var = torch.cat([state.variance(), rows.project_squares(state.variance())[chosen]])

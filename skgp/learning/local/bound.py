@@ -41,8 +41,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.data import Data
-from skgp.inference.neighbors.conditionals import JITTER
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.defaults import JITTER
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram
 from skgp.likelihoods.families import Family
 from skgp.linalg.cholesky import jittered_cholesky
@@ -242,7 +242,7 @@ def _tiles(state: SWSGPState, active: Tensor) -> tuple[Tensor, ...]:
     """Indices of the rows of each tile."""
     n, H = active.shape
     numbers = H * (H + state.Z.shape[1] + 2 * state.n_latent)
-    if not state.is_diagonal:
+    if state.root is not None:
         numbers += H * state.n_inducing * state.n_latent
     return torch.arange(n, device=active.device).split(max(1, _TILE_NUMBERS // numbers))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.length_scales import length_scales
 from skgp.learning.local.bound import Objective
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.kriging import KrigingModel, is_shared, merge_rows
-from skgp.inference.neighbors.label_link import LabelLink
+from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.kernels.gram import gram_diag
 from skgp.learning.selection import choose
 from skgp.optim.lbfgs import minimize_lbfgs
@@ -234,7 +233,7 @@ def _linked(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Tensor
     """The model with its link, and the weighted losses (p,) of the labels left out."""
     frequency, lapse, weight = labels.frequency, labels.lapse, labels.weight
     start = _start(model, frequency)
-    if len(model.X) < 2:
+    if labels.others is None:
         return replace(model, link=LabelLink(**start, frequency=frequency, lapse=lapse)), weight[:0]
     value = label_targets(labels.label, len(frequency), model.X.dtype)
     mean, var = model.leave_out(labels.row, labels.unit, value, labels.others)

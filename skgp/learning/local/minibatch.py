@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.learning.local.bound import Objective, bound, kl_weight
 from skgp.learning.local.coordinates import Coordinates
 from skgp.linalg.exceptions import NotPositiveDefiniteError

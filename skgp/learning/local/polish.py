@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.learning.local.bound import Objective, latent_moments
 from skgp.learning.local.minibatch import Search, fit_minibatch
 from skgp.learning.selection import improves

@@ -25,8 +25,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from skgp.inference.neighbors.assembly import RowWeights, compressed_rows
 from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.row_weights import RowWeights, compressed_rows
 from skgp.inference.neighbors.system import LocalSystem, Posterior
 from skgp.learning.coupling import best_coupling, coupled_log_probabilities
 from skgp.learning.selection import choose
@@ -211,9 +211,9 @@ class _Search:
             cg_tol=_CG_TOL,
             cg_max_iter=_CG_ITER,
         )
-        mean = self.offset + self.held_out.project(fit.mean)
+        mean = self.offset + self.held_out.project(fit.q.mean)
         var = amplitude * self.held_out.variance[:, None]
-        var = var + self.held_out.project_squares(fit.var)
+        var = var + self.held_out.project_squares(fit.q.var)
         coupling = self._coupling(mean, var)
         losses = negative_log_score(self.judge, self.Y_held_out, mean, var, coupling)
         return _Trial(amplitude, kl_factor, fit.q, mean, var, losses, coupling)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.neighbors.assembly import row_weights
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.row_weights import row_weights
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import LocalSystem, Posterior, nested_systems
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
@@ -140,10 +140,14 @@ def find_prior(
     halves = _halves(kernel, data, Z, position, settings, generator)
     kl_weight = halves.kl_weight if settings.kl_weight is None else settings.kl_weight
     system, everything = halves.systems(kl_weight)
+    if everything is None:
+        held_out = row_weights(halves.tiles[1])
+    else:
+        held_out = everything.rows.last(len(halves.held_out))
     found = choose_prior(
         system,
         halves.kept.y,
-        row_weights(halves.tiles[1]),
+        held_out,
         halves.held_out.y,
         likelihood.at(halves.kept.offset),
         offset,
@@ -230,8 +234,8 @@ def _halves(
     active = active_sets(kernel, data.X, points, settings)
     first, last = slice(0, len(kept)), slice(len(kept), len(data))
     tiles = (
-        Tiles(kernel, data.X[first], points, active[first], budget=0),
-        Tiles(kernel, data.X[last], points, active[last]),  # passed through twice: kept
+        Tiles(kernel, data.X[first], points, active[first]),
+        Tiles(kernel, data.X[last], points, active[last]),
     )
     return _Halves(data, len(kept), own, tiles)
 

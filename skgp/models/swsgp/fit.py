@@ -52,11 +52,16 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.full_system import FullSystem, full_system
 from skgp.inference.neighbors.natural import SitesFit, fit_sites
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.streaming import Summary, summarize
-from skgp.inference.neighbors.system import LocalSystem, Posterior, local_system
+from skgp.inference.neighbors.system import (
+    FullSystem,
+    LocalSystem,
+    Posterior,
+    full_system,
+    local_system,
+)
 from skgp.learning.coupling import best_coupling
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import LEARNING_RATE, Search, fit_minibatch
@@ -219,7 +224,7 @@ class _Fitter:
         bound, summary, coupling = found.bound, None, prior.coupling
         if isinstance(system, FullSystem) and coupling is None and self.data.y.shape[1] > 1:
             coupling = self._left_out_coupling(state, system, found)
-        if by_gradient or self._moves_likelihood(found.likelihood):
+        if by_gradient or self._moves_likelihood(self.family.make(state.likelihood)):
             active = self._search()(state.kernel, state.Z)
             bound = total_bound(state, self.data, active, Objective(self.family, kl_weight))
         if not by_gradient and isinstance(system, LocalSystem):
@@ -231,7 +236,7 @@ class _Fitter:
         kernel, Z, X, weight = state.kernel, state.Z, self.data.X, self.data.weight
         if self._is_closed(state):
             return full_system(kernel, X, Z, kl_weight=kl_weight, weight=weight)
-        tiles = Tiles(kernel, X, Z, self._search()(kernel, Z), budget=0)
+        tiles = Tiles(kernel, X, Z, self._search()(kernel, Z))
         return local_system(tiles, kl_weight=kl_weight, weight=weight)
 
     def _natural(
@@ -242,10 +247,11 @@ class _Fitter:
         history: list[float] = []
         goes_on = start is not None  # from parameters that suit its q already
         for i in range(_LIKELIHOOD_ROUNDS):
+            likelihood = self.family.make(state.likelihood).at(self.data.offset)
             found = fit_sites(
                 system,
                 self.data.y,
-                self.family.make(state.likelihood).at(self.data.offset),
+                likelihood,
                 offset=state.offset,
                 start=start,
                 max_iter=_NATURAL_ITER if s.max_iter is None or s.moves_inducing else s.max_iter,
@@ -257,9 +263,9 @@ class _Fitter:
             start = found.q
             q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
-            last = i == _LIKELIHOOD_ROUNDS - 1 and not self._moves_likelihood(found.likelihood)
-            takes_turns = self._moves_likelihood(found.likelihood) or (
-                not goes_on and self._alternates(found.likelihood)
+            last = i == _LIKELIHOOD_ROUNDS - 1 and not self._moves_likelihood(likelihood)
+            takes_turns = self._moves_likelihood(likelihood) or (
+                not goes_on and self._alternates(likelihood)
             )
             if last or not takes_turns or self.callback.stopped:
                 break
@@ -272,7 +278,7 @@ class _Fitter:
         mean, var = system.moments(found.q)
         left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
         mean = state.offset + left * (mean / var - found.sites.shift)
-        likelihood = cast(Bernoulli, found.likelihood)  # others have one column
+        likelihood = cast(Bernoulli, self.family.make(state.likelihood))  # others have one column
         return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
 
     def _cg_options(self) -> dict:

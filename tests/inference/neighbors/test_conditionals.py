@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.inference.neighbors.conditionals import JITTER, Tiles, local_conditionals, prior_variance
+from skgp.inference.neighbors import conditionals as module
+from skgp.inference.neighbors.conditionals import (
+    Tiles,
+    joint_errors,
+    local_conditionals,
+    prior_variance,
+    quadratic_form,
+    sparse_rows,
+)
+from skgp.inference.neighbors.defaults import JITTER
 from tests.reference import swsgp as dense
 
 # Of variances that differ from point to point.
@@ -71,32 +80,63 @@ def test_variance_is_not_negative_for_rounding():
     assert (found.variance >= 0).all()
 
 
-@pytest.mark.parametrize("kernel", [ConstantKernel(1.3) * RBF([0.9, 1.6]), RBF([0.9, 1.6])])
-def test_conditionals_are_differentiable_in_points_and_hyperparameters(kernel):
-    _, X, Y, Z, active = problem_of(n=3, n_inducing=5, n_neighbors=3)
-    theta = torch.tensor(kernel.theta)
-
-    def outputs(X, Z, theta):
-        found = local_conditionals(kernel, X, Z, active, theta=theta)
-        return found.weights, found.precision, found.variance, found.log_det
-
-    inputs = tuple(part.clone().requires_grad_() for part in (X, Z, theta))
-    assert torch.autograd.gradcheck(outputs, inputs, atol=1e-4)
-
-
-@pytest.mark.parametrize("budget", [0, 1e9], ids=["recomputed", "kept"])
-def test_tiles_are_the_rows_in_order(budget):
+def test_tiles_are_the_rows_in_order(monkeypatch):
     kernel, X, Y, Z, active = problem_of()
     whole = local_conditionals(kernel, X, Z, active)
-    tiles = Tiles(kernel, X, Z, active, rows=7, budget=budget)
-    assert len(tiles) == 6
-    passes = [list(tiles), list(tiles)]
-    for parts in passes:
-        assert torch.equal(
-            torch.cat([torch.arange(len(X))[rows] for rows, _ in parts]), torch.arange(40)
-        )
-        for name in ("active", "weights", "precision", "variance", "log_det"):
-            joined = torch.cat([getattr(local, name) for _, local in parts])
-            torch.testing.assert_close(joined, getattr(whole, name))
-    is_same = passes[0][0][1] is passes[1][0][1]
-    assert is_same == (budget > 0)
+    monkeypatch.setattr(module, "CACHED_NUMBERS", 7 * active.shape[1] ** 2)
+    parts = list(Tiles(kernel, X, Z, active))
+    assert len(parts) == 6
+    assert torch.equal(torch.cat([torch.arange(40)[rows] for rows, _ in parts]), torch.arange(40))
+    for name in ("active", "weights", "precision", "variance", "log_det"):
+        joined = torch.cat([getattr(local, name) for _, local in parts])
+        torch.testing.assert_close(joined, getattr(whole, name))
+
+
+# ---- jointly -------------------------------------------------------------------------------------
+
+KERNEL = 1.4 * RBF([0.7, 1.1]) + DotProduct(0.5)
+
+
+@pytest.fixture
+def rows(rng):
+    """X (12, 2), points (9, 2), positions and weights (12, 4) of no particular estimator."""
+    position = np.array([rng.permutation(9)[:4] for _ in range(12)])
+    arrays = rng.normal(size=(12, 2)), rng.normal(size=(9, 2)), position, rng.normal(size=(12, 4))
+    return tuple(map(torch.tensor, arrays))
+
+
+def to_dense(position, weights, m):
+    A = np.zeros((len(position), m))
+    for i, (columns, values) in enumerate(zip(position, weights, strict=True)):
+        A[i, columns] = values
+    return A
+
+
+def test_sparse_rows_puts_weights_in_their_columns(rows, dtype):
+    _, _, position, weights = rows
+    A = sparse_rows(position, weights.to(dtype), 9)
+    assert A.shape == (12, 9) and A.dtype == dtype
+    expected = to_dense(position.numpy(), weights.to(dtype).numpy(), 9)
+    np.testing.assert_array_equal(A.to_dense(), expected)
+
+
+def test_quadratic_form_is_that_of_a_diagonal(rows, rng):
+    _, _, position, weights = rows
+    A, v = to_dense(position.numpy(), weights.numpy(), 9), rng.uniform(size=9)
+    found = quadratic_form(sparse_rows(position, weights, 9), torch.tensor(v))
+    np.testing.assert_allclose(found, A @ np.diag(v) @ A.T, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("tile", [1, 4, 2048])
+def test_joint_errors_are_the_covariance_of_what_is_left(rows, rng, tile, monkeypatch):
+    """Cov(f - A v) for Cov(v) = K + diag: positive semi-definite whatever A is."""
+    monkeypatch.setattr(module, "UNION_POINTS", tile)
+    X, points, position, weights = rows
+    A, v = to_dense(position.numpy(), weights.numpy(), 9), rng.uniform(size=9)
+    both = KERNEL(np.concatenate([X, points]))
+    both[12:, 12:] += np.diag(v)
+    left = np.hstack([np.eye(12), -A])
+    found = joint_errors(KERNEL, X, points, sparse_rows(position, weights, 9), torch.tensor(v))
+    np.testing.assert_allclose(found, left @ both @ left.T, rtol=0, atol=1e-11)
+    torch.testing.assert_close(found, found.T, rtol=0, atol=0)
+    assert float(torch.linalg.eigvalsh(found).min()) > 0

@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.inference.neighbors.conditionals import JITTER, Tiles, local_conditionals
-from skgp.inference.neighbors.full_system import full_system
+from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, local_conditionals
+from skgp.inference.neighbors.defaults import JITTER
 from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.system import local_system
+from skgp.inference.neighbors.system import FullSystem, local_system
+from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from tests.reference import sparse
 from tests.reference import swsgp as dense
@@ -35,7 +36,7 @@ def problem_of(name, **options):
 
 def system_of(problem):
     X, _, Z, active, _, weight = problem.tensors
-    tiles = Tiles(problem.kernel, X, Z, active, rows=11)
+    tiles = Tiles(problem.kernel, X, Z, active)
     return local_system(tiles, kl_weight=problem.kl_weight, weight=weight)
 
 
@@ -47,8 +48,8 @@ def fit(problem, likelihood, **options):
 def fit_full(problem, likelihood):
     """All points active: the fit, and its q of u."""
     X, Y, Z, _, offset, weight = problem.tensors
-    options = {"kl_weight": problem.kl_weight, "weight": weight, "jitter": JITTER}
-    system = full_system(problem.kernel, X, Z, **options)
+    given = SharedConditionals(problem.kernel, Z, JITTER * gram_diag(problem.kernel, Z))
+    system = FullSystem(*given.features(X), given.factor, problem.kl_weight, weight)
     found = fit_sites(system, Y, likelihood, offset=offset, **TIGHT)
     return found, system.unwhitened(found.q)
 
@@ -77,7 +78,10 @@ def torch_bound(problem, likelihood, mean, root):
 def test_fit_ends_at_a_stationary_point_of_the_bound(name):
     problem, likelihood = problem_of(name)
     found = fit(problem, likelihood)
-    mean, log_std = found.mean.clone().requires_grad_(), (0.5 * found.var.log()).requires_grad_()
+    mean, log_std = (
+        found.q.mean.clone().requires_grad_(),
+        (0.5 * found.q.var.log()).requires_grad_(),
+    )
     value = torch_bound(problem, likelihood, mean, log_std.exp().T.diag_embed())
     gradients = torch.autograd.grad(value, (mean, log_std))
     assert max(float(gradient.abs().max()) for gradient in gradients) < 5e-5
@@ -89,8 +93,8 @@ def test_fit_ends_at_a_stationary_point_of_the_bound(name):
 def test_fit_reports_the_bound_of_the_oracle(name):
     problem, likelihood = problem_of(name)
     found = fit(problem, likelihood, max_iter=2)
-    covariance = dense.diagonal(found.var.numpy())
-    expected = dense.bound(problem, dense.LOG_PROB[name], found.mean.numpy(), covariance)
+    covariance = dense.diagonal(found.q.var.numpy())
+    expected = dense.bound(problem, dense.LOG_PROB[name], found.q.mean.numpy(), covariance)
     np.testing.assert_allclose(found.bound, expected, rtol=1e-8)
 
 
@@ -124,8 +128,8 @@ def test_gaussian_noise_needs_one_step():
     found = fit(problem, likelihood)
     lam, eta = dense.gaussian_sites(problem)
     assert len(found.history) == 1 and found.converged
-    np.testing.assert_allclose(found.mean, dense.optimal_mean(problem, lam, eta), rtol=1e-8)
-    np.testing.assert_allclose(found.var, dense.optimal_var(problem, lam), rtol=1e-10)
+    np.testing.assert_allclose(found.q.mean, dense.optimal_mean(problem, lam, eta), rtol=1e-8)
+    np.testing.assert_allclose(found.q.var, dense.optimal_var(problem, lam), rtol=1e-10)
 
 
 def test_fit_from_its_own_optimum_stays():
@@ -133,7 +137,7 @@ def test_fit_from_its_own_optimum_stays():
     first = fit(problem, likelihood)
     again = fit(problem, likelihood, start=first.q, tol=1e-8)
     assert len(again.history) <= 2
-    torch.testing.assert_close(again.mean, first.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(again.q.mean, first.q.mean, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_count_as_repeated_rows():
@@ -142,7 +146,7 @@ def test_weights_count_as_repeated_rows():
     weighted = fit(replace(problem, weight=counts.astype(float)), likelihood)
     repeated = fit(problem.repeated(counts), likelihood)
     np.testing.assert_allclose(weighted.bound, repeated.bound, rtol=1e-9)
-    torch.testing.assert_close(weighted.mean, repeated.mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weighted.q.mean, repeated.q.mean, rtol=1e-5, atol=1e-6)
 
 
 def test_callback_sees_every_step_and_stops():
@@ -166,29 +170,8 @@ def test_float32_reaches_nearly_the_same_bound():
     tiles = Tiles(problem.kernel, X, Z, active)
     system = local_system(tiles, kl_weight=problem.kl_weight, weight=weight)
     found = fit_sites(system, Y, likelihood, offset=offset)
-    assert found.mean.dtype == torch.float32
+    assert found.q.mean.dtype == torch.float32
     np.testing.assert_allclose(found.bound, fit(problem, likelihood).bound, rtol=1e-4)
-
-
-# ---- noise --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("start", [0.01, 5.0])
-def test_learned_noise_is_stationary_for_the_bound(start):
-    problem, _ = problem_of("gaussian")
-    found = fit(problem, Gaussian(start), learn_noise=True)
-    noise = float(found.likelihood.noise_variance)
-    around = [fit(problem, Gaussian(noise * factor)).bound for factor in (0.99, 1.0, 1.01)]
-    assert found.converged and around[1] > around[0] and around[1] > around[2]
-    # Equal falls to both sides, as far as a parabola in the logarithm goes.
-    np.testing.assert_allclose(around[0] - around[1], around[2] - around[1], rtol=0.05)
-    np.testing.assert_allclose(found.bound, around[1], rtol=1e-8)
-
-
-def test_learned_noise_stays_within_its_bounds():
-    problem, _ = problem_of("gaussian")
-    found = fit(problem, Gaussian(1.0), learn_noise=True, noise_bounds=(2.0, 3.0))
-    assert float(found.likelihood.noise_variance) == 2.0
 
 
 # ---- full covariance ----------------------------------------------------------------------------
@@ -230,8 +213,8 @@ def test_svgp_bound_of_a_given_posterior_is_that_of_the_local_system():
     """H = M and a diagonal S: the sum of the local divergences is the one of SVGP."""
     problem, _ = problem_of("gaussian", n_neighbors=12, n_latent=1)
     found = fit(problem, Gaussian(0.3), max_iter=1)
-    S = np.diag(found.var[:, 0].numpy())
-    K, mean = dense.inducing_gram(problem.kernel, problem.Z), found.mean[:, 0].numpy()
+    S = np.diag(found.q.var[:, 0].numpy())
+    K, mean = dense.inducing_gram(problem.kernel, problem.Z), found.q.mean[:, 0].numpy()
     A = np.linalg.solve(K, problem.kernel(problem.Z, problem.X)).T
     var = problem.kernel.diag(problem.X) + np.sum((A @ (S - K)) * A, axis=1)
     residual = problem.Y[:, 0] - problem.offset[0] - A @ mean
@@ -252,24 +235,3 @@ def test_full_covariance_is_a_stationary_point_of_the_bound(name, kl_weight):
     np.testing.assert_allclose(value.item(), found.bound, rtol=1e-8)
     torch.testing.assert_close(q.root, q.root.tril())
     torch.testing.assert_close(q.var, q.root.square().sum(-1).T)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"damping": 0.0}, "damping must be in"),
-        ({"damping": 1.5}, "damping must be in"),
-        ({"max_iter": 0}, "max_iter must be at least 1"),
-        ({"learn_noise": True}, "learn_noise needs Gaussian noise; got Bernoulli"),
-    ],
-)
-def test_fit_refuses_numbers_out_of_range(options, message):
-    problem, likelihood = problem_of("probit")
-    with pytest.raises(ValueError, match=message):
-        fit(problem, likelihood, **options)
-
-
-def test_fit_refuses_observations_of_another_length():
-    problem, likelihood = problem_of("probit")
-    with pytest.raises(ValueError, match=r"Y must have the shape \(40, c\)"):
-        fit_sites(system_of(problem), torch.tensor(problem.Y[:7]), likelihood)

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.neighbors import posterior as module
-from skgp.inference.neighbors.conditionals import SHARED_JITTER
+from skgp.inference.neighbors.defaults import SHARED_JITTER
 from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.inference.neighbors.posterior import SWSGPPosterior
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from tests.reference import swsgp as dense
 from tests.same import assert_same
 
@@ -83,7 +82,7 @@ def test_a_batch_is_its_rows_in_tiles_of_any_size(kind, monkeypatch):
     seen = []
     find = found.neighborhood.find
     monkeypatch.setattr(found.neighborhood, "find", lambda X: (seen.append(len(X)), find(X))[1])
-    monkeypatch.setattr(module, "_TILE_ENTRIES", 4 * H * (H + 2))
+    monkeypatch.setattr(module, "TILE", 4 * H * (H + 2))
     tiles = found.mean_and_variance(X)
     assert seen == [4] * 6 + [1]
     for part, row, tile in zip(whole, rows, tiles, strict=True):
@@ -239,3 +238,14 @@ def test_union_kriging_is_a_gp_on_the_union(weighted):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-9)
     expected = model.kernel(X) - k.T @ np.linalg.solve(K, k)
     np.testing.assert_allclose(covariance[0], expected, rtol=0, atol=1e-9)
+
+
+def test_state_pickles_to_the_same_tensors_and_its_own_size_though_it_views_more():
+    many = torch.zeros(100_000, 2, dtype=torch.float64)
+    kernel = ConstantKernel(2.0) * RBF([0.5, 0.7])
+    state = SWSGPState.prior(kernel, many[0, :1], many[:50], many[0, :1])
+    again = pickle.loads(pickle.dumps(state))
+    assert len(pickle.dumps(state)) < 5_000 and again.kernel == state.kernel
+    for name in ("likelihood", "Z", "mean", "var", "offset"):
+        assert torch.equal(getattr(state, name), getattr(again, name)), name
+    torch.testing.assert_close(state.variance(), torch.full((50, 1), 2.0, dtype=torch.float64))

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.inference.neighbors.assembly import row_weights
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.full_system import full_system
 from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.posterior import SWSGPPosterior
-from skgp.inference.neighbors.row_weights import row_weights
+from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.state import SWSGPState
 from skgp.inference.neighbors.streaming import localized, summarize, update, update_full
-from skgp.inference.neighbors.system import local_system
+from skgp.inference.neighbors.system import full_system, local_system
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import swsgp as dense
 from tests.same import assert_same
@@ -37,7 +35,7 @@ def fitted(problem, likelihood):
         Tiles(problem.kernel, X, Z, active), kl_weight=problem.kl_weight, weight=weight
     )
     found = fit_sites(system, Y, likelihood, offset=offset, **TIGHT)
-    return state_of(problem, found.mean, found.var), summarize(system, found.sites)
+    return state_of(problem, found.q.mean, found.q.var), summarize(system, found.sites)
 
 
 def rows_of(problem, rows):
@@ -188,7 +186,7 @@ def fitted_full(problem, likelihood):
     X, Y, Z, _, offset, weight = problem.tensors
     system = full_system(problem.kernel, X, Z, weight=weight)
     q = system.unwhitened(fit_sites(system, Y, likelihood, offset=offset, **TIGHT).q)
-    prior = SWSGPState.prior(problem.kernel, offset[:0], Z, offset, covariance="full")
+    prior = SWSGPState.prior(problem.kernel, offset[:0], Z, offset)
     return prior.with_posterior(q.mean, root=q.root)
 
 
@@ -238,7 +236,7 @@ def test_full_covariance_becomes_diagonal_with_the_precisions_it_had():
     np.testing.assert_allclose(summary.precision, data, rtol=1e-4)
     precision = np.diag(np.linalg.inv(K))[:, None] + data
     np.testing.assert_allclose(state.var, 1 / precision, rtol=1e-4)
-    assert torch.equal(state.mean, full.mean) and state.is_diagonal
+    assert torch.equal(state.mean, full.mean) and state.root is None
 
 
 def test_summary_pickles_small():
@@ -248,13 +246,3 @@ def test_summary_pickles_small():
     assert again.rows_seen == 40
     assert_same(again.precision, summary.precision)
     assert len(pickle.dumps(summary)) < 8 * 12 + 600
-
-
-def test_update_refuses_a_full_covariance():
-    problem = dense.make_problem(n_neighbors=H)
-    _, summary = fitted(problem, Gaussian(0.3))
-    full = SWSGPState.prior(
-        problem.kernel, torch.zeros(0), *problem.tensors[2:5:2], covariance="full"
-    )
-    with pytest.raises(ValueError, match="A full covariance cannot be updated"):
-        updated(full, summary, problem, Gaussian(0.3))

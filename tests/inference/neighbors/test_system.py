@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.inference.neighbors import local_prior as module
+from skgp.inference.neighbors import assembly as module
+from skgp.inference.neighbors.assembly import local_prior, row_weights
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.local_prior import local_prior
-from skgp.inference.neighbors.row_weights import row_weights
 from skgp.inference.neighbors.system import Posterior, Sites, local_system
 from tests.reference import swsgp as dense
 
 
 def tiles_of(problem, dtype=torch.float64):
     X, _, Z, active, _, _ = problem.tensors
-    return Tiles(problem.kernel, X.to(dtype), Z.to(dtype), active, rows=11)
+    return Tiles(problem.kernel, X.to(dtype), Z.to(dtype), active)
 
 
 def system_of(problem, dtype=torch.float64):
@@ -102,7 +101,7 @@ def test_prior_multiplies_as_the_dense_matrix_does(n_columns):
 def test_prior_assembled_in_parts_is_the_same(monkeypatch):
     problem = dense.make_problem("sum", weighted=True)
     whole = system_of(problem).prior
-    monkeypatch.setattr(module, "_CHUNK", 200)
+    monkeypatch.setattr(module, "ASSEMBLED", 200)
     parts = system_of(problem).prior
     torch.testing.assert_close(parts.matrix.to_dense(), whole.matrix.to_dense())
     torch.testing.assert_close(parts.constant, whole.constant)
@@ -182,14 +181,18 @@ def test_row_weights_multiply_as_the_dense_matrix_does(n_columns):
     np.testing.assert_allclose(rows.collect_squares(torch.tensor(R)), (A**2).T @ R, **options)
     np.testing.assert_allclose(rows.variance, variance, **options)
     assert len(rows) == 40
+    last = rows.last(7)
+    np.testing.assert_allclose(last.project(torch.tensor(V)), (A @ V)[-7:], **options)
+    np.testing.assert_allclose(last.collect(torch.tensor(R[-7:])), A[-7:].T @ R[-7:], **options)
+    np.testing.assert_allclose(last.variance, variance[-7:], **options)
 
 
 def test_solve_from_the_solution_needs_no_iterations():
     problem = dense.make_problem("matern", n_latent=2)
     _, _, sites = sites_of(problem)
     system = system_of(problem)
-    found = system.solve_mean(sites, tol=1e-9)
-    again = system.solve_mean(sites, start=found.solution, tol=1e-8)
+    q, found = system.solve(sites, tol=1e-9)
+    _, again = system.solve(sites, start=q.mean, tol=1e-8)
     assert again.n_iter == 0 and (found.residual < 1e-8).all()
 
 
@@ -211,16 +214,3 @@ def test_system_of_float32_is_near_that_of_float64():
     assert found.mean.dtype == found.var.dtype == torch.float32
     torch.testing.assert_close(found.mean.double(), exact.mean, rtol=0, atol=2e-3)
     torch.testing.assert_close(found.var.double(), exact.var, rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("kl_weight", [0.0, -1.0, float("nan")])
-def test_system_refuses_a_kl_weight_that_is_not_positive(kl_weight):
-    problem = dense.make_problem()
-    with pytest.raises(ValueError, match="kl_weight must be positive"):
-        local_system(tiles_of(problem), kl_weight=kl_weight)
-
-
-def test_system_refuses_weights_of_zero():
-    problem = dense.make_problem()
-    with pytest.raises(ValueError, match="weight must hold a positive number"):
-        local_system(tiles_of(problem), kl_weight=1.0, weight=torch.zeros(40, dtype=torch.float64))

@@ -7,7 +7,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
 from skgp.data import Data
 from skgp.inference.neighbors.conditionals import local_conditionals
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning.local.bound import Objective, bound, latent_moments, local_moments, total_bound
 from skgp.likelihoods import Bernoulli

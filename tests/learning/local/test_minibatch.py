@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
-from skgp.inference.neighbors.state import SWSGPState
+from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.learning.local import minibatch
 from skgp.learning.local.bound import Objective, bound, total_bound
 from skgp.learning.local.coordinates import Coordinates
@@ -41,8 +41,9 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
         family.initial(X),
         Z,
         X.new_zeros(2),
-        covariance="full" if full else "diagonal",
     )
+    if full:
+        state = state.with_posterior(state.mean, root=state.var.T.sqrt().diag_embed())
     return state, data, nearest(X, H), Objective(family)
 
 
@@ -126,7 +127,7 @@ def test_fit_minibatch_raises_the_bound(labels, full):
     gain = value(found.state, data, search, objective) - value(state, data, search, objective)
     assert gain > 100
     assert len(found.history) == 80 and not found.stopped
-    assert found.state.is_diagonal != full
+    assert (found.state.root is None) != full
 
 
 def test_fit_minibatch_stays_near_an_optimum_it_starts_from():

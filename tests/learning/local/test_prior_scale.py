@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.inference.neighbors.assembly import RowWeights, row_weights
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.row_weights import RowWeights, row_weights
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import local_system
 from skgp.kernels.amplitude import scale_amplitude
@@ -28,7 +28,7 @@ TARGETS = {
 
 def system_of(problem, kernel=None, kl_factor=1.0):
     X, _, Z, active, _, weight = problem.tensors
-    tiles = Tiles(problem.kernel if kernel is None else kernel, X, Z, active, budget=0)
+    tiles = Tiles(problem.kernel if kernel is None else kernel, X, Z, active)
     return local_system(tiles, kl_weight=kl_factor * problem.kl_weight, weight=weight)
 
 
@@ -56,8 +56,8 @@ def test_rescaled_is_the_system_of_the_scaled_kernel(target, amplitude, kl_facto
     fits = [
         fit_sites(each, Y, TARGETS[target], offset=offset, **TIGHT) for each in (found, expected)
     ]
-    torch.testing.assert_close(fits[0].mean, fits[1].mean, rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(fits[0].var, fits[1].var, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(fits[0].q.mean, fits[1].q.mean, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(fits[0].q.var, fits[1].q.var, rtol=1e-7, atol=1e-9)
     assert fits[0].bound == pytest.approx(fits[1].bound, rel=1e-9)
     q = fits[1].q
     for left, right in zip(found.moments(q), expected.moments(q), strict=True):
@@ -93,7 +93,7 @@ def walk_of(amplitude=1.0, prior=1.0, n=400, n_classes=2, seed=0, M=60, H=8, **o
     kernel, Z = dense.KERNELS["matern"](), X[:M] + 0.01
     kernel = scale_amplitude(kernel, prior / float(kernel.diag(X[:1].numpy())[0]))
     search = NeighborSearch(kernel, Z)
-    parts = [Tiles(kernel, rows, Z, search.query(rows, H), budget=0) for rows in X.split(n)]
+    parts = [Tiles(kernel, rows, Z, search.query(rows, H)) for rows in X.split(n)]
     system, held_out = local_system(parts[0], kl_weight=M / H), row_weights(parts[1])
     likelihood = Bernoulli("probit")
     offset = X.new_zeros(Y.shape[1])
@@ -121,8 +121,8 @@ def test_choice_is_no_worse_than_its_neighbours_by_chance():
 
     def losses(amplitude):
         fit = fit_sites(rescaled(system, amplitude, 1.0), Y, likelihood, offset=offset)
-        var = amplitude * held_out.variance[:, None] + held_out.project_squares(fit.var)
-        return negative_log_score(likelihood, Y_out, held_out.project(fit.mean), var)
+        var = amplitude * held_out.variance[:, None] + held_out.project_squares(fit.q.var)
+        return negative_log_score(likelihood, Y_out, held_out.project(fit.q.mean), var)
 
     best = losses(found.amplitude)
     assert float(best.mean()) == pytest.approx(found.score, abs=0.01)
@@ -188,11 +188,11 @@ def test_coupling_is_the_best_for_the_rows_held_out():
     )
     options = {"max_iter": 16, "tol": 1e-3, "cg_max_iter": 15, "cg_tol": 3e-3}
     fit = fit_sites(system, Y, likelihood, offset=offset, **options)
-    var = held_out.variance[:, None] + held_out.project_squares(fit.var)
-    assert found.coupling == best_coupling(likelihood, Y_out, held_out.project(fit.mean), var)
+    var = held_out.variance[:, None] + held_out.project_squares(fit.q.var)
+    assert found.coupling == best_coupling(likelihood, Y_out, held_out.project(fit.q.mean), var)
     assert found.coupling > 0
     scores = [
-        float(negative_log_score(likelihood, Y_out, held_out.project(fit.mean), var, each).mean())
+        float(negative_log_score(likelihood, Y_out, held_out.project(fit.q.mean), var, each).mean())
         for each in COUPLINGS
     ]
     assert found.score == pytest.approx(scores[COUPLINGS.index(found.coupling)], rel=1e-9)
