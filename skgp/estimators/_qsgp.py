@@ -21,7 +21,7 @@ from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
 from skgp.inference.stochastic.state import SGDState
-from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
 from skgp.learning.robust import robust_location_scale
 from skgp.likelihoods import Laplace

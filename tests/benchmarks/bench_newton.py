@@ -8,11 +8,10 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.newton.covariance import laplace_covariance
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.laplace import laplace_covariance
+from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 

@@ -7,12 +7,10 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.weights.cg import weights_cg
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.evidence import log_marginal_likelihood
-from skgp.inference.weights.gauss_seidel import gauss_seidel
-from skgp.inference.weights.streaming_gram import StreamingGram
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood
+from skgp.inference.weights.posterior import LinearWeightsPosterior
+from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.spectral import FourierFeatures
 
 pytestmark = [
@@ -107,6 +105,6 @@ def test_bench_cg_set_up_and_iteration(benchmark, rank):
 def test_bench_predict_mean_and_variance(benchmark, n, m):
     weights = torch.ones(m, dtype=torch.float64)
     root = torch.ones(m, N_SAMPLES, dtype=torch.float64)
-    posterior = LinearWeightsPosterior(fourier(m), weights, root, weights[:0], noise_variance=NOISE)
+    posterior = LinearWeightsPosterior(fourier(m), weights, root, weights[:0])
     X = inputs(n)[0]
     run_few(benchmark, lambda: posterior.mean_and_variance(X))

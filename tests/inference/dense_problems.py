@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.inference.weights.design import WhitenedInducingBasis
 
 NOISE = 0.1
 KERNELS = {

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.exact.function_space import pivoted_factor
+from skgp.inference.exact import pivoted_factor
 from skgp.inference.mixture.defaults import (
     BLOCK,
     FEATURES,

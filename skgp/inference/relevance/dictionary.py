@@ -21,7 +21,7 @@ from torch import Tensor
 
 from skgp.inference.stochastic.sampling import take_rows
 from skgp.inference.weights.design import StreamedDesign, check_sample_weight
-from skgp.inference.weights.streaming_gram import StreamingGram
+from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels import gram_tile
 from skgp.linalg.tensor_state import TensorState
 from skgp.optim import sample_without_replacement

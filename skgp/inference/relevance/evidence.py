@@ -46,7 +46,7 @@ from skgp.inference.relevance.dictionary import (
 from skgp.inference.relevance.steps import EvidenceState
 from skgp.inference.stochastic.sampling import take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder
 
@@ -289,7 +289,6 @@ def relevance_fit(
         state.mean[order],
         root,
         root.new_zeros(0),
-        noise_variance=state.noise_variance,
     )
     return RelevanceFit(
         indices=rows[indices[indices < len(rows)]],

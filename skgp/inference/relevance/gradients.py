@@ -20,7 +20,7 @@ from skgp.inference.stochastic.estimators import quadratic_loss, sample_design
 from skgp.inference.stochastic.optimizers import Adam
 from skgp.inference.stochastic.sampling import IndexSet, everything, sample_indices, take_rows
 from skgp.inference.stochastic.state import proposition_1
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.optim import sample_without_replacement
 
 _NOISE_RATE = 0.1  # of the moving average that the noise variance is
@@ -149,7 +149,6 @@ class SparseState:
             self.mean[:, 0],
             self.mean.new_zeros(len(self.rows), 0),
             self.std,
-            noise_variance=self.noise_variance,
         )
         return RelevanceFit(
             self.rows,

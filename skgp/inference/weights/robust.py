@@ -43,27 +43,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.design import (
+from skgp.inference.weights.defaults import (
     GRAM_TILE,
+    LEAST_SCALE,
+    LEAST_STD,
     MEMORY_BUDGET,
-    Basis,
-    StreamedDesign,
-    add_gram,
-    check_sample_weight,
+    N_MAJORISED,
+    SITE_TILE_BYTES,
+    SMALLEST_STEP,
 )
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.design import Basis, StreamedDesign, add_gram, check_sample_weight
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.likelihoods.laplace import Laplace, expected_absolute_residual
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 
 __all__ = ["RobustFit", "fit_robust"]
 
 Callback = Callable[[int, dict], bool | None]
-
-_N_MAJORISED = 3  # first steps; 0 to 10 were compared on kin40k and pol
-_SMALLEST_STEP = 1e-3
-_MIN_SCALE = 1e-6  # of b, relative to the targets: a perfect fit would send it to 0
-_MIN_STD = 1e-6  # of a latent value, relative to b
-_TILE_BYTES = 2**27
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class RobustFit:
     Attributes
     ----------
     posterior : LinearWeightsPosterior
-        q(w); its ``noise_variance`` is that of Laplace noise, :math:`2 b^2`.
+        q(w).
     scale : float
         b, in the units of y.
     elbo : float
@@ -155,7 +151,7 @@ def fit_robust(
     """
     y, weight = _checked(X, y, scale, sample_weight, max_iter)
     design = StreamedDesign(basis, X, dtype=dtype, memory_budget=memory_budget)
-    floor = _MIN_SCALE * (float(y.square().mean().sqrt()) or 1.0)
+    floor = LEAST_SCALE * (float(y.square().mean().sqrt()) or 1.0)
     if scale is None:
         scale = max(floor, 0.5 * float((y - y.median()).abs().mean()))
     ascent = _Ascent(design, y, weight, scale, floor if learn_scale else None)
@@ -181,34 +177,21 @@ def _checked(X, y, scale, sample_weight, max_iter) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Sites:
-    """Gaussian stand-ins of the likelihood, and what they sum up to.
+    """Gaussian stand-ins of the likelihood, and what they sum up to."""
 
-    Attributes
-    ----------
-    precision, moment : Tensor of shape (n,)
-    gram : Tensor of shape (m, m)
-        Phi' Lambda Phi, its lower triangle.
-    total : Tensor of shape (m,)
-        Phi' h.
-    """
-
-    precision: Tensor
-    moment: Tensor
-    gram: Tensor
-    total: Tensor
+    precision: Tensor  # (n,), lambda
+    moment: Tensor  # (n,), h
+    gram: Tensor  # (m, m), Phi' Lambda Phi, its lower triangle
+    total: Tensor  # (m,), Phi' h
 
     def towards(self, other: "_Sites", step: float) -> "_Sites":
         """The sites a fraction of the way to others; linear, so no pass over the data."""
-        return _Sites(
-            torch.lerp(self.precision, other.precision, step),
-            torch.lerp(self.moment, other.moment, step),
-            torch.lerp(self.gram, other.gram, step),
-            torch.lerp(self.total, other.total, step),
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Sites(*(torch.lerp(here, there, step) for here, there in pairs))
 
     def divide_(self, scale: float) -> "_Sites":
         """Divide everything by the scale of the noise, in place."""
-        for tensor in (self.precision, self.moment, self.gram, self.total):
+        for tensor in vars(self).values():
             tensor /= scale
         return self
 
@@ -270,13 +253,13 @@ class _Ascent:
         step = 1.0
         stopped = self._report(callback)
         while not stopped and self.n_iter < max_iter:
-            majorised = self.n_iter <= _N_MAJORISED
-            trial = self._try(step, majorise=self.n_iter < _N_MAJORISED)
+            majorised = self.n_iter <= N_MAJORISED
+            trial = self._try(step, majorise=self.n_iter < N_MAJORISED)
             # A majorising step may lower the bound, since it narrows the covariance; it is no
             # direction of ascent then, and shorter steps along it would not help.
             while trial.elbo < self.state.elbo and not majorised:
                 step /= 2
-                if step < _SMALLEST_STEP:
+                if step < SMALLEST_STEP:
                     return True
                 if self.n_iter == max_iter:
                     return False
@@ -291,13 +274,8 @@ class _Ascent:
     def result(self, converged: bool) -> RobustFit:
         """Wrap the state reached."""
         state = self.state
-        posterior = LinearWeightsPosterior(
-            self.design.basis,
-            state.q.mean,
-            state.q.root,
-            state.q.mean.new_zeros(0),
-            noise_variance=2 * state.scale**2,
-        )
+        none = state.q.mean.new_zeros(0)
+        posterior = LinearWeightsPosterior(self.design.basis, state.q.mean, state.q.root, none)
         return RobustFit(
             posterior,
             state.scale,
@@ -334,7 +312,7 @@ class _Ascent:
             nonlocal misfit, trace
             mean, variance = q.moments(F)
             trace += float(sites.precision[rows] @ variance)
-            variance = variance.clamp_min((_MIN_STD * self.scale) ** 2)
+            variance = variance.clamp_min((LEAST_STD * self.scale) ** 2)
             y, weight = self.y[rows], self.weight[rows]
             misfit += float(weight @ expected_absolute_residual(y, mean, variance))
             precision, moment = _target_sites(y, mean, variance, majorise=majorise)
@@ -355,7 +333,7 @@ class _Ascent:
         design, m = self.design, self.design.n_features
         precision, moment = torch.empty_like(self.y), torch.empty_like(self.y)
         gram, total = self.y.new_zeros(m, m), self.y.new_zeros(m)
-        for rows in design.tiles(m, _TILE_BYTES):
+        for rows in design.tiles(m, SITE_TILE_BYTES):
             F = design.columns(range(design.basis.n_blocks), rows)
             precision[rows], moment[rows] = site_of(F, rows)
             add_gram(gram, F * precision[rows].sqrt().to(F)[:, None])

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.covariance import laplace_covariance
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.laplace import laplace_covariance
+from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.learning import LABEL_SHARE, choose
 from skgp.learning.moderation import choose_moderation, mean_scores
 from skgp.likelihoods import Bernoulli

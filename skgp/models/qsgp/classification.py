@@ -25,14 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.covariance import laplace_covariance, log_evidence_of
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.newton.online import OnlineLaplace
-from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.laplace import OnlineLaplace, laplace_covariance, log_evidence
+from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.relevance.classification import fit_relevance_classifier
-from skgp.inference.weights.design import Basis, StreamedDesign
-from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.amplitude import amplitude_range
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import held_out_rows
@@ -185,7 +182,7 @@ def start_stream(
         basis = FourierFeatures(kernel, plan.size, n_inputs, kind=feature_map, seed=seed)
     else:
         basis = WhitenedInducingBasis(kernel, Z)
-    online = OnlineLaplace(basis, len(offset), offset, likelihood)
+    online = OnlineLaplace(basis, offset, likelihood)
     return ClassificationStream(online, Z is not None)
 
 
@@ -238,7 +235,7 @@ def _fit_newton(
     )
     evidence = None
     if plan.covariance == "full":
-        evidence = float(log_evidence_of(fit, q, prior_variance=choice.prior_variance).sum())
+        evidence = float(log_evidence(fit, q, prior_variance=choice.prior_variance).sum())
     weights = ClassifierPosterior(_exact(design.basis), fit.weights, offset, q)
     augmented = plan.basis == "inducing" and options.augment
     return ClassificationFit(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.models.qsgp.plan import Plan
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
 from skgp.inference.stochastic.basis import (
     FourierBasis,
     InducingBasis,
@@ -16,6 +15,7 @@ from skgp.inference.stochastic.basis import (
 from skgp.inference.stochastic.likelihood_sgd import fit_likelihood_sgd
 from skgp.inference.stochastic.likelihood_sgd_state import LikelihoodState, initial_state
 from skgp.inference.weights.gaussian import WeightGaussian
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import held_out_rows
 from skgp.learning.moderation import choose_moderation, class_codes, mean_scores

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.inference.newton import fit_newton
+from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.learning import LABEL_SHARE, improves
 from skgp.likelihoods import Bernoulli
 from skgp.models.qsgp.amplitude import some_columns

@@ -22,24 +22,25 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.exact.covariances import leave_one_out_z2
-from skgp.inference.exact.function_space import (
+from skgp.inference.exact import (
     FunctionSpacePosterior,
     fit_dense,
     fit_iterative,
-    pivoted_factor,
 )
-from skgp.inference.exact.pathwise import pathwise_posterior
+from skgp.inference.pathwise import (
+    leave_one_out_z2,
+    pathwise_posterior,
+    pivoted_factor,
+    prior_features,
+)
 from skgp.inference.stochastic.state import SGDState
-from skgp.inference.weights.cg import weights_cg
-from skgp.inference.weights.design import Basis, StreamedDesign
-from skgp.inference.weights.gauss_seidel import gauss_seidel
-from skgp.inference.weights.streaming_gram import StreamingGram
-from skgp.inference.weights.weights import LinearWeightsPosterior
-from skgp.inference.weights.whitened import SumBasis, WhitenedInducingBasis
+from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.gram import StreamingGram
+from skgp.inference.weights.posterior import LinearWeightsPosterior
+from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.spectral import FourierFeatures, split_spectral
+from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.linalg.preconditioners import LowRank
 from skgp.models.qsgp.comparison import compare_routes
@@ -138,7 +139,16 @@ class _Fitter:
     def function_space(self, plan: Plan) -> Fit:
         """One basis function a row: exact GP mean, by Cholesky or by conjugate gradients."""
         o = self.options
-        prior = self._prior_features(o.n_prior_features) if plan.covariance == "samples" else None
+        prior = None
+        if plan.covariance == "samples":
+            prior = prior_features(
+                self.kernel,
+                self.X,
+                o.n_prior_features,
+                2_000,
+                seed=o.seed + 1,
+                generator=self.generator,
+            )
         common = {
             "sample_weight": self.sample_weight,
             "covariance": plan.covariance,
@@ -295,7 +305,7 @@ class _Fitter:
         design = StreamedDesign(
             basis, self.X, sample_weight=self.sample_weight, memory_budget=int(2e9)
         )
-        fit = pathwise_posterior(
+        weights, result, misfit = pathwise_posterior(
             design,
             self.y,
             self.noise,
@@ -303,17 +313,16 @@ class _Fitter:
             n_samples=min(self.options.n_samples, 31),
             generator=self.generator,
         )
-        misfit = fit.targets - design.matmul(fit.result.solution)
         # Misfits are noise times (K + noise I)^-1 targets: a factor that cancels.
         z2 = leave_one_out_z2(misfit[:, 0], misfit[:, 1:])
         return Fit(
-            self._augmented(plan, fit.posterior),
+            self._augmented(plan, weights),
             plan,
             self.kernel,
             self.noise,
             calibration=z2,
-            n_iter=max(1, fit.result.n_iter),
-            residual=float(fit.result.residual.max()),
+            n_iter=max(1, result.n_iter),
+            residual=float(result.residual.max()),
         )
 
     def _solve(self, plan: Plan, design: StreamedDesign, targets: Tensor):
@@ -361,17 +370,3 @@ class _Fitter:
             seed=self.options.seed,
             origin=origin(self.X)[0],
         )
-
-    def _prior_features(self, m: int) -> Basis:
-        """Features whose Gram matrix stands for K in prior draws: Fourier where there can be."""
-        spectral, rest = split_spectral(self.kernel)
-        parts: list[Basis] = []
-        if spectral is not None:
-            seed = self.options.seed + 1
-            zero = origin(self.X)[0]
-            parts.append(FourierFeatures(spectral, m, len(zero), seed=seed, origin=zero))
-        if rest is not None:
-            rank = min(self.n, 2_000)
-            pivots = pivoted_factor(rest, self.X, rank, generator=self.generator).pivots
-            parts.append(WhitenedInducingBasis(rest, self.X[pivots]))
-        return parts[0] if len(parts) == 1 else SumBasis(parts)

@@ -1,17 +1,18 @@
 """What a QSGP regression is asked for and what it gives back; posteriors from sums over rows."""
 
-import copy
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from skgp.inference.stochastic.state import SGDState
-from skgp.inference.weights.evidence import log_marginal_likelihood, refit_noise
-from skgp.inference.weights.streaming_gram import StreamingGram
-from skgp.inference.weights.weights import LinearWeightsPosterior, gram_posterior
-from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood, refit_noise
+from skgp.inference.weights.posterior import (
+    AugmentedPosterior,
+    LinearWeightsPosterior,
+    gram_posterior,
+)
 from skgp.models.qsgp.plan import PRECONDITIONER_RANK, Plan
 
 
@@ -103,50 +104,6 @@ class Fit:
     state: SGDState | None = None
 
 
-@dataclass
-class AugmentedPosterior:
-    r"""Inducing points with basis functions added at the test points (appendix G).
-
-    With a full covariance, and in whitened coordinates with any other, the part of the new
-    functions that the basis does not explain adds its prior law :math:`K_{**} - Q_{**}`, where
-    :math:`Q_{**} = \Phi_* \Phi_*^T`: the predictive covariance of Titsias (2009).
-
-    Attributes
-    ----------
-    weights : LinearWeightsPosterior
-        Over a :class:`~.whitened.WhitenedInducingBasis`.
-    """
-
-    weights: LinearWeightsPosterior
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f, shape (p,)."""
-        return self.weights.mean(X)
-
-    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of f, shapes (p,), (p,)."""
-        mean, variance = self.weights.mean_and_variance(X)
-        return mean, variance + self._basis.unexplained(X)
-
-    def covariance(self, X: Tensor) -> Tensor:
-        """Posterior covariance of f, shape (p, p)."""
-        return self.weights.covariance(X) + self._basis.unexplained_covariance(X)
-
-    @property
-    def _basis(self) -> WhitenedInducingBasis:
-        return cast(WhitenedInducingBasis, self.weights.basis)
-
-
-def counting_weights(statistics: StreamingGram) -> StreamingGram:
-    """The statistics for evidence in which a row of weight w counts as w rows.
-
-    Their own evidence is that of one observation of noise variance ``noise / w`` a row.
-    """
-    counted = copy.copy(statistics)
-    counted.n_rows, counted.sum_log_weight = statistics.sum_weight, 0.0
-    return counted
-
-
 def fit_statistics(
     statistics: StreamingGram,
     plan: Plan,
@@ -162,9 +119,9 @@ def fit_statistics(
     With `refit` the noise variance is set to the one of largest evidence: what the truncated basis
     leaves unexplained counts as noise.
     """
-    statistics = counting_weights(statistics)
+    statistics = statistics.counting_weights()
     if refit and statistics.sum_square > 0:
-        noise = refit_noise(statistics, noise, fit_prior_variance=False).noise_variance
+        noise = refit_noise(statistics, noise)
     m = statistics.basis.n_features
     n_dense = {"diagonal": 0, "chevron": min(options.n_dense_columns, m)}.get(plan.covariance, m)
     weights = gram_posterior(statistics, noise, n_dense_columns=n_dense)
@@ -172,7 +129,7 @@ def fit_statistics(
         draws = weights.sample_weights(options.n_samples, generator)
         mean = weights.mean_weights
         weights = LinearWeightsPosterior.from_deviations(
-            statistics.basis, mean, draws - mean[:, None], noise
+            statistics.basis, mean, draws - mean[:, None]
         )
     augmented = plan.basis == "inducing" and options.augment
     posterior = AugmentedPosterior(weights) if augmented else weights

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.weights.design import Basis
+from skgp.inference.weights.design import Basis, WhitenedInducingBasis
 from skgp.inference.weights.robust import fit_robust
-from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.kernels.distances import origin
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.exceptions import NumericalWarning

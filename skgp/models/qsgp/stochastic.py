@@ -10,13 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from skgp.inference.exact.covariances import WeightCovariance
-from skgp.inference.exact.function_space import FunctionSpacePosterior
+from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, SpectralColumns
 from skgp.inference.stochastic.sgd import fit_sgd
 from skgp.inference.stochastic.state import SGDState, continued_state, initial_state
 from skgp.inference.weights.gaussian import WeightGaussian
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.stochastic_validation import hold_out, validation_rule
 from skgp.linalg.exceptions import NumericalWarning
@@ -211,13 +210,13 @@ class _Stochastic:
             if state.theta is not None:
                 kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
             columns = SpectralColumns(basis.fourier, state.theta)
-            posterior = LinearWeightsPosterior.from_gaussian(columns, q, noise)
+            posterior = LinearWeightsPosterior.from_gaussian(columns, q)
         else:
             # Predictions are in float64, whatever the weights were trained in.
             q = WeightGaussian(q.mean.double(), q.columns.double(), q.tail_std.double())
             covariance = WeightCovariance(q, noise, self.options.augment, n / plan.size)
             Z = torch.as_tensor(basis.Z)
-            posterior = FunctionSpacePosterior(kernel, Z, q.mean, noise, covariance)
+            posterior = FunctionSpacePosterior(kernel, Z, q.mean, covariance)
         return Fit(posterior, plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
 
     def _inducing_rows(self, m: int) -> Tensor:

@@ -6,14 +6,13 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference.exact.covariances import WeightCovariance
-from skgp.inference.exact.function_space import FunctionSpacePosterior
+from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
 from skgp.inference.stochastic.control_variates import nystrom_factor, support_features
 from skgp.inference.stochastic.sampling import everything
 from skgp.inference.stochastic.sgd import fit_sgd
 from skgp.inference.stochastic.state import NonFiniteStepError, proposition_1
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels import FourierFeatures, gram
 from tests.reference import qsgp as reference
 from tests.same import assert_same
@@ -355,7 +354,7 @@ def test_predictions_of_fourier_features_have_the_moments_of_q():
     result = fit(basis, X, y, covariance="chevron", n_dense_columns=5, max_iter=50)
     Phi, _ = dense(basis, X)
     C = result.q.factor().numpy()
-    posterior = LinearWeightsPosterior.from_gaussian(basis.fourier, result.q, NOISE)
+    posterior = LinearWeightsPosterior.from_gaussian(basis.fourier, result.q)
     mean, variance = posterior.mean_and_variance(torch.tensor(X))
     np.testing.assert_allclose(mean.numpy(), Phi @ result.mu.numpy(), atol=1e-12)
     np.testing.assert_allclose(variance.numpy(), ((Phi @ C) ** 2).sum(1), rtol=1e-10)
@@ -368,7 +367,7 @@ def test_predictions_of_inducing_points_have_the_moments_of_q():
     Phi, _ = dense(basis, X)
     C = result.q.factor().numpy()
     covariance = WeightCovariance(result.q, NOISE, augment=False)
-    posterior = FunctionSpacePosterior(KERNEL, basis.Z, result.mu, NOISE, covariance)
+    posterior = FunctionSpacePosterior(KERNEL, basis.Z, result.mu, covariance)
     mean, variance = posterior.mean_and_variance(torch.tensor(X))
     np.testing.assert_allclose(mean.numpy(), Phi @ result.mu.numpy(), atol=1e-12)
     np.testing.assert_allclose(variance.numpy(), ((Phi @ C) ** 2).sum(1), rtol=1e-10)

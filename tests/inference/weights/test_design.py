@@ -40,14 +40,14 @@ def weight(rng):
     return torch.from_numpy(rng.uniform(0.5, 2.0, N))
 
 
-@pytest.fixture(params=[1, 500, 10**6], ids=["row tiles", "small tiles", "one tile"])
+@pytest.fixture(params=[1, 500], ids=["row tiles", "small tiles"])
 def tile_bytes(request, monkeypatch):
     """Bytes of a tile, so that small problems are cut as large ones are."""
-    monkeypatch.setattr(design_module, "_TILE_BYTES", request.param)
+    monkeypatch.setattr(design_module, "TILE_BYTES", request.param)
     return request.param
 
 
-@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH * 2, 10**9])
+@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH * 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_streamed_products_equal_dense_ones(X, weight, rng, tile_bytes, budget, weighted):
     Phi = dense_features(BASIS, X)
@@ -66,7 +66,7 @@ def test_streamed_products_equal_dense_ones(X, weight, rng, tile_bytes, budget, 
         )
 
 
-@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH * 2, 10**9])
+@pytest.mark.parametrize("budget", [0, 8 * N * WIDTH * 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_streamed_curvatures_equal_dense_ones(X, weight, rng, tile_bytes, budget, weighted):
     """One Hessian a column: products, matrices of all rows and of some, diagonals."""
@@ -127,21 +127,6 @@ def test_design_float32_sums_in_float64(X):
     out = design.matmul(V)
     assert out.dtype == torch.float64
     np.testing.assert_allclose(out.numpy(), exact, atol=1e-5)
-
-
-def test_design_columns_joins_blocks(X):
-    design = StreamedDesign(BASIS, X)
-    joined = design.columns(range(1, 3), slice(4, 9))
-    assert_same(joined.numpy(), dense_features(BASIS, X)[4:9, WIDTH : 3 * WIDTH])
-
-
-def test_design_subset_takes_rows_and_their_weights(X, weight):
-    index = torch.tensor([5, 2, 30])
-    subset = StreamedDesign(BASIS, X, sample_weight=weight).subset(index)
-    expected = dense_features(BASIS, X) * np.sqrt(weight.numpy())[:, None]
-    np.testing.assert_allclose(
-        subset.columns(range(BASIS.n_blocks)).numpy(), expected[index], atol=1e-12
-    )
 
 
 def test_design_scale_rows_multiplies_by_root_weights(X, weight):

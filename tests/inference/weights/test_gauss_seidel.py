@@ -7,14 +7,11 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.weights import gauss_seidel as gauss_seidel_module
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.gauss_seidel import gauss_seidel
+from skgp.inference.weights.solvers import gauss_seidel
 from skgp.kernels.spectral import FourierFeatures
-from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.exceptions import NumericalWarning
 from tests.reference import weights as reference
-from tests.same import assert_same
 
 N, M, NOISE = 50, 44, 0.2
 BASIS = FourierFeatures(RBF(1.0), M, 2, seed=5, block_size=4)
@@ -66,28 +63,6 @@ def test_gauss_seidel_does_not_depend_on_what_is_kept(problem, budget):
     assert relative_error(result.solution, expected) < 1e-9
 
 
-@pytest.mark.parametrize(("n_kept", "n_factors"), [(0, 18), (2, 14), (6, 6)])
-def test_gauss_seidel_keeps_as_many_factors_as_the_budget_allows(
-    problem, monkeypatch, n_kept, n_factors
-):
-    sizes = []
-
-    def counting(A):
-        sizes.append(len(A))
-        return jittered_cholesky(A)
-
-    monkeypatch.setattr(gauss_seidel_module, "jittered_cholesky", counting)
-    gauss_seidel(
-        StreamedDesign(BASIS, problem[0]),
-        problem[2],
-        NOISE,
-        block_size=WIDTH,
-        memory_budget=n_kept * 8 * WIDTH**2,
-        callback=lambda iteration, info: iteration == 18,  # three sweeps over six blocks
-    )
-    assert len(sizes) == n_factors
-
-
 @pytest.mark.parametrize("block_size", [2 * WIDTH, 10**4])
 def test_gauss_seidel_solves_blocks_wider_than_n_in_the_dual(problem, block_size):
     X, weight, targets, _ = problem
@@ -103,12 +78,6 @@ def test_gauss_seidel_solves_blocks_wider_than_n_in_the_dual(problem, block_size
     )
     expected = reference.ridge(Phi, targets.numpy(), NOISE)
     assert relative_error(result.solution, expected) < 1e-9
-
-
-def test_gauss_seidel_with_one_block_needs_two_sweeps(problem):
-    X, _, targets, _ = problem
-    result = gauss_seidel(StreamedDesign(BASIS, X), targets, NOISE, block_size=M, tol=1e-10)
-    assert result.n_iter == 2  # the second one only sees that the gradient is 0
 
 
 def test_gauss_seidel_misfit_is_the_residual_of_the_solution(problem):
@@ -191,26 +160,6 @@ def test_gauss_seidel_residual_is_the_relative_gradient(problem):
     assert bool((tight.residual <= 1e-4).all()) and bool((relative <= 3e-4).all())
 
 
-def test_gauss_seidel_starts_from_initial(problem):
-    X, _, targets, _ = problem
-    design = StreamedDesign(BASIS, X)
-    exact = torch.from_numpy(
-        reference.ridge(reference.dense_features(BASIS, X), targets.numpy(), NOISE)
-    )
-    result = gauss_seidel(design, targets, NOISE, initial=exact, block_size=WIDTH, tol=1e-9)
-    assert result.n_iter == 1
-    torch.testing.assert_close(result.solution, exact)
-
-
-def test_gauss_seidel_leaves_its_inputs_alone(problem):
-    X, _, targets, _ = problem
-    before = targets.clone()
-    initial = torch.zeros(M, 3, dtype=torch.float64)
-    gauss_seidel(StreamedDesign(BASIS, X), targets, NOISE, initial=initial, block_size=M)
-    assert torch.equal(targets, before)
-    assert initial.abs().max() == 0
-
-
 def test_gauss_seidel_of_zero_targets_is_zero(problem):
     X, _, targets, _ = problem
     result = gauss_seidel(StreamedDesign(BASIS, X), torch.zeros_like(targets), NOISE)
@@ -224,33 +173,3 @@ def test_gauss_seidel_float32_features_reach_their_accuracy(problem):
     result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, tol=1e-5, max_iter=3000)
     assert result.converged
     assert relative_error(result.solution, expected) < 1e-3
-
-
-def test_gauss_seidel_order_follows_the_generator(problem):
-    X, _, targets, _ = problem
-
-    def run(seed):
-        return gauss_seidel(
-            StreamedDesign(BASIS, X),
-            targets,
-            NOISE,
-            block_size=WIDTH,
-            generator=torch.Generator().manual_seed(seed),
-            callback=lambda iteration, info: iteration == 2,
-        ).solution
-
-    assert_same(run(0), run(0))
-    assert not torch.equal(run(0), run(1))
-
-
-def test_gauss_seidel_refuses_invalid_input(problem):
-    X, _, targets, _ = problem
-    design = StreamedDesign(BASIS, X)
-    with pytest.raises(ValueError, match=r"targets must have shape \(50, k\); got \(50,\)"):
-        gauss_seidel(design, targets[:, 0], NOISE)
-    with pytest.raises(ValueError, match="noise_variance must be positive; got 0.0"):
-        gauss_seidel(design, targets, 0.0)
-    with pytest.raises(ValueError, match=r"initial must have shape \(44, 3\)"):
-        gauss_seidel(design, targets, NOISE, initial=targets)
-    with pytest.raises(ValueError, match="block_size must be at least 1; got 0"):
-        gauss_seidel(design, targets, NOISE, block_size=0)

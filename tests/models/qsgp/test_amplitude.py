@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.newton.newton import fit_newton
+from skgp.inference.newton import fit_newton
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import LABEL_SHARE, choose

@@ -10,9 +10,9 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.exact import function_space
-from skgp.inference.weights.streaming_gram import StreamingGram
-from skgp.inference.weights.weights import gram_posterior
-from skgp.inference.weights.whitened import WhitenedInducingBasis
+from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.gram import StreamingGram
+from skgp.inference.weights.posterior import gram_posterior
 from skgp.kernels import FourierFeatures, gram
 from skgp.linalg.cg import CGResult
 from skgp.linalg.exceptions import NumericalWarning

@@ -6,8 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.data import distinct_observations
+from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.inference.weights.robust import fit_robust
-from skgp.inference.weights.whitened import WhitenedInducingBasis
 from skgp.kernels import FourierFeatures
 from skgp.kernels.distances import origin
 from skgp.learning.robust import robust_location_scale

@@ -8,13 +8,11 @@ import torch
 from scipy.optimize import minimize
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.newton import online as module
-from skgp.inference.newton.covariance import laplace_covariance
-from skgp.inference.newton.latent_posterior import ClassifierPosterior
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.newton.online import OnlineLaplace
-from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference import laplace as module
+from skgp.inference.laplace import OnlineLaplace, laplace_covariance
+from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.exceptions import NumericalWarning
@@ -51,11 +49,11 @@ def X_new(rng):
     return torch.from_numpy(rng.standard_normal((200, 2)))
 
 
-def online(likelihood=LOGIT, prior_variance=1.0, **options):
-    return OnlineLaplace(BASIS, C, OFFSET, likelihood, prior_variance, **options)
+def online(likelihood=LOGIT):
+    return OnlineLaplace(BASIS, OFFSET, likelihood)
 
 
-def batch_posterior(X, Y, likelihood=LOGIT, prior_variance=1.0, row_weight=None):
+def batch_posterior(X, Y, likelihood=LOGIT, row_weight=None):
     """The Laplace approximation of all rows at once."""
     design = StreamedDesign(BASIS, X)
     fit = fit_newton(
@@ -63,7 +61,6 @@ def batch_posterior(X, Y, likelihood=LOGIT, prior_variance=1.0, row_weight=None)
         Y,
         likelihood,
         offset=OFFSET,
-        prior_variance=prior_variance,
         row_weight=row_weight,
         tol=1e-13,
         loss_tol=0.0,
@@ -71,7 +68,7 @@ def batch_posterior(X, Y, likelihood=LOGIT, prior_variance=1.0, row_weight=None)
         generator=torch.Generator().manual_seed(0),
     )
     curvature = laplace_curvature(likelihood, Y, fit.latent, row_weight)
-    q = laplace_covariance(design, curvature, prior_variance=prior_variance, kind="full")
+    q = laplace_covariance(design, curvature, kind="full")
     return ClassifierPosterior(BASIS, fit.weights, OFFSET, q), q
 
 
@@ -85,9 +82,8 @@ def log_density(posterior, X, Y):
 def test_online_one_batch_is_the_laplace_approximation(X, Y, X_new, rng, link, weighted):
     likelihood = Bernoulli(link=link)
     weight = torch.from_numpy(rng.uniform(0.2, 3.0, N)) if weighted else None
-    variances = torch.tensor([0.5, 2.0, 30.0], dtype=torch.float64)
-    state = online(likelihood, variances).update(X, Y, weight)
-    expected, q = batch_posterior(X, Y, likelihood, variances, weight)
+    state = online(likelihood).update(X, Y, weight)
+    expected, q = batch_posterior(X, Y, likelihood, weight)
     torch.testing.assert_close(state.weights, expected.weights, rtol=0, atol=1e-8)
     for H, gaussian in zip(state.precision, q, strict=True):
         torch.testing.assert_close(
@@ -103,14 +99,14 @@ def test_online_one_batch_is_the_laplace_approximation(X, Y, X_new, rng, link, w
 
 
 def test_online_precision_of_one_batch_is_the_hessian(X, Y):
-    state = online(prior_variance=2.0).update(X, Y)
+    state = online().update(X, Y)
     Phi = dense_features(BASIS, X)
     for j in range(C):
-        w = reference.mode(Phi, Y[:, j].numpy(), float(OFFSET[j]), 2.0)
+        w = reference.mode(Phi, Y[:, j].numpy(), float(OFFSET[j]), 1.0)
         c = reference.curvature(Phi, w, float(OFFSET[j]))
         np.testing.assert_allclose(state.weights[:, j].numpy(), w, atol=1e-8)
         np.testing.assert_allclose(
-            state.precision[j].numpy(), reference.hessian(Phi, c, 2.0), atol=1e-8
+            state.precision[j].numpy(), reference.hessian(Phi, c, 1.0), atol=1e-8
         )
 
 
@@ -139,7 +135,7 @@ def test_online_second_batch_has_the_first_posterior_as_its_prior(X, Y):
         np.testing.assert_allclose(state.precision[j].numpy(), H, rtol=1e-12)
 
 
-@pytest.mark.parametrize("size", [100, 20, 5, 1])
+@pytest.mark.parametrize("size", [100, 20])
 def test_online_small_batches_are_close_to_one_in_any_order(rng, size):
     """Log densities of 500 rows held out are about -.4 and -.6; single rows cost .003 of them."""
     X, Y = sample(rng, 1000)
@@ -164,40 +160,18 @@ def test_online_weights_are_repeated_rows(X, Y):
     torch.testing.assert_close(weighted.precision, repeated.precision, rtol=1e-10, atol=1e-10)
 
 
-def test_online_features_that_are_not_kept_give_the_same(X, Y):
-    streamed = online(memory_budget=0).update(X, Y)
-    torch.testing.assert_close(streamed.weights, online().update(X, Y).weights)
-
-
 def test_online_before_any_row_is_the_prior(X_new):
-    mean, variance = online(prior_variance=2.0).posterior().mean_and_variance(X_new)
+    mean, variance = online().posterior().mean_and_variance(X_new)
     torch.testing.assert_close(mean, OFFSET.expand_as(mean))
     Phi = dense_features(BASIS, X_new)
-    np.testing.assert_allclose(variance[:, 0].numpy(), 2.0 * (Phi**2).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(variance[:, 0].numpy(), (Phi**2).sum(1), rtol=1e-6)
 
 
 def test_online_separable_rows_and_a_single_label_stay_finite(X):
     Y = torch.ones(N, C, dtype=torch.float64)
-    state = online(prior_variance=1e4).update(X, Y).update(100 * X, -Y)
+    state = online().update(X, Y).update(100 * X, -Y)
     mean, variance = state.posterior().mean_and_variance(X)
     assert bool(mean.isfinite().all()) and bool((variance > 0).all())
-
-
-def test_online_steps_are_halved_where_the_parabola_misleads(X, monkeypatch):
-    """A full Newton step from a surprised prior overshoots: the loss must fall regardless."""
-    state = online(prior_variance=1e4).update(X, torch.ones(N, C, dtype=torch.float64))
-    step, losses = module._Descent._step, []
-
-    def watched(descent):
-        before = float(descent.loss)
-        promised = step(descent)
-        losses.append((before, float(descent.loss)))
-        return promised
-
-    monkeypatch.setattr(module._Descent, "_step", watched)
-    state.update(X, -torch.ones(N, C, dtype=torch.float64))
-    assert len(losses) > 3
-    assert all(after <= before * (1 + 1e-12) for before, after in losses)
 
 
 def test_online_state_pickles_as_arrays_and_goes_on(X, Y):
@@ -238,20 +212,12 @@ def test_online_error_leaves_the_state_alone(X, Y):
 
 
 def test_online_warns_when_it_falls_short(X, Y, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_ITER", 2)
+    monkeypatch.setattr(module, "ONLINE_STEPS", 2)
     with pytest.warns(NumericalWarning, match="ended after 2 steps short of the mode"):
         online().update(X, Y)
 
 
 def test_online_refuses_invalid_input(X, Y):
-    with pytest.raises(ValueError, match="n_problems must be at least 1; got 0"):
-        OnlineLaplace(BASIS, 0, torch.zeros(0), LOGIT)
-    with pytest.raises(ValueError, match="offset must be 2 finite numbers"):
-        OnlineLaplace(BASIS, 2, OFFSET, LOGIT)
-    with pytest.raises(ValueError, match="offset must be 1 finite numbers"):
-        OnlineLaplace(BASIS, 1, torch.tensor([torch.inf]), LOGIT)
-    with pytest.raises(ValueError, match="prior_variance must be positive"):
-        online(prior_variance=0.0)
     with pytest.raises(ValueError, match=r"Y must have shape \(150, 3\); got \(150, 2\)"):
         online().update(X, Y[:, :2])
     with pytest.raises(ValueError, match="row_weight must be finite and not negative"):

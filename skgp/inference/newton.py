@@ -16,43 +16,47 @@ curvature, its own step length and its own end.
 A step solves :math:`H_j d_j = -\nabla J_j`: by a Cholesky factor of every Hessian where that is
 cheap, else roughly, by a few conjugate gradients (inexact Newton: Dembo, Eisenstat and Steihaug,
 1982). Either way :math:`\Phi d_j` is at hand, so that halving a step costs no pass over the
-features. The directions are in :mod:`skgp.inference.newton.directions`.
+features.
 """
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from skgp.inference.newton.directions import (
+from skgp.inference.weights.defaults import (
+    EXACT_FLOPS,
+    FORCING,
+    LOSS_ROUNDING,
+    MAX_HALVINGS,
+    PRECONDITIONER_DRAWS,
+    SUFFICIENT,
+)
+from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.directions import (
     CGDirections,
     Direction,
     ExactDirections,
     exact_flops,
 )
-from skgp.inference.newton.problem import (
-    NewtonProblem,
-    PointLikelihood,
-    laplace_curvature,
-    newton_problem,
-)
-from skgp.inference.weights.design import MEMORY_BUDGET, StreamedDesign
 from skgp.linalg.exceptions import NumericalWarning
 
-__all__ = ["NewtonFit", "fit_newton"]
+__all__ = ["NewtonFit", "PointLikelihood", "fit_newton", "laplace_curvature"]
 
 Callback = Callable[[int, dict], bool | None]
 
-EXACT_FLOPS = 1e10
-"""Cost of the Hessians and factors of one step up to which "auto" forms them: about 0.1 s."""
 
-_SOLVERS = ("auto", "exact", "cg")
-_FORCING = 0.3  # relative residual of a Newton equation far from the mode
-_MAX_HALVINGS = 30
-_SUFFICIENT = 1e-4  # share of the decrease promised by the slope that a step must attain
-_ROUNDING = 1e-14  # relative error of a loss: a decrease below it cannot be seen
+class PointLikelihood(Protocol):
+    """What Newton's method asks of a likelihood; everything elementwise."""
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        """Return ``log p(y | f)`` in nats."""
+
+    def derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first two derivatives of ``log p(y | f)`` with respect to f."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,7 @@ def fit_newton(
     tol: float = 1e-4,
     loss_tol: float = 1e-5,
     max_iter: int = 30,
-    max_cg: int = 8,
-    preconditioner_rows: int = 6000,
-    memory_budget: int = MEMORY_BUDGET,
+    preconditioner_rows: int = PRECONDITIONER_DRAWS,
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> NewtonFit:
@@ -127,18 +129,16 @@ def fit_newton(
     start : Tensor of shape (m, c), optional
         First weights; costs two more passes. Zero by default.
     solver : {"auto", "exact", "cg"}, default="auto"
-        How the Newton equations are solved; "auto" is "exact" up to `EXACT_FLOPS` a step.
+        How the Newton equations are solved; "auto" is "exact" up to 1e10 flops a step.
     tol : float, default=1e-4
         A column ends when its gradient is that small relative to the one at zero weights.
     loss_tol : float, default=1e-5
         It ends too after a step that lowers its loss by no more than this per unit of row weight;
         the mode is nearer still.
-    max_iter, max_cg : int, default=30, 8
-        Newton steps, and conjugate gradients in each.
+    max_iter : int, default=30
+        Newton steps.
     preconditioner_rows : int, default=6000
         Rows expected in the subsampled Hessian that preconditions "cg".
-    memory_budget : int, default=2**29
-        Bytes of Hessians that "exact" holds at once (at least one).
     generator : torch.Generator
         Draws the rows of the preconditioner.
     callback : callable, optional
@@ -166,15 +166,15 @@ def fit_newton(
     Notes
     -----
     "exact": :math:`O(c (n m^2 + m^3))` a step, two m x m matrices at least. "cg": a step costs at
-    most ``max_cg + 1`` passes of :math:`O(n m c)` over the features. Two to four times in a fit
-    it pays :math:`O(p m^2 + m^3)` for the preconditioner of p rows; two m x m matrices. Memory
-    beside the design's: about ten (n, c) and ten (m, c) float64.
+    most 9 passes of :math:`O(n m c)` over the features. Two to four times in a fit it pays
+    :math:`O(p m^2 + m^3)` for the preconditioner of p rows; two m x m matrices. Memory beside the
+    design's: about ten (n, c) and ten (m, c) float64.
 
     Examples
     --------
     >>> from sklearn.gaussian_process.kernels import RBF
     >>> from skgp.likelihoods import Bernoulli
-    >>> from skgp.inference.weights.whitened import WhitenedInducingBasis
+    >>> from skgp.inference.weights.design import WhitenedInducingBasis
     >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
     >>> design = StreamedDesign(WhitenedInducingBasis(RBF(1.0), X[::4]), X)
     >>> Y = torch.where(X < 1, -1.0, 1.0).double()
@@ -183,33 +183,144 @@ def fit_newton(
     >>> fit.converged, bool((fit.latent.sign() == Y).all())
     (True, True)
     """
-    counts = {"max_iter": max_iter, "max_cg": max_cg, "preconditioner_rows": preconditioner_rows}
-    _check_controls(solver, tol, loss_tol, counts)
     problem = newton_problem(design, Y, likelihood, offset, prior_variance, row_weight)
     state = _State(problem, start)
     solve: ExactDirections | CGDirections
     if solver == "exact" or (solver == "auto" and exact_flops(design, Y.shape[1]) <= EXACT_FLOPS):
-        solve = ExactDirections(memory_budget)
+        solve = ExactDirections()
     else:
-        solve = CGDirections(max_cg, preconditioner_rows, generator)
+        solve = CGDirections(preconditioner_rows, generator)
     stopped = False
     while True:
         part, gradient, curvature = state.differentiate(problem, tol)
         if stopped or state.n_iter == max_iter or not len(state.active):
             break
-        forcing = state.gradient_norm[state.active].sqrt().clamp(max=_FORCING)
+        forcing = state.gradient_norm[state.active].sqrt().clamp(max=FORCING)
         direction = solve(design, part.precision, curvature, -gradient, forcing)
         info = state.advance(part, direction, gradient, loss_tol)
         stopped = callback is not None and bool(callback(state.n_iter, info))
     if not (stopped or bool(state.settled.all())):
         warnings.warn(
             f"Newton's method ended after max_iter={max_iter} steps at a relative gradient of "
-            f"{float(state.gradient_norm.max()):.1e}, short of tol={tol:.1e}. Raise max_iter, "
-            "max_cg or preconditioner_rows, or lower the prior variance.",
+            f"{float(state.gradient_norm.max()):.1e}, short of tol={tol:.1e}. Raise max_iter or "
+            "preconditioner_rows, or lower the prior variance.",
             NumericalWarning,
             stacklevel=2,
         )
-    return state.result()
+    return NewtonFit(
+        state.weights,
+        state.latent,
+        state.loss,
+        state.gradient_norm,
+        state.n_iter,
+        state.n_products,
+        bool(state.settled.all()),
+        state.history,
+    )
+
+
+@dataclass(frozen=True)
+class NewtonProblem:
+    """The columns that are still being solved for; every tensor float64."""
+
+    design: StreamedDesign
+    likelihood: PointLikelihood
+    Y: Tensor  # (n, k)
+    offset: Tensor  # (k,)
+    precision: Tensor  # (k,), 1 / a
+    row_weight: Tensor  # (n, k)
+
+    def select(self, columns: Tensor) -> "NewtonProblem":
+        """The problem of some columns."""
+        if len(columns) == self.Y.shape[1]:
+            return self
+        vectors = self.offset[columns], self.precision[columns]
+        weight = self.row_weight[:, columns]
+        return NewtonProblem(self.design, self.likelihood, self.Y[:, columns], *vectors, weight)
+
+    def slope(self, latent: Tensor) -> Tensor:
+        """First derivative of the log-likelihood, (n, k)."""
+        return self.row_weight * self.likelihood.derivatives(self.Y, latent)[0]
+
+    def loss(self, latent: Tensor, square_norm: Tensor) -> Tensor:
+        """J (k,) from latent values (n, k) and squared norms of the weights (k,)."""
+        log_prob = self.row_weight * self.likelihood.log_prob(self.Y, latent)
+        return 0.5 * self.precision * square_norm - log_prob.sum(0)
+
+
+def newton_problem(
+    design: StreamedDesign,
+    Y: Tensor,
+    likelihood: PointLikelihood,
+    offset: Tensor | None,
+    prior_variance: float | Tensor,
+    row_weight: Tensor | None,
+) -> NewtonProblem:
+    """Check the data of :func:`fit_newton` and bring them to one form."""
+    check_unweighted(design)
+    if Y.ndim != 2 or Y.shape[0] != design.n_rows:
+        raise ValueError(f"Y must have shape ({design.n_rows}, c); got {tuple(Y.shape)}.")
+    Y = Y.to(design.device, torch.float64)
+    c = Y.shape[1]
+    offset = Y.new_zeros(c) if offset is None else offset.to(Y)
+    if offset.shape != (c,) or not bool(offset.isfinite().all()):
+        raise ValueError(
+            f"offset must be {c} finite numbers, one a column of Y; got {offset.tolist()}."
+        )
+    precision = 1 / prior_variances(prior_variance, c).to(Y)
+    weight = _row_weight(row_weight, Y)
+    return NewtonProblem(design, likelihood, Y, offset, precision, weight)
+
+
+def laplace_curvature(
+    likelihood: PointLikelihood, Y: Tensor, latent: Tensor, row_weight: Tensor | None = None
+) -> Tensor:
+    r"""Curvature :math:`c_{ij}` of the negative log-likelihood, of shape (n, c), float64.
+
+    `Y` and `latent` (n, c): observations, and latent values, offsets included; `row_weight` (n,) or
+    (n, c), not negative.
+    """
+    second = likelihood.derivatives(Y.double(), latent.double())[1]
+    # Rounding must not let a Hessian lose its definiteness.
+    return (-_row_weight(row_weight, Y) * second).clamp(min=0)
+
+
+def prior_variances(prior_variance: float | Tensor, n_columns: int) -> Tensor:
+    """One prior variance a column, (c,) float64; a ValueError unless positive and finite."""
+    values = torch.as_tensor(prior_variance, dtype=torch.float64)
+    if values.shape not in ((), (n_columns,)) or not bool((values.isfinite() & (values > 0)).all()):
+        raise ValueError(
+            f"prior_variance must be positive and finite, one number or {n_columns}; got "
+            f"{values.tolist()}."
+        )
+    return values.expand(n_columns)
+
+
+def check_unweighted(design: StreamedDesign) -> None:
+    """Raise a ValueError if the design scales its rows, which would scale latent values too."""
+    if design.is_weighted:
+        raise ValueError(
+            "The design must have no sample_weight, which would scale the latent values too; pass "
+            "the weights as row_weight."
+        )
+
+
+def _row_weight(row_weight: Tensor | None, Y: Tensor) -> Tensor:
+    """The row weights as (n, c), float64, after checking them."""
+    if row_weight is None:
+        return torch.ones_like(Y, dtype=torch.float64)
+    if row_weight.shape not in (Y.shape[:1], Y.shape):
+        raise ValueError(
+            f"row_weight must have shape {tuple(Y.shape[:1])} or {tuple(Y.shape)}; got "
+            f"{tuple(row_weight.shape)}."
+        )
+    if not bool((torch.isfinite(row_weight) & (row_weight >= 0)).all()):
+        raise ValueError(
+            "row_weight must be finite and not negative; got values from "
+            f"{float(row_weight.min()):.3g} to {float(row_weight.max()):.3g}."
+        )
+    column = row_weight[:, None] if row_weight.ndim == 1 else row_weight
+    return column.to(Y.device, torch.float64).expand(Y.shape)
 
 
 class _State:
@@ -217,8 +328,7 @@ class _State:
 
     def __init__(self, problem: NewtonProblem, start: Tensor | None):
         design, c = problem.design, problem.Y.shape[1]
-        self.n_iter = 0
-        self.n_products = 0
+        self.n_iter = self.n_products = 0
         self.history: list[dict] = []
         self.weights = problem.Y.new_zeros(design.n_features, c)
         self.latent = problem.offset.expand_as(problem.Y).clone()
@@ -246,7 +356,7 @@ class _State:
         latent = self.latent[:, self.active]
         data = problem.design.rmatmul(part.slope(latent))
         self.n_products += 1
-        gradient = part.precision * self.weights[:, self.active] - data
+        gradient = part.precision * self.weights[:, self.active] - data  # (m, k)
         norm = torch.linalg.vector_norm(gradient, dim=0)
         if not bool(norm.isfinite().all()):
             raise FloatingPointError(
@@ -268,27 +378,18 @@ class _State:
         """Take steps that lower the losses, halved until they do; O(n k) each."""
         W, F = self.weights[:, self.active], self.latent[:, self.active]
         before = self.loss[self.active]
-        squares = W.square().sum(0), (W * direction.weights).sum(0)
-        curvature = direction.weights.square().sum(0)
-        slope = (gradient * direction.weights).sum(0)
-        step = torch.ones_like(before)
-        for _ in range(_MAX_HALVINGS):
-            norm = squares[0] + 2 * step * squares[1] + step.square() * curvature
-            after = part.loss(F + step * direction.image, norm)
-            # Written as a negation so that NaN is refused as well.
-            bad = ~(after <= before + _SUFFICIENT * step * slope + _ROUNDING * before.abs())
-            if not bool(bad.any()):
-                break
-            step = torch.where(bad, 0.5 * step, step)
-        else:
-            step, after = torch.where(bad, 0.0, step), torch.where(bad, before, after)
+        square, cross = W.square().sum(0), (W * direction.weights).sum(0)
+        moved = direction.weights.square().sum(0)
+
+        def loss(step: Tensor) -> Tensor:
+            norm = square + 2 * step * cross + step.square() * moved
+            return part.loss(F + step * direction.image, norm)
+
+        step, after = halved_steps(loss, before, (gradient * direction.weights).sum(0))
         self.weights[:, self.active] = W + step * direction.weights
         self.latent[:, self.active] = F + step * direction.image
         self.loss[self.active] = after
         self.settled[self.active] = before - after <= loss_tol * part.row_weight.sum(0)
-        return self._record(direction, float(step.min()))
-
-    def _record(self, direction: Direction, step: float) -> dict:
         self.n_iter += 1
         self.n_products += direction.n_products
         info = {
@@ -296,35 +397,26 @@ class _State:
             "gradient_norm": float(self.gradient_norm.max()),
             "n_active": len(self.active),
             "n_cg": direction.n_cg,
-            "step": step,
+            "step": float(step.min()),
         }
         self.history.append(info)
         return info
 
-    def result(self) -> NewtonFit:
-        """Return the state as it is."""
-        return NewtonFit(
-            self.weights,
-            self.latent,
-            self.loss,
-            self.gradient_norm,
-            self.n_iter,
-            self.n_products,
-            bool(self.settled.all()),
-            self.history,
-        )
+
+def halved_steps(
+    loss: Callable[[Tensor], Tensor], before: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Step lengths (k,), 1 or halved until the losses (k,) fall enough (0 if never), and losses."""
+    step = torch.ones_like(before)
+    for _ in range(MAX_HALVINGS):
+        after = loss(step)
+        # Written as a negation so that NaN is refused as well.
+        bad = ~(after <= before + SUFFICIENT * step * slope + LOSS_ROUNDING * before.abs())
+        if not bool(bad.any()):
+            return step, after
+        step = torch.where(bad, 0.5 * step, step)
+    return torch.where(bad, 0.0, step), torch.where(bad, before, after)
 
 
 def _positive(norm: Tensor) -> Tensor:
     return torch.where(norm > 0, norm, 1.0)
-
-
-def _check_controls(solver: str, tol: float, loss_tol: float, counts: dict[str, int]) -> None:
-    if solver not in _SOLVERS:
-        raise ValueError(f"solver must be one of {_SOLVERS}; got {solver!r}.")
-    for name, value in (("tol", tol), ("loss_tol", loss_tol)):
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative; got {value!r}.")
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1; got {count!r}.")

@@ -5,9 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.newton.covariance import laplace_covariance, log_evidence_of
-from skgp.inference.newton.newton import fit_newton
-from skgp.inference.newton.problem import laplace_curvature
+from skgp.inference.laplace import laplace_covariance, log_evidence
+from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
@@ -43,12 +42,10 @@ def hessians(X, curvature):
 
 
 def test_laplace_covariance_full_inverts_the_hessian(X, design, curvature):
-    mean = torch.arange(float(M * C), dtype=torch.float64).reshape(M, C)
-    qs = laplace_covariance(design, curvature, prior_variance=torch.from_numpy(A), mean=mean)
-    for j, (q, H) in enumerate(zip(qs, hessians(X, curvature), strict=True)):
+    qs = laplace_covariance(design, curvature, prior_variance=torch.from_numpy(A))
+    for q, H in zip(qs, hessians(X, curvature), strict=True):
         factor = q.factor().numpy()
         np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(H), atol=1e-11)
-        assert_same(q.mean, mean[:, j])
 
 
 @pytest.mark.parametrize(("kind", "n_dense"), [("diagonal", 0), ("chevron", 5)])
@@ -112,9 +109,8 @@ def test_log_evidence_equals_the_dense_oracle(X, design, rng, weighted):
         design, y, Bernoulli(), offset=offset, tol=1e-11, loss_tol=0, generator=generator, **options
     )
     curvature = laplace_curvature(Bernoulli(), y, fit.latent, weight)
-    evidence = log_evidence_of(
-        fit, laplace_covariance(design, curvature, prior_variance=a), prior_variance=a
-    )
+    q = laplace_covariance(design, curvature, prior_variance=a)
+    evidence = log_evidence(fit, q, prior_variance=a)
     Phi = dense_features(BASIS, X)
     counts = None if weight is None else weight.numpy()
     for j in range(C):
@@ -130,13 +126,6 @@ def test_laplace_covariance_refuses_invalid_input(X, design, curvature):
         ("must have no sample_weight", (weighted, curvature), {}),
         (r"curvature must have shape \(40, c\); got \(39, 2\)", (design, curvature[1:]), {}),
         ("curvature must be finite and not negative", (design, -curvature), {}),
-        ("kind must be one of .*; got 'low-rank'", (design, curvature), {"kind": "low-rank"}),
-        (
-            "n_dense_columns must not",
-            (design, curvature),
-            {"kind": "chevron", "n_dense_columns": -1},
-        ),
-        (r"mean must have shape \(12, 2\)", (design, curvature), {"mean": torch.zeros(M)}),
         ("prior_variance must be positive", (design, curvature), {"prior_variance": -1.0}),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -7,14 +7,16 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from skgp.inference.exact.covariances import (
+from skgp.inference.exact import (
     DenseCovariance,
-    PathwiseCovariance,
     WeightCovariance,
+    weight_covariance,
+)
+from skgp.inference.pathwise import (
+    PathwiseCovariance,
     leave_one_out_z2,
     perturbed_targets,
     prior_draws,
-    weight_covariance,
 )
 from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.kernels import FourierFeatures

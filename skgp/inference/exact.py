@@ -1,7 +1,7 @@
-r"""QSGP over the inducing basis with one basis function a training row, in function space.
+r"""One basis function an observation, in function space: the exact GP.
 
-With :math:`\Phi = S = K` (m = n, appendix I.2 of the paper) the posterior mean of the weights
-solves :math:`(K + \sigma^2 I) \mu = y`, and the predictive mean is that of the exact GP.
+With :math:`\Phi = S = K` (m = n, appendix I.2 of Evans and Nair, 2020) the posterior mean of the
+weights solves :math:`(K + \sigma^2 I) \mu = y`, and the predictive mean is that of the exact GP.
 
 ===================  ==========================  ===============================================
 paper                code                        meaning
@@ -18,42 +18,154 @@ correlation with the others is known in closed form and the augmented model is t
 is what a full covariance gives; without augmentation the variance is :math:`k^T \Sigma k` alone,
 :math:`k^T K^{-1} k - k^T A^{-1} k`. For a diagonal or chevron C it is Proposition 4.
 
-**Pathwise draws** [2]_. For a prior draw :math:`f_s` (random features) and noise
-:math:`\varepsilon_s`, the function :math:`f_s(x) - k(x, X) A^{-1} (f_s(X) + \varepsilon_s)` has the
-posterior covariance. Draws are more right-hand sides of the same conjugate gradients, nearly free.
-
-**Calibration**. :func:`~skgp.inference.exact.covariances.leave_one_out_z2` of the draws.
-
-References
-----------
-.. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes, appendices G and I.2.
-.. [2] Wilson et al. (2021), Pathwise conditioning of Gaussian processes.
+**Pathwise draws** (Wilson et al., 2021, "Pathwise conditioning of Gaussian processes"). For a prior
+draw :math:`f_s` (random features) and noise :math:`\varepsilon_s`, the function
+:math:`f_s(x) - k(x, X) A^{-1} (f_s(X) + \varepsilon_s)` has the posterior covariance. Draws are
+more right-hand sides of the same conjugate gradients, nearly free.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from skgp.inference.exact.covariances import (
-    Covariance,
-    DenseCovariance,
+from skgp.inference.pathwise import (
     PathwiseCovariance,
     leave_one_out_z2,
     perturbed_targets,
-    weight_covariance,
+    pivoted_factor,
 )
-from skgp.kernels.gram import gram_diag, gram_tile
-from skgp.kernels.operators import KernelOperator, kernel_matmul
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
+from skgp.kernels.gram import gram, gram_diag, gram_tile
+from skgp.kernels.operators import KernelOperator, kernel_matmul, tile_rows
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import jittered_cholesky, tri_solve
-from skgp.linalg.preconditioners import LowRank, NystromPreconditioner, rp_cholesky
+from skgp.linalg.preconditioners import NystromPreconditioner
 from skgp.linalg.tensor_state import TensorState
 
 Callback = Callable[[int, dict], bool | None]
+
+
+# ---- covariances ------------------------------------------------------------------------------
+
+
+class Covariance(Protocol):
+    """Posterior covariance of f at new rows X (p, d) of a kernel, given training rows Z (n, d)."""
+
+    def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Variances, shape (p,)."""
+
+    def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Joint covariance, shape (p, p)."""
+
+
+@dataclass
+class DenseCovariance(TensorState):
+    r"""Covariance of the exact GP, :math:`k(x, x') - k(x, Z) A^{-1} k(Z, x')`; ``O(n^2 p)``.
+
+    With the Cholesky factor of K too it is that of the basis functions alone,
+    :math:`k(x, Z) (K^{-1} - A^{-1}) k(Z, x')` (no augmentation).
+    """
+
+    factor: Tensor  # (n, n), lower, of A
+    prior_factor: Tensor | None = None  # (n, n), lower, of K
+
+    def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Variances, shape (p,)."""
+        root, prior_root = self._roots(gram_tile(kernel, X, Z).T)
+        prior = gram_diag(kernel, X) if prior_root is None else prior_root.square().sum(0)
+        return prior - root.square().sum(0)
+
+    def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Joint covariance, shape (p, p)."""
+        root, prior_root = self._roots(gram_tile(kernel, X, Z).T)
+        prior = gram_tile(kernel, X, X) if prior_root is None else prior_root.T @ prior_root
+        return prior - root.T @ root
+
+    def _roots(self, K: Tensor) -> tuple[Tensor, Tensor | None]:
+        root = tri_solve(self.factor, K, upper=False)  # (n, p)
+        if self.prior_factor is None:
+            return root, None
+        return root, tri_solve(self.prior_factor, K, upper=False)
+
+
+@dataclass
+class WeightCovariance(TensorState):
+    r"""The paper's covariance of the weights in the basis K, and Proposition 4.
+
+    .. math:: \mathbb V[f(x)] = k(x)^T C C^T k(x)
+              + \frac{\sigma^2 k(x, x)^2}{k(x)^T W k(x) + \sigma^2 k(x, x)},
+
+    the second term v(x) where `augment`. W holds the row weights, 1 in the paper. The proposition
+    is about one test point. Between two, v is given the prior's correlation,
+    :math:`\sqrt{v(x) v(x') / (k(x, x) k(x', x'))}\, k(x, x')`: draws are as smooth as the prior's,
+    far from the data they are the prior's, and no variance depends on what is predicted together.
+    """
+
+    q: WeightGaussian  # over the n weights; its mean is not used
+    noise: float
+    augment: bool
+    rows_per_point: float = 1.0  # training rows a basis function stands for: scales k(x)'k(x)
+    row_weight: Tensor | None = None  # (n,), diagonal of W
+
+    def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Variances, shape (p,). ``O(n p (1 + k))`` for k dense columns."""
+        K = gram_tile(kernel, X, Z)
+        return self.q.variance(K) + self._augmentation(kernel, X, K)
+
+    def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Joint covariance, shape (p, p)."""
+        K = gram_tile(kernel, X, Z)
+        posterior = self.q.covariance(K)
+        if not self.augment:
+            return posterior
+        scale = (self._augmentation(kernel, X, K) / gram_diag(kernel, X)).sqrt()
+        return posterior + scale[:, None] * gram(kernel, X) * scale
+
+    def _augmentation(self, kernel, X: Tensor, K: Tensor) -> Tensor:
+        """Second term of Prop. 4, shape (p,)."""
+        prior = gram_diag(kernel, X)
+        if not self.augment:
+            return torch.zeros_like(prior)
+        squares = K.square()
+        squares = squares.sum(1) if self.row_weight is None else squares @ self.row_weight
+        squares = self.rows_per_point * squares
+        return self.noise * prior.square() / (squares + self.noise * prior)
+
+
+def weight_covariance(
+    kernel,
+    X: Tensor,
+    noise: float,
+    sample_weight: Tensor | None,
+    covariance: str,
+    n_dense_columns: int,
+    augment: bool,
+) -> WeightCovariance:
+    """The paper's "diagonal" or "chevron" covariance of the weights, Phi = S = K, in closed form.
+
+    "diagonal" (Prop. 1) streams ``n^2`` kernel evaluations; "chevron" takes ``O(n^3)`` flops and
+    three n x n matrices.
+    """
+    n = X.shape[0]
+    row_weight = X.new_ones(n) if sample_weight is None else sample_weight
+    if covariance == "diagonal":
+        tiles = X.split(tile_rows(n, X.dtype, 2.5e8))
+        squares = torch.cat([gram_tile(kernel, tile, X).square() @ row_weight for tile in tiles])
+        std = optimal_std(squares / noise + gram_diag(kernel, X))
+        q = WeightGaussian.diagonal(torch.zeros_like(std), std)
+    else:
+        K = gram_tile(kernel, X, X)
+        zero = X.new_zeros(n)
+        squares = (K * row_weight) @ K
+        q, _ = optimal_gaussian(squares, zero, noise, K, n_dense=min(n_dense_columns, n))
+    return WeightCovariance(q, noise, augment, row_weight=sample_weight)
+
+
+# ---- posterior --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -65,7 +177,6 @@ class FunctionSpacePosterior(TensorState):
     kernel : sklearn kernel expression without noise
     X : Tensor of shape (n, d)
     weights : Tensor of shape (n,)
-    noise : float
     uncertainty : Covariance
     calibration : float
         :math:`z^2`: what variances, that of the noise included, are to be multiplied by.
@@ -73,7 +184,6 @@ class FunctionSpacePosterior(TensorState):
     residual : float
         True relative residual of the system of the mean.
     converged : bool
-    jitter : float
     log_marginal_likelihood : float or None
         In nats, where a factor makes it cheap.
     history : list of float
@@ -82,13 +192,11 @@ class FunctionSpacePosterior(TensorState):
     kernel: object
     X: Tensor
     weights: Tensor
-    noise: float
     uncertainty: Covariance
     calibration: float = 1.0
     n_iter: int = 1
     residual: float = 0.0
     converged: bool = True
-    jitter: float = 0.0
     log_marginal_likelihood: float | None = None
     history: list[float] = field(default_factory=list)
 
@@ -147,7 +255,7 @@ def fit_dense(
     row_noise = noise if sample_weight is None else noise / sample_weight
     A = gram_tile(kernel, X, X)
     A.diagonal().add_(row_noise)
-    factor, jitter = jittered_cholesky(A)
+    factor = jittered_cholesky(A).factor
     del A
     z = tri_solve(factor, y[:, None], upper=False)
     weights = tri_solve(factor.T, z, upper=True)[:, 0]
@@ -171,10 +279,8 @@ def fit_dense(
         kernel,
         X.clone(),
         weights,
-        noise,
         uncertainty,
-        calibration=calibration,
-        jitter=jitter,
+        calibration,
         log_marginal_likelihood=-0.5 * fit_term - float(factor.diagonal().log().sum()),
     )
 
@@ -201,23 +307,12 @@ def fit_iterative(
     r"""Representer weights and pathwise draws by preconditioned conjugate gradients.
 
     With row weights w the system is made symmetric,
-    :math:`(W^{1/2} K W^{1/2} + \sigma^2 I)\, W^{-1/2} \alpha = W^{1/2} y`.
+    :math:`(W^{1/2} K W^{1/2} + \sigma^2 I)\, W^{-1/2} \alpha = W^{1/2} y`. Parameters are those of
+    :func:`fit_dense` and these.
 
     Parameters
     ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d), float64
-    y : Tensor of shape (n,), float64
-    noise : float
-    sample_weight : Tensor of shape (n,), optional
     covariance : {"samples", "diagonal"}
-    augment : bool
-        For "diagonal".
-    prior : Basis
-        Random features with ``n_features``, ``n_blocks``, ``block_slice``, ``features``, whose
-        Gram matrix approximates that of `kernel`.
-    n_samples : int
-        Draws; the relative error of a variance is ``sqrt(2 / n_samples)``.
     rank : int
         Of the Nystrom preconditioner.
     tol : float
@@ -227,7 +322,6 @@ def fit_iterative(
         Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
     memory_budget : float
         Bytes for the kernel matrix (:class:`~skgp.kernels.operators.KernelOperator`).
-    generator : torch.Generator
     callback : callable, optional
 
     Returns
@@ -248,7 +342,7 @@ def fit_iterative(
     if covariance == "samples":
         row_noise = noise if sample_weight is None else noise / sample_weight
         prior_weights, targets = perturbed_targets(prior, X, row_noise, n_samples, generator)
-        B = torch.cat([B, targets], dim=1)
+        B = torch.cat([B, targets], dim=1)  # (n, 1 + s)
     low_rank = pivoted_factor(kernel, X, rank, generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
     operator = KernelOperator(kernel, X, dtype=dtype, memory_budget=memory_budget)
@@ -277,24 +371,10 @@ def fit_iterative(
         kernel,
         X.clone(),
         weights,
-        noise,
         uncertainty,
-        calibration=calibration,
+        calibration,
         n_iter=max(1, result.n_iter),
         residual=float(result.residual[0]),
         converged=result.converged,
         history=result.history,
-    )
-
-
-def pivoted_factor(
-    kernel, X: Tensor, rank: int, *, generator: torch.Generator, tol: float = 0.0
-) -> LowRank:
-    """Randomly pivoted partial Cholesky factorisation of ``K(X, X)``, in the dtype of X."""
-    return rp_cholesky(
-        lambda index: gram_tile(kernel, X, X[index]),
-        gram_diag(kernel, X),
-        rank,
-        generator=generator,
-        tol=tol,
     )

@@ -1,1 +1,0 @@
-"""Solvers with one basis function a row: dense factors, conjugate gradients, posterior draws."""

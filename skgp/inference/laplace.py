@@ -1,0 +1,327 @@
+r"""Laplace approximation in the space of the weights: around the mode of all rows, and online.
+
+With the mode :math:`\hat w` of :func:`.newton.fit_newton` and the curvature c of
+the negative log-likelihood there (Rasmussen and Williams, 2006, section 3.4),
+
+.. math::
+    q(w) = N(\hat w, H^{-1}), \quad H = \Phi^T \operatorname{diag}(c) \Phi + I / a, \qquad
+    \log p(y) \approx -J(\hat w) - \tfrac12 \log |a H|.
+
+A cheaper q is the one of its structure that is nearest to :math:`N(\hat w, H^{-1})` in the sense of
+the evidence lower bound, exactly as for a Gaussian likelihood of precision c
+(:mod:`skgp.inference.weights.gaussian`).
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from skgp.inference.newton import (
+    NewtonFit,
+    NewtonProblem,
+    PointLikelihood,
+    check_unweighted,
+    halved_steps,
+    laplace_curvature,
+    newton_problem,
+    prior_variances,
+)
+from skgp.inference.weights.defaults import ONLINE_STEPS, ONLINE_TOL
+from skgp.inference.weights.design import Basis, StreamedDesign
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
+from skgp.inference.weights.posterior import ClassifierPosterior
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
+from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg.tensor_state import TensorState
+
+__all__ = ["OnlineLaplace", "laplace_covariance", "log_evidence"]
+
+
+def laplace_covariance(
+    design: StreamedDesign,
+    curvature: Tensor,
+    *,
+    prior_variance: float | Tensor = 1.0,
+    kind: str = "full",
+    n_dense_columns: int = 100,
+) -> list[WeightGaussian]:
+    r"""Gaussians of mean 0 and the covariance around the modes of c problems.
+
+    Parameters
+    ----------
+    design : StreamedDesign
+        :math:`\Phi`, without sample weights.
+    curvature : Tensor of shape (n, c)
+        :math:`c_{ij} \ge 0` at the modes, see :func:`.newton.laplace_curvature`.
+    prior_variance : float or Tensor of shape (c,), default=1.0
+        a.
+    kind : {"full", "chevron", "diagonal"}, default="full"
+        :math:`H^{-1}`; its best approximation with `n_dense_columns` dense columns in the Cholesky
+        factor; independent weights, :math:`c_r = H_{rr}^{-1/2}`.
+    n_dense_columns : int, default=100
+        Of "chevron"; m at most.
+
+    Returns
+    -------
+    list of c WeightGaussian
+        Float64.
+
+    Raises
+    ------
+    ValueError
+        If a shape or a parameter is invalid.
+    NotPositiveDefiniteError
+        If H cannot be factored.
+
+    Warns
+    -----
+    NumericalWarning
+        When H needed jitter.
+
+    Notes
+    -----
+    "diagonal": one pass over the features for all columns, ``O(n m c)``. Others: a column after
+    another, ``O(n m^2 + m^3)`` each, about four m x m matrices beside the results.
+    """
+    check_unweighted(design)
+    if curvature.ndim != 2 or curvature.shape[0] != design.n_rows:
+        raise ValueError(
+            f"curvature must have shape ({design.n_rows}, c); got {tuple(curvature.shape)}."
+        )
+    if not bool((torch.isfinite(curvature) & (curvature >= 0)).all()):
+        raise ValueError(
+            "curvature must be finite and not negative, minus the second derivative of a "
+            "log-concave likelihood; got values from "
+            f"{float(curvature.min()):.3g} to {float(curvature.max()):.3g}."
+        )
+    m, c = design.n_features, curvature.shape[1]
+    precision = 1 / prior_variances(prior_variance, c).to(design.device)
+    zero = torch.zeros(m, dtype=torch.float64, device=design.device)
+    if kind == "diagonal":
+        std = optimal_std(design.curvature_diagonal(curvature) + precision)
+        return [WeightGaussian.diagonal(zero, std[:, j]) for j in range(c)]
+    n_dense = m if kind == "full" else min(n_dense_columns, m)
+    found = []
+    for j in range(c):
+        gram = design.curvature_gram(curvature[:, [j]])[0]
+        q, jitter = optimal_gaussian(gram, zero, 1.0, precision[j].expand(m), n_dense=n_dense)
+        if jitter:
+            warnings.warn(
+                f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal "
+                "to be factored, which shrinks the posterior variances. Lower the prior variance "
+                "or the number of features, or use dtype='float64'.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+        found.append(q)
+    return found
+
+
+def log_evidence(
+    fit: NewtonFit, covariances: Sequence[WeightGaussian], *, prior_variance: float | Tensor = 1.0
+) -> Tensor:
+    r"""Laplace approximation of :math:`\log p(y)` of every column, in nats; shape (c,).
+
+    .. math:: \sum_i s_i \log p(y_i \mid \hat f_i) - \frac{\|\hat w\|^2}{2 a}
+              - \tfrac12 \log |I + a \Phi^T \operatorname{diag}(c) \Phi|, \qquad
+              |I + a \Phi^T \operatorname{diag}(c) \Phi| = a^m / |\Sigma|
+
+    with :math:`\Sigma` of each column from :func:`laplace_covariance` with ``kind="full"``.
+    """
+    log_det_prior = covariances[0].n_features * prior_variances(prior_variance, len(fit.loss)).log()
+    log_det_posterior = torch.stack([q.log_det() for q in covariances])
+    return -fit.loss - 0.5 * (log_det_prior.to(fit.loss) - log_det_posterior.to(fit.loss))
+
+
+class OnlineLaplace(TensorState):
+    r"""Gaussian posteriors of c latent functions, updated batch by batch.
+
+    Column j of the weights has the posterior :math:`N(w_t, H_t^{-1})` after t batches, from
+    :math:`N(0, I)` before the first. A batch :math:`(\Phi, y)` moves it to
+
+    .. math::
+        w_{t+1} = \arg\min_w \; -\sum_i s_i \log p(y_i \mid o + \phi_i^T w)
+                  + \tfrac12 (w - w_t)^T H_t (w - w_t), \qquad
+        H_{t+1} = H_t + \Phi^T \operatorname{diag}(c) \Phi,
+
+    with :math:`c_i` the curvature of the negative log-likelihood of row i at :math:`w_{t+1}`
+    (Ritter, Botev and Barber, 2018, section 2). Rows are not kept. One batch of all rows is the
+    Laplace approximation itself. Several are close to it: each sums its rows up by a parabola
+    around the mode of its time. The mean log-loss of 500 rows held out of the banana data, after
+    1500 rows, 256 Fourier features, is .198 from one batch, .204 to .205 from batches of 100 rows
+    and .207 to .209 from single rows, in either of two orders.
+
+    Parameters
+    ----------
+    basis : Basis
+        Features of m weights; up to about 2000.
+    offset : Tensor of shape (c,)
+        Constants :math:`o_j` of the latent functions, e.g. the link of the base rates of the first
+        batch. They stay: what later batches say otherwise is left to the weights.
+    likelihood : PointLikelihood
+        Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
+
+    Attributes
+    ----------
+    weights : Tensor of shape (m, c)
+        Posterior means :math:`w_t`, float64.
+    precision : Tensor of shape (c, m, m)
+        :math:`H_t`, float64.
+    n_rows_seen : int
+    n_iter : int
+        Newton steps of the last update, of the column that took most.
+
+    Notes
+    -----
+    State, and pickle: ``8 c m (m + 1)`` bytes, for any number of rows.
+    """
+
+    weights: Tensor
+    precision: Tensor
+    offset: Tensor
+
+    def __init__(self, basis: Basis, offset: Tensor, likelihood: PointLikelihood):
+        m, c = basis.n_features, len(offset)
+        self.basis, self.likelihood, self.offset = basis, likelihood, offset.double()
+        self.weights = torch.zeros(m, c, dtype=torch.float64, device=offset.device)
+        self.precision = torch.eye(m, dtype=torch.float64, device=offset.device).repeat(c, 1, 1)
+        self.n_rows_seen = self.n_iter = 0
+
+    def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> "OnlineLaplace":
+        """Add a batch of rows, in place; the state moves to the device of X.
+
+        Parameters
+        ----------
+        X : Tensor of shape (n, d)
+            No rows change nothing.
+        Y : Tensor of shape (n, c)
+            Observations, e.g. in {-1, +1}.
+        row_weight : Tensor of shape (n,) or (n, c), optional
+            Not negative; 1 by default.
+
+        Raises
+        ------
+        ValueError
+            If shapes disagree or a weight is negative or not finite.
+        FloatingPointError
+            If a gradient is not finite. Nothing is changed then.
+
+        Warns
+        -----
+        NumericalWarning
+            Where Newton's method does not converge.
+
+        Notes
+        -----
+        ``O(c (n m^2 + m^3))`` a Newton step, of which there are five to ten. Memory beside the
+        state and the features kept: about four m x m float64.
+        """
+        c = self.weights.shape[1]
+        if Y.shape != (len(X), c):
+            raise ValueError(f"Y must have shape ({len(X)}, {c}); got {tuple(Y.shape)}.")
+        if not len(X):
+            return self
+        for name in ("offset", "weights", "precision"):
+            setattr(self, name, getattr(self, name).to(X.device))
+        design = StreamedDesign(self.basis, X.double())
+        # The precision of 1 is that of the distance from the last mode, measured by H.
+        whole = newton_problem(design, Y, self.likelihood, self.offset, 1.0, row_weight)
+        columns = [whole.select(torch.tensor([j], device=X.device)) for j in range(c)]
+        modes = [
+            _Descent(column, self.weights[:, [j]], self.precision[j]).run()
+            for j, column in enumerate(columns)
+        ]
+        self.weights = torch.cat([mode.weights for mode in modes], dim=1)
+        for H, mode in zip(self.precision, modes, strict=True):
+            H += mode.curvature_gram()
+        self.n_iter = max(mode.n_iter for mode in modes)
+        self.n_rows_seen += len(X)
+        return self
+
+    def posterior(self) -> ClassifierPosterior:
+        r"""The posterior of the latent functions, of covariance :math:`H_t^{-1}`; ``O(c m^3)``.
+
+        It shares no memory with this object, and takes ``4 c m^2`` bytes.
+        """
+        return ClassifierPosterior(
+            self.basis,
+            self.weights.clone(),
+            self.offset.clone(),
+            [
+                WeightGaussian.full(self.weights[:, j], _inverse_factor(H))
+                for j, H in enumerate(self.precision)
+            ],
+        )
+
+
+class _Descent:
+    """Newton's method for one column, from the mode of the batches before.
+
+    The distance from there is kept as ``pull``, H_t (w - w_t), and its square in that metric.
+    """
+
+    def __init__(self, problem: NewtonProblem, start: Tensor, precision: Tensor):
+        self.problem, self.precision = problem, precision  # (m, m), H_t
+        self.weights = start  # (m, 1)
+        self.latent = problem.offset + problem.design.matmul(start)  # (n, 1)
+        self.pull = torch.zeros_like(start)
+        self.square = start.new_zeros(1)
+        self.loss = problem.loss(self.latent, self.square)
+        self.n_iter = 0
+
+    def run(self) -> "_Descent":
+        """Descend to the mode."""
+        for self.n_iter in range(1, ONLINE_STEPS + 1):
+            if self._step() <= ONLINE_TOL:
+                return self
+        warnings.warn(
+            f"Newton's method ended after {ONLINE_STEPS} steps short of the mode. Scale the "
+            "inputs, or lower the prior variance (the kernel's amplitude).",
+            NumericalWarning,
+            stacklevel=3,
+        )
+        return self
+
+    def curvature_gram(self) -> Tensor:
+        """Hessian (m, m) of the negative log-likelihood."""
+        p = self.problem
+        curvature = laplace_curvature(p.likelihood, p.Y, self.latent, p.row_weight)
+        return p.design.curvature_gram(curvature)[0]
+
+    def _step(self) -> float:
+        """Take a step, halved until the loss falls; return the nats that it promised to gain."""
+        problem = self.problem
+        gradient = self.pull - problem.design.rmatmul(problem.slope(self.latent))
+        if not bool(gradient.isfinite().all()):
+            raise FloatingPointError(
+                f"The gradient is not finite at Newton step {self.n_iter}. Look for NaN or inf in "
+                "X, for overflowing features and for a prior_variance out of proportion."
+            )
+        H = self.curvature_gram().add_(self.precision)
+        direction = cho_solve(jittered_cholesky(H).factor, -gradient)
+        image, pull = problem.design.matmul(direction), self.precision @ direction
+        slope = (gradient * direction).sum(0)
+        linear, quadratic = (self.pull * direction).sum(0), (pull * direction).sum(0)
+
+        def square(step: Tensor) -> Tensor:
+            return self.square + 2 * step * linear + step**2 * quadratic
+
+        step, loss = halved_steps(
+            lambda step: problem.loss(self.latent + step * image, square(step)), self.loss, slope
+        )
+        if not bool(step):
+            return 0.0  # rounding hides what is left to gain
+        self.weights = self.weights + step * direction
+        self.latent = self.latent + step * image
+        self.pull = self.pull + step * pull
+        self.square, self.loss = square(step), loss
+        return float(-slope)
+
+
+def _inverse_factor(H: Tensor) -> Tensor:
+    """Lower Cholesky factor of the inverse."""
+    upper = reverse_cholesky(H).factor
+    identity = torch.eye(len(H), dtype=H.dtype, device=H.device)
+    return torch.linalg.solve_triangular(upper.mT, identity, upper=False)

@@ -1,1 +1,0 @@
-"""Laplace's approximation of a classifier: Newton's method, covariances, what is left to choose."""

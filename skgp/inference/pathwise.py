@@ -1,0 +1,203 @@
+r"""Posterior draws by the solver that finds the mean: sample, then optimise.
+
+Pathwise conditioning, or Matheron's rule (Wilson et al., 2021): a draw of the prior, corrected by a
+solve with the noisy values that it would have made, is a draw of the posterior. Draws are more
+right-hand sides of one solve, nearly free, in function space (:mod:`.exact`) or in that of the
+weights; their spread is the posterior variance, and :func:`leave_one_out_z2` calibrates it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.weights.design import (
+    Basis,
+    StreamedDesign,
+    SumBasis,
+    WhitenedInducingBasis,
+    inducing_parts,
+)
+from skgp.inference.weights.posterior import LinearWeightsPosterior, standard_normal
+from skgp.kernels.distances import origin
+from skgp.kernels.gram import gram_diag, gram_tile
+from skgp.kernels.operators import kernel_matmul, tile_rows
+from skgp.kernels.spectral import FourierFeatures, split_spectral
+from skgp.linalg.preconditioners import LowRank, rp_cholesky
+from skgp.linalg.tensor_state import TensorState
+
+__all__ = [
+    "PathwiseCovariance",
+    "leave_one_out_z2",
+    "pathwise_posterior",
+    "perturbed_targets",
+    "pivoted_factor",
+    "prior_draws",
+    "prior_features",
+]
+
+
+def pathwise_posterior(
+    design: StreamedDesign,
+    y: Tensor,
+    noise_variance: float,
+    solve: Callable[[Tensor], Any],
+    *,
+    n_samples: int,
+    generator: torch.Generator,
+) -> tuple[LinearWeightsPosterior, Any, Tensor]:
+    r"""Posterior mean and draws from one solve with several right-hand sides.
+
+    With :math:`w_0 \sim N(0, I)` and :math:`\varepsilon \sim N(0, \sigma^2 W^{-1})`,
+
+    .. math:: w_s - \mu = w_0 + (\Phi^T W \Phi + \sigma^2 I)^{-1}
+              \Phi^T W (\varepsilon - \Phi w_0)
+
+    has the covariance of the posterior (sample, then optimise; Wilson et al., 2021). The correction
+    starts from 0, so a solver stopped early leaves a deviation between the prior's and the
+    posterior's: variances err upwards.
+
+    Parameters
+    ----------
+    design : StreamedDesign
+    y : Tensor of shape (n,)
+    noise_variance : float
+        :math:`\sigma^2 > 0`.
+    solve : callable
+        Maps targets T (n, 1 + S) to a result whose ``solution`` (m, 1 + S) solves
+        :math:`(\Phi^T W \Phi + \sigma^2 I) V = \Phi^T W^{1/2} T`.
+    n_samples : int
+        S draws; 0 leaves the variances 0.
+    generator : torch.Generator
+
+    Returns
+    -------
+    posterior : LinearWeightsPosterior
+    result : object
+        What `solve` returned.
+    misfit : Tensor of shape (n, 1 + S)
+        :math:`T - \Phi V`: the noise times :math:`(\Phi \Phi^T + \sigma^2 W^{-1})^{-1}` of the
+        targets, up to a root weight a row.
+    """
+    prior_weights = standard_normal(design.n_features, n_samples, generator).to(design.device)
+    noise = standard_normal(design.n_rows, n_samples, generator).to(design.device)
+    # W^(1/2) eps has variance s2 whatever the weights; the rows of Phi w0 are scaled already.
+    perturbed = noise_variance**0.5 * noise
+    if n_samples:
+        perturbed = perturbed - design.matmul(prior_weights)
+    targets = torch.cat([design.scale_rows(y[:, None]), perturbed], dim=1)
+    result = solve(targets)
+    mean, correction = result.solution[:, 0], result.solution[:, 1:]
+    deviations = prior_weights + correction  # (m, S)
+    posterior = LinearWeightsPosterior.from_deviations(design.basis, mean, deviations)
+    return posterior, result, targets - design.matmul(result.solution)
+
+
+@dataclass
+class PathwiseCovariance(TensorState):
+    """Covariance of s posterior draws, kept as functions; the divisor is s.
+
+    What inducing points among the features of the prior draws leave of the prior is added.
+    """
+
+    prior: Basis
+    prior_weights: Tensor  # (n_features, s)
+    sample_weights: Tensor  # (n, s), A^-1 (f_s(Z) + eps_s)
+
+    def deviations(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Draws minus the posterior mean, shape (p, s)."""
+        draws = prior_draws(self.prior, X, self.prior_weights)
+        return draws - kernel_matmul(kernel, X, Z, self.sample_weights)
+
+    def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Variances, shape (p,), with a relative standard error of ``sqrt(2 / s)``."""
+        return self.deviations(kernel, X, Z).square().mean(1) + sum(
+            basis.unexplained(X) for basis in inducing_parts(self.prior)
+        )
+
+    def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Joint covariance, shape (p, p); of rank s and what the prior's features leave."""
+        deviations = self.deviations(kernel, X, Z)
+        drawn = deviations @ deviations.T / deviations.shape[1]
+        return drawn + sum(basis.unexplained_covariance(X) for basis in inducing_parts(self.prior))
+
+
+def pivoted_factor(
+    kernel, X: Tensor, rank: int, *, generator: torch.Generator, tol: float = 0.0
+) -> LowRank:
+    """Randomly pivoted partial Cholesky factorisation of ``K(X, X)``, in the dtype of X."""
+    return rp_cholesky(
+        lambda index: gram_tile(kernel, X, X[index]),
+        gram_diag(kernel, X),
+        rank,
+        generator=generator,
+        tol=tol,
+    )
+
+
+def prior_features(
+    kernel, X: Tensor, m: int, rank: int, *, seed: int, generator: torch.Generator
+) -> Basis:
+    """Features whose Gram matrix stands for K in prior draws: m Fourier ones where there can be.
+
+    Summands without a spectral density have `rank` inducing points at the pivots of their matrix.
+    """
+    spectral, rest = split_spectral(kernel)
+    parts: list[Basis] = []
+    if spectral is not None:
+        zero = origin(X)[0]
+        parts.append(FourierFeatures(spectral, m, len(zero), seed=seed, origin=zero))
+    if rest is not None:
+        pivots = pivoted_factor(rest, X, min(len(X), rank), generator=generator).pivots
+        parts.append(WhitenedInducingBasis(rest, X[pivots]))
+    return parts[0] if len(parts) == 1 else SumBasis(parts)
+
+
+def perturbed_targets(
+    prior, X: Tensor, row_noise: float | Tensor, n_samples: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Weights of prior draws (n_features, s) and the noisy values of the draws at X (n, s)."""
+    weights = torch.randn(prior.n_features, n_samples, generator=generator, dtype=X.dtype)
+    noise = torch.randn(X.shape[0], n_samples, generator=generator, dtype=X.dtype)
+    std = torch.as_tensor(row_noise, dtype=X.dtype, device=X.device).sqrt()
+    noise = noise.to(X.device) * (std[:, None] if std.ndim else std)
+    weights = weights.to(X.device)
+    return weights, prior_draws(prior, X, weights) + noise
+
+
+def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
+    r"""Mean squared standardised leave-one-out residual, from draws alone.
+
+    :math:`\beta_s = A^{-1}(f_s(X) + \varepsilon_s)`, `sample_weights` (n, s), has covariance
+    :math:`A^{-1}`, so :math:`\hat d_i = \overline{\beta_{si}^2}` estimates
+    :math:`d_i = (A^{-1})_{ii}`; with :math:`\alpha = A^{-1} y`, `weights` (n,), the leave-one-out
+    residual of row i is :math:`\alpha_i / d_i` and its variance :math:`1 / d_i` (Rasmussen and
+    Williams, eqs. 5.10-5.12). As :math:`E[1 / \hat d_i] = \frac{s}{s - 2} / d_i`,
+
+    .. math:: z^2 = \frac{s - 2}{s}\, \frac1n \sum_i \alpha_i^2 / \hat d_i
+
+    is unbiased; a factor a row that both arguments share cancels. Above one the model is
+    overconfident. A common factor on all variances fits the leave-one-out residuals best at this
+    value; the ratio of means :math:`\overline{\alpha^2} / \overline{d}` weighs rows by their
+    precision instead, which misleads where the noise is not the same everywhere. 1 for fewer than
+    three draws or a constant y.
+    """
+    s = sample_weights.shape[1]
+    if s < 3 or not bool(weights.any()):
+        return 1.0
+    d = sample_weights.square().mean(1).clamp(min=torch.finfo(weights.dtype).tiny)
+    return float((s - 2) / s * (weights.square() / d).mean())
+
+
+def prior_draws(prior, X: Tensor, weights: Tensor, *, memory_budget: float = 2.5e8) -> Tensor:
+    """Prior functions ``Phi(X) w`` for weights (n_features, s), block by block; shape (p, s)."""
+    out = X.new_zeros((X.shape[0], weights.shape[1]))
+    for block in range(prior.n_blocks):
+        columns = prior.block_slice(block)
+        rows = tile_rows(columns.stop - columns.start, X.dtype, memory_budget)
+        for start in range(0, X.shape[0], rows):
+            features = prior.features(X[start : start + rows], block)
+            out[start : start + rows] += features @ weights[columns]
+    return out
