@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
 
 from skgp.inference import newton as newton_module
-from skgp.inference.laplace import log_evidence
+from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights import directions as directions_module
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
@@ -35,11 +35,6 @@ ROUTES = {
     "exact": {"solver": "exact"},
     "cg": {"solver": "cg", "preconditioner_rows": 60},
 }
-
-
-@pytest.fixture(autouse=True)
-def more_conjugate_gradients(monkeypatch):
-    monkeypatch.setattr(directions_module, "MAX_CG", 60)
 
 
 def fit(design, Y, **options):
@@ -213,7 +208,8 @@ def test_newton_starts_from_start(X, Y, route):
     assert nearby.n_iter < fit(design, Y, prior_variance=1.3, **route).n_iter
 
 
-def test_newton_loss_falls_from_step_to_step(X, Y, route):
+def test_newton_loss_falls_from_step_to_step(X, Y, route, monkeypatch):
+    monkeypatch.setattr(directions_module, "MAX_CG", 20)
     """Also from a start so far off that whole steps would overshoot."""
     start = torch.full((M, C), 40.0, dtype=torch.float64)
     result = fit(StreamedDesign(BASIS, X), Y, start=start, prior_variance=1e4, **route)
@@ -302,7 +298,8 @@ def test_newton_degenerate_data_are_finite(X, Y, route, case):
     [ExactDirections(), CGDirections(70, torch.Generator().manual_seed(0))],
     ids=["exact", "cg"],
 )
-def test_newton_directions_solve_with_the_hessian_of_each_column(X, rng, directions):
+def test_newton_directions_solve_with_the_hessian_of_each_column(X, rng, directions, monkeypatch):
+    monkeypatch.setattr(directions_module, "MAX_CG", 60)
     curvature, a = rng.uniform(0.0, 0.25, (N, C)), np.array([0.5, 3.0, 20.0])
     B = rng.standard_normal((M, C))
     direction = directions(
