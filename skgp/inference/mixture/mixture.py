@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.exact import pivoted_factor
 from skgp.inference.mixture.defaults import (
     BLOCK,
     FEATURES,
@@ -46,6 +45,7 @@ from skgp.inference.mixture.defaults import (
     VARIANCE_TOL,
 )
 from skgp.inference.mixture.gaussian_mixture import mixture_moments
+from skgp.inference.pathwise import pivoted_factor
 from skgp.kernels import (
     FourierFeatures,
     gram_tile,
