@@ -22,16 +22,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.estimators._backend import Backend, resolve_backend
 from skgp.estimators._compat import StrOptions, check_sample_weight
+from skgp.estimators._fitting import asked_model, in_few_threads
 from skgp.estimators._options import Option, warn_of_idle_options
 from skgp.estimators._predictive import clip_variance
-from skgp.estimators._threads import in_few_threads
 from skgp.estimators._validation import bounded_inputs, check_likelihood
-from skgp.estimators._warm_start import asked_model
+from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.linear import at_origin
-
-#: Bytes that the hooks may take at once while predicting.
-PREDICTION_MEMORY = 256 * 2**20
 
 
 class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):

@@ -68,16 +68,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base import BaseGP, keep_weighted_rows
 from skgp.estimators._compat import StrOptions
+from skgp.estimators._fitting import in_few_threads
 from skgp.estimators._labels import class_weights, distinct_labels, encode, natural_dtype
-from skgp.estimators._threads import in_few_threads
 from skgp.estimators._validation import bounded_inputs, validate_training_data
+from skgp.estimators.defaults import LINK_ELEMENTS, LOG_ZERO
 from skgp.kernels import split_noise
 from skgp.likelihoods import Bernoulli
-
-#: What stands for log(0), so that classes that are all impossible come out equal and not NaN.
-_LOG_ZERO = -1e300
-#: Latent values that the link averages over at once; each takes up to about 2 kB.
-_LINK_ELEMENTS = 2**16
 
 
 class BaseGPClassifier(ClassifierMixin, BaseGP):
@@ -127,7 +123,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         # Quadrature holds many nodes an element at once.
         parts = [
             log_prob(torch.ones_like(moments[0][rows]), *(array[rows] for array in moments))
-            for rows in gen_batches(len(mean), max(1, _LINK_ELEMENTS // mean.shape[1]))
+            for rows in gen_batches(len(mean), max(1, LINK_ELEMENTS // mean.shape[1]))
         ]
         return torch.cat(parts).numpy()
 
@@ -271,9 +267,9 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         if len(self.classes_) == 2:
             log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])
         elif self._coupling:
-            others = np.maximum(self._log_class_probability(-mean, var), _LOG_ZERO)
+            others = np.maximum(self._log_class_probability(-mean, var), LOG_ZERO)
             log_proba = log_proba - self._coupling * others
-        log_proba = np.maximum(log_proba, _LOG_ZERO)
+        log_proba = np.maximum(log_proba, LOG_ZERO)
         # Beside a great common part the sum of the classes would be lost to rounding.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
         return log_proba - logsumexp(log_proba, axis=1, keepdims=True)

@@ -43,7 +43,7 @@ estimator at the end; where the fit raises, nothing has changed. It warns by ``w
 Rows of weight 0 are dropped by ``_validate_training``: what follows sees positive weights only. It
 does not copy X where it need not: a fit that keeps rows of X keeps a copy. A regressor of counts
 asks ``_validate_training(..., counts=True)``, takes ``z = self._keep_target(y)`` and refuses a
-WhiteKernel by `skgp.estimators._counts.refuse_noise`.
+WhiteKernel by `skgp.estimators._validation.refuse_noise`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.estimators._base import BaseGP, keep_weighted_rows
-from skgp.estimators._counts import check_counts, check_exposure
+from skgp.estimators._fitting import in_few_threads
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
-from skgp.estimators._threads import in_few_threads
 from skgp.estimators._validation import (
     bounded_inputs,
+    check_counts,
+    check_exposure,
     check_joint_memory,
     validate_training_data,
 )

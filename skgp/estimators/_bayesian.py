@@ -24,8 +24,9 @@ from skgp.estimators._bayesian_common import (
 )
 from skgp.estimators._bayesian_predictive import MixturePredictive
 from skgp.estimators._callbacks import FitSession, fit_session
-from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._fitting import fit_context
 from skgp.estimators._options import options
 from skgp.estimators._warnings import warn_caller
 from skgp.inference.mixture.mixture import MixtureState

@@ -5,8 +5,8 @@ import copy
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from skgp.estimators._fitting import in_few_threads
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
-from skgp.estimators._threads import in_few_threads
 from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.inference.mixture.mixture import MixtureState
 

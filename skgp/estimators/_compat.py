@@ -6,66 +6,25 @@ validate parameters as it does; a new scikit-learn release is checked here first
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import _fit_context
+from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
-from skgp.estimators._threads import in_few_threads
 from skgp.kernels import split_noise
 
 __all__ = [
     "Interval",
     "StrOptions",
     "check_sample_weight",
-    "fit_context",
     "is_one_of_many_fits",
     "take_rows",
+    "validated_context",
     "warn_at_bounds",
 ]
-
-
-def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], Callable]:
-    """Decorate ``fit`` or ``partial_fit`` as scikit-learn does, and make it a transaction.
-
-    The method runs on a draft, a copy of the estimator, whose state replaces the estimator's in one
-    assignment at the very end. Until then the estimator is as it was: where the method raises, or
-    is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
-    ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
-    takes the threads that `skgp.linalg.threads` says.
-
-    Parameters
-    ----------
-    prefer_skip_nested_validation : bool
-        As in scikit-learn.
-    """
-    validated = _fit_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
-
-    def decorator(method: Callable) -> Callable:
-        run = validated(in_few_threads(method))
-        streams = method.__name__ == "partial_fit"
-
-        @functools.wraps(method)
-        def transaction(estimator, *args, **kwargs):
-            draft = object.__new__(type(estimator))
-            draft.__dict__.update(estimator.__dict__)
-            if streams or getattr(estimator, "warm_start", False):
-                inherited = estimator._updated_in_place & vars(estimator).keys()
-                draft.__dict__.update({n: copy.deepcopy(vars(estimator)[n]) for n in inherited})
-            run(draft, *args, **kwargs)
-            estimator.__dict__ = draft.__dict__
-            return estimator
-
-        return transaction
-
-    return decorator
 
 
 def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:

@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 
-#: Base rates are kept this far from 0 and 1, where the link is infinite.
-_LEAST_BASE_RATE = 1e-6
+from skgp.estimators.defaults import LEAST_BASE_RATE
 
 
 def natural_dtype(y: np.ndarray) -> np.ndarray:
@@ -149,7 +148,7 @@ def base_rate_offset(
         if sample_weight is not None:
             sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
     share = np.average(Y > 0, axis=0, weights=sample_weight)
-    share = np.clip(share, _LEAST_BASE_RATE, 1 - _LEAST_BASE_RATE)
+    share = np.clip(share, LEAST_BASE_RATE, 1 - LEAST_BASE_RATE)
     return {"logit": logit, "probit": ndtri}[link](share)
 
 

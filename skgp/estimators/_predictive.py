@@ -14,23 +14,21 @@ from scipy.stats import norm
 from sklearn.utils import gen_batches
 
 from skgp.estimators._backend import to_tensor
-from skgp.estimators._counts import check_counts
+from skgp.estimators._validation import check_counts
 from skgp.estimators._warnings import warn_caller
+from skgp.estimators.defaults import (
+    COVARIANCE_ELEMENTS,
+    HERMITE_RANGE,
+    HERMITE_STEP,
+    HERMITE_TERMS,
+    LIKELIHOOD_ELEMENTS,
+    MAX_EXPONENT,
+)
 from skgp.likelihoods import Gaussian, Laplace, NumericLikelihood, Poisson, StudentT
 from skgp.linalg.exceptions import NumericalWarning
 
 #: Likelihoods that add noise of median 0 to f: a prediction is f itself, not a function of it.
 _ADDITIVE = (Gaussian, Laplace, StudentT)
-#: Values that a likelihood averages over f at once; each takes up to about 2 kB.
-_LIKELIHOOD_ELEMENTS = 2**14
-#: Entries of a covariance matrix that are computed at once, small enough for the cache.
-_COVARIANCE_ELEMENTS = 2**16
-#: Terms of the Hermite series of a link; its error is below 1e-8 while the latent std is below 3.
-_N_TERMS = 64
-#: Range, in standard deviations of f, and step of the rule that computes its coefficients.
-_RANGE, _STEP = 12.0, 0.1
-#: Logarithm of the greatest moment of e^f; `Poisson` bounds its own alike.
-_MAX_EXPONENT = 0.9 * np.log(np.finfo(np.float64).max)
 
 
 class GaussianPredictive:
@@ -200,7 +198,7 @@ def by_elements(function: Callable, *arrays: np.ndarray):
     columns = [to_tensor(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
     parts = [
         function(*(column[rows] for column in columns))
-        for rows in gen_batches(len(columns[0]), _LIKELIHOOD_ELEMENTS)
+        for rows in gen_batches(len(columns[0]), LIKELIHOOD_ELEMENTS)
     ]
     if isinstance(parts[0], tuple):
         return tuple(torch.cat(part).reshape(shape).numpy() for part in zip(*parts, strict=True))
@@ -231,7 +229,7 @@ def exponential_covariance(mean: np.ndarray, covariance: np.ndarray) -> np.ndarr
         # |e^C - 1|, in logarithms: a vast mean times a tiny covariance then is no infinity.
         log_size = np.maximum(C, 0.0) + np.log(-np.expm1(-np.abs(C)))
         exponent = log_mean[rows, None] + log_mean + log_size
-        return np.sign(C) * np.exp(np.minimum(exponent, _MAX_EXPONENT))
+        return np.sign(C) * np.exp(np.minimum(exponent, MAX_EXPONENT))
 
     with np.errstate(divide="ignore"):  # log(0) where the covariance is 0
         return _by_blocks(block, len(mean))
@@ -265,8 +263,8 @@ def link_covariance(
     """
     std = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     nodes, basis = _hermite_rule()
-    coefficients = np.empty((len(mean), _N_TERMS))
-    for rows in gen_batches(len(mean), max(1, _COVARIANCE_ELEMENTS // len(nodes))):
+    coefficients = np.empty((len(mean), HERMITE_TERMS))
+    for rows in gen_batches(len(mean), max(1, COVARIANCE_ELEMENTS // len(nodes))):
         coefficients[rows] = function(mean[rows, None] + std[rows, None] * nodes) @ basis
     # A row without variance has no correlation.
     inverse = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
@@ -290,10 +288,12 @@ def _hermite_rule() -> tuple[np.ndarray, np.ndarray]:
     For an analytic g under a Gaussian the trapezoidal rule converges exponentially: the softplus is
     integrated to 1e-8 up to a latent standard deviation of 10.
     """
-    nodes = _STEP * np.arange(-round(_RANGE / _STEP), round(_RANGE / _STEP) + 1)
-    density = _STEP * norm.pdf(nodes)
+    nodes = HERMITE_STEP * np.arange(
+        -round(HERMITE_RANGE / HERMITE_STEP), round(HERMITE_RANGE / HERMITE_STEP) + 1
+    )
+    density = HERMITE_STEP * norm.pdf(nodes)
     hermite = [np.ones_like(nodes), nodes]  # He_k / sqrt(k!)
-    for k in range(1, _N_TERMS):
+    for k in range(1, HERMITE_TERMS):
         following = nodes * hermite[k] - np.sqrt(k) * hermite[k - 1]
         hermite.append(following / np.sqrt(k + 1))
     return nodes, density[:, None] * np.stack(hermite[1:], axis=1)
@@ -302,7 +302,7 @@ def _hermite_rule() -> tuple[np.ndarray, np.ndarray]:
 def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     """Return an (n, n) matrix of which ``block`` computes some rows at a time."""
     out = np.empty((n, n))
-    for rows in gen_batches(n, max(1, _COVARIANCE_ELEMENTS // n)):
+    for rows in gen_batches(n, max(1, COVARIANCE_ELEMENTS // n)):
         out[rows] = block(rows)
     return out
 

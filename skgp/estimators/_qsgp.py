@@ -15,8 +15,9 @@ from skgp.data import Data
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._fitting import fit_context
 from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors

@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
+from skgp.estimators._fitting import fit_context
 from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._options import options

@@ -6,14 +6,10 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.estimators._counts import offset_of_mean
+from skgp.estimators._validation import offset_of_mean
+from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
 from skgp.likelihoods import NumericLikelihood, Poisson
 from skgp.likelihoods.families import Family, FixedFamily, GaussianFamily, StudentTFamily
-
-_DF_BOUNDS = (2.1, 200.0)
-_DF_START = 4.0
-# What one observation is worth against a mean count of 0.
-_LEAST_COUNT = 0.5
 
 
 class RegressionLikelihood:
@@ -68,7 +64,7 @@ class RegressionLikelihood:
         if self.likelihood == "gaussian":
             return GaussianFamily(level, bounds)
         if self.degrees_of_freedom == "auto":
-            return StudentTFamily(level, bounds, _DF_START, _DF_BOUNDS)
+            return StudentTFamily(level, bounds, DF_START, DF_BOUNDS)
         df = float(self.degrees_of_freedom)
         return StudentTFamily(level, bounds, df, (df, df))
 
@@ -82,7 +78,7 @@ class RegressionLikelihood:
         """
         if self.likelihood != "poisson":
             return 0.0
-        return offset_of_mean(max(total, _LEAST_COUNT) / weight, self.link)
+        return offset_of_mean(max(total, LEAST_COUNT) / weight, self.link)
 
     def _describe(
         self, kernel: Kernel, parameters: torch.Tensor, white: WhiteKernel | None

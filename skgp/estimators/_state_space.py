@@ -13,18 +13,12 @@ from sklearn.utils.validation import _num_samples
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import (
-    Interval,
-    StrOptions,
-    fit_context,
-    take_rows,
-    warn_at_bounds,
-)
-from skgp.estimators._counts import refuse_noise
+from skgp.estimators._compat import Interval, StrOptions, take_rows, warn_at_bounds
 from skgp.estimators._default_kernel import with_noise
+from skgp.estimators._fitting import fit_context, in_few_threads
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._threads import in_few_threads
+from skgp.estimators._validation import refuse_noise
 from skgp.kernels import split_noise
 
 # Of a standardised target: variance of the noise to start with, and its bounds.

@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import StrOptions, warn_at_bounds
+from skgp.estimators._fitting import fit_context, in_few_threads
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._threads import in_few_threads
 from skgp.inference.markov.left_out import left_out_moments
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli

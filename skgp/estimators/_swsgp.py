@@ -14,7 +14,8 @@ from skgp.data import Data
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
+from skgp.estimators._fitting import fit_context
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_numbers import NumbersMixin

@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike
 
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, fit_context, warn_at_bounds
+from skgp.estimators._compat import StrOptions, warn_at_bounds
+from skgp.estimators._fitting import fit_context
 from skgp.estimators._inducing import INITIALISERS
 from skgp.estimators._labels import one_vs_rest
 from skgp.estimators._swsgp_common import SWSGPMixin

@@ -7,8 +7,8 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._backend import Backend
-from skgp.estimators._counts import refuse_noise
 from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._validation import refuse_noise
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.gram import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters

@@ -9,8 +9,9 @@ from scipy.special import expit
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, fit_context
-from skgp.estimators._counts import refuse_noise
+from skgp.estimators._compat import StrOptions
+from skgp.estimators._fitting import fit_context
+from skgp.estimators._validation import refuse_noise
 from skgp.kernels import split_noise
 from skgp.likelihoods import Poisson, StudentT
 from tests.estimators import _dense

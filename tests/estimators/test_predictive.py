@@ -8,13 +8,13 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.datasets import make_counts
 from skgp.estimators import _base, _predictive
-from skgp.estimators._counts import check_counts, refuse_noise
 from skgp.estimators._predictive import (
     LikelihoodPredictive,
     by_elements,
     exponential_covariance,
     link_covariance,
 )
+from skgp.estimators._validation import check_counts, refuse_noise
 from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
 from tests.contracts.estimators import rbf_kernel, z_scores
 from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor
@@ -137,7 +137,7 @@ def test_exponential_covariance_neither_overflows_nor_is_nan(recwarn):
 )
 def test_covariances_do_not_depend_on_the_blocks(route, latent, monkeypatch):
     whole = route(*latent)
-    monkeypatch.setattr(_predictive, "_COVARIANCE_ELEMENTS", 13)
+    monkeypatch.setattr(_predictive, "COVARIANCE_ELEMENTS", 13)
     np.testing.assert_allclose(route(*latent), whole, rtol=1e-12)
 
 
@@ -205,12 +205,12 @@ def test_a_row_is_the_same_in_any_company(name, monkeypatch):
     whole = predictions(slice(None))
     alone = np.concatenate([predictions([row]) for row in range(50)])
     np.testing.assert_allclose(alone, whole, rtol=1e-12, atol=1e-13)
-    monkeypatch.setattr(_predictive, "_LIKELIHOOD_ELEMENTS", 7)
+    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 7)
     np.testing.assert_allclose(predictions(slice(None)), whole, rtol=1e-12, atol=1e-13)
 
 
 def test_by_elements_broadcasts_and_holds_few_at_once(monkeypatch):
-    monkeypatch.setattr(_predictive, "_LIKELIHOOD_ELEMENTS", 4)
+    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 4)
     sizes = []
 
     def function(x, y):
@@ -278,7 +278,7 @@ def test_predictions_of_counts_do_not_depend_on_the_chunks(monkeypatch):
     estimator = DenseCountRegressor(RBF(0.5), optimizer=None).fit(X, y)
     whole = estimator.predict(X)
     monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())
-    monkeypatch.setattr(_predictive, "_LIKELIHOOD_ELEMENTS", 4)
+    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 4)
     np.testing.assert_allclose(estimator.predict(X), whole, rtol=1e-12)
 
 

@@ -98,7 +98,7 @@ def test_factors_and_inverses_are_large_operations_by_their_flops(monkeypatch):
 def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, many_rows, monkeypatch):
     import skgp
 
-    monkeypatch.setattr("skgp.estimators._threads._MANY_ROWS", many_rows)
+    monkeypatch.setattr("skgp.estimators._fitting.MANY_ROWS", many_rows)
     expected = n_jobs if n_jobs and many_rows == 20 else 1
     X = np.random.default_rng(0).uniform(-2, 2, (20, 1))
     names = skgp.__all__ if n_jobs is None else ["QSGPRegressor", "StateSpaceGPClassifier"]

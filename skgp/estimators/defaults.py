@@ -1,0 +1,45 @@
+"""Constants of the estimators, each with its reason or the experiment that chose it."""
+
+import numpy as np
+
+# -- Memory and threads
+
+#: Bytes that the hooks may take at once while predicting.
+PREDICTION_MEMORY = 256 * 2**20
+#: Values that a likelihood averages over f at once; each takes up to about 2 kB.
+LIKELIHOOD_ELEMENTS = 2**14
+#: Latent values that a link averages over at once; each takes up to about 2 kB.
+LINK_ELEMENTS = 2**16
+#: Entries of a covariance matrix that are computed at once, small enough for the cache.
+COVARIANCE_ELEMENTS = 2**16
+#: Matrices of the size of a joint covariance that are held at once.
+JOINT_MATRICES = 3
+#: Rows from which ``n_jobs`` holds throughout. A fit of 80 rows in two threads took ten to fifty
+#: times its seconds on two processors that other processes shared, in waits at barriers.
+MANY_ROWS = 2000
+
+# -- Range of floating point
+
+#: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.
+LARGEST_INPUT = {"float64": 1e100, "float32": 1e15}
+#: What stands for log(0), so that classes that are all impossible come out equal and not NaN.
+LOG_ZERO = -1e300
+#: Logarithm of the greatest moment of e^f; `Poisson` bounds its own alike.
+MAX_EXPONENT = 0.9 * np.log(np.finfo(np.float64).max)
+#: Base rates are kept this far from 0 and 1, where the link is infinite.
+LEAST_BASE_RATE = 1e-6
+
+# -- Averages of a link over f
+
+#: Terms of the Hermite series of a link; its error is below 1e-8 while the latent std is below 3.
+HERMITE_TERMS = 64
+#: Range, in standard deviations of f, and step of the rule that computes its coefficients.
+HERMITE_RANGE, HERMITE_STEP = 12.0, 0.1
+
+# -- Likelihoods of regression
+
+#: Degrees of freedom of Student-t noise: of moments that exist to nearly Gaussian.
+DF_BOUNDS = (2.1, 200.0)
+DF_START = 4.0
+#: What one observation is worth against a mean count of 0.
+LEAST_COUNT = 0.5
