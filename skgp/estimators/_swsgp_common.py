@@ -31,8 +31,9 @@ from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.streaming import localized, update, update_full
+from skgp.learning.local.prior import Settings
 from skgp.likelihoods.families import Family
-from skgp.models.swsgp.fit import Settings, fit_swsgp
+from skgp.models.swsgp import fit_swsgp
 
 # Inducing points by default: one a row, up to so many.
 _MAX_INDUCING = 100_000

@@ -20,8 +20,13 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.local.label_kriging import fit_link, krige_labels, label_codes, label_targets
-from skgp.learning.local.label_search import search_label_kernel
+from skgp.learning.local.labels import (
+    fit_link,
+    krige_labels,
+    label_codes,
+    label_targets,
+    search_label_kernel,
+)
 from skgp.likelihoods import Bernoulli
 
 # Rows up to which all are neighbours, of one latent function; of c with as many numbers, c M^2.
@@ -122,7 +127,6 @@ class LabelsMixin:
         self._set_neighbors(len(distinct(rows.X)[0]), each_row=False, n_latent=1)
         model = krige_labels(
             kernel,
-            None,
             rows.X,
             label_codes(rows.y),
             n_classes=len(self.classes_),

@@ -30,10 +30,9 @@ from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.system import local_system
-from skgp.learning.local.prior_search import active_sets
-from skgp.learning.local.settings import Settings
+from skgp.learning.local.defaults import STEPS_CG
+from skgp.learning.local.prior import Settings, active_sets
 from skgp.likelihoods import Bernoulli
-from skgp.models.swsgp.fit import STEPS_CG
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))

@@ -120,7 +120,7 @@ class KrigingModel(LocalPredictor):
         active, influence = others
         rest = (weight[:, None] * self.targets[row] - unit[:, None] * value) / left  # (p, c)
         parts = []
-        for i in torch.arange(len(row), device=row.device).split(self._tile_rows()):
+        for i in torch.arange(len(row), device=row.device).split(self._tile_rows(active.shape[1])):
             own = (active[i] == row[i, None]) & (influence[i] > 0)
             noise = torch.where(own, self.noise / left[i], self.noises[active[i]])
             targets = torch.where(own[..., None], rest[i, None], self.targets[active[i]])

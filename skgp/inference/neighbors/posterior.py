@@ -117,11 +117,12 @@ class LocalPredictor(TensorState):
         return self.n_neighbors >= len(self.points)
 
     def _tiles(self, X: Tensor) -> tuple[Tensor, ...]:
-        return X.split(max(1, TILE // len(self.points)) if self._uses_all else self._tile_rows())
+        return X.split(self._tile_rows(None if self._uses_all else self.neighborhood.size))
 
-    def _tile_rows(self) -> int:
-        H, d = self.neighborhood.size, self.points.shape[1]
-        return max(1, TILE // (H * (H + d)))
+    def _tile_rows(self, H: int | None) -> int:
+        """Rows of a tile, of H neighbours each or None for all points."""
+        M, d = self.points.shape
+        return max(1, TILE // (M if H is None else H * (H + d)))
 
     def _weights(self, X: Tensor) -> tuple[Any, Tensor, Tensor]:
         """Active points (n, H), None for all; their weights; the variance of f given them (n,)."""

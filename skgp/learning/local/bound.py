@@ -14,8 +14,8 @@ own inducing variables only. With :math:`a = K^{-1} k` and :math:`q(u) = N(m, S)
 summed over the latent functions, which share K and k. A row of weight 2 is the row given twice.
 
 The weight :math:`\kappa` of the divergence is 1 in the paper. The mean of the local divergences is
-then of about H nats, whatever M: many inducing points are free to overfit. The default M / H
-restores about what the divergence of all M is, and H = M gives exactly the bound of SVGP.
+then of about H nats, whatever M: many inducing points are free to overfit. M / H restores about
+what the divergence of all M is, and H = M gives exactly the bound of SVGP.
 
 Autograd needs the gradient of a batch of Cholesky factors, substitutions and products for these few
 numbers. With :math:`C = K^{-1} m_I` and :math:`u = K^{-1} S_I a`, one latent function has
@@ -44,57 +44,28 @@ from skgp.data import Data
 from skgp.inference.neighbors.defaults import JITTER
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram
+from skgp.learning.local.defaults import BOUND_NUMBERS
 from skgp.likelihoods.families import Family
 from skgp.linalg.cholesky import jittered_cholesky
-
-__all__ = [
-    "LocalMoments",
-    "Objective",
-    "bound",
-    "kl_weight",
-    "latent_moments",
-    "local_moments",
-    "total_bound",
-]
-
-_TILE_NUMBERS = 2**22  # of the largest array of a tile of rows
 
 
 @dataclass(frozen=True)
 class Objective:
-    r"""What to maximise and over what.
+    """What to maximise and over what."""
 
-    Attributes
-    ----------
-    family : Family
-        The likelihood and its free parameters.
-    kl_weight : float or None
-        :math:`\kappa`; None is M / H and 1.0 the paper's.
-    learn_kernel, learn_likelihood, learn_inducing : bool
-        Whether theta, the parameters of the likelihood and Z are learned too.
-    """
-
-    family: Family
-    kl_weight: float | None = None
+    family: Family  # the likelihood and its free parameters
+    kl_weight: float  # kappa; the paper's is 1, SVGP's M / H
     learn_kernel: bool = True
     learn_likelihood: bool = True
     learn_inducing: bool = False
 
 
 class LocalMoments(NamedTuple):
-    """What b rows say of c latent functions; each (b, c).
+    """What b rows say of c latent functions, without prior means; each (b, c)."""
 
-    Attributes
-    ----------
-    mean, var : Tensor
-        Of q(f), without the prior mean.
-    kl : Tensor
-        Divergence of the q(u) from the prior over each row's active inducing variables, in nats.
-    """
-
-    mean: Tensor
-    var: Tensor
-    kl: Tensor
+    mean: Tensor  # of q(f)
+    var: Tensor  # of q(f)
+    kl: Tensor  # of q(u) from the prior over each row's active inducing variables, in nats
 
 
 def bound(
@@ -106,65 +77,18 @@ def bound(
     theta: Tensor | None = None,
     total: float | None = None,
 ) -> Tensor:
-    r"""The rows' part of the bound, eq. 11.
+    """The rows' part of the bound, eq. 11, in nats; differentiable in theta and the state.
 
-    A minibatch of b of n rows, times n / b, is an unbiased estimate of the bound of all.
-
-    Parameters
-    ----------
-    state : SWSGPState
-        Its tensors may require gradients.
-    data : Data
-        b rows.
-    active : Tensor of int64, shape (b, H)
-        Inducing points nearest to each row.
-    objective : Objective
-    theta : Tensor of shape (kernel.n_dims,), optional
-        In place of the kernel's own values.
-    total : float, optional
-        N, the number of all observations (rows of weight w counted w times). Default: of `data`.
-
-    Returns
-    -------
-    Tensor of shape ()
-        In nats; differentiable in theta and the tensors of the state.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If the covariance of active points cannot be factored.
-
-    Notes
-    -----
-    O(b H^2 (H + d + c)), and O(c b H^2 M) more with a full covariance, for value and gradient:
-    nothing grows with M otherwise, except that the gradients of m, S and Z are dense.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.likelihoods.families import GaussianFamily
-    >>> X = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
-    >>> family = GaussianFamily(0.1, (1e-3, 1.0))
-    >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::3], X.new_zeros(1))
-    >>> active = torch.cdist(X, state.Z).argsort()[:, :4]
-    >>> value = bound(state, Data(X, X.sin()), active, Objective(family))
-    >>> value.shape
-    torch.Size([])
+    Of b rows with active points (b, H); `theta` replaces the kernel's own values, `total` is N if
+    these rows are not all. A minibatch of b of n rows, times n / b, is an unbiased estimate of the
+    bound of all. O(b H^2 (H + d + c)), and O(c b H^2 M) more with a full covariance, for value and
+    gradient: nothing grows with M otherwise, but the gradients of m, S and Z are dense.
     """
     likelihood = objective.family.make(state.likelihood).at(data.offset)
     moments = _row_moments(state, data.X, active, theta)
     total = data.total if total is None else total
-    kappa = kl_weight(objective, state, active)
     fit = likelihood.expected_log_prob(data.y, state.offset + moments.mean, moments.var)
-    return data.weighted_sum(fit - (kappa / total) * moments.kl)
-
-
-def kl_weight(objective: Objective, state: SWSGPState, active: Tensor) -> float:
-    """Weight of the divergence, M / H unless the objective says another."""
-    if objective.kl_weight is None:
-        return state.n_inducing / active.shape[1]
-    return objective.kl_weight
+    return data.weighted_sum(fit - (objective.kl_weight / total) * moments.kl)
 
 
 @torch.no_grad()
@@ -190,36 +114,15 @@ def local_moments(
     *,
     var: Tensor | None = None,
     covariance: Tensor | None = None,
-    jitter: float = JITTER,
 ) -> LocalMoments:
-    """Moments and divergences of rows, with closed-form gradients (see the module).
+    """Moments and divergences of rows, with closed-form gradients (see the module), once.
 
-    Parameters
-    ----------
-    joint : Tensor of shape (b, H + 1, H + 1)
-        Covariance of the active points of each row and, last, the row itself.
-    mean : Tensor of shape (b, H, c)
-        m_I.
-    var : Tensor of shape (b, H, c)
-        Diagonal of S_I.
-    covariance : Tensor of shape (c, b, H, H)
-        S_I, in place of `var`.
-    jitter : float
-        Relative to the variance of each active point.
-
-    Returns
-    -------
-    LocalMoments
-        Differentiable once.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If a matrix cannot be factored.
+    `joint` (b, H + 1, H + 1) is the covariance of the active points of each row and, last, the row
+    itself; mean (b, H, c); var (b, H, c) is the diagonal of S_I, covariance (c, b, H, H) all of it.
     """
     if covariance is None:
-        return LocalMoments(*_DiagonalMoments.apply(joint, mean, var, jitter))
-    return LocalMoments(*_FullMoments.apply(joint, mean, covariance, jitter))
+        return LocalMoments(*_DiagonalMoments.apply(joint, mean, var))
+    return LocalMoments(*_FullMoments.apply(joint, mean, covariance))
 
 
 def _row_moments(
@@ -244,7 +147,7 @@ def _tiles(state: SWSGPState, active: Tensor) -> tuple[Tensor, ...]:
     numbers = H * (H + state.Z.shape[1] + 2 * state.n_latent)
     if state.root is not None:
         numbers += H * state.n_inducing * state.n_latent
-    return torch.arange(n, device=active.device).split(max(1, _TILE_NUMBERS // numbers))
+    return torch.arange(n, device=active.device).split(max(1, BOUND_NUMBERS // numbers))
 
 
 # Closed-form gradients --------------------------------------------------------------------------
@@ -260,9 +163,9 @@ class _Conditional(NamedTuple):
     log_det: Tensor  # log |K| (b, 1)
 
 
-def _condition(joint: Tensor, mean: Tensor, jitter: float) -> _Conditional:
+def _condition(joint: Tensor, mean: Tensor) -> _Conditional:
     K = joint[:, :-1, :-1].clone()
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + jitter)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
     L = jittered_cholesky(K).factor
     P = torch.cholesky_inverse(L)
     cross = joint[:, :-1, -1]
@@ -297,12 +200,11 @@ def _joint_gradient(
     grads: tuple[Tensor, Tensor, Tensor],
     u: Tensor,
     sandwich: Tensor,
-    jitter: float,
 ) -> Tensor:
-    r"""Of the covariance of active points and row, symmetric.
+    """Of the covariance of active points and row, symmetric.
 
-    u (b, H) is :math:`P (\sum_l g_l S_l) a` with g the gradients of v, and the sandwich (b, H, H)
-    :math:`P (\sum_l g_l S_l) P` with g those of KL.
+    u (b, H) is P (sum_l g_l S_l) a with g the gradients of v, and the sandwich (b, H, H)
+    P (sum_l g_l S_l) P with g those of KL.
     """
     mu, var, kl = grads
     v = var.sum(1, keepdim=True)
@@ -311,7 +213,7 @@ def _joint_gradient(
     left = torch.cat([C * kl[:, None], a[..., None], r[..., None]], dim=-1)
     right = torch.cat([C, r[..., None], a[..., None]], dim=-1)
     K = torch.baddbmm(P * kl.sum(1)[:, None, None] - sandwich, left, right.mT, alpha=-1).mul_(0.5)
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + jitter)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
     k = (0.5 * (r - v * a))[..., None]
     return torch.cat([torch.cat([K, k], dim=2), torch.cat([k.mT, v[..., None]], dim=2)], dim=1)
 
@@ -320,10 +222,9 @@ class _DiagonalMoments(torch.autograd.Function):
     """`local_moments` of var (b, H, c)."""
 
     @staticmethod
-    def forward(ctx, joint, mean, var, jitter):
-        given = _condition(joint, mean, jitter)
+    def forward(ctx, joint, mean, var):
+        given = _condition(joint, mean)
         ctx.save_for_backward(given.weights, given.precision, given.projected, var)
-        ctx.jitter = jitter
         diagonal = given.precision.diagonal(dim1=-2, dim2=-1)[..., None]
         # Both sums over H in one.
         factors = torch.cat([given.weights.square()[..., None], diagonal], dim=-1)
@@ -334,30 +235,29 @@ class _DiagonalMoments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grads):
         a, P, C, var = ctx.saved_tensors
-        for_joint, for_mean, for_var, _ = ctx.needs_input_grad
+        for_joint, for_mean, for_var = ctx.needs_input_grad
         joint = mean = spread = None
         if for_joint:
             of_var, of_kl = (var @ torch.stack(grads[1:], dim=-1)).unbind(-1)  # each (b, H)
             u = (P @ (a * of_var)[..., None])[..., 0]
             sandwich = (P * of_kl[:, None]) @ P
-            joint = _joint_gradient(a, P, C, grads, u, sandwich, ctx.jitter)
+            joint = _joint_gradient(a, P, C, grads, u, sandwich)
         if for_mean:
             mean = _mean_gradient(a, C, grads)
         if for_var:
             excess = P.diagonal(dim1=-2, dim2=-1)[..., None] - 1 / var
             spread = a.square()[..., None] * grads[1][:, None] + excess * (0.5 * grads[2][:, None])
-        return joint, mean, spread, None
+        return joint, mean, spread
 
 
 class _FullMoments(torch.autograd.Function):
     """`local_moments` of covariances S (c, b, H, H)."""
 
     @staticmethod
-    def forward(ctx, joint, mean, S, jitter):
-        given = _condition(joint, mean, jitter)
+    def forward(ctx, joint, mean, S):
+        given = _condition(joint, mean)
         L = jittered_cholesky(S).factor
         ctx.save_for_backward(given.weights, given.precision, given.projected, S, L)
-        ctx.jitter = jitter
         spread = torch.einsum("bh,cbhk,bk->bc", given.weights, S, given.weights)
         trace = torch.einsum("bhk,cbhk->bc", given.precision, S)
         log_det = 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1).T
@@ -367,16 +267,16 @@ class _FullMoments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grads):
         a, P, C, S, L = ctx.saved_tensors
-        for_joint, for_mean, for_spread, _ = ctx.needs_input_grad
+        for_joint, for_mean, for_spread = ctx.needs_input_grad
         joint = mean = spread = None
         if for_joint:
             of_var, of_kl = torch.einsum("gbc,cbhk->gbhk", torch.stack(grads[1:]), S)
             u = (P @ (of_var @ a[..., None]))[..., 0]
-            joint = _joint_gradient(a, P, C, grads, u, P @ of_kl @ P, ctx.jitter)
+            joint = _joint_gradient(a, P, C, grads, u, P @ of_kl @ P)
         if for_mean:
             mean = _mean_gradient(a, C, grads)
         if for_spread:
             of_var, of_kl = (each.T[..., None, None] for each in grads[1:])
             outer = a[:, :, None] * a[:, None]
             spread = outer * of_var + (P - torch.cholesky_inverse(L)) * (0.5 * of_kl)
-        return joint, mean, spread, None
+        return joint, mean, spread

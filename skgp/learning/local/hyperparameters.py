@@ -11,11 +11,10 @@ counts             :math:`g^{-1}(y + \tfrac12)` less its mean, with the inverse 
                    of the rate; the noise found stands for the Poisson variance
 =================  ========================================================================
 
-Labels have a search of their own (:mod:`skgp.learning.local.label_search`).
-
-q(u) is cheap given these. Without Gaussian noise the amplitude is chosen once more, by rows held
-out (:mod:`skgp.learning.local.prior_scale`), and Student-t noise learned along with q(u)
-(:mod:`skgp.models.swsgp.fit`).
+Labels have a search of their own (:mod:`skgp.learning.local.labels`). q(u) is cheap given these.
+Without Gaussian noise the amplitude is chosen once more, by rows held out
+(:mod:`skgp.learning.local.prior`), and Student-t noise learned along with q(u)
+(:mod:`skgp.models.swsgp`).
 """
 
 from collections.abc import Callable
@@ -25,15 +24,11 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.learning.local.defaults import FAMILY_STRIDE, SEARCH
 from skgp.learning.robust import robust_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 
-__all__ = ["gaussian_counts", "search_hyperparameters"]
-
 Callback = Callable[[int, dict], bool | None]
-
-_SETTINGS = SearchSettings(subset_size=700, n_neighbors=32, n_score_rows=1024)
-_STRIDE = 2  # of the families that are searched by neighbours: neighbours hide what lies between
 
 
 def search_hyperparameters(
@@ -45,55 +40,28 @@ def search_hyperparameters(
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
-    """Learn the hyper-parameters of one kernel, or choose among several.
+    """Learn the hyper-parameters of one kernel, or choose among several, each with a WhiteKernel.
 
-    Parameters
-    ----------
-    kernels : list of sklearn kernel expressions
-        Each with a top-level ``WhiteKernel``.
-    data : Data
-        Float64.
-    likelihood : {"gaussian", "student_t", "poisson"}
-    link : {"exp", "softplus"}
-        Of counts.
-    generator : torch.Generator
-    callback : callable, optional
-        See :func:`~skgp.learning.search.fit_hyperparameters`.
-
-    Returns
-    -------
-    HyperparameterFit
+    likelihood is "gaussian", "student_t" or "poisson"; link, of counts, "exp" or "softplus".
     """
-    if len(data.y) > _SETTINGS.exact_rows:
-        kernels = kernels[::_STRIDE]
+    settings = SearchSettings(**SEARCH)
+    if len(data) > settings.exact_rows:
+        kernels = kernels[::FAMILY_STRIDE]
     if likelihood == "student_t":
         return robust_hyperparameters(
-            kernels, data, generator=generator, settings=_SETTINGS, callback=callback
+            kernels, data, generator=generator, settings=settings, callback=callback
         )[0]
     if likelihood == "poisson":
         data = replace(data, y=gaussian_counts(data.y, data.weight, link, data.offset))
     return fit_hyperparameters(
-        kernels, data, generator=generator, settings=_SETTINGS, callback=callback
+        kernels, data, generator=generator, settings=settings, callback=callback
     )
 
 
 def gaussian_counts(
     y: Tensor, weight: Tensor | None, link: str, offset: Tensor | None = None
 ) -> Tensor:
-    """Counts (n,) on the scale of the latent function, centred.
-
-    Parameters
-    ----------
-    y : Tensor of shape (n,)
-    weight : Tensor of shape (n,) or None
-    link : {"exp", "softplus"}
-    offset : Tensor of shape (n, 1), optional
-        Log-exposures.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-    """
+    """Counts y (n,) of log-exposures (n, 1) on the scale of the latent function, centred."""
     rate = y + 0.5 if offset is None else (y + 0.5) * (-offset[:, 0]).exp()
     f = rate.log() if link == "exp" else rate.expm1().log()
     # For large rates softplus is the identity, and expm1 infinite.

@@ -1,4 +1,4 @@
-r"""Algorithm 1: the bound of eq. 11 maximised by steps of Adam [1]_ on minibatches.
+r"""Algorithm 1: the bound of eq. 11 maximised by steps of Adam [1]_ on minibatches; and a polish.
 
 A step estimates the bound from a set B of b of the n rows, drawn without replacement,
 
@@ -8,84 +8,85 @@ A step estimates the bound from a set B of b of the n rows, drawn without replac
 whose mean over all such sets, or over the sets of a partition, is the bound itself. It costs
 :math:`O(b H^3)` whatever M, but for passes over the vectors that Adam keeps.
 
-The steps are taken in coordinates of natural units: hyper-parameters are logarithms, inducing
-points are measured in length scales, means in the standard deviations that q(u) starts with, and
-variances are logarithms. The rate stays flat, then falls linearly to 0, which averages the noise
-of the minibatches away; or it stays flat throughout and the last iterates are averaged.
+The steps are taken in coordinates of natural units (`Coordinates`). The rate stays flat, then falls
+linearly to 0, which averages the noise of the minibatches away.
 
 Unwhitened means are strongly coupled, and Adam is slow to learn them where H is large. It does
 best what the closed forms cannot: hyper-parameters and inducing points together with q(u), from
-where those arrive (:mod:`skgp.learning.local.polish`).
+where those arrive. The bound grows with hyper-parameters and inducing points that fit the training
+rows; whether the predictions gain is for other rows to say (`polish`).
 
 References
 ----------
 .. [1] Kingma and Ba (2015), Adam: a method for stochastic optimization.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
-from skgp.learning.local.bound import Objective, bound, kl_weight
-from skgp.learning.local.coordinates import Coordinates
+from skgp.kernels.length_scales import length_scales
+from skgp.learning.local.bound import Objective, bound, latent_moments
+from skgp.learning.local.defaults import (
+    ADAM_MOMENTS,
+    FALLING,
+    LEARNING_RATE,
+    LEAST_GAIN,
+    PLATEAU_WINDOW,
+    RATE_SHARES,
+    REFRESH_EVERY,
+    REPORT_EVERY,
+)
+from skgp.learning.selection import improves
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.optim import Adam, NonFiniteLossError, TrainingLoop, sample_without_replacement
-
-__all__ = [
-    "LEARNING_RATE",
-    "DivergedError",
-    "MinibatchFit",
-    "Search",
-    "fit_minibatch",
-]
 
 Callback = Callable[[int, dict], bool | None]
 #: ``search(kernel, Z) -> active``: the (n, H) inducing points nearest to each of n rows.
 Search = Callable[..., Tensor]
 
-#: Of hyper-parameters, which are logarithms.
-LEARNING_RATE = 0.03
-# Rates relative to `LEARNING_RATE`.
-_SHARES = {"mean": 10.0, "spread": 10.0, "theta": 1.0, "likelihood": 1.0, "Z": 0.5}
-_MOMENTS = (0.9, 0.99)
-# Of the search for a plateau: steps compared, and nats an observation that count as nothing.
-_WINDOW, _LEAST_GAIN = 100, 2e-3
 
+def polish(
+    state: SWSGPState,
+    data: Data,
+    search: Search,
+    objective: Objective,
+    *,
+    held_out: Data,
+    held_out_search: Search,
+    **options,
+) -> tuple[SWSGPState, bool, list[float]]:
+    """Algorithm 1 from a state, kept only if rows held out, of no use before, are predicted better.
 
-class DivergedError(NonFiniteLossError):
-    """The bound or its gradient was not finite.
-
-    Attributes
-    ----------
-    state : SWSGPState
-        The last that was known to be good.
+    Returns the state, whether it is a polished one, and the losses of the steps.
     """
 
-    def __init__(self, error: NonFiniteLossError, state: SWSGPState) -> None:
-        super().__init__(str(error), iteration=error.iteration, parameter=error.parameter)
-        self.state = state
+    def losses(each: SWSGPState) -> Tensor:
+        active = held_out_search(each.kernel, each.Z)
+        return negative_log_predictive(each, held_out, active, objective)
+
+    try:
+        found, history = fit_minibatch(state, data, search, objective, **options)
+    except NonFiniteLossError as error:
+        warnings.warn(f"The joint polish was not kept. {error}", RuntimeWarning, stacklevel=2)
+        return state, False, []
+    kept = improves(losses(found), losses(state), weight=held_out.weight)
+    return found if kept else state, kept, history
 
 
-@dataclass(frozen=True)
-class MinibatchFit:
-    """Where Algorithm 1 arrived.
-
-    Attributes
-    ----------
-    state : SWSGPState
-    history : list of float
-        Minus the estimated bound of each step, in nats an observation.
-    stopped : bool
-        Whether the callback stopped it.
-    """
-
-    state: SWSGPState
-    history: list[float]
-    stopped: bool
+@torch.no_grad()
+def negative_log_predictive(
+    state: SWSGPState, data: Data, active: Tensor, objective: Objective
+) -> Tensor:
+    """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
+    likelihood = objective.family.make(state.likelihood).at(data.offset)
+    mean, var = latent_moments(state, data.X, active)
+    return -likelihood.log_predictive(data.y, mean, var).sum(1)
 
 
 def fit_minibatch(
@@ -98,13 +99,9 @@ def fit_minibatch(
     max_iter: int,
     batch_size: int = 256,
     learning_rate: float = LEARNING_RATE,
-    falling: float = 0.5,
-    average: bool = False,
     settle: bool = False,
-    refresh_every: int = 50,
     callback: Callback | None = None,
-    callback_every: int = 10,
-) -> MinibatchFit:
+) -> tuple[SWSGPState, list[float]]:
     r"""Learn q(u), and what `objective` lets free, from minibatches.
 
     Parameters
@@ -114,8 +111,7 @@ def fit_minibatch(
     data : Data
         n rows.
     search : callable
-        ``search(kernel, Z) -> active (n, H)``. Called once where neither the kernel nor Z is
-        learned.
+        ``search(kernel, Z) -> active (n, H)``. Called once where neither the kernel nor Z moves.
     objective : Objective
     generator : torch.Generator
         Draws the minibatches.
@@ -125,85 +121,121 @@ def fit_minibatch(
         b; n if that is less.
     learning_rate : float, default=0.03
         Of the logarithms of hyper-parameters; the other rates are multiples of it.
-    falling : float, default=0.5
-        Fraction of the steps, the last ones, in which the rate falls or iterates are averaged.
-    average : bool, default=False
-        Keep the rate and average, in place of letting the rate fall.
     settle : bool, default=False
         Keep the rate until the bound stands still, then let it fall over half as many steps;
         `max_iter` is the most that this may take.
-    refresh_every : int, default=50
-        Steps between two searches, where the kernel or Z is learned.
     callback : callable, optional
         ``callback(step, {"loss": float})`` with the mean loss since the last call; True stops.
-    callback_every : int, default=10
-        Steps between two calls.
 
     Returns
     -------
-    MinibatchFit
+    state : SWSGPState
+    history : list of float
+        Minus the estimated bound of each step, in nats an observation.
 
     Raises
     ------
-    ValueError
-        If `max_iter`, `batch_size`, `learning_rate`, `refresh_every` or `callback_every` is not
-        positive, or `falling` not in (0, 1].
-    DivergedError
-        A `NonFiniteLossError`, if the bound or its gradient is not finite; it holds the last good
-        state.
+    NonFiniteLossError
+        If the bound or its gradient is not finite.
 
     Notes
     -----
     O(b H^2 (H + d + c) + M (c + d)) a step, of which the second part is one fused pass over the
     vectors; O(c M (b H^2 + M)) more with a full covariance.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.likelihoods.families import GaussianFamily
-    >>> X = torch.linspace(-1, 1, 300, dtype=torch.float64)[:, None]
-    >>> family = GaussianFamily(0.1, (1e-3, 1.0))
-    >>> state = SWSGPState.prior(RBF(0.5), family.initial(X), X[::10], X.new_zeros(1))
-    >>> found = fit_minibatch(
-    ...     state, Data(X, X.sin()), lambda kernel, Z: torch.cdist(X, Z).argsort()[:, :8],
-    ...     Objective(family), batch_size=50, max_iter=20,
-    ...     generator=torch.Generator().manual_seed(0),
-    ... )
-    >>> len(found.history), found.history[-1] < found.history[0]
-    (20, True)
     """
-    _check_positive(
-        max_iter=max_iter,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        refresh_every=refresh_every,
-        callback_every=callback_every,
-    )
-    if not 0 < falling <= 1:
-        raise ValueError(f"falling must lie in (0, 1], got {falling}; leave it at its default.")
     around = Coordinates(state, objective)
     leaves = {name: value.clone().requires_grad_() for name, value in around.start().items()}
-    loss = _MinibatchLoss(
-        around, leaves, data, search, min(batch_size, len(data)), refresh_every, generator
-    )
-    reports = _Reports(callback, callback_every)
-    loop = _Steps(leaves, loss, around.bounds(), callback=reports)
-    n_falling = max(1, round(falling * max_iter))
-    if average:
-        loop.schedule = lambda step: learning_rate
-        loop.average_from = max_iter - n_falling
+    loss = _MinibatchLoss(around, leaves, data, search, min(batch_size, len(data)), generator)
+    loop = _Steps(leaves, loss, around.bounds(), callback=_Reports(callback))
+    if settle:
+        loop.settle(max_iter, learning_rate)
     else:
+        n_falling = max(1, round(FALLING * max_iter))
         loop.schedule = lambda step: learning_rate * min(1.0, (max_iter - step) / n_falling)
-    try:
-        if settle:
-            loop.settle(max_iter, learning_rate)
+        loop.run(max_iter)
+    return around.to_state(leaves), loop.history["loss"]
+
+
+class Coordinates:
+    """Coordinates around a state, in natural units.
+
+    Hyper-parameters are logarithms as they are, inducing points are measured in length scales,
+    means in the standard deviations of the state; variances are logarithms. Of a full root,
+    the logarithms of the diagonal, and the rest of each row in its standard deviation.
+    """
+
+    def __init__(self, state: SWSGPState, objective: Objective) -> None:
+        self.state, self.objective = state, objective
+        self.units = length_scales(state.kernel, state.Z.double()).to(state.Z)
+        self.std = state.variance().sqrt()  # (M, c)
+
+    def start(self) -> dict[str, Tensor]:
+        """Coordinates of the state."""
+        state, objective = self.state, self.objective
+        theta = torch.as_tensor(state.kernel.theta).to(state.Z)
+        start = {"mean": state.mean / self.std}
+        if state.root is None:
+            start["spread"] = 2 * self.std.log()
         else:
-            loop.run(max_iter)
-    except NonFiniteLossError as error:
-        raise DivergedError(error, around.to_state(leaves)) from error
-    found = around.to_state(loop.averages() if average else leaves)
-    return MinibatchFit(found, loop.history["loss"], reports.stopped)
+            root = state.root.tril(-1) / self.std.T[..., None]
+            start["spread"] = root + state.root.diagonal(dim1=-2, dim2=-1).log().diag_embed()
+        if objective.learn_kernel and len(theta):
+            start["theta"] = theta
+        if objective.learn_likelihood and len(state.likelihood):
+            start["likelihood"] = state.likelihood
+        if objective.learn_inducing:
+            start["Z"] = state.Z / self.units
+        return start
+
+    def bounds(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Bounds of the coordinates that have some."""
+        Z = self.state.Z
+        low, high = torch.as_tensor(self.state.kernel.bounds).reshape(-1, 2).to(Z).T
+        return {"theta": (low, high), "likelihood": self.objective.family.box(Z)}
+
+    def values(self, parts: Mapping[str, Tensor], active: Tensor) -> tuple[SWSGPState, Tensor]:
+        """The state at coordinates, and `active` (b, H) among its points; differentiable.
+
+        With a diagonal covariance it has the b H active points alone: what is not active costs
+        nothing. theta is left to the caller.
+        """
+        if self.state.root is not None:
+            return self._full(parts), active
+        # The gradient of index_select, unlike that of indexing, adds rows without sorting them.
+        flat = active.reshape(-1)
+        local = {k: parts[k].index_select(0, flat) for k in ("mean", "spread", "Z") if k in parts}
+        here = self._diagonal({**parts, **local}, self.std[flat], self.state.Z[flat])
+        return here, torch.arange(len(flat), device=flat.device).view(active.shape)
+
+    @torch.no_grad()
+    def to_state(self, parts: Mapping[str, Tensor]) -> SWSGPState:
+        """The state at coordinates, theta in its kernel; shares no memory with them."""
+        parts = {name: part.detach().clone() for name, part in parts.items()}
+        if self.state.root is None:
+            values = self._diagonal(parts, self.std, self.state.Z)
+        else:
+            values = self._full(parts)
+        if "theta" not in parts:
+            return values
+        theta = parts["theta"].cpu().double().numpy()
+        return replace(values, kernel=values.kernel.clone_with_theta(theta))
+
+    def _diagonal(self, parts: Mapping[str, Tensor], std: Tensor, Z: Tensor) -> SWSGPState:
+        """Of points whose starting standard deviations and places are given."""
+        return replace(self._common(parts, std, Z), var=parts["spread"].exp())
+
+    def _full(self, parts: Mapping[str, Tensor]) -> SWSGPState:
+        diagonal = parts["spread"].diagonal(dim1=-2, dim2=-1).exp()
+        root = parts["spread"].tril(-1) * self.std.T[..., None] + diagonal.diag_embed()
+        return replace(self._common(parts, self.std, self.state.Z), root=root)
+
+    def _common(self, parts: Mapping[str, Tensor], std: Tensor, Z: Tensor) -> SWSGPState:
+        return replace(
+            self.state,
+            likelihood=parts.get("likelihood", self.state.likelihood),
+            Z=parts["Z"] * self.units if "Z" in parts else Z,
+            mean=parts["mean"] * std,
+        )
 
 
 class _MinibatchLoss:
@@ -216,34 +248,28 @@ class _MinibatchLoss:
         data: Data,
         search: Search,
         batch_size: int,
-        refresh_every: int,
         generator: torch.Generator,
     ) -> None:
         self.around, self.leaves, self.data, self.search = around, leaves, data, search
-        self.batch_size, self.refresh_every, self.generator = batch_size, refresh_every, generator
+        self.batch_size, self.generator = batch_size, generator
         self.moves = "theta" in leaves or "Z" in leaves
         self.total = data.total
         self.active = search(around.state.kernel, around.state.Z)
-        kappa = kl_weight(around.objective, around.state, self.active)
-        self.objective = replace(around.objective, kl_weight=kappa)
 
     def __call__(self, step: int) -> Tensor:
-        if self.moves and step and step % self.refresh_every == 0:
+        if self.moves and step and step % REFRESH_EVERY == 0:
             here = self.around.to_state(self.leaves)
             self.active = self.search(here.kernel, here.Z)
         n, b = len(self.data), self.batch_size
         rows = sample_without_replacement(n, b, generator=self.generator).to(self.active.device)
         here, active = self.around.values(self.leaves, self.active[rows])
-        theta = self.leaves.get("theta")
-        batch = self.data.take(rows)
-        value = bound(here, batch, active, self.objective, theta=theta, total=self.total)
+        theta, batch = self.leaves.get("theta"), self.data.take(rows)
+        value = bound(here, batch, active, self.around.objective, theta=theta, total=self.total)
         return value * (-n / (b * self.total))
 
 
 class _Steps(TrainingLoop):
     """Steps of Adam, each kind of coordinate at its own rate and within its bounds."""
-
-    average_from: int | None = None
 
     def __init__(
         self,
@@ -252,16 +278,9 @@ class _Steps(TrainingLoop):
         bounds: Mapping[str, tuple[Tensor, Tensor]],
         **options,
     ) -> None:
-        groups = [{"params": [leaf], "share": _SHARES[name]} for name, leaf in parameters.items()]
-        super().__init__(
-            parameters,
-            compute_loss,
-            Adam(groups, betas=_MOMENTS),
-            **options,
-        )
+        groups = [{"params": [leaf], "share": RATE_SHARES[k]} for k, leaf in parameters.items()]
+        super().__init__(parameters, compute_loss, Adam(groups, betas=ADAM_MOMENTS), **options)
         self.bounds = {name: box for name, box in bounds.items() if name in parameters}
-        self._sums: dict[str, Tensor] = {}
-        self._n_summed = 0
         self.project()
 
     def set_learning_rate(self, iteration: int) -> None:
@@ -281,8 +300,6 @@ class _Steps(TrainingLoop):
                 parameter=None,
             ) from error
         self.project()
-        if self.average_from is not None and iteration >= self.average_from:
-            self._accumulate()
         return loss
 
     def check_finite(self, iteration: int, loss: Tensor) -> None:
@@ -309,21 +326,6 @@ class _Steps(TrainingLoop):
             self.stopping = ()
             self.run(n_falling)
 
-    def averages(self) -> dict[str, Tensor]:
-        """Means of the parameters since `average_from`; the last ones if that was not reached."""
-        if not self._n_summed:
-            return self.parameters
-        return {name: value / self._n_summed for name, value in self._sums.items()}
-
-    @torch.no_grad()
-    def _accumulate(self) -> None:
-        self._n_summed += 1
-        for name, value in self.parameters.items():
-            if name in self._sums:
-                self._sums[name] += value
-            else:
-                self._sums[name] = value.detach().clone()
-
 
 class _Plateau:
     """Stops where the mean loss of some steps is no less than that of as many before.
@@ -339,14 +341,14 @@ class _Plateau:
 
     def __call__(self, iteration: int, loss: float) -> bool:
         self._losses.append(loss)
-        if len(self._losses) < _WINDOW:
+        if len(self._losses) < PLATEAU_WINDOW:
             return False
         self._windows.append(torch.tensor(self._losses))
         self._losses = []
         if len(self._windows) > 1:
             before, after = self._windows[-2:]
-            error = float((before.var() + after.var()).sqrt()) / _WINDOW**0.5
-            still = float(before.mean() - after.mean()) < max(error, _LEAST_GAIN)
+            error = float((before.var() + after.var()).sqrt()) / PLATEAU_WINDOW**0.5
+            still = float(before.mean() - after.mean()) < max(error, LEAST_GAIN)
             self._n_still = self._n_still + 1 if still else 0
         self.reached = self._n_still == 2
         return self.reached
@@ -355,21 +357,14 @@ class _Plateau:
 class _Reports:
     """Passes the mean loss of every few steps on, and remembers an order to stop."""
 
-    def __init__(self, callback: Callback | None, every: int) -> None:
-        self.callback, self.every = callback, every
+    def __init__(self, callback: Callback | None) -> None:
+        self.callback, self.stopped = callback, False
         self.losses: list[float] = []
-        self.stopped = False
 
     def __call__(self, iteration: int, info: Mapping[str, float]) -> bool:
         self.losses.append(info["loss"])
-        if self.callback is not None and len(self.losses) == self.every:
-            mean = sum(self.losses) / self.every
+        if self.callback is not None and len(self.losses) == REPORT_EVERY:
+            mean = sum(self.losses) / REPORT_EVERY
             self.stopped = bool(self.callback(iteration + 1, {"loss": mean}))
             self.losses.clear()
         return self.stopped
-
-
-def _check_positive(**options: float) -> None:
-    for name, value in options.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}; leave it at its default.")

@@ -10,9 +10,14 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.learning.local import minibatch
-from skgp.learning.local.bound import Objective, bound, total_bound
-from skgp.learning.local.coordinates import Coordinates
-from skgp.learning.local.minibatch import DivergedError, _Plateau, fit_minibatch
+from skgp.learning.local.bound import Objective, bound, latent_moments, total_bound
+from skgp.learning.local.minibatch import (
+    Coordinates,
+    _Plateau,
+    fit_minibatch,
+    negative_log_predictive,
+    polish,
+)
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.families import FixedFamily, GaussianFamily
 from skgp.optim import NonFiniteLossError
@@ -44,7 +49,7 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
     )
     if full:
         state = state.with_posterior(state.mean, root=state.var.T.sqrt().diag_embed())
-    return state, data, nearest(X, H), Objective(family)
+    return state, data, nearest(X, H), Objective(family, M / H)
 
 
 def nearest(X, H=5):
@@ -79,7 +84,7 @@ def test_gradients_of_the_batches_of_a_partition_average_to_that_of_all_rows(
     batches = list(torch.randperm(n, generator=seeded()).split(b))
 
     def estimates(size):
-        loss = minibatch._MinibatchLoss(around, leaves, data, search, size, 100, seeded())
+        loss = minibatch._MinibatchLoss(around, leaves, data, search, size, seeded())
         for step in range(n // size):
             estimate = loss(step)
             yield estimate.item(), torch.autograd.grad(estimate, list(leaves.values()))
@@ -123,18 +128,17 @@ def test_values_touch_active_points_only():
 @pytest.mark.parametrize("full", [False, True])
 def test_fit_minibatch_raises_the_bound(labels, full):
     problem_ = state, data, search, objective = problem(labels=labels, full=full)
-    found = fit_minibatch(*problem_, batch_size=50, max_iter=80, generator=seeded())
-    gain = value(found.state, data, search, objective) - value(state, data, search, objective)
+    found, history = fit_minibatch(*problem_, batch_size=50, max_iter=80, generator=seeded())
+    gain = value(found, data, search, objective) - value(state, data, search, objective)
     assert gain > 100
-    assert len(found.history) == 80 and not found.stopped
-    assert (found.state.root is None) != full
+    assert len(history) == 80 and (found.root is None) != full
 
 
 def test_fit_minibatch_stays_near_an_optimum_it_starts_from():
     state, data, search, objective = problem()
     options = {"batch_size": 50, "max_iter": 300}
-    first = fit_minibatch(state, data, search, objective, generator=seeded(), **options).state
-    again = fit_minibatch(first, data, search, objective, generator=seeded(1), **options).state
+    first = fit_minibatch(state, data, search, objective, generator=seeded(), **options)[0]
+    again = fit_minibatch(first, data, search, objective, generator=seeded(1), **options)[0]
     reached = value(first, data, search, objective)
     assert value(again, data, search, objective) > reached - 0.01 * abs(reached)
 
@@ -143,9 +147,9 @@ def test_learned_inducing_points_improve_the_bound():
     state, data, search, objective = problem(M=8, H=3)
     state = replace(state, Z=state.Z * 0.4)  # far from where the rows are
     free = replace(objective, learn_inducing=True)
-    options = {"batch_size": 50, "max_iter": 150, "refresh_every": 10}
+    options = {"batch_size": 50, "max_iter": 150}
     fixed, learned = (
-        fit_minibatch(state, data, search, each, generator=seeded(), **options).state
+        fit_minibatch(state, data, search, each, generator=seeded(), **options)[0]
         for each in (objective, free)
     )
     assert torch.equal(fixed.Z, state.Z) and not torch.equal(learned.Z, state.Z)
@@ -153,7 +157,8 @@ def test_learned_inducing_points_improve_the_bound():
     assert bounds[1] > bounds[0] + 20
 
 
-def test_fit_minibatch_with_nothing_else_free_keeps_the_rest_and_searches_once():
+def test_fit_minibatch_with_nothing_else_free_keeps_the_rest_and_searches_once(monkeypatch):
+    monkeypatch.setattr(minibatch, "REFRESH_EVERY", 5)
     state, data, search, objective = problem()
     calls = []
 
@@ -162,8 +167,8 @@ def test_fit_minibatch_with_nothing_else_free_keeps_the_rest_and_searches_once()
         return search(kernel, Z)
 
     alone = replace(objective, learn_kernel=False, learn_likelihood=False)
-    options = {"max_iter": 20, "refresh_every": 5, "batch_size": 20}
-    found = fit_minibatch(state, data, counted, alone, generator=seeded(), **options).state
+    options = {"max_iter": 20, "batch_size": 20}
+    found = fit_minibatch(state, data, counted, alone, generator=seeded(), **options)[0]
     assert len(calls) == 1
     assert torch.equal(found.Z, state.Z) and torch.equal(found.likelihood, state.likelihood)
     assert (found.kernel.theta == state.kernel.theta).all()
@@ -177,7 +182,7 @@ def test_fit_minibatch_respects_bounds():
     state, data, search, objective = problem()
     found = fit_minibatch(
         state, data, search, objective, learning_rate=0.5, max_iter=30, generator=seeded()
-    ).state
+    )[0]
     low, high = found.kernel.bounds.T
     assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
     (low,), (high,) = (each.tolist() for each in FAMILY.box(found.Z))
@@ -189,7 +194,7 @@ def test_fit_minibatch_depends_on_its_generator_only_and_leaves_its_start_alone(
     before = state.mean.clone()
     options = {"batch_size": 30, "max_iter": 5}
     first, again, other = (
-        fit_minibatch(state, data, search, objective, generator=seeded(seed), **options).state.mean
+        fit_minibatch(state, data, search, objective, generator=seeded(seed), **options)[0].mean
         for seed in (0, 0, 1)
     )
     assert not torch.equal(first, other)
@@ -206,28 +211,11 @@ def test_rate_stays_flat_then_falls_to_zero(monkeypatch):
             rates.append([group["lr"] for group in self.optimizer.param_groups])
 
     monkeypatch.setattr(minibatch, "_Steps", Recorded)
-    options = {"max_iter": 8, "learning_rate": 0.1, "falling": 0.5, "generator": seeded()}
+    options = {"max_iter": 8, "learning_rate": 0.1, "generator": seeded()}
     fit_minibatch(*problem(), **options)
     by_group = np.array(rates).T
     np.testing.assert_allclose(by_group[2], 0.1 * np.array([4, 4, 4, 4, 4, 3, 2, 1]) / 4)
     np.testing.assert_allclose(by_group[0], 10 * by_group[2])
-
-
-def test_average_is_the_mean_of_the_last_iterates(monkeypatch):
-    seen = []
-
-    class Recorded(minibatch._Steps):
-        def train_step(self, iteration):
-            loss = super().train_step(iteration)
-            seen.append(self.parameters["mean"].detach().clone())
-            return loss
-
-    monkeypatch.setattr(minibatch, "_Steps", Recorded)
-    state, data, search, objective = problem()
-    found = fit_minibatch(
-        state, data, search, objective, max_iter=10, falling=0.3, average=True, generator=seeded()
-    )
-    torch.testing.assert_close(found.state.mean, state.variance().sqrt() * sum(seen[7:]) / 3)
 
 
 def test_fit_minibatch_reports_mean_losses_and_stops_when_told():
@@ -238,67 +226,11 @@ def test_fit_minibatch_reports_mean_losses_and_stops_when_told():
         return len(heard) == 3
 
     problem_ = problem()
-    options = {"max_iter": 50, "callback": callback, "callback_every": 4, "average": True}
-    found = fit_minibatch(*problem_, generator=seeded(), **options)
-    assert found.stopped and len(found.history) == 12
-    assert [step for step, _ in heard] == [4, 8, 12]
-    assert heard[1][1] == pytest.approx(np.mean(found.history[4:8]))
-    assert found.state.mean.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", ["value", "covariance"])
-def test_fit_stopped_by_nan_keeps_the_last_good_state(kind):
-    state, data, search, objective = problem()
-    n_calls = 0
-
-    class Breaking(GaussianFamily):
-        def make(self, parameters):
-            nonlocal n_calls
-            n_calls += 1
-            likelihood = super().make(parameters)
-            if n_calls == 25:
-                likelihood.noise_variance = likelihood.noise_variance * float("nan")
-            return likelihood
-
-    if kind == "value":
-        objective = replace(objective, family=Breaking(0.3, (0.05, 1.0)))
-    else:
-        good, n_searches = search, 0
-
-        def search(kernel, Z):  # active points that coincide with one that is not a number
-            nonlocal n_searches
-            n_searches += 1
-            return good(kernel, Z) if n_searches == 1 else torch.full((200, 5), 7)
-
-        state = replace(state, Z=state.Z.clone())
-        state.Z[7] = float("nan")
-        good_Z = [i for i in range(20) if i != 7]
-        active = torch.tensor(good_Z)[nearest(data.X)(None, state.Z[good_Z])]
-        good = lambda kernel, Z: active  # noqa: E731
-    options = {"max_iter": 40, "refresh_every": 24}
-    with pytest.raises(NonFiniteLossError) as caught:
-        fit_minibatch(state, data, search, objective, generator=seeded(), **options)
-    assert isinstance(caught.value, DivergedError) and caught.value.iteration == 24
-    n_calls = n_searches = 0
-    options |= {"callback_every": 20, "callback": lambda step, info: True}
-    last_good = fit_minibatch(state, data, search, objective, generator=seeded(), **options).state
-    assert_same(caught.value.state.mean, last_good.mean)
-    assert not torch.equal(last_good.mean, state.mean)
-    assert "Lower learning_rate" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["max_iter", "batch_size", "learning_rate", "refresh_every", "callback_every"]
-)
-def test_fit_minibatch_refuses_what_is_not_positive(name):
-    options = {"max_iter": 3, name: 0}
-    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
-        fit_minibatch(*problem(20), generator=seeded(), **options)
-
-
-def test_fit_minibatch_refuses_a_falling_part_beyond_the_whole():
-    with pytest.raises(ValueError, match=r"falling must lie in \(0, 1\], got 1.5"):
-        fit_minibatch(*problem(20), generator=seeded(), max_iter=3, falling=1.5)
+    options = {"max_iter": 50, "callback": callback}
+    found, history = fit_minibatch(*problem_, generator=seeded(), **options)
+    assert len(history) == 30 and [step for step, _ in heard] == [10, 20, 30]
+    assert heard[1][1] == pytest.approx(np.mean(history[10:20]))
+    assert found.mean.isfinite().all()
 
 
 def test_fit_minibatch_in_single_precision():
@@ -308,7 +240,7 @@ def test_fit_minibatch_in_single_precision():
     data = Data(data.X.float(), data.y.float())
     found = fit_minibatch(
         state, data, nearest(data.X), objective, batch_size=50, max_iter=60, generator=seeded()
-    ).state
+    )[0]
     assert found.mean.dtype == found.var.dtype == torch.float32
     assert value(found, data, nearest(data.X), objective) > (
         value(state, data, nearest(data.X), objective) + 100
@@ -322,3 +254,99 @@ def test_plateau_is_reached_where_losses_fall_no_more():
     assert not any(falling(i, 20.0 - 0.01 * i + noise[i]) for i in range(2000))
     stops = [still(i, max(0.0, 5.0 - 0.01 * i) + noise[i]) for i in range(2000)]
     assert 500 < stops.index(True) < 1200
+
+
+@pytest.mark.parametrize("kind", ["value", "covariance"])
+def test_fit_that_meets_nan_says_what_to_do(kind):
+    state, data, search, objective = problem(n=60)
+    if kind == "value":
+        objective = replace(objective, family=Broken(0.3, (0.05, 1.0)))
+    else:
+        state = replace(state, Z=state.Z.clone())
+        state.Z[7] = float("nan")
+        search = lambda kernel, Z: torch.full((60, 5), 7)  # noqa: E731
+    with pytest.raises(NonFiniteLossError, match="Lower learning_rate"):
+        fit_minibatch(state, data, search, objective, generator=seeded(), max_iter=20)
+
+
+# ---- polish --------------------------------------------------------------------------------------
+
+
+class Broken(GaussianFamily):
+    """Noise that is no number from the sixth call on."""
+
+    n_calls = 0
+
+    def make(self, parameters):
+        self.n_calls += 1
+        likelihood = super().make(parameters)
+        if self.n_calls > 5:
+            likelihood.noise_variance = likelihood.noise_variance * float("nan")
+        return likelihood
+
+
+def polished(state, data, search, objective, **options):
+    """The polish, and how much better it predicts other rows."""
+    held_out = problem(100, seed=5)[1]
+    other = nearest(held_out.X)
+    options = {"max_iter": 60, "held_out": held_out, "held_out_search": other} | options
+    found = polish(state, data, search, objective, generator=seeded(), **options)
+    losses = [
+        negative_log_predictive(each, held_out, other(None, each.Z), objective).mean()
+        for each in (state, found[0])
+    ]
+    return *found, float(losses[0] - losses[1])
+
+
+def test_polish_is_kept_where_it_predicts_better():
+    state, *rest = problem()
+    found, kept, history, gain = polished(state, *rest)
+    assert kept and gain > 0.3 and found is not state and len(history) == 60
+
+
+def test_polish_is_taken_back_where_it_predicts_worse():
+    state, data, search, objective = problem()
+    good = polished(state, data, search, objective)[0]
+    found, kept, *_ = polished(good, Data(data.X, -data.y), search, objective)
+    assert not kept and found is good
+
+
+def test_polish_that_diverges_is_taken_back_with_a_warning():
+    state, data, search, objective = problem()
+    broken = replace(objective, family=Broken(0.3, (0.05, 1.0)))
+    with pytest.warns(RuntimeWarning, match="polish was not kept"):
+        found = polish(
+            state,
+            data,
+            search,
+            broken,
+            held_out=data,
+            held_out_search=search,
+            max_iter=20,
+            generator=seeded(),
+        )
+    assert found == (state, False, [])
+
+
+def test_polish_stops_when_told_and_searches_for_the_state_it_reached():
+    state, data, search, objective = problem()
+    kernels = []
+
+    def held_out_search(kernel, Z):
+        kernels.append(kernel)
+        return search(kernel, Z)
+
+    options = {"held_out": data, "held_out_search": held_out_search}
+    found, kept, history, _ = polished(state, data, search, objective, **options)
+    assert kept and set(map(str, kernels)) == {str(state.kernel), str(found.kernel)}
+    history = polished(*problem(), callback=lambda step, info: True)[2]
+    assert len(history) == 10
+
+
+def test_negative_log_predictive_is_that_of_each_row():
+    state, data, search, objective = problem(50, weighted=True)
+    active = search(None, state.Z)
+    mean, var = latent_moments(state, data.X, active)
+    density = torch.distributions.Normal(mean, (var + state.likelihood.exp()).sqrt())
+    found = negative_log_predictive(state, data, active, objective)
+    torch.testing.assert_close(found, -density.log_prob(data.y).sum(1), rtol=1e-12, atol=0)

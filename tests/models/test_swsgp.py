@@ -12,11 +12,11 @@ from skgp.inference.neighbors.defaults import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
 from skgp.kernels.amplitude import scale_amplitude
 from skgp.learning.local.bound import Objective, total_bound
-from skgp.learning.local.prior_search import active_sets, find_prior, split_rows
+from skgp.learning.local.prior import Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Poisson
 from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
-from skgp.models.swsgp import fit as module
-from skgp.models.swsgp.fit import Settings, fit_swsgp
+from skgp.models import swsgp as module
+from skgp.models.swsgp import fit_swsgp
 from tests.reference import swsgp as dense
 from tests.same import assert_same
 
@@ -281,8 +281,7 @@ def test_polish_that_does_not_pay_is_taken_back(monkeypatch):
     original = module.polish
 
     def refused(*arguments, **options):
-        found = original(*arguments, **options)
-        return replace(found, kept=False, state=arguments[0])
+        return arguments[0], False, original(*arguments, **options)[2]
 
     monkeypatch.setattr(module, "polish", refused)
     found = fit("gaussian", settings)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.data import Data
 from skgp.inference.neighbors.assembly import RowWeights, row_weights
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.natural import fit_sites
@@ -13,8 +14,8 @@ from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import local_system
 from skgp.kernels.amplitude import scale_amplitude
 from skgp.learning.coupling import COUPLINGS, best_coupling
-from skgp.learning.local import prior_scale as module
-from skgp.learning.local.prior_scale import choose_prior, negative_log_score, rescaled
+from skgp.learning.local import prior as module
+from skgp.learning.local.prior import choose_prior, negative_log_score, rescaled
 from skgp.likelihoods import Bernoulli, Poisson
 from tests.reference import swsgp as dense
 
@@ -97,7 +98,8 @@ def walk_of(amplitude=1.0, prior=1.0, n=400, n_classes=2, seed=0, M=60, H=8, **o
     system, held_out = local_system(parts[0], kl_weight=M / H), row_weights(parts[1])
     likelihood = Bernoulli("probit")
     offset = X.new_zeros(Y.shape[1])
-    arguments = (system, Y[:n], held_out, Y[n:], likelihood, offset)
+    data, out = Data(X[:n], Y[:n]), Data(X[n:], Y[n:])
+    arguments = (system, data, held_out, out, likelihood, offset)
     return choose_prior(*arguments, **options), arguments
 
 
@@ -117,12 +119,12 @@ def test_amplitude_follows_the_labels_and_stays_in_its_bounds(amplitude, prior, 
 
 
 def test_choice_is_no_worse_than_its_neighbours_by_chance():
-    found, (system, Y, held_out, Y_out, likelihood, offset) = walk_of(30.0)
+    found, (system, data, held_out, out, likelihood, offset) = walk_of(30.0)
 
     def losses(amplitude):
-        fit = fit_sites(rescaled(system, amplitude, 1.0), Y, likelihood, offset=offset)
+        fit = fit_sites(rescaled(system, amplitude, 1.0), data.y, likelihood, offset=offset)
         var = amplitude * held_out.variance[:, None] + held_out.project_squares(fit.q.var)
-        return negative_log_score(likelihood, Y_out, held_out.project(fit.q.mean), var)
+        return negative_log_score(likelihood, out.y, held_out.project(fit.q.mean), var)
 
     best = losses(found.amplitude)
     assert float(best.mean()) == pytest.approx(found.score, abs=0.01)
@@ -145,15 +147,16 @@ def test_callback_ends_the_walk():
 
 
 def test_weights_of_rows_held_out_count_as_repeated_rows():
-    _, (system, Y, held_out, Y_out, likelihood, offset) = walk_of(3.0)
-    times = torch.arange(len(Y_out)) % 3
-    rows = torch.arange(len(Y_out)).repeat_interleave(times)
+    _, (system, data, held_out, out, likelihood, offset) = walk_of(3.0)
+    times = torch.arange(len(out)) % 3
+    rows = torch.arange(len(out)).repeat_interleave(times)
     options = {"amplitudes": (1.0, 1.0)}  # else the error of a mean is that of more rows
-    weighted = choose_prior(
-        system, Y, held_out, Y_out, likelihood, offset, weight=times.double(), **options
-    )
-    repeated = choose_prior(
-        system, Y, part_of(held_out, rows), Y_out[rows], likelihood, offset, **options
+    weighted, repeated = (
+        choose_prior(system, data, A, each, likelihood, offset, **options)
+        for A, each in (
+            (held_out, replace(out, weight=times.double())),
+            (part_of(held_out, rows), out.take(rows)),
+        )
     )
     assert weighted.score == pytest.approx(repeated.score, rel=1e-10)
 
@@ -183,16 +186,16 @@ def test_score_of_several_classes_is_that_of_the_true_one():
 
 
 def test_coupling_is_the_best_for_the_rows_held_out():
-    found, (system, Y, held_out, Y_out, likelihood, offset) = walk_of(
+    found, (system, data, held_out, out, likelihood, offset) = walk_of(
         10.0, n_classes=3, amplitudes=(1.0, 1.0)
     )
     options = {"max_iter": 16, "tol": 1e-3, "cg_max_iter": 15, "cg_tol": 3e-3}
-    fit = fit_sites(system, Y, likelihood, offset=offset, **options)
+    fit = fit_sites(system, data.y, likelihood, offset=offset, **options)
     var = held_out.variance[:, None] + held_out.project_squares(fit.q.var)
-    assert found.coupling == best_coupling(likelihood, Y_out, held_out.project(fit.q.mean), var)
+    assert found.coupling == best_coupling(likelihood, out.y, held_out.project(fit.q.mean), var)
     assert found.coupling > 0
     scores = [
-        float(negative_log_score(likelihood, Y_out, held_out.project(fit.q.mean), var, each).mean())
+        float(negative_log_score(likelihood, out.y, held_out.project(fit.q.mean), var, each).mean())
         for each in COUPLINGS
     ]
     assert found.score == pytest.approx(scores[COUPLINGS.index(found.coupling)], rel=1e-9)
@@ -202,7 +205,7 @@ def test_coupling_is_the_best_for_the_rows_held_out():
 
 
 def test_float32_walks_the_same_way():
-    found, (system, Y, held_out, Y_out, likelihood, offset) = walk_of(30.0)
+    found, (system, data, held_out, out, likelihood, offset) = walk_of(30.0)
     prior = system.prior
     matrix = prior.matrix.to(torch.float32)
     parts = {k: getattr(prior, k).float() for k in ("diagonal", "mass", "constant", "variance")}
@@ -211,14 +214,9 @@ def test_float32_walks_the_same_way():
         rows=part_of(system.rows, dtype=torch.float32),
         prior=replace(prior, matrix=matrix, **parts),
     )
-    again = choose_prior(
-        system32,
-        Y.float(),
-        part_of(held_out, dtype=torch.float32),
-        Y_out.float(),
-        likelihood,
-        offset.float(),
-    )
+    A = part_of(held_out, dtype=torch.float32)
+    data, out = data.to(torch.float32), out.to(torch.float32)
+    again = choose_prior(system32, data, A, out, likelihood, offset.float())
     assert again.amplitude == found.amplitude
     assert again.score == pytest.approx(found.score, abs=1e-3)
 
