@@ -9,8 +9,9 @@ import numpy as np
 from _s2vgp_study import Row, Study
 from _ulisse_problem import NAMES, Problem
 
-from skgp.learning.posterior.exact import PosteriorSamples, sample_exact
-from skgp.learning.posterior.langevin import sample_stochastic
+from skgp.learning.posterior.exact import sample_exact
+from skgp.learning.posterior.samples import PosteriorSamples
+from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import ess_bulk, r_hat
 
 SAMPLERS: dict[str, dict[str, Any]] = {

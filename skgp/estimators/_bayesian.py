@@ -1,7 +1,8 @@
-"""Exact GPs averaged over their hyper-parameters: the face of :mod:`skgp.models.bayesian`."""
+"""Exact GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from numbers import Integral, Real
 
@@ -10,36 +11,33 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.data import Data, merge_replicates
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._bayesian_common import (
+from skgp.estimators._callbacks import FitSession, fit_session
+from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
+from skgp.estimators._default_kernel import default_kernels, with_noise
+from skgp.estimators._fitting import fit_context, in_few_threads
+from skgp.estimators._options import options
+from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
+from skgp.estimators._warnings import warn_caller
+from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
+from skgp.learning.objectives import log_marginal_likelihood
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.priors import element_names, resolve_priors
+from skgp.learning.posterior.samples import PosteriorSamples, single_sample
+from skgp.models.bayesian import (
     Plan,
     choose_kernel,
     draw_samples,
     find_optimum,
-    fix_equal_bounds,
-    make_posterior,
+    predictive_mixture,
     resolve_plan,
 )
-from skgp.estimators._bayesian_predictive import MixturePredictive
-from skgp.estimators._callbacks import FitSession, fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_kernels, with_noise
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._options import options
-from skgp.estimators._warnings import warn_caller
-from skgp.inference.mixture.mixture import MixtureState
-from skgp.learning.objectives import log_marginal_likelihood
-from skgp.learning.posterior.exact import PosteriorSamples, single_sample
-from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.priors import element_names
-from skgp.learning.posterior.thinning import PILOT_SAMPLES, probe_rows, samples_needed
-
-_FACTOR_BYTES = 1e9  # kept for later predictions, at most
 
 
-class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
+class BayesianGPRegressor(BaseGPRegressor):
     r"""Gaussian process regression averaged over the posterior of the hyper-parameters.
 
     Samples :math:`u_s` of the posterior of the logarithms of the hyper-parameters stand for it,
@@ -265,7 +263,8 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
             columns = getattr(self, "feature_names_in_", None)
 
             def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
-                return make_posterior(kernel, rows, self.prior, X, z, sample_weight, columns)
+                priors = resolve_priors(kernel, self.prior, X, z, sample_weight, columns)
+                return LogPosterior(kernel, rows, priors)
 
             rng = backend.rng()
             kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
@@ -320,22 +319,20 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
             "memory_budget": self.memory_budget,
         }
         with session.stage("posterior") as callback:
-            recorded = self._recorded(callback)
+            common = {"rng": rng, "starts": starts, "callback": self._recorded(callback)}
             if self.optimizer == "map":
-                return find_optimum(posterior, plan, starts, rng, recorded, **of_cg)
+                return find_optimum(posterior, plan, **common, **of_cg)
             return draw_samples(
                 posterior,
                 plan,
                 schedule=self.schedule,
                 of_cg=of_cg,
-                rng=rng,
                 n_chains=None if self.n_chains == "auto" else self.n_chains,
                 n_warmup=self.n_warmup,
                 n_samples=self.n_samples,
                 target_ess=self.min_ess,
-                starts=starts,
                 n_jobs=self.n_jobs,
-                callback=recorded,
+                **common,
             )
 
     def _recorded(self, callback: Callable) -> Callable:
@@ -358,18 +355,10 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
         rng: np.random.Generator,
     ) -> None:
         """Set the attributes that predict and that describe the posterior."""
-        settings = self._state_settings(plan, len(data.y))
-
-        def state_of(n_keep: int) -> MixtureState:
-            kept, counts = np.unique(samples.keep(n_keep, rng), return_counts=True)
-            return MixtureState(kernel, data, samples.u[kept], counts, **settings)
-
-        n_keep = self.n_keep
-        if n_keep == "auto":
-            n_keep = min(PILOT_SAMPLES, len(samples.u))
-            if n_keep > 1:
-                n_keep = samples_needed(state_of(n_keep), probe_rows(data.X.cpu().numpy(), rng))
-        self._state = state_of(n_keep)
+        self._state = predictive_mixture(
+            kernel, data, samples, self.n_keep, plan, rng, double=self.dtype == "float64",
+            memory_budget=self.memory_budget, rank=self.preconditioner_rank,
+        )  # fmt: skip
         self._noise_variance = float(self._state.weights @ self._state.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())
         self.map_ = np.array(samples.map_)
@@ -386,21 +375,6 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
                 value = log_marginal_likelihood(self.kernel_, data, theta)
             self.log_marginal_likelihood_value_ = float(value)
 
-    def _state_settings(self, plan: Plan, n: int) -> dict:
-        """How `MixtureState` solves."""
-        double = self.dtype == "float64" and 8.0 * n**2 <= self.memory_budget
-        rank = self.preconditioner_rank
-        return {
-            "solver": plan.solver,
-            "dtype": torch.float64 if double else torch.float32,
-            "memory_budget": (
-                min(self.memory_budget, _FACTOR_BYTES)
-                if plan.solver == "cholesky"
-                else self.memory_budget
-            ),
-            "rank": min(200, n // 2) if rank == "auto" else min(rank, n),
-        }
-
     def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
         """Warn of what keeps the samples from being trusted."""
         if samples.diagnostics["problems"] and not interrupted:
@@ -411,3 +385,114 @@ class BayesianGPRegressor(MixturePredictive, BaseGPRegressor):
             )
         if self.optimizer is not None:
             warn_at_bounds(self.kernel_.clone_with_theta(self.map_), self.kernel)
+
+    # ---- the posterior ---------------------------------------------------------------------
+
+    def summary(self) -> PosteriorSummary:
+        """Mean, standard deviation, quantiles and diagnostics of each hyper-parameter.
+
+        Returns
+        -------
+        PosteriorSummary
+            In the units of the hyper-parameters; prints as a table, and ``to_frame()`` makes a
+            ``pandas.DataFrame`` of it.
+        """
+        check_is_fitted(self)
+        return summarise(
+            self.hyperparameter_names_,
+            self.posterior_samples_,
+            self.sample_weights_,
+            self.sample_chains_,
+            self.sampler_,
+        )
+
+    def to_arviz(self):
+        """Return the samples as an ``arviz.InferenceData``, in the units of the hyper-parameters.
+
+        Those of "importance" are resampled to as many of equal weight as they are worth, as four
+        chains of independent draws.
+
+        Raises
+        ------
+        ImportError
+            If arviz is not installed.
+        """
+        check_is_fitted(self)
+        return inference_data(
+            self.kernel_,
+            self.hyperparameter_names_,
+            self.posterior_samples_,
+            self.sample_weights_,
+            self.sample_chains_,
+            self.sampler_,
+        )
+
+    @in_few_threads
+    def plug_in(self):
+        """Return a fitted copy that predicts with the optimum ``map_`` alone, for comparison.
+
+        Costs one solution with the kernel matrix.
+        """
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.kernel_ = self.kernel_.clone_with_theta(self.map_)
+        other._state = self._state.at(self.kernel_, self.map_)
+        other._noise_variance = float(other._state.noise[0])
+        other.posterior_samples_, other.sample_weights_ = self.map_[None], np.ones(1)
+        other.sample_chains_, other.sample_log_posterior_ = np.zeros(1, int), np.full(1, np.nan)
+        other.n_kept_, other.sampler_ = 1, "map"
+        other.diagnostics_ = {"sampler": "map", "converged": True, "problems": [], "ess": 1.0}
+        at_map = self.diagnostics_.get("log_posterior_map")
+        if at_map is not None and hasattr(self, "log_marginal_likelihood_value_"):
+            priors = zip(self.priors_, self.map_, strict=True)
+            log_prior = sum(float(prior.log_density(u)) for prior, u in priors)
+            other.log_marginal_likelihood_value_ = at_map - log_prior
+        return other
+
+    # ---- prediction, in the standardised scale -----------------------------------------------
+
+    @property
+    def _n_threads(self):
+        return None  # of ``n_jobs``, which are of joblib
+
+    def _bytes_per_row(self):
+        return 64 * self._state.n_samples
+
+    def _latent_mean(self, X):
+        return self._state.mean(X)
+
+    def _latent_mean_and_variance(self, X):
+        return self._state.moments(X)
+
+    def _latent_mean_and_covariance(self, X):
+        return self._state.covariance(X)
+
+    def _latent_samples(self, X, n_samples, rng):
+        return self._state.draws(X, n_samples, rng)
+
+    def _observation_samples(self, X, n_samples, rng):
+        return self._state.draws(X, n_samples, rng, noise=True)
+
+    def _quantiles(self, X, levels):
+        return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
+
+    def _log_density(self, X, z):
+        return self._by_chunks(
+            lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
+            np.column_stack([X, z]),
+        )
+
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weights (S,), means and variances (S, n) of z under each sample."""
+        mean, var = self._state.component_moments(X)
+        return self._state.weights, mean, var + self._state.noise[:, None]
+
+
+def fix_equal_bounds(kernel: Kernel) -> Kernel:
+    """Fix, in place, what has no room between its bounds, at the value that they allow."""
+    for hyper in kernel.hyperparameters:
+        bounds = None if hyper.fixed else np.asarray(hyper.bounds, dtype=float)
+        if bounds is not None and (bounds[:, 0] == bounds[:, 1]).all():
+            value = bounds[:, 0] if hyper.n_elements > 1 else float(bounds[0, 0])
+            kernel.set_params(**{hyper.name: value, f"{hyper.name}_bounds": "fixed"})
+    return kernel

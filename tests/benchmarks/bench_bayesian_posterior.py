@@ -8,7 +8,7 @@ density, takes some minutes for each kernel; moments are stored in the folder
 ``SKGP_REFERENCE_DIR`` where that is set.
 
 Training rows of the first split, standardised; log-normal default priors; float32; everything from
-the set-up on by :func:`~skgp.learning.posterior.langevin.sample_stochastic` with its defaults.
+the set-up on by :func:`~skgp.models.bayesian.sample_stochastic` with its defaults.
 """
 
 import os
@@ -23,10 +23,10 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior.langevin import sample_stochastic
-from skgp.learning.posterior.laplace import laplace_approximation
 from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.modes import laplace_modes
 from skgp.learning.posterior.priors import default_priors
+from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import adaptive_importance_sampling
 
 pytestmark = pytest.mark.benchmark
@@ -68,9 +68,9 @@ def reference(ard):
         with np.load(path) as stored:
             return stored["mean"], stored["sd"]
     target, rng = posterior(ard), np.random.default_rng(0)
-    start = laplace_approximation(target, rng=rng)
+    start = laplace_modes(target, rng=rng)[0]
     found = adaptive_importance_sampling(
-        target.log_density, start.mode, start.covariance, rng=rng, target_ess=REFERENCE_ESS,
+        target.log_density, start.u, start.covariance, rng=rng, target_ess=REFERENCE_ESS,
         n_points=1024, max_rounds=60,
     )  # fmt: skip
     mean, sd = found.mean, np.sqrt(np.diag(found.covariance))

@@ -21,7 +21,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
-from skgp.estimators._bayesian_common import resolve_plan
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
 from tests.same import assert_same
@@ -210,13 +209,6 @@ def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
     found = narrow.predict(X_new, return_std=True)
     assert np.sqrt(np.mean(((found[0] - mean) / std) ** 2)) < 0.05
     np.testing.assert_allclose(found[1], std, rtol=0.05)
-
-
-def test_factorisations_are_the_default_up_to_ten_thousand_rows():
-    solvers = [resolve_plan("auto", "auto", n, 1e10).solver for n in (100, 9000, 10_001)]
-    assert solvers == ["cholesky", "cholesky", "cg"]
-    assert resolve_plan("auto", "auto", 9000, 1e9).solver == "cg"  # memory decides
-    assert resolve_plan("auto", "auto", 9000, 4e9).sampler == "importance"
 
 
 def test_more_probable_noise_moves_the_posterior(data):

@@ -1,18 +1,19 @@
-r"""The exact log posterior of the hyper-parameters, in their logarithms u.
+r"""The exact log posterior of the hyper-parameters, in their logarithms u, and without bounds.
 
 .. math:: \log p(u \mid y) = \log N(y; 0, K_u + \sigma_u^2 I) + \sum_j \log p_j(u_j) + \text{const}
 
-with :math:`p_j` the density of u (:mod:`skgp.priors`), and zero outside the bounds
-of the kernel's hyper-parameters.
+with :math:`p_j` the density of u (:mod:`skgp.priors`), and zero outside the bounds of the kernel's
+hyper-parameters.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from skgp.data import Data
@@ -22,19 +23,34 @@ from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.pairwise import PairwiseKernel
 from skgp.kernels.tiles import evaluate_tile
+from skgp.learning.posterior.defaults import BATCH, FARTHEST, FEW_ROWS, PRIOR_SD
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.priors import Prior
 
-__all__ = ["LogPosterior"]
 
-_PRIOR_SD = 1.5  # of a user's own prior that does not say
-_FEW_ROWS = 200  # up to which overheads outweigh a factorisation
-_BATCH = 2**18  # entries of the kernel matrices of a batch
+class Density:
+    """A log-density and its gradient at one point, from those at many."""
+
+    def log_densities(self, x: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def log_density(self, x: np.ndarray) -> float:
+        return float(self.log_densities(np.asarray(x, dtype=float)[None])[0])
+
+    def log_density_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        values, gradients = self.log_densities_and_gradients(np.asarray(x, dtype=float)[None])
+        return float(values[0]), gradients[0]
 
 
-class LogPosterior:
+class LogPosterior(Density):
     """Log posterior density of u, by Cholesky factorisation; picklable.
+
+    A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that;
+    they hold two and three n x n matrices. Few observations are evaluated at many u side by side.
 
     Parameters
     ----------
@@ -57,11 +73,6 @@ class LogPosterior:
     ------
     ValueError
         If the kernel has no noise or nothing to infer, or the number of priors is not `n_dims`.
-
-    Notes
-    -----
-    A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that;
-    they hold two and three n x n matrices.
     """
 
     def __init__(self, kernel: Any, data: Data, priors: Sequence[Prior]) -> None:
@@ -82,15 +93,26 @@ class LogPosterior:
         self.n_dims = int(kernel.n_dims)
         self.bounds = np.asarray(kernel.bounds, dtype=float)
         self.medians = np.log([prior.median for prior in self.priors])
-        self.prior_sd = np.array([getattr(p, "log_sd", _PRIOR_SD) for p in self.priors])
+        self.prior_sd = np.array([getattr(p, "log_sd", PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
         self._signal, self._bind = signal, Binder(signal)
         self._places, self._noise_place, self._noise = theta_places(kernel)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_pairwise"}
+
+    @cached_property
+    def _pairwise(self) -> PairwiseKernel:
+        """The signal over the data; made again where the posterior was pickled."""
+        return PairwiseKernel(self._signal, self.data.X)
+
     @property
     def batched(self) -> bool:
-        """Whether :meth:`log_densities` takes all points at once."""
-        return len(self.data.y) <= _FEW_ROWS and built_in(self._signal)
+        """Whether many u are evaluated at once."""
+        return len(self.data.y) <= FEW_ROWS and built_in(self._signal)
+
+    # ---- prior and posterior: -inf, and a gradient of 0, outside the bounds and where the kernel
+    # matrix cannot be factored
 
     def log_prior(self, u: np.ndarray) -> np.ndarray:
         """Log prior of u (..., n_dims), in nats; -inf outside the bounds."""
@@ -102,68 +124,86 @@ class LogPosterior:
     def prior_gradient(self, u: np.ndarray) -> np.ndarray:
         """Gradient (..., n_dims) of the log prior."""
         u = np.asarray(u, dtype=float)
-        parts = [prior.gradient(u[..., j]) for j, prior in enumerate(self.priors)]
-        return np.stack(parts, axis=-1)
-
-    def log_density(self, u: np.ndarray) -> float:
-        """Log posterior of u (n_dims,) in nats, up to the evidence.
-
-        -inf outside the bounds and where the kernel matrix cannot be factored.
-        """
-        prior = float(self.log_prior(u))
-        if prior == -math.inf:
-            return prior
-        try:
-            return prior + self._log_likelihood(u)
-        except NotPositiveDefiniteError:
-            return -math.inf
+        return np.stack([p.gradient(u[..., j]) for j, p in enumerate(self.priors)], axis=-1)
 
     def log_densities(self, u: np.ndarray) -> np.ndarray:
-        """As `log_density` for each row of u (k, n_dims); few data rows take all k at once."""
-        u = np.asarray(u, dtype=float)
-        if not self.batched:
-            return np.array([self.log_density(each) for each in u])
-        out = np.full(len(u), -math.inf)
-        for rows, prior in self._batches(u):
-            found = prior + self._log_likelihoods(u[rows])
-            out[rows] = np.where(np.isnan(found), -math.inf, found)
-        return out
+        """Log posterior (k,) of u (k, n_dims), in nats, up to the log marginal likelihood."""
+        return self._evaluate(u, slope=False)[0]
 
-    def _batches(self, u: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Indices of points inside the bounds, so many as are evaluated at once; their prior."""
-        prior, size = self.log_prior(u), _BATCH // len(self.data.y) ** 2 + 1
+    def log_densities_and_gradients(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same and its gradient (k, n_dims)."""
+        return self._evaluate(u, slope=True)
+
+    def _evaluate(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray]:
+        u = np.asarray(u, dtype=float)
+        prior, values, gradients = self.log_prior(u), np.full(len(u), -math.inf), np.zeros_like(u)
         inside = np.flatnonzero(prior > -math.inf)
+        size = BATCH // len(self.data.y) ** 2 + 1 if self.batched else 1
         for start in range(0, len(inside), size):
-            rows = inside[start : start + size]
-            yield rows, prior[rows]
+            points = inside[start : start + size]
+            try:
+                value, gradient = self._likelihoods(self.data.X.new_tensor(u[points]), slope)
+            except NotPositiveDefiniteError:
+                continue
+            usable = np.isfinite(value)
+            values[points] = np.where(usable, prior[points] + value, -math.inf)
+            if gradient is not None:
+                gradient = gradient + self.prior_gradient(u[points])
+                gradients[points] = np.where(usable[:, None], gradient, 0.0)
+        return values, gradients
+
+    # ---- likelihood
 
     @torch.no_grad()
-    def _log_likelihoods(self, u: np.ndarray) -> np.ndarray:
-        """Log likelihoods (k,) of u (k, n_dims), their kernel matrices held at once."""
-        data, theta = self.data, self.data.X.new_tensor(u)
-        noise = self._noise_levels(theta)
-        L = self._factors(self._pairwise(theta[:, self._places])[0], noise)
-        residual = torch.linalg.solve_triangular(L, data.y[:, None], upper=False)
-        half_log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        constant = 0.5 * len(data.y) * math.log(2 * math.pi)
-        value = -0.5 * residual.square().sum((-2, -1)) - half_log_det - constant
+    def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        r"""Log likelihoods (k,) at theta (k, n_dims), NaN where there is none, and gradients.
+
+        :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W` (Rasmussen and
+        Williams, 2006, eq. 5.9): (k, n, n) at once of few observations, and one n x n with a closed
+        form a tile of many.
+        """
+        data, place, X = self.data, self._noise_place, self.data.X
+        noise = theta.new_full((len(theta), 1), self._noise)
+        if place is not None:
+            noise = theta[:, place, None].exp()  # (k, 1)
+        if self.batched:
+            K, pull = self._pairwise(theta[:, self._places])
+            L = self._factors(K, noise)
+        else:
+            L = self._factor(theta[0], noise[0])[None]
+        if slope:
+            alpha = torch.cholesky_solve(data.y[:, None], L)  # (k, n, 1)
+            quadratic = (data.y @ alpha)[:, 0]
+        else:  # half the time
+            half = torch.linalg.solve_triangular(L, data.y[:, None], upper=False)
+            quadratic = half.square().sum((-2, -1))
+        value = -0.5 * quadratic - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value -= 0.5 * len(data.y) * math.log(2 * math.pi)
         if data.weight is not None:
-            value = value + data.log_power(noise).sum(-1)
-        return value.cpu().numpy()
+            value += data.log_power(noise).sum(-1)
+        if not slope:
+            return value.cpu().numpy(), None
+        W = cho_inverse(L)
+        del L
+        if self.batched:
+            W.neg_().add_(alpha @ alpha.mT).mul_(0.5)
+            of_signal = pull(W)
+        else:
+            W[0].neg_().addr_(alpha[0, :, 0], alpha[0, :, 0]).mul_(0.5)
+            of_signal = weighted_gradient(self._signal, X, X, W[0], theta[0, self._places])[None]
+        gradient = torch.zeros_like(theta)
+        gradient[:, self._places] = of_signal
+        if place is not None:
+            gradient[:, place] = self.noise_gradient(W.diagonal(dim1=-2, dim2=-1), noise)
+        return value.cpu().numpy(), gradient.cpu().numpy()
 
-    @cached_property
-    def _pairwise(self) -> PairwiseKernel:
-        """The signal over the data; made again where the posterior was pickled."""
-        return PairwiseKernel(self._signal, self.data.X)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_pairwise"}
-
-    def _noise_levels(self, theta: Tensor) -> Tensor:
-        """Noise variances (k, 1) at theta (k, n_dims)."""
-        if self._noise_place is None:
-            return theta.new_full((len(theta), 1), self._noise)
-        return theta[:, self._noise_place, None].exp()
+    def noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
+        """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
+        data = self.data
+        gradient = (diagonal * data.row_noise(noise)).sum(-1)
+        if data.weight is not None and data.scatter is not None:
+            gradient = gradient + 0.5 * (1 - data.weight + data.scatter / noise).sum(-1)
+        return gradient
 
     def _factors(self, K: Tensor, noise: Tensor) -> Tensor:
         """Cholesky factors (k, n, n) of the covariances of y; NaN where there is none."""
@@ -177,116 +217,75 @@ class LogPosterior:
                 L[i] = math.nan
         return L
 
-    @torch.no_grad()
-    def _log_likelihood(self, u: np.ndarray) -> float:
-        """As the value below, without what only a gradient needs: half the time."""
-        L, noise = self._factor(self.data.X.new_tensor(u))
-        residual = torch.linalg.solve_triangular(L, self.data.y[:, None], upper=False)
-        return self._value(L, residual.square().sum(), noise)
-
-    def _factor(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Cholesky factor (n, n) of the covariance of y, and the noise variance."""
-        X, noise = self.data.X, self._noise_variance(theta)
+    def _factor(self, theta: Tensor, noise: Tensor) -> Tensor:
+        """Cholesky factor (n, n) of the covariance of y."""
+        X = self.data.X
         node = self._bind(theta[self._places], dtype=X.dtype, device=X.device)
         A = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
         # Distances by a matrix product are not quite 0 between equal rows.
         A.diagonal().copy_(variance(node, X) + self.data.row_noise(noise))
-        return jittered_cholesky(A).factor, noise
+        return jittered_cholesky(A).factor
 
-    def _noise_variance(self, theta: Tensor) -> Tensor:
-        place = self._noise_place
-        return theta.new_tensor(self._noise) if place is None else theta[place].exp()
-
-    def _value(self, L: Tensor, quadratic: Tensor, noise: Tensor) -> float:
-        """Log likelihood from the factor and :math:`y^T A^{-1} y`."""
-        constant = 0.5 * len(self.data.y) * math.log(2 * math.pi)
-        value = -0.5 * quadratic - L.diagonal().log().sum() - constant
-        if self.data.weight is not None:
-            value = value + self.data.log_power(noise).sum()
-        return float(value)
-
-    def log_density_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log posterior of u (n_dims,) and its gradient (n_dims,); -inf and 0 as `log_density`."""
-        u = np.asarray(u, dtype=float)
-        if self.batched:
-            values, gradients = self.log_densities_and_gradients(u[None])
-            return float(values[0]), gradients[0]
-        prior = float(self.log_prior(u))
-        if prior == -math.inf:
-            return prior, np.zeros(self.n_dims)
+    def why_it_vanishes(self, u: np.ndarray) -> str:
+        """Why the likelihood vanishes at u (n_dims,), and the remedy."""
+        theta, place = self.data.X.new_tensor(u), self._noise_place
+        noise = theta.new_tensor(self._noise) if place is None else theta[place].exp()
         try:
-            value, gradient = self._by_tiles(u)
-        except NotPositiveDefiniteError:
-            return -math.inf, np.zeros(self.n_dims)
-        return prior + value, gradient + self.prior_gradient(u)
+            self._factor(theta, noise)
+        except NotPositiveDefiniteError as error:
+            return f"{error} A WhiteKernel of a higher noise_level_bounds helps in any case."
+        return "its log-density is not finite; check the priors and the scale of X."
 
-    def log_densities_and_gradients(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As :meth:`log_density_and_gradient` for each row of u (k, n_dims): (k,), (k, n_dims).
 
-        Few data rows take all k at once.
-        """
-        u = np.asarray(u, dtype=float)
-        values, gradients = np.full(len(u), -math.inf), np.zeros_like(u)
-        if not self.batched:
-            for i, each in enumerate(u):
-                values[i], gradients[i] = self.log_density_and_gradient(each)
-            return values, gradients
-        for rows, prior in self._batches(u):
-            value, gradient = self._by_batches(u[rows])
-            usable = np.isfinite(value)
-            values[rows] = np.where(usable, prior + value, -math.inf)
-            gradient = gradient + self.prior_gradient(u[rows])
-            gradients[rows] = np.where(usable[:, None], gradient, 0.0)
-        return values, gradients
+class FreePosterior(Density):
+    r"""A `LogPosterior` in coordinates x that know no bounds; picklable.
 
-    @torch.no_grad()
-    def _by_batches(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        r"""Log likelihoods (k,) and gradients (k, n_dims) of u (k, n_dims).
+    Where the bounds of a hyper-parameter cut its posterior off, Student-t proposals and paths of
+    Hamiltonian dynamics waste what they draw beyond. There (`felt`, (p,))
 
-        :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W`.
-        """
-        data, theta = self.data, self.data.X.new_tensor(u)
-        noise = self._noise_levels(theta)
-        K, pull = self._pairwise(theta[:, self._places])
-        L = self._factors(K, noise)
-        alpha = torch.cholesky_solve(data.y[:, None], L)  # (k, n, 1)
-        value = -0.5 * (data.y @ alpha)[:, 0] - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        value -= 0.5 * len(data.y) * math.log(2 * math.pi)
-        if data.weight is not None:
-            value += data.log_power(noise).sum(-1)
-        W = torch.cholesky_inverse(L).neg_().add_(alpha @ alpha.mT).mul_(0.5)
-        gradient = torch.zeros_like(theta)
-        gradient[:, self._places] = pull(W)
-        if self._noise_place is not None:
-            gradient[:, self._noise_place] = self._noise_gradient(
-                W.diagonal(dim1=-2, dim2=-1), noise
-            )
-        return value.cpu().numpy(), gradient.cpu().numpy()
+    .. math:: u_j = l_j + (h_j - l_j)\, \Phi(x_j), \qquad
+              \log p(x) = \log p(u) + \sum_j \log \big( (h_j - l_j)\, \phi(x_j) \big):
 
-    def _noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
-        """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
-        data = self.data
-        gradient = (diagonal * data.row_noise(noise)).sum(-1)
-        if data.weight is not None and data.scatter is not None:
-            gradient = gradient + 0.5 * (1 - data.weight + data.scatter / noise).sum(-1)
-        return gradient
+    a posterior that is flat between narrow bounds is standard normal in x, and one that rises
+    towards a bound has a smooth tail. Between equal bounds u is constant, and x standard normal
+    whatever the data. Other coordinates are u itself. `medians` and `prior_sd` are those of the
+    prior of x, roughly; `bounds` are left to coordinates that are u, which nothing comes near.
+    """
 
-    @torch.no_grad()
-    def _by_tiles(self, u: np.ndarray) -> tuple[float, np.ndarray]:
-        r"""The same with a closed form a tile, three n x n matrices in all.
+    def __init__(self, posterior: LogPosterior, felt: np.ndarray) -> None:
+        self.posterior, self._felt = posterior, felt
+        self.n_dims, self.data, self.batched = posterior.n_dims, posterior.data, posterior.batched
+        self._low = np.where(felt, posterior.bounds[:, 0], 0.0)
+        self._width = np.where(felt, posterior.bounds[:, 1] - self._low, 0.0)
+        free = np.array([-math.inf, math.inf])
+        self.bounds = np.where(felt[:, None], free, posterior.bounds)
+        self.medians = np.where(felt, 0.0, posterior.medians)
+        self.prior_sd = np.where(felt, 1.0, posterior.prior_sd)
 
-        :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W`.
-        """
-        data, theta = self.data, self.data.X.new_tensor(u)
-        L, noise = self._factor(theta)
-        alpha = torch.cholesky_solve(data.y[:, None], L)[:, 0]
-        value = self._value(L, data.y @ alpha, noise)
-        W = cho_inverse(L)
-        del L
-        W.neg_().addr_(alpha, alpha).mul_(0.5)
-        gradient = np.zeros(self.n_dims)
-        signal = weighted_gradient(self._signal, data.X, data.X, W, theta[self._places])
-        gradient[self._places] = signal.cpu().numpy()
-        if self._noise_place is not None:
-            gradient[self._noise_place] = float(self._noise_gradient(W.diagonal(), noise))
-        return value, gradient
+    def to_u(self, x: np.ndarray) -> np.ndarray:
+        """Logarithms of the hyper-parameters (..., p) at x (..., p)."""
+        within = self._low + np.minimum(self._width * ndtr(x), self._width)
+        return np.where(self._felt, within, x)
+
+    def to_x(self, u: np.ndarray) -> np.ndarray:
+        """x (..., p) at u (..., p); at the bounds three standard deviations from the middle."""
+        share = (u - self._low) / np.where(self._width > 0, self._width, 1.0)
+        inside = ndtri(np.where(self._width > 0, np.clip(share, 0.0, 1.0), 0.5))
+        return np.where(self._felt, np.clip(inside, -FARTHEST, FARTHEST), u)
+
+    def log_jacobian(self, x: np.ndarray) -> np.ndarray:
+        """Log-density of x less that of u, (...,)."""
+        moving = np.where(self._width > 0, self._width, 1.0)
+        each = np.log(moving) - 0.5 * x**2 - 0.5 * math.log(2 * math.pi)
+        return np.where(self._felt, each, 0.0).sum(-1)
+
+    def log_densities(self, x: np.ndarray) -> np.ndarray:
+        """Of x (k, p)."""
+        return self.posterior.log_densities(self.to_u(x)) + self.log_jacobian(x)
+
+    def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of x (k, p), by x."""
+        values, gradients = self.posterior.log_densities_and_gradients(self.to_u(x))
+        slope = self._width * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+        by_x = np.where(self._felt, gradients * slope - x, gradients)
+        return values + self.log_jacobian(x), by_x

@@ -8,19 +8,14 @@ import numpy as np
 
 from skgp.kernels import ActiveDims
 from skgp.kernels.spreads import robust_std
+from skgp.learning.posterior.defaults import NOISE_SHARE, PERIOD_SD, ROUNDING, SD
 from skgp.priors import LogNormal, Prior
-
-__all__ = ["default_priors", "element_names", "resolve_priors"]
-
-_DEFAULT_NOISE = 0.1  # of the variance of the targets
-_SD, _PERIOD_SD = 1.5, 0.1  # of the logarithms: a factor of 20 and one of 1.2 either way
-_ROUNDING = 1e-12  # relative to the values, below which a spread is none
 
 
 def default_priors(
     kernel: Any, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> tuple[Prior, ...]:
-    r"""Wide log-normal priors whose medians are the scales of the data.
+    r"""Wide log-normal priors (n_theta,) whose medians are the scales of the data.
 
     ==========================  ===========================================================
     variances of the signal     the variance of y
@@ -31,40 +26,23 @@ def default_priors(
     ==========================  ===========================================================
 
     Each has standard deviation 1.5 in the logarithm, but periods, which only the user knows, 0.1:
-    a likelihood has a mode for every period that divides the data nearly as well. Rows far from all
-    others do not count in the spread of a column.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-    sample_weight : ndarray of shape (n,), optional
-        A weight of 2 equals the row given twice.
-
-    Returns
-    -------
-    tuple of Prior
-        One for each element of ``kernel.theta``.
+    a likelihood has a mode for every period that divides the data nearly as well. Observations far
+    from all others do not count in the spread of a column.
     """
     X = np.asarray(X, dtype=float)
     mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
     # Rounding leaves a constant column a spread of about eps times its value.
-    spread = np.where(spread <= _ROUNDING * np.abs(mean), 1.0, spread)
-    mean_y, spread_y = _mean_and_spread(np.asarray(y, dtype=float), sample_weight)
-    variance = 1.0 if spread_y <= _ROUNDING * abs(mean_y) else float(spread_y**2)
+    spread = np.where(spread <= ROUNDING * np.abs(mean), 1.0, spread)
+    y = np.asarray(y, dtype=float)
+    mean_y = np.average(y, weights=sample_weight)
+    spread_y = np.sqrt(np.average((y - mean_y) ** 2, weights=sample_weight))
+    variance = 1.0 if spread_y <= ROUNDING * abs(mean_y) else float(spread_y**2)
     priors: list[Prior] = []
     for h in kernel.hyperparameters:
         if not h.fixed:
-            sd = _PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else _SD
+            sd = PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else SD
             priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, variance)]
     return tuple(priors)
-
-
-def _mean_and_spread(values: np.ndarray, weights: np.ndarray | None):
-    """Weighted mean and standard deviation along the first axis."""
-    mean = np.average(values, axis=0, weights=weights)
-    return mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
 
 
 def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
@@ -75,7 +53,7 @@ def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.
     if last == "constant_value":
         return np.full(n_elements, variance)
     if last == "noise_level":
-        return np.full(n_elements, _DEFAULT_NOISE * variance)
+        return np.full(n_elements, NOISE_SHARE * variance)
     # The length scale of a periodic kernel is an angle and not a distance.
     if last in ("length_scale", "sigma_0") and not hasattr(owner, "periodicity"):
         scale = spread if n_elements == len(spread) else np.sqrt(np.mean(spread**2))
@@ -97,16 +75,8 @@ def element_names(
 ) -> list[str]:
     """Name of each element of ``kernel.theta``: ``k1__k2__length_scale[0]``, say.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-    columns : sequence of str, optional
-        Names of the columns of X, which then stand in the brackets.
-    by_place : bool, default=False
-        Whether numbers stand there in any case.
+    In the brackets stand the names of the columns of X, where given, unless `by_place`.
 
-    Examples
-    --------
     >>> from sklearn.gaussian_process.kernels import RBF
     >>> element_names(RBF([1.0, 2.0]), ["pressure", "depth"])
     ['length_scale[pressure]', 'length_scale[depth]']
@@ -133,26 +103,12 @@ def resolve_priors(
 ) -> tuple[Prior, ...]:
     """One prior for each element of ``kernel.theta``, from what the user gave.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-    prior : None, Prior, sequence of Prior or dict
-        None: `default_priors`. One prior: the same for all. A sequence: one for each element of
-        ``kernel.theta``, or one for each free hyper-parameter. A dict: priors by the name of the
-        hyper-parameter, in full (``"k1__k2__length_scale"``) or its last part
-        (``"length_scale"``, wherever it occurs), one prior or one for each element, or of an
-        element, by its place or its column (``"length_scale[0]"``, ``"length_scale[depth]"``).
-        Elements come first, then full names; what is not named keeps the default.
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-    sample_weight : ndarray of shape (n,), optional
-        As `default_priors`.
-    columns : sequence of str, optional
-        Names of the columns of X.
-
-    Returns
-    -------
-    tuple of Prior
+    None: `default_priors`. One prior: the same for all. A sequence: one for each element of
+    ``kernel.theta``, or one for each free hyper-parameter. A dict: priors by the name of the
+    hyper-parameter, in full (``"k1__k2__length_scale"``) or its last part (``"length_scale"``,
+    wherever it occurs), one prior or one for each element, or of an element, by its place or its
+    column (``"length_scale[0]"``, ``"length_scale[depth]"``). Elements come first, then full names;
+    what is not named keeps the default.
 
     Raises
     ------

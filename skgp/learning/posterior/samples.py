@@ -1,44 +1,48 @@
-"""What every sampler of the posterior over hyper-parameters returns."""
+r"""Weighted samples of the posterior over hyper-parameters, and whether they stand for it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from skgp.samplers import stratified_resample
+from skgp.inference.mixture.gaussian_mixture import mixture_moments
+from skgp.inference.mixture.mixture import MixtureState
+from skgp.learning.posterior.defaults import (
+    DIVERGENT,
+    LARGE,
+    LEAST_SAMPLES,
+    MAX_R_HAT,
+    MEAN_TOL,
+    MOST_SAMPLES,
+    PROBE_ROWS,
+    STD_TOL,
+    UNSOLVED,
+    WORST_BANK_ERROR,
+)
+from skgp.samplers import SEGMENT, LangevinResult, ess_tail, stratified_resample
 
-__all__ = ["PosteriorSamples", "single_sample"]
+STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
 
 
 @dataclass(frozen=True)
 class PosteriorSamples:
     """Weighted samples of u, the logarithms of the hyper-parameters.
 
-    Attributes
-    ----------
-    u : ndarray of shape (s, p)
-    weights : ndarray of shape (s,)
-        Of sum one.
-    chain : ndarray of int, shape (s,)
-        Which chain a sample belongs to; the round, for importance sampling. Chains of which more
-        than a tenth of the paths diverged are left out, unless all did.
-    log_posterior : ndarray of shape (s,)
-        Up to the evidence, nats.
-    map_ : ndarray of shape (p,)
-        The mode.
-    diagnostics : dict
-        "sampler", "converged" and "problems", a list of sentences, empty where converged;
-        "ess" (effective number of samples, the least over coordinates, bulk and tail),
-        "ess_spread" (the same for variances), "n_likelihoods", "n_gradients", "n_modes" and
-        "log_evidence"; for importance sampling "pareto_k" and "n_rounds"; for HMC "r_hat",
-        "ess_bulk" and "ess_tail" (p,), "acceptance", "n_divergent" and "step_size" (n_chains,).
+    `diagnostics` holds "sampler", "converged" and "problems", a list of sentences, empty where
+    converged; "ess" (effective number of samples, the least over coordinates, bulk and tail),
+    "ess_spread" (the same for variances), "n_likelihoods", "n_gradients", "n_modes" and
+    "log_evidence"; for importance sampling "pareto_k" and "n_rounds"; for chains "r_hat",
+    "ess_bulk" and "ess_tail" (p,), "acceptance", "n_divergent" and "step_size" (n_chains,).
     """
 
-    u: np.ndarray
-    weights: np.ndarray
+    u: np.ndarray  # (s, p)
+    weights: np.ndarray  # (s,), of sum one
+    #: (s,), which chain a sample belongs to; the round, for importance sampling. Chains of which
+    #: more than a tenth of the paths diverged are left out, unless all did.
     chain: np.ndarray
-    log_posterior: np.ndarray
-    map_: np.ndarray
+    log_posterior: np.ndarray  # (s,), up to the log marginal likelihood, nats
+    map_: np.ndarray  # (p,), the mode
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def mean(self) -> np.ndarray:
@@ -61,3 +65,143 @@ def single_sample(u: np.ndarray, log_density: float, diagnostics: dict) -> Poste
     return PosteriorSamples(
         u[None], np.ones(1), np.zeros(1, int), np.array([log_density]), u, diagnostics
     )
+
+
+def outcome(sampler: str, problems: list[str], **entries: Any) -> dict[str, Any]:
+    """Diagnostics with the entries that all have."""
+    common = {"ess": math.nan, "n_likelihoods": 0, "log_evidence": math.nan} | entries
+    return {"sampler": sampler, "converged": not problems, "problems": problems} | common
+
+
+def iterations_between_calls(n: int) -> int:
+    """How often samplers call back for n rows, so that a stop takes seconds and not minutes."""
+    return max(1, int(SEGMENT * min(1.0, (LARGE / n) ** 2)))
+
+
+# ---- problems, each with a remedy
+
+
+def too_few(of_what: str, ess: np.ndarray | float, wanted: float) -> list[str]:
+    """Whether the least ESS is less than wanted."""
+    least = float(np.min(ess))
+    if least >= wanted:
+        return []
+    number = f"{least:.0f} of {wanted:g} wanted"
+    return [f"the effective number of samples{of_what} is {number}; raise n_samples"]
+
+
+def mixing_problems(r_hat: np.ndarray, ess: np.ndarray, target_ess: float) -> list[str]:
+    """Whether R-hat and ESS (p,) of chains are not as they should be, each with a remedy."""
+    problems, worst = [], float(np.max(r_hat))
+    if not worst <= MAX_R_HAT:
+        problems.append(f"R-hat is {worst:.3f}, above {MAX_R_HAT}; raise n_samples or n_warmup")
+    return problems + too_few("", ess, target_ess)
+
+
+def chain_problems(
+    found: LangevinResult, sampler: str, target_ess: float, bank_error: float
+) -> list[str]:
+    """What keeps the chains from being trusted, each with a remedy."""
+    problems = mixing_problems(found.r_hat, found.ess, target_ess)
+    some = np.flatnonzero(found.n_astray > DIVERGENT * found.points.shape[1])
+    if len(some):
+        left_out = np.flatnonzero(found.astray).tolist()
+        problems.append(
+            f"more than {DIVERGENT:.0%} of the iterations of chains {some.tolist()} left the "
+            "bounds or met gradients out of proportion"
+            + (f" (left out: {left_out})" if left_out else "")
+            + "; use priors that keep off the bounds, or more rows"
+        )
+    if found.floored > 0:
+        problems.append(
+            f"the noise of the gradients, {found.noise_ratio:.2g} times the posterior's precision, "
+            "is more than the steps can make up for; raise n_probes or the preconditioner's rank"
+        )
+    if bank_error > WORST_BANK_ERROR:
+        problems.append(
+            "the mean gradient at the mode is so noisy that it shifts the samples by up to "
+            f"{math.sqrt(bank_error):.2f} standard deviations; raise n_probes or the "
+            "preconditioner's rank"
+        )
+    if sampler == "sgld" and not found.frozen:
+        worst = float(np.max(found.criterion))
+        measured = "was not measured" if math.isnan(worst) else f"is {worst:.2g}, above 0.002"
+        problems.append(
+            f"criterion (7), the gradient's noise over that injected, {measured}: the step size "
+            'was never held; raise n_samples, or use sampler="langevin"'
+        )
+    n_unsolved = sum(memory.n_unsolved for memory in found.memories if memory)
+    share = n_unsolved / max(1, found.n_gradients)  # none where all steps left the bounds
+    if share > UNSOLVED:
+        problems.append(
+            f"{share:.0%} of the gradients are biased, their linear systems not solved within the "
+            "allowed iterations; raise the preconditioner's rank"
+        )
+    return problems
+
+
+def samples_of_chains(
+    found: LangevinResult, sampler: str, mode: np.ndarray, problems: list[str], **entries: Any
+) -> PosteriorSamples:
+    """The chains that have not gone astray as samples; `entries` are further diagnostics."""
+    kept = np.flatnonzero(~found.astray)
+    points = found.points[kept]  # (c, n_drawn, p)
+    n_drawn, p = points.shape[1:]
+    n_products = sum(memory.n_products for memory in found.memories if memory)
+    diagnostics = outcome(
+        sampler,
+        problems,
+        ess=float(found.ess.min()),
+        ess_bulk=found.ess,
+        ess_tail=np.array([ess_tail(column) for column in points.transpose(2, 0, 1)]),
+        r_hat=found.r_hat,
+        acceptance=found.acceptance,
+        n_divergent=found.n_astray,
+        step_size=found.step_size,
+        noise_ratio=found.noise_ratio,
+        n_iter_cg=n_products / max(1, found.n_gradients),
+        **entries,
+    )
+    if sampler == "sgld":
+        diagnostics["criterion"] = found.criterion
+    return PosteriorSamples(
+        points.reshape(-1, p),
+        found.weights[kept].ravel(),
+        np.repeat(kept, n_drawn),
+        np.full(len(kept) * n_drawn, math.nan),
+        mode,
+        diagnostics,
+    )
+
+
+def probe_rows(X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Points half way between pairs of rows of X (n, d), and rows with their columns shuffled."""
+    pairs = rng.integers(len(X), size=(2, PROBE_ROWS))
+    shuffled = [column[rng.integers(len(X), size=PROBE_ROWS)] for column in X.T]
+    return np.concatenate([X[pairs].mean(axis=0), np.column_stack(shuffled)])
+
+
+def samples_needed(pilot: MixtureState, X: np.ndarray) -> int:
+    r"""Samples, from 8 to 64, that predict to 0.03 standard deviations and 2% of these at X (t, d).
+
+    S equally weighted samples give the moments of the mixture up to
+
+    .. math:: \frac{\mathrm{sd}(\hat m)}{\sigma} = \sqrt{\frac{V_s[m_s]}{S \sigma^2}}, \qquad
+              \frac{\mathrm{sd}(\hat \sigma)}{\sigma}
+              = \frac{1}{2 \sigma^2} \sqrt{\frac{V_s[v_s + (m_s - m)^2]}{S}},
+
+    with :math:`m_s, v_s` the moments of an observation under each sample and :math:`m, \sigma^2`
+    those of the mixture: root mean squares over the rows of X, of the few samples of a pilot.
+    """
+    mean, var = pilot.component_moments(X)  # (S, t)
+    var = var + pilot.noise[:, None]
+    centre, total = mixture_moments(pilot.weights, mean, var)
+    spread = pilot.weights @ (mean - centre) ** 2
+    energies = var + (mean - centre) ** 2
+    uneven = pilot.weights @ (energies - total) ** 2
+    of_mean = np.mean(spread / total) / MEAN_TOL**2
+    of_std = np.mean(uneven / (4 * total**2)) / STD_TOL**2
+    # The pilot's own variances are low by one of its effective samples.
+    worth = 1 / float((pilot.weights**2).sum())
+    needed = max(of_mean, of_std) * worth / max(1.0, worth - 1)
+    return int(np.clip(math.ceil(needed), LEAST_SAMPLES, MOST_SAMPLES))

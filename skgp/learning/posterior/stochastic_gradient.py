@@ -25,75 +25,56 @@ References
    Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE).
 """
 
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels import gram_diag, gram_tile, split_noise, stationary
+from skgp.inference.mixture.mixture import nystrom_root
+from skgp.inference.pathwise import pivoted_factor
+from skgp.kernels import split_noise, stationary
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import theta_places
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
+from skgp.learning.posterior.defaults import ANCHOR_TOL, BANK, WIDE_PROBES
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.preconditioners import (
-    LowRankPreconditioner,
-    rp_cholesky,
-    without_subnormals,
-)
-from skgp.linalg.ulisse import UlisseResult, ulisse
+from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
+from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
+from skgp.linalg.ulisse import ulisse
 
-__all__ = ["GradientEstimate", "Probes", "StochasticGradient"]
-
-_JITTER = {torch.float32: 1e-5, torch.float64: 1e-8}  # of K_mm, relative to its mean diagonal
+Tell = Callable[[dict], None]
+SEEDS = 2**31 - 1  # mathematical
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Standard noise from which the probes of any u are made.
+class Probes(NamedTuple):
+    """Standard noise from which the probes of any u are made."""
 
-    Attributes
-    ----------
-    e1 : Tensor of shape (n_probes, rank)
-    e2 : Tensor of shape (n_probes, n)
-    """
-
-    e1: Tensor
-    e2: Tensor
+    e1: Tensor  # (n_probes, rank)
+    e2: Tensor  # (n_probes, n)
 
 
-@dataclass(frozen=True)
-class GradientEstimate:
-    """Outcome of :meth:`StochasticGradient.estimate`.
+class GradientEstimate(NamedTuple):
+    """Outcome of :meth:`StochasticGradient.estimate`."""
 
-    Attributes
-    ----------
-    gradient : ndarray of shape (n_dims,)
-        Of the log posterior, prior included, by u.
-    n_iter : int
-        Products with the kernel matrix.
-    residual : float
-        Largest relative residual of the plain iterates.
-    truncated : bool
-        Whether a coin ended a solution.
-    converged : bool
-        False where the estimate is biased, see :func:`~skgp.linalg.ulisse.ulisse`.
-    warm : Tensor of shape (n,)
-        Plain iterate for :math:`A^{-1} y`, to start from at the next u.
-    """
-
-    gradient: np.ndarray
-    n_iter: int
-    residual: float
-    truncated: bool
-    converged: bool
-    warm: Tensor
+    gradient: np.ndarray  # (n_dims,), of the log posterior, prior included, by u
+    n_iter: int  # products with the kernel matrix
+    converged: bool  # False where the estimate is biased, see `ulisse`
+    warm: Tensor  # (n,), plain iterate for A^-1 y, to start from at the next u
 
 
 class StochasticGradient:
     r"""Estimator of the gradient of a :class:`LogPosterior`, which is used for its prior alone.
+
+    An estimate forms the kernel matrix once, multiplies it ``n_iter`` times by ``n_probes + 1``
+    rows, and passes over half of it for the gradients; ``O(n^2 (d + n_iter n_probes) + n r^2)``.
+    Memory ``n^2`` numbers where stored, and about ``6 n r``.
 
     Parameters
     ----------
@@ -103,21 +84,10 @@ class StochasticGradient:
     n_probes : int, default=4
     dtype : torch.dtype, default=torch.float32
         Of kernel matrix and solutions; pivots and small matrices are float64.
-    stop, tol, roulette, beta, max_iter
-        As :func:`~skgp.linalg.ulisse.ulisse`.
     memory_budget : float, default=4e9
         Bytes of the kernel matrix; recomputed at every product where it does not fit.
-
-    Attributes
-    ----------
-    operator : RowOperator
-        Kernel matrix at the last u.
-
-    Notes
-    -----
-    An estimate forms the kernel matrix once, multiplies it ``n_iter`` times by ``n_probes + 1``
-    rows, and passes over half of it for the gradients; ``O(n^2 (d + n_iter n_probes) + n r^2)``.
-    Memory ``n^2`` numbers where stored, and about ``6 n r``.
+    **solver
+        ``stop, tol, roulette, beta, max_iter`` of :func:`~skgp.linalg.ulisse.ulisse`.
     """
 
     def __init__(
@@ -127,17 +97,11 @@ class StochasticGradient:
         rank: int = 100,
         n_probes: int = 4,
         dtype: torch.dtype = torch.float32,
-        stop: float = 0.03,
-        tol: float | None = None,
-        roulette: str = "adaptive",
-        beta: float = 1.0,
-        max_iter: int = 500,
         memory_budget: float = 4e9,
+        **solver: Any,
     ) -> None:
         self.posterior, self.rank, self.n_probes = posterior, rank, n_probes
-        self.solver = {
-            "stop": stop, "tol": tol, "roulette": roulette, "beta": beta, "max_iter": max_iter
-        }  # fmt: skip
+        self.solver = {"stop": 0.03, "max_iter": 500} | solver
         kernel, data = posterior.kernel, posterior.data
         self._signal, _ = split_noise(kernel)
         self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
@@ -148,8 +112,6 @@ class StochasticGradient:
         self._y = data.y.to(dtype)
         self._pivots = torch.empty(0, dtype=torch.int64, device=self._y.device)
 
-    # ---------------------------------------------------------------- preconditioner and probes
-
     def choose_pivots(self, u: np.ndarray, generator: torch.Generator) -> int:
         """Draw the pivots of the preconditioner at u (n_dims,); how many there are, up to `rank`.
 
@@ -158,12 +120,7 @@ class StochasticGradient:
         if self.rank > 0:
             kernel = self._signal.clone_with_theta(np.asarray(u)[self._places])
             X = self.posterior.data.X
-            self._pivots = rp_cholesky(
-                lambda index: gram_tile(kernel, X, X[index]),
-                gram_diag(kernel, X),
-                self.rank,
-                generator=generator,
-            ).pivots
+            self._pivots = pivoted_factor(kernel, X, self.rank, generator=generator).pivots
         return len(self._pivots)
 
     def draw_probes(self, generator: torch.Generator, n_probes: int | None = None) -> Probes:
@@ -176,101 +133,54 @@ class StochasticGradient:
         e2 = torch.randn(k, len(self._y), generator=generator, dtype=torch.float32)
         return Probes(e1.to(self._y), e2.to(self._y))
 
-    # ------------------------------------------------------------------------------ the estimate
-
     @torch.no_grad()
     def estimate(
         self,
-        u: np.ndarray,
-        probes: Probes,
-        generator: torch.Generator,
+        u: np.ndarray,  # (n_dims,)
+        probes: Probes,  # unbiased if drawn anew, or the same for several u
+        generator: torch.Generator,  # of the coins of ULISSE
         *,
-        warm: Tensor | None = None,
-        stop: float | None = None,
-        tol: float | None = None,
+        warm: Tensor | None = None,  # (n,), of an estimate nearby
+        **solver: Any,  # instead of those of the field; stop=0, tol=1e-4 flips no coins
     ) -> GradientEstimate:
-        """Gradient of the log posterior at u (n_dims,).
-
-        Parameters
-        ----------
-        u : ndarray of shape (n_dims,)
-        probes : Probes
-            Of :meth:`draw_probes`; unbiased if they are drawn anew, or the same for several u.
-        generator : torch.Generator
-            Of the coins of ULISSE.
-        warm : Tensor of shape (n,), optional
-            Of an estimate nearby.
-        stop, tol : float, optional
-            Instead of those of the constructor; ``stop=0, tol=1e-4`` solves without coins.
-
-        Returns
-        -------
-        GradientEstimate
-
-        Warns
-        -----
-        NumericalWarning
-            As :func:`~skgp.linalg.ulisse.ulisse`.
-        """
+        """Gradient of the log posterior at u; a NumericalWarning as :func:`ulisse`."""
         u = np.asarray(u, dtype=float)
-        theta, noise = self._split(u)
+        theta, place = self.posterior.data.X.new_tensor(u), self._noise_place
+        noise = theta.new_tensor(self._fixed_noise) if place is None else theta[place].exp()
+        theta = theta[self._places]
         self.operator.set_theta(theta)
-        D = self.posterior.data.row_noise(noise).to(self._y)
+        D = self.posterior.data.row_noise(noise).to(self._y)  # (n,)
         nystrom = _Nystrom(self._signal, theta, self._pivots, self.operator)
         P = LowRankPreconditioner(nystrom.factor, D)
-        z, v = P.probes(probes.e1, probes.e2)
-        settings = self.solver | {k: x for k, x in (("stop", stop), ("tol", tol)) if x is not None}
-        solved = self._solve(z, D, P, warm, generator, settings)
-        # One row for the quadratic form, and one for each probe: g = sum_c U_c' dA V_c.
-        U = torch.cat([solved.solution[:1] / 2, solved.solution[1:] / (-2 * len(z))])
-        V = torch.cat([solved.second, v])
-        X = self.operator.inputs
-        signal = bilinear_gradient(self._signal, X, U.to(X), V.to(X), theta)
-        of_noise = (U * V).double().sum(0)
-        signal_P, of_noise_P = nystrom.control(P, v)
-        gradient = self._join(signal - signal_P, of_noise - of_noise_P, noise)
-        return GradientEstimate(
-            gradient + self.posterior.prior_gradient(u),
-            solved.n_iter,
-            float(solved.residual.max()),
-            any(solved.truncated),
-            solved.converged,
-            solved.iterate[0].clone(),
-        )
-
-    def _split(self, u: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Theta of the signal, and the variance of the noise."""
-        theta = self.posterior.data.X.new_tensor(u)
-        place = self._noise_place
-        noise = theta.new_tensor(self._fixed_noise) if place is None else theta[place].exp()
-        return theta[self._places], noise
-
-    def _solve(self, z, D, P, warm, generator, settings) -> UlisseResult:
+        z, v = P.probes(*probes)  # (N, n): of covariance P, and P^-1 z
         B = torch.cat([self._y[None], z])
         start = torch.zeros_like(B)
         if warm is not None:
             start[0] = warm
-        return ulisse(
+        solved = ulisse(
             lambda V: self.operator.matmul(V) + V * D,
             B,
             generator=generator,
             preconditioner=P,
             start=start,
-            n_paired=1,
-            **settings,
+            n_paired=1,  # section 4.1: two draws of A^-1 y
+            **self.solver | solver,
         )
-
-    def _join(self, signal: Tensor, of_noise: Tensor, noise: Tensor) -> np.ndarray:
-        """Gradient by u from that by the signal's theta and that by each entry of D, (n,)."""
-        gradient = np.zeros(self.posterior.n_dims)
-        gradient[self._places] = signal.cpu().numpy()
-        if self._noise_place is not None:
-            data = self.posterior.data
-            total = (of_noise * data.row_noise(noise)).sum()
-            if data.weight is not None and data.scatter is not None:
-                total = total + 0.5 * (1 - data.weight + data.scatter / noise).sum()
-            gradient[self._noise_place] = float(total)
-        return gradient
+        # One row for the quadratic form, and one for each probe: g = sum_c U_c' dA V_c.
+        U = torch.cat([solved.solution[:1] / 2, solved.solution[1:] / (-2 * len(z))])
+        V = torch.cat([solved.second, v])
+        X = self.operator.inputs
+        signal = bilinear_gradient(self._signal, X, U.to(X), V.to(X), theta)
+        of_noise = (U * V).double().sum(0)  # (n,)
+        signal_P, of_noise_P = nystrom.control(P, v)
+        gradient = self.posterior.prior_gradient(u)
+        gradient[self._places] += (signal - signal_P).cpu().numpy()
+        if place is not None:
+            by_noise = self.posterior.noise_gradient(of_noise - of_noise_P, noise)
+            gradient[place] += float(by_noise)
+        return GradientEstimate(
+            gradient, solved.n_iter, solved.converged, solved.iterate[0].clone()
+        )
 
 
 class _Nystrom:
@@ -279,10 +189,7 @@ class _Nystrom:
     def __init__(self, kernel, theta: Tensor, pivots: Tensor, operator: RowOperator):
         X = operator.inputs
         self._kernel, self._theta, self._X, self._M = kernel, theta, X, X[pivots]
-        K = gram_tile(kernel, self._M.double(), self._M.double(), theta)
-        if len(K):
-            K.diagonal().add_(_JITTER[operator.dtype] * K.diagonal().mean())
-        L = jittered_cholesky(K).factor
+        L = nystrom_root(kernel, self._M.double(), theta, operator.dtype)
         eye = torch.eye(len(L)).to(L)
         #: Inverse of L_m, (r, r) in float64.
         self._inverse_root = torch.linalg.solve_triangular(L, eye, upper=False)
@@ -296,11 +203,7 @@ class _Nystrom:
         :math:`\operatorname{tr}(S \dot P) = 2 \langle G, \dot K_{mx} \rangle
         - \langle G B^T, \dot K_{mm} \rangle + \langle \operatorname{diag} S, \dot D \rangle`.
 
-        Returns
-        -------
-        signal : Tensor of shape (n_theta,)
-        of_noise : Tensor of shape (n,)
-            By the entries of D. Both in float64.
+        By the signal's theta, (n_theta,), and by the entries of D, (n,); both in float64.
         """
         of_noise = 0.5 * (P.inverse_diag() - v.double().square().mean(0))
         if len(self._M) == 0:
@@ -313,3 +216,171 @@ class _Nystrom:
         signal = weighted_gradient(self._kernel, M, X, G.to(X), self._theta)
         signal -= 0.5 * weighted_gradient(self._kernel, M, M, GB.to(X), self._theta)
         return signal, of_noise
+
+
+# ---- gradients less what their noise has in common with an anchor
+
+
+def wide_estimates(
+    field: StochasticGradient,
+    u: np.ndarray,
+    n_probes: int,
+    generator: torch.Generator,
+    *,
+    tol: float,
+    warm: Tensor | None = None,
+) -> Iterator[tuple[GradientEstimate, int]]:
+    """Estimates at u (n_dims,) without coins, and how many probes each has: `n_probes` in all.
+
+    What an estimate takes beside its linear systems does not depend on the number of probes, and a
+    product with the kernel matrix is bound by memory up to some dozens of rows: for the mean at one
+    place, estimates of 64 probes are several times as fast as those of four.
+    """
+    while n_probes > 0:
+        size = min(WIDE_PROBES, n_probes)
+        n_probes -= size
+        at = field.estimate(
+            u, field.draw_probes(generator, size), generator, warm=warm, stop=0.0, tol=tol
+        )
+        warm = at.warm
+        yield at, size
+
+
+@dataclass(frozen=True)
+class Anchor:
+    r"""Control variate between u and an anchor :math:`u_0`, over a bank of B probes.
+
+    .. math:: G(u) = \hat g(u, e_k) - \hat g(u_0, e_k) + \bar g(u_0),
+              \qquad k \text{ uniform on } 1 \dots B .
+
+    The same probes at both points: what is left of their noise falls with the distance to the
+    anchor. :math:`\bar g` is the mean over the probes of the bank and, where these are too few,
+    over others; it errs in the same way at all u.
+    """
+
+    bank: list[Probes]
+    gradients: np.ndarray  # (B, p), there
+    mean: np.ndarray  # (p,)
+    mean_covariance: np.ndarray  # (p, p), of its error
+    warm: Tensor  # (n,)
+    n_gradients: int  # spent there
+
+    def estimate(
+        self,
+        field: StochasticGradient,
+        u: np.ndarray,
+        entry: int,
+        generator: torch.Generator,
+        warm: Tensor | None = None,
+    ) -> GradientEstimate:
+        """Gradient at u (p,) with an entry of the bank."""
+        start = self.warm if warm is None else warm
+        at = field.estimate(u, self.bank[entry], generator, warm=start)
+        return at._replace(gradient=at.gradient - self.gradients[entry] + self.mean)
+
+
+def make_anchor(
+    field: StochasticGradient,  # with its pivots chosen; they must stay
+    u: np.ndarray,  # (p,)
+    generator: torch.Generator,
+    *,
+    n_entries: int = BANK,  # B, of `field.n_probes` probes each: n + rank numbers a probe
+    n_probes: int = 0,  # of the mean, at least; those of the bank are among them
+    tol: float = ANCHOR_TOL,
+    tell: Tell | None = None,  # tell({"n_at_anchor": int}) after each gradient
+) -> Anchor:
+    """Exact gradients of a new bank at u, and others for the mean."""
+    bank = [field.draw_probes(generator) for _ in range(n_entries)]
+    warm: Tensor | None = None
+    gradients: list[np.ndarray] = []
+    sizes: list[int] = []
+
+    def estimates() -> Iterator[tuple[GradientEstimate, int]]:
+        for probes in bank:
+            at = field.estimate(u, probes, generator, warm=warm, stop=0.0, tol=tol)
+            yield at, field.n_probes
+        others = n_probes - n_entries * field.n_probes
+        yield from wide_estimates(field, u, others, generator, tol=tol, warm=warm)
+
+    for at, size in estimates():
+        warm = at.warm
+        gradients.append(at.gradient)
+        sizes.append(size)
+        if tell is not None:
+            tell({"n_at_anchor": len(gradients)})
+    of_bank = np.array(gradients[:n_entries])
+    noise = np.atleast_2d(np.cov(of_bank, rowvar=False))
+    return Anchor(
+        bank,
+        of_bank,
+        np.average(gradients, axis=0, weights=sizes),
+        noise * field.n_probes / sum(sizes),
+        at.warm,
+        len(gradients),
+    )
+
+
+# ---- gradients as samplers ask for them
+
+
+@dataclass
+class Memory:
+    """What a chain remembers of its gradients."""
+
+    warm: Tensor | None = None
+    n_products: int = 0
+    n_unsolved: int = 0
+    entry: int = -1
+    probes: Probes | None = None
+
+
+class SampledGradient:
+    """A :class:`~skgp.samplers.NoisyGradient`; picklable.
+
+    A sampler names a realisation of the noise by a number, an entry of the bank of an anchor or a
+    seed of probes, so that it can ask for the same one at several places. Each thread has a field
+    of its own, since that holds the kernel matrix of its last u.
+    """
+
+    def __init__(self, field: StochasticGradient, anchor: Anchor | None = None) -> None:
+        self.field, self.anchor = field, anchor
+        self.n_entries = SEEDS if anchor is None else len(anchor.bank)
+        self._own = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._own = threading.local()
+
+    def __call__(
+        self, u: np.ndarray, entry: int, rng: np.random.Generator, memory: Memory | None
+    ) -> tuple[np.ndarray, Memory]:
+        """Gradient (p,), NaN where the kernel matrix is singular, and what to remember."""
+        memory = Memory() if memory is None else memory
+        coins = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)  # counted instead
+                at = self._estimate(u, entry, coins, memory)
+        except (NotPositiveDefiniteError, torch.linalg.LinAlgError):
+            return np.full(len(u), np.nan), memory
+        memory.warm = at.warm if bool(torch.isfinite(at.warm).all()) else None
+        memory.n_products += at.n_iter
+        memory.n_unsolved += not at.converged
+        return at.gradient, memory
+
+    def _estimate(
+        self, u: np.ndarray, entry: int, coins: torch.Generator, memory: Memory
+    ) -> GradientEstimate:
+        if not hasattr(self._own, "field"):
+            self._own.field = copy.copy(self.field)
+            self._own.field.operator = copy.copy(self.field.operator)  # leaves its matrix behind
+        field = self._own.field
+        if self.anchor is not None:
+            return self.anchor.estimate(field, u, entry, coins, memory.warm)
+        if memory.entry != entry:
+            memory.probes = field.draw_probes(torch.Generator().manual_seed(entry))
+            memory.entry = entry
+        return field.estimate(u, memory.probes, coins, warm=memory.warm)

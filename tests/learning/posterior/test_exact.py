@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
 from skgp.learning.posterior import exact
+from skgp.learning.posterior import samples as samples_module
 from skgp.learning.posterior.exact import sample_exact
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import default_priors
@@ -130,7 +131,7 @@ def test_sample_exact_says_what_fell_short(sampler):
 
 
 def test_calls_are_more_frequent_the_more_rows():
-    every = [exact.iterations_between_calls(n) for n in (10, 1000, 2000, 5000, 10**6)]
+    every = [samples_module.iterations_between_calls(n) for n in (10, 1000, 2000, 5000, 10**6)]
     assert every == [25, 25, 6, 1, 1]
 
 
@@ -148,7 +149,8 @@ def test_many_rows_call_back_more_often(sampler, monkeypatch):
         return found, sum(told)
 
     few, seldom = run()
-    monkeypatch.setattr(exact, "_LARGE", 1)
+    monkeypatch.setattr(exact, "LARGE", 1)
+    monkeypatch.setattr(samples_module, "LARGE", 1)
     many, often = run()
     assert often >= 4 * seldom > 0
     assert_same(few.u, many.u)

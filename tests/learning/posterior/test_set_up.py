@@ -11,22 +11,15 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior import polish as polish_module
+from skgp.learning.posterior import mode_search, modes
 from skgp.learning.posterior import set_up as set_up_module
-from skgp.learning.posterior import starts as starts_module
-from skgp.learning.posterior.anchored_gradient import AnchoredGradient
-from skgp.learning.posterior.laplace import laplace_approximation
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.polish import (
-    FixedProbeGradient,
-    _Search,
-    find_mode_stochastically,
-    polish,
-)
+from skgp.learning.posterior.mode_search import FixedProbeGradient, ModeSearch
+from skgp.learning.posterior.modes import NeighborPosterior, find_start, laplace_modes
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.set_up import measure_curvature, set_up
-from skgp.learning.posterior.starts import NeighborPosterior, find_start
-from skgp.learning.posterior.stochastic_gradient import StochasticGradient
+from skgp.learning.posterior.set_up import first_gradient, measure_curvature, set_up
+from skgp.learning.posterior.stochastic_gradient import StochasticGradient, make_anchor
+from skgp.optim.stopping import StopRecorder
 from tests.same import assert_same
 
 F64 = {"dtype": torch.float64}
@@ -47,34 +40,44 @@ def make_posterior(n=150, ard=True, seed=0, bounds=(1e-5, 1e5)):
 @pytest.fixture
 def few_joint_rows(monkeypatch):
     """Small problems that do not end with the rows taken jointly."""
-    monkeypatch.setattr(starts_module, "_SUBSET", 30)
-    monkeypatch.setattr(starts_module, "_N_NEIGHBORS", 8)
+    monkeypatch.setattr(modes, "JOINT_ROWS", 30)
+    monkeypatch.setattr(modes, "N_NEIGHBORS", 8)
+
+
+def set_up_for(posterior, seed=1, rank="auto", max_iter=25, callback=None, **of_field):
+    field = StochasticGradient(posterior, **of_field)
+    rng = np.random.default_rng(seed)
+    return set_up(field, rng=rng, rank=rank, max_iter=max_iter, callback=callback)
 
 
 @cache
 def exact(posterior):
-    return laplace_approximation(posterior, rng=np.random.default_rng(0))
+    return laplace_modes(posterior, rng=np.random.default_rng(0))[0]
 
 
 def whitened(posterior, mode, covariance):
     """Distance from the exact mode (p,) and eigenvalues of the covariance, in exact coordinates."""
     root = np.linalg.cholesky(np.linalg.inv(exact(posterior).covariance))
-    error = root.T @ (mode - exact(posterior).mode)
+    error = root.T @ (mode - exact(posterior).u)
     return error, np.linalg.eigvalsh(root.T @ covariance @ root)
 
 
 def make_gradient(posterior, generator, rank=20, max_rank=50):
     field = StochasticGradient(posterior, rank=rank, dtype=torch.float64)
     gradient = FixedProbeGradient(field, generator, max_rank)
-    gradient.redraw(exact(posterior).mode, rank)
+    gradient.redraw(exact(posterior).u, rank)
     return gradient
+
+
+def search_from(gradient, u, metric):
+    return ModeSearch(gradient, u, metric).run(25, StopRecorder(None))
 
 
 @pytest.mark.parametrize("ard", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_set_up_finds_the_exact_mode_and_curvature(ard, dtype, few_joint_rows):
     posterior = make_posterior(ard=ard)
-    found = set_up(posterior, rng=np.random.default_rng(1), dtype=dtype)
+    found = set_up_for(posterior, dtype=dtype)
     assert found.converged and found.problems == []
     error, scales = whitened(posterior, found.mode, found.covariance)
     assert np.abs(error).max() < 0.1
@@ -84,12 +87,11 @@ def test_set_up_finds_the_exact_mode_and_curvature(ard, dtype, few_joint_rows):
 
 def test_set_up_leaves_a_field_that_makes_an_anchored_gradient(few_joint_rows, generator):
     posterior = make_posterior()
-    found = set_up(posterior, rng=np.random.default_rng(1), n_probes=3, roulette="paper", **F64)
+    found = set_up_for(posterior, n_probes=3, roulette="paper", **F64)
     field = pickle.loads(pickle.dumps(found.field))
     assert field.n_probes == 3 and field.solver["roulette"] == "paper"
     assert field.solver["max_iter"] == StochasticGradient(posterior).solver["max_iter"]
-    anchored = AnchoredGradient(field, found.mode, generator, n_entries=16)
-    assert anchored.converged
+    anchored = make_anchor(field, found.mode, generator, n_entries=16)
     root = np.linalg.cholesky(found.covariance)
     noise = np.linalg.eigvalsh(root.T @ (16 * anchored.mean_covariance) @ root)[-1]
     assert 0.2 < noise / found.noise < 5
@@ -105,12 +107,12 @@ def test_set_up_counts_its_gradients(few_joint_rows, monkeypatch):
         return estimate(*args, **kwargs)
 
     monkeypatch.setattr(StochasticGradient, "estimate", counted)
-    found = set_up(make_posterior(), rng=np.random.default_rng(1), **F64)
+    found = set_up_for(make_posterior(), **F64)
     assert found.n_gradients == len(calls) > 20
 
 
 def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
-    first, second = (set_up(make_posterior(), rng=np.random.default_rng(3)) for _ in range(2))
+    first, second = (set_up_for(make_posterior(), 3) for _ in range(2))
     assert_same(first.mode, second.mode)
     assert_same(first.covariance, second.covariance)
     assert first.field.rank == second.field.rank
@@ -118,11 +120,11 @@ def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
 
 def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
     """More noise is let through, and more probes make up for it in the mode."""
-    monkeypatch.setattr(polish_module, "_FIRST_RANK", 5)
+    monkeypatch.setattr(set_up_module, "FIRST_RANK", 5)
     posterior = make_posterior()
-    few = set_up(posterior, rng=np.random.default_rng(1), **F64)
-    monkeypatch.setattr(set_up_module, "_MANY", 100)
-    many = set_up(posterior, rng=np.random.default_rng(1), **F64)
+    few = set_up_for(posterior, **F64)
+    monkeypatch.setattr(set_up_module, "MANY", 100)
+    many = set_up_for(posterior, **F64)
     assert few.noise < 0.16 < many.noise < 0.5 and many.field.rank < few.field.rank
     assert np.abs(whitened(posterior, many.mode, many.covariance)[0]).max() < 0.15
 
@@ -130,7 +132,7 @@ def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
 def test_mean_gradient_counts_each_probe_once(generator, monkeypatch):
     """Those given, of 4 probes each, and others up to what is wanted."""
     gradient = make_gradient(make_posterior(), generator)
-    u, given, seen = exact(make_posterior()).mode, np.arange(8.0).reshape(2, 4), []
+    u, given, seen = exact(make_posterior()).u, np.arange(8.0).reshape(2, 4), []
     estimate = StochasticGradient.estimate
 
     def recorded(self, u, probes, *args, **kwargs):
@@ -147,12 +149,12 @@ def test_mean_gradient_counts_each_probe_once(generator, monkeypatch):
 
 
 def test_set_up_keeps_a_given_rank(few_joint_rows):
-    found = set_up(make_posterior(), rng=np.random.default_rng(1), rank=17)
+    found = set_up_for(make_posterior(), rank=17)
     assert found.field.rank == 17 and len(found.field._pivots) == 17
 
 
 def test_set_up_without_preconditioner(few_joint_rows):
-    found = set_up(make_posterior(60), rng=np.random.default_rng(1), rank=0, max_iter=3)
+    found = set_up_for(make_posterior(60), rank=0, max_iter=3)
     assert found.field.rank == 0 and found.n_gradients > 0 and len(found.field._pivots) == 0
 
 
@@ -163,7 +165,7 @@ def test_set_up_does_not_factor_all_rows(few_joint_rows, monkeypatch):
 
     value = LogPosterior.log_density_and_gradient
     monkeypatch.setattr(LogPosterior, "log_density_and_gradient", refuse)
-    assert set_up(make_posterior(), rng=np.random.default_rng(1)).converged
+    assert set_up_for(make_posterior()).converged
 
 
 # ------------------------------------------------------------------------------- the search
@@ -185,12 +187,14 @@ def test_the_rank_doubles_while_systems_are_hard(generator):
 
 def test_a_search_enlarges_the_preconditioner_on_its_way(few_joint_rows, monkeypatch):
     """Where systems are hard; the set-up also does where estimates are noisy."""
-    monkeypatch.setattr(polish_module, "_FIRST_RANK", 3)
+    monkeypatch.setattr(set_up_module, "FIRST_RANK", 3)
     posterior = make_posterior()
-    monkeypatch.setattr(polish_module, "_EASY_CG", 5)
-    searched = find_mode_stochastically(posterior, rng=np.random.default_rng(1), **F64)
-    monkeypatch.setattr(polish_module, "_EASY_CG", 1000)
-    found = set_up(posterior, rng=np.random.default_rng(1), **F64)
+    monkeypatch.setattr(mode_search, "EASY_CG", 5)
+    field, u = StochasticGradient(posterior, **F64), exact(posterior).u + 0.5
+    gradient = first_gradient(field, torch.Generator().manual_seed(0), "auto", u)
+    searched = search_from(gradient, u, np.eye(4))
+    monkeypatch.setattr(mode_search, "EASY_CG", 1000)
+    found = set_up_for(posterior, **F64)
     assert searched.converged and 12 <= searched.gradient.field.rank <= 100
     assert found.converged and found.noise < 0.16
     assert np.abs(whitened(posterior, found.mode, found.covariance)[0]).max() < 0.15
@@ -199,9 +203,9 @@ def test_a_search_enlarges_the_preconditioner_on_its_way(few_joint_rows, monkeyp
 def test_polish_finds_the_mode_from_afar(generator):
     """With a metric that is far off."""
     posterior = make_posterior()
-    start = exact(posterior).mode + [1.5, -1.0, 1.0, 1.5]
-    found = polish(make_gradient(posterior, generator), start, np.eye(4))
-    assert found.converged and found.gradient_norm < 0.02
+    start = exact(posterior).u + [1.5, -1.0, 1.0, 1.5]
+    found = search_from(make_gradient(posterior, generator), start, np.eye(4))
+    assert found.converged and found.norm < 0.02
     error, _ = whitened(posterior, found.u, np.eye(4))
     assert np.linalg.norm(error) < 0.5
 
@@ -210,11 +214,11 @@ def test_polish_stays_within_the_bounds(generator):
     """The mode is beyond one: the gradient there points outwards."""
     posterior = make_posterior(bounds=(1e-5, 0.9))
     gradient = make_gradient(posterior, generator)
-    found = polish(gradient, exact(posterior).mode - 0.3, exact(posterior).covariance)
+    found = search_from(gradient, exact(posterior).u - 0.3, exact(posterior).covariance)
     assert found.converged
     at_bound = np.isclose(found.u, posterior.bounds[:, 1])
     assert at_bound.any() and (found.u <= posterior.bounds[:, 1]).all()
-    error = np.abs(found.u - exact(posterior).mode)
+    error = np.abs(found.u - exact(posterior).u)
     assert (error < 0.3 * np.sqrt(exact(posterior).covariance.diagonal())).all()
 
 
@@ -222,13 +226,13 @@ def test_a_step_is_refused_where_systems_fail(generator, monkeypatch):
     """One that reaches the cap of iterations: the point stays, the next step is shorter."""
     posterior = make_posterior()
     gradient = make_gradient(posterior, generator)
-    search = _Search(gradient, exact(posterior).mode + 0.7, np.eye(4))
+    search = ModeSearch(gradient, exact(posterior).u + 0.7, np.eye(4))
     before, metric = search.u.copy(), search.metric.copy()
-    monkeypatch.setattr(polish_module, "_MAX_CG", 0)
+    monkeypatch.setattr(mode_search, "MAX_CG", 0)
     search.step()
     assert_same(search.u, before)
     assert_same(search.metric, metric)
-    assert search.n_refused == 1 and search._trust < polish_module._LONGEST / 2
+    assert search.n_refused == 1 and search.trust < mode_search.LONGEST / 2
     monkeypatch.undo()
     search.step()
     assert 0 < np.linalg.norm(search.u - before) < 0.2
@@ -237,8 +241,8 @@ def test_a_step_is_refused_where_systems_fail(generator, monkeypatch):
 def test_a_step_is_refused_where_it_overshoots(generator):
     """The slope at its end tells; the metric learns from it all the same."""
     posterior = make_posterior()
-    start = exact(posterior).mode + 0.1
-    search = _Search(make_gradient(posterior, generator), start, 10 * np.eye(4))
+    start = exact(posterior).u + 0.1
+    search = ModeSearch(make_gradient(posterior, generator), start, 10 * np.eye(4))
     direction = search._direction()
     direction *= 0.7 / np.linalg.norm(direction)
     search.step()
@@ -251,8 +255,8 @@ def test_a_step_is_refused_where_it_overshoots(generator):
 
 
 def test_set_up_says_that_systems_were_too_hard(few_joint_rows, monkeypatch):
-    monkeypatch.setattr(polish_module, "_MAX_CG", 1)
-    found = set_up(make_posterior(), rng=np.random.default_rng(1), rank=1)
+    monkeypatch.setattr(mode_search, "MAX_CG", 1)
+    found = set_up_for(make_posterior(), rank=1)
     assert not found.converged and math.isnan(found.noise)
     (problem,) = found.problems
     assert "more than 1 iterations" in problem and "rank 1" in problem
@@ -260,7 +264,7 @@ def test_set_up_says_that_systems_were_too_hard(few_joint_rows, monkeypatch):
 
 
 def test_set_up_says_that_steps_ran_out(few_joint_rows):
-    found = set_up(make_posterior(), rng=np.random.default_rng(1), max_iter=1)
+    found = set_up_for(make_posterior(), max_iter=1)
     assert not found.converged
     (problem,) = found.problems
     assert "gradient norm" in problem and "narrower priors" in problem
@@ -274,7 +278,7 @@ def test_a_callback_stops_with_the_mode_so_far(few_joint_rows):
     def watch(iteration, info):
         infos.append((iteration, info))
 
-    set_up(make_posterior(), rng=np.random.default_rng(1), callback=watch)
+    set_up_for(make_posterior(), callback=watch)
     assert [i for i, _ in infos] == list(range(1, len(infos) + 1))
     assert all(math.isfinite(info["loss"]) for _, info in infos)
     first_step = next(i for i, info in infos if "gradient_norm" in info)
@@ -287,7 +291,7 @@ def test_a_callback_stops_with_the_mode_so_far(few_joint_rows):
             seen.append(iteration)
             return iteration == when
 
-        found = set_up(make_posterior(), rng=np.random.default_rng(1), callback=stop)
+        found = set_up_for(make_posterior(), callback=stop)
         assert seen == list(range(1, when + 1)) and not found.converged
         assert "stopped by the callback" in found.problems[0]
         assert np.isfinite(found.mode).all()
@@ -297,7 +301,7 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
     """One end of an axis where systems fail: a one-sided difference."""
     posterior = make_posterior(ard=False)
     gradient = make_gradient(posterior, generator)
-    mode, covariance = exact(posterior).mode, exact(posterior).covariance
+    mode, covariance = exact(posterior).u, exact(posterior).covariance
     failing = copy.copy(gradient)
     calls = []
 
@@ -321,9 +325,9 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
 
 def test_neighbor_posterior_is_exact_with_all_neighbors(monkeypatch):
     """Of single blocks the chain is the density: every row sees all rows before."""
-    monkeypatch.setattr(starts_module, "_SUBSET", 10)
-    monkeypatch.setattr(starts_module, "_GROWTH", 1.0001)  # blocks of one row
-    monkeypatch.setattr(starts_module, "_N_NEIGHBORS", 1000)
+    monkeypatch.setattr(modes, "JOINT_ROWS", 10)
+    monkeypatch.setattr(modes, "GROWTH", 1.0001)  # blocks of one row
+    monkeypatch.setattr(modes, "N_NEIGHBORS", 1000)
     posterior = make_posterior(40)
     u = posterior.kernel.theta + 0.1
     chain = NeighborPosterior(posterior, np.random.default_rng(0)).find_neighbors(u)
@@ -336,10 +340,10 @@ def test_neighbor_posterior_is_exact_with_all_neighbors(monkeypatch):
 
 def test_neighbor_posterior_weighs_its_sample(few_joint_rows, monkeypatch):
     """A sample of each block stands for the block: over orders, the mean is the exact value."""
-    monkeypatch.setattr(starts_module, "_SAMPLE", 40)
-    monkeypatch.setattr(starts_module, "_N_NEIGHBORS", 30)
+    monkeypatch.setattr(modes, "SAMPLED_ROWS", 40)
+    monkeypatch.setattr(modes, "N_NEIGHBORS", 30)
     posterior = make_posterior(200)
-    u = np.append(exact(posterior).mode[:-1], 2.0)  # much noise: each row costs two nats
+    u = np.append(exact(posterior).u[:-1], 2.0)  # much noise: each row costs two nats
     values = [
         NeighborPosterior(posterior, rng).find_neighbors(u).log_density(u)
         for rng in np.random.default_rng(0).spawn(30)
@@ -350,24 +354,24 @@ def test_neighbor_posterior_weighs_its_sample(few_joint_rows, monkeypatch):
 
 
 def test_find_start_is_near_the_mode(few_joint_rows, monkeypatch):
-    monkeypatch.setattr(starts_module, "_N_NEIGHBORS", 30)
+    monkeypatch.setattr(modes, "N_NEIGHBORS", 30)
     posterior = make_posterior(200)
     start = find_start(posterior, np.random.default_rng(0))
-    error, scales = whitened(posterior, start.u, start.metric)
+    error, scales = whitened(posterior, start.u, start.covariance)
     assert np.linalg.norm(error) < 3
     assert scales.min() > 0.3 and scales.max() < 3
 
 
 def test_find_start_prefers_a_given_start_that_is_better(few_joint_rows, monkeypatch):
     """The searches do not move: what is left is the comparison."""
-    monkeypatch.setattr(starts_module, "_ROUNDS", 0)
+    monkeypatch.setattr(modes, "ROUNDS", 0)
     monkeypatch.setattr(
-        starts_module,
+        modes,
         "find_mode",
         lambda target, starts, **kwargs: type("End", (), {"u": starts[0]}),
     )
     posterior = make_posterior(200)
-    good = exact(posterior).mode
+    good = exact(posterior).u
     start = find_start(posterior, np.random.default_rng(0), [good + 3, good, good - 2])
     assert_same(start.u, good)
 
@@ -375,7 +379,7 @@ def test_find_start_prefers_a_given_start_that_is_better(few_joint_rows, monkeyp
 def test_find_start_of_few_rows_is_the_mode():
     posterior = make_posterior()
     start = find_start(posterior, np.random.default_rng(0))
-    error, scales = whitened(posterior, start.u, start.metric)
+    error, scales = whitened(posterior, start.u, start.covariance)
     assert np.abs(error).max() < 0.05
     np.testing.assert_allclose(scales, 1, atol=0.01)
 

@@ -8,10 +8,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior.box import FreePosterior, felt_bounds
 from skgp.learning.posterior.exact import sample_exact
-from skgp.learning.posterior.laplace import laplace_modes
 from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.modes import laplace_modes, without_felt_bounds
 from skgp.priors import LogNormal
 from tests.reference.hyperparameters import grid_posterior
 
@@ -86,10 +85,10 @@ def test_all_modes_are_found_and_weighed():
     modes = laplace_modes(target, rng=np.random.default_rng(0))
     assert len(modes) >= 2
     for mode in modes:
-        gradient = target.log_density_and_gradient(mode.mode)[1]
+        gradient = target.log_density_and_gradient(mode.u)[1]
         assert np.sqrt(gradient @ mode.covariance @ gradient) < 1e-2
     margin, axis = grid.weights.sum(axis=(0, 2)), grid.axes[1]
-    valley = 0.5 * (modes[0].mode[1] + modes[1].mode[1])
+    valley = 0.5 * (modes[0].u[1] + modes[1].u[1])
     expected = margin[axis > valley].sum()
     assert 0.02 < expected < 0.98
     for seed in range(3):
@@ -154,9 +153,7 @@ def test_bounds_without_room_are_constants(width):
 def test_free_posterior_has_the_gradient_of_its_density():
     X, y = sine_with_trend(16, 0)
     target = posterior(bounded(((0.5, 2.0), FREE, (0.1, 0.1))), X, y, wide_priors(X))
-    free = FreePosterior(
-        target, felt_bounds(target, laplace_modes(target, rng=np.random.default_rng(0)))
-    )
+    free, _ = without_felt_bounds(target, laplace_modes(target, rng=np.random.default_rng(0)))
     assert free.bounds[0, 1] == math.inf and math.isfinite(free.bounds[1, 1])
     x = np.array([[0.3, 0.1, -0.7], [-1.2, 0.5, 0.2]])
     h = 1e-5 * np.eye(3)

@@ -1,8 +1,9 @@
-"""Samples by stochastic gradients against a grid over two hyper-parameters."""
+"""Samples by stochastic gradients against a grid over two hyper-parameters; how many predict."""
 
 import math
 import pickle
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior import exact, langevin
-from skgp.learning.posterior.anchored_gradient import AnchoredGradient
-from skgp.learning.posterior.langevin import sample_stochastic
-from skgp.learning.posterior.laplace import laplace_approximation
+from skgp.learning.posterior import samples as samples_module
 from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.modes import laplace_modes
+from skgp.learning.posterior.samples import probe_rows, samples_needed
 from skgp.learning.posterior.set_up import SetUp
-from skgp.learning.posterior.stochastic_gradient import StochasticGradient
-from skgp.learning.posterior.targets import BankGradient, SeededGradient
+from skgp.learning.posterior.stochastic_gradient import (
+    SampledGradient,
+    StochasticGradient,
+    make_anchor,
+)
+from skgp.models import bayesian
+from skgp.models.bayesian import resolve_plan, sample_stochastic
 from skgp.priors import LogNormal
 from tests.same import assert_same
 
@@ -51,22 +56,16 @@ def grid_moments():
 @pytest.fixture(autouse=True)
 def exact_set_up(monkeypatch):
     """The set-up has tests of its own; this one does not move with it."""
-    monkeypatch.setattr(langevin, "set_up", stand_in)
+    monkeypatch.setattr(bayesian, "set_up", stand_in)
 
 
-def stand_in(posterior, *, rng, rank, n_probes, dtype, roulette, memory_budget, starts, callback,
-             converged=True):  # fmt: skip
+def stand_in(field, *, rng, rank="auto", starts=(), callback=lambda *_: False, problems=()):
     stopped = callback(1, {"loss": 0.0})
-    found = laplace_approximation(posterior, rng=rng, starts=starts)
-    field = StochasticGradient(
-        posterior, rank=10 if rank == "auto" else rank, n_probes=n_probes, dtype=dtype,
-        roulette=roulette, memory_budget=memory_budget,
-    )  # fmt: skip
-    field.choose_pivots(found.mode, torch.Generator().manual_seed(0))
-    problems = [] if converged else ["the search did not converge; give starts"]
-    return SetUp(
-        found.mode, found.covariance, field, 7, converged and not stopped, problems, noise=0.02
-    )
+    found = laplace_modes(field.posterior, rng=rng, starts=starts)[0]
+    field.rank = 10 if rank == "auto" else rank
+    field.choose_pivots(found.u, torch.Generator().manual_seed(0))
+    problems = [*problems, "stopped"] if stopped else [*problems]
+    return SetUp(found.u, found.covariance, field, 7, problems, noise=0.02)
 
 
 @cache
@@ -127,9 +126,9 @@ def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
 
 def test_a_set_up_that_did_not_converge_leaves_the_mode(monkeypatch):
     def failing(*args, **kwargs):
-        return stand_in(*args, **kwargs, converged=False)
+        return stand_in(*args, **kwargs, problems=["the search did not converge; give starts"])
 
-    monkeypatch.setattr(langevin, "set_up", failing)
+    monkeypatch.setattr(bayesian, "set_up", failing)
     run = sample_stochastic(target(), rng=np.random.default_rng(1))
     assert_same(run.u, run.map_[None])
     assert run.diagnostics["problems"][0] == "the search did not converge; give starts"
@@ -149,7 +148,7 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
         return found, sum(told)
 
     few, seldom = run()
-    monkeypatch.setattr(exact, "_LARGE", 1)
+    monkeypatch.setattr(samples_module, "LARGE", 1)
     many, often = run()
     assert seldom == 2 and often == 15
     assert_same(few.u, many.u)
@@ -195,14 +194,10 @@ def test_samples_are_drawn_in_processes():
 
 
 def test_targets_are_picklable_and_leave_their_matrix_behind():
-    start = stand_in(
-        target(), rng=np.random.default_rng(0), rank=10, n_probes=2, dtype=torch.float64,
-        roulette="adaptive", memory_budget=1e9, starts=(), callback=lambda *_: False,
-    )  # fmt: skip
-    anchored = AnchoredGradient(
-        start.field, start.mode, torch.Generator().manual_seed(0), n_entries=3
-    )
-    for one in (BankGradient(anchored), SeededGradient(start.field)):
+    field = StochasticGradient(target(), n_probes=2, dtype=torch.float64)
+    start = stand_in(field, rng=np.random.default_rng(0))
+    anchor = make_anchor(field, start.mode, torch.Generator().manual_seed(0), n_entries=3)
+    for one in (SampledGradient(field, anchor), SampledGradient(field)):
         first, _ = one(start.mode, 1, np.random.default_rng(0), None)
         stored = pickle.dumps(one)
         second, memory = pickle.loads(stored)(start.mode, 1, np.random.default_rng(0), None)
@@ -214,7 +209,7 @@ def test_a_singular_matrix_is_no_gradient(monkeypatch):
     def singular(*_):
         raise torch.linalg.LinAlgError("singular")
 
-    one = SeededGradient(None)
+    one = SampledGradient(None)
     monkeypatch.setattr(one, "_estimate", singular)
     gradient, memory = one(np.zeros(2), 0, np.random.default_rng(0), None)
     assert np.isnan(gradient).all() and memory.n_products == 0
@@ -224,3 +219,49 @@ def test_a_singular_matrix_is_no_gradient(monkeypatch):
 def test_unknown_options_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be one of .* got 'nuts'"):
         sample_stochastic(target(), rng=np.random.default_rng(0), **{name: "nuts"})
+
+
+# ---- the plan, and how many samples predict, against moments known in closed form
+
+
+def test_factorisations_are_the_default_up_to_ten_thousand_rows():
+    solvers = [resolve_plan("auto", "auto", n, 1e10).solver for n in (100, 9000, 10_001)]
+    assert solvers == ["cholesky", "cholesky", "cg"]
+    assert resolve_plan("auto", "auto", 9000, 1e9).solver == "cg"  # memory decides
+    assert resolve_plan("auto", "auto", 9000, 4e9).sampler == "importance"
+
+
+def pilot(mean, var, noise=0.0):
+    mean, var = np.asarray(mean, float), np.asarray(var, float)
+    size = len(mean)
+    return SimpleNamespace(
+        component_moments=lambda X: (mean, var),
+        weights=np.full(size, 1 / size),
+        noise=np.full(size, noise),
+    )
+
+
+@pytest.mark.parametrize(("spread", "n_samples"), [(0.01, 8), (0.15, 28), (0.6, 64)])
+def test_samples_needed_is_the_variance_of_means_over_the_tolerance(spread, n_samples):
+    """Means spread by so many standard deviations: n = spread^2 / 0.03^2, within bounds."""
+    rng = np.random.default_rng(0)
+    offsets = spread * rng.choice([-1.0, 1.0], size=(12, 500))
+    found = samples_needed(pilot(offsets, np.full_like(offsets, 0.6), 0.4), np.zeros((500, 1)))
+    assert found == pytest.approx(n_samples, rel=0.15)
+
+
+def test_samples_needed_sees_variances_that_differ():
+    var = np.repeat([[0.5], [1.5]], 6, axis=0) * np.ones(10)
+    # V[v] = 0.25 of a variance of 1: 0.25 / 4 / 0.02^2 is more than the most.
+    assert samples_needed(pilot(np.zeros((12, 10)), var), np.zeros((10, 1))) == 64
+    assert samples_needed(pilot(np.zeros((12, 10)), np.ones((12, 10))), np.zeros((10, 1))) == 8
+    # Noise that all share covers what differs.
+    assert samples_needed(pilot(np.zeros((12, 10)), var, 20.0), np.zeros((10, 1))) == 8
+
+
+def test_probe_rows_lie_in_the_range_of_the_data():
+    X = np.random.default_rng(0).uniform(2, 5, (20, 3))
+    rows = probe_rows(X, np.random.default_rng(1))
+    assert rows.shape == (64, 3)
+    assert (rows >= X.min(0)).all() and (rows <= X.max(0)).all()
+    assert probe_rows(X[:1], np.random.default_rng(1)).shape == (64, 3)

@@ -1,0 +1,320 @@
+r"""Modes of the posterior and their Laplace approximations, from which samplers start.
+
+Searches from several starts run side by side (:mod:`skgp.optim.batched_bfgs`), for many
+observations on some hundreds of them first; those of their ends that differ are polished on all.
+Few data often have two explanations, a short length scale with little noise and a long one with
+much: both modes count. The curvature of each is measured by central differences of the gradient.
+
+Where no likelihood of all observations can be evaluated, a search with stochastic gradients begins
+at the mode of a likelihood by nearest neighbours (:class:`NeighborPosterior`).
+
+References
+----------
+.. [1] Vecchia (1988), Estimation and model identification for continuous spatial processes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.inference.neighbors.search import CandidateSearch
+from skgp.kernels import split_noise
+from skgp.learning.objectives import leave_one_out_log_density, log_marginal_likelihood
+from skgp.learning.posterior.defaults import (
+    APART,
+    COARSE_TOL,
+    GROWTH,
+    HESSIAN_STEP,
+    ITERATIONS,
+    JOINT_ROWS,
+    LEAST_CURVATURE,
+    LEAST_GAIN,
+    LOST,
+    MAX_ITER,
+    MORE_STARTS,
+    MOST_MODES,
+    N_NEIGHBORS,
+    NEAR_BOUND,
+    ROUNDS,
+    SAMPLED_ROWS,
+    SEARCH_ROWS,
+    SEVERAL,
+    TOL,
+)
+from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
+from skgp.optim.batched_bfgs import minimize_batch
+from skgp.optim.stopping import StopRecorder
+
+Callback = Callable[[int, dict], bool | None]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode and, where it was measured, the Gaussian approximation of the posterior there."""
+
+    u: np.ndarray  # (p,)
+    log_density: float
+    converged: bool  # the search met its tolerance
+    n_gradients: int  # on all observations, of all searches together
+    #: (p, p), inverse of the negative Hessian, its eigenvalues bounded.
+    covariance: np.ndarray | None = None
+
+    @property
+    def log_evidence(self) -> float:
+        r"""Laplace's estimate :math:`\log p(\hat u, y) + \tfrac12 \log |2 \pi \Sigma|`, nats."""
+        _, log_det = np.linalg.slogdet(2 * math.pi * self.spread)
+        return self.log_density + 0.5 * float(log_det)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """The covariance, where it was measured."""
+        if self.covariance is None:
+            raise RuntimeError("The curvature at this mode was not measured.")
+        return self.covariance
+
+    def distance(self, u: np.ndarray) -> float:
+        """From u (p,), in standard deviations."""
+        return math.sqrt(float((u - self.u) @ np.linalg.solve(self.spread, u - self.u)))
+
+
+def search_modes(
+    posterior: LogPosterior | FreePosterior,
+    starts: Sequence[np.ndarray] | np.ndarray,  # (k, p); those outside the bounds are moved inside
+    *,
+    max_iter: int = MAX_ITER,  # gradients of each search
+    tol: float = TOL,  # nats that it expects to gain by a further step, below which it ends
+    callback: Callback | None = None,
+) -> list[Mode]:
+    """Ends of searches within the kernel's bounds, the highest first.
+
+    A ValueError where the posterior vanishes at every start.
+    """
+    low, high = posterior.bounds.T
+    inset = np.clip((high - low) / 2, 0.0, 1e-9)  # equal bounds have no inside
+
+    def function(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, gradients = posterior.log_densities_and_gradients(u)
+        return -values, -gradients
+
+    found = minimize_batch(
+        function,
+        np.array(starts, dtype=float),
+        bounds=np.stack([low + inset, high - inset], axis=1),
+        max_iter=max_iter,
+        tol=tol,
+        callback=callback,
+    )
+    order = np.argsort(found.value, kind="stable")
+    order = order[np.isfinite(found.value[order])]
+    if len(order) == 0:
+        of_u = posterior.posterior if isinstance(posterior, FreePosterior) else posterior
+        at = of_u.kernel.clone_with_theta(found.x[0])
+        raise ValueError(
+            f"The posterior of the hyper-parameters vanishes at every start, {at} among them: "
+            f"{of_u.why_it_vanishes(found.x[0])}"
+        )
+    return [
+        Mode(found.x[i], -float(found.value[i]), bool(found.converged[i]), found.n_evaluations)
+        for i in order
+    ]
+
+
+def find_mode(posterior: LogPosterior, starts: Sequence[np.ndarray], **settings: Any) -> Mode:
+    """The highest end of :func:`search_modes`."""
+    return search_modes(posterior, starts, **settings)[0]
+
+
+def laplace_modes(
+    posterior: LogPosterior,
+    *,
+    rng: np.random.Generator,
+    starts: Sequence[np.ndarray] = (),
+    callback: Callback | None = None,
+) -> list[Mode]:
+    """Modes of the posterior with their curvatures, the highest first.
+
+    At most four, at least a standard deviation apart, and at most 12 nats below the highest; of
+    more than 1000 observations the highest alone. `starts` are besides the priors' medians, half of
+    them and four draws of the prior. Beyond 200 observations some 15 gradients on all of them a
+    mode, and 2 p for its curvature.
+    """
+    recorder = StopRecorder(callback)
+    data, p = posterior.data, posterior.n_dims
+    drawn = posterior.medians + posterior.prior_sd * rng.standard_normal((MORE_STARTS, p))
+    # Short and long length scales with little and much noise explain the same data: two starts.
+    starts = [posterior.medians, posterior.medians - math.log(2), *starts, *drawn]
+    if len(data.y) <= SEARCH_ROWS:
+        return with_curvature(posterior, search_modes(posterior, starts, callback=recorder))
+    few = LogPosterior(posterior.kernel, data.take(_some(posterior, SEARCH_ROWS, rng)),
+                       posterior.priors)  # fmt: skip
+    coarse = with_curvature(few, search_modes(few, starts, tol=COARSE_TOL))
+    near = sorted((mode.u for mode in coarse), key=posterior.log_density, reverse=True)
+    ends: list[Mode] = []
+    for start in near if len(data.y) <= SEVERAL else near[:1]:
+        ends.append(find_mode(posterior, [start], callback=recorder))
+        if recorder.stopped:
+            break
+    n_gradients = sum(end.n_gradients for end in ends)
+    ends.sort(key=lambda end: -end.log_density)
+    return with_curvature(posterior, [replace(end, n_gradients=n_gradients) for end in ends])
+
+
+def _some(posterior: LogPosterior, size: int, rng: np.random.Generator) -> Tensor:
+    """Indices of some observations, or of all in random order."""
+    y = posterior.data.y
+    return torch.from_numpy(rng.permutation(len(y))[:size]).to(y.device)
+
+
+def with_curvature(posterior: LogPosterior | FreePosterior, ends: list[Mode]) -> list[Mode]:
+    """Those ends of searches, the highest first, that are modes of their own."""
+    modes: list[Mode] = []
+    for end in ends:
+        if len(modes) == MOST_MODES or end.log_density < ends[0].log_density - LOST:
+            break
+        if all(mode.distance(end.u) >= APART for mode in modes):
+            covariance = bounded_inverse(-hessian_by_differences(posterior, end.u))
+            modes.append(replace(end, covariance=covariance))
+    n_gradients = ends[0].n_gradients + 2 * posterior.n_dims * len(modes)
+    return [replace(mode, n_gradients=n_gradients) for mode in modes]
+
+
+def without_felt_bounds(
+    posterior: LogPosterior, modes: list[Mode]
+) -> tuple[FreePosterior, list[Mode]]:
+    """The posterior with no bounds within three standard deviations of a mode, and its modes."""
+    low, high = posterior.bounds.T
+    felt = np.zeros(posterior.n_dims, dtype=bool)
+    for each in modes:
+        reach = NEAR_BOUND * np.sqrt(each.spread.diagonal())
+        felt |= (each.u - low < reach) | (high - each.u < reach)
+    free = FreePosterior(posterior, felt & np.isfinite(high - low))
+    if (free.bounds != posterior.bounds).any():
+        starts = free.to_x(np.array([each.u for each in modes]))
+        modes = with_curvature(free, search_modes(free, starts))
+    return free, modes
+
+
+def hessian_by_differences(posterior: LogPosterior | FreePosterior, u: np.ndarray) -> np.ndarray:
+    """Hessian (p, p) of the log posterior at u by central differences; 2 p gradients.
+
+    Within the bounds; where u lies at one, the difference is one-sided, and a coordinate without
+    room between its bounds counts as flat.
+    """
+    low, high = posterior.bounds.T
+    steps = HESSIAN_STEP * np.eye(len(u))
+    above, below = np.minimum(u + steps, high), np.maximum(u - steps, low)
+    _, gradients = posterior.log_densities_and_gradients(np.concatenate([above, below]))
+    room = (above - below).diagonal()
+    change = gradients[: len(u)] - gradients[len(u) :]
+    hessian = change / np.where(room > 0, room, 1.0)[:, None]
+    return (hessian + hessian.T) / 2
+
+
+def bounded_inverse(precision: np.ndarray) -> np.ndarray:
+    """Inverse, eigenvalues below the least curvature raised to it."""
+    values, vectors = np.linalg.eigh(precision)
+    return (vectors / np.maximum(values, LEAST_CURVATURE)) @ vectors.T
+
+
+# ---- by nearest neighbours
+
+
+class NeighborPosterior(LogPosterior):
+    r"""The posterior with a likelihood of conditionals; `find_neighbors` comes first.
+
+    Every joint density is a chain of conditionals. With the observations in random order, the first
+    m of them jointly, and of each later one only its nearest neighbours among those before [1]_,
+
+    .. math:: \log p(y) \approx \log p(y_{1:m}) + \sum_b \frac{n_b}{|S_b|} \sum_{i \in S_b}
+              \log p(y_i \mid y_{N(i)}),
+
+    where :math:`S_b` is a sample of block b, of :math:`n_b` observations, and the neighbours N(i)
+    come from all blocks before (in [1]_ from all observations before: here one search of neighbours
+    a block, and still a chain of conditionals). It has a value, so that starts can be compared, and
+    its curvature is near that of the posterior. ``O(m^3 + s k^3)`` for s sampled observations with
+    k neighbours. `first` is the posterior of the observations taken jointly.
+    """
+
+    @property
+    def batched(self) -> bool:
+        return False  # its terms have neighbours of their own
+
+    def __init__(self, posterior: LogPosterior, rng: np.random.Generator) -> None:
+        super().__init__(posterior.kernel, posterior.data, posterior.priors)
+        n = len(self.data.y)
+        self._order, m = _some(posterior, n, rng), min(JOINT_ROWS, n)
+        self.first = LogPosterior(self.kernel, self.data.take(self._order[:m]), self.priors)
+        self.blocks: list[tuple[int, Tensor, float]] = []  # start, sample, weight
+        start = m
+        while start < n:
+            stop = min(n, math.ceil(start * GROWTH))
+            # The order is random: the first of a block are a sample of it.
+            size = min(stop - start, max(32, math.ceil(SAMPLED_ROWS * (stop - start) / (n - m))))
+            self.blocks.append((start, self._order[start : start + size], (stop - start) / size))
+            start = stop
+        self._neighbors: list[Tensor] = []
+
+    def find_neighbors(self, u: np.ndarray) -> "NeighborPosterior":
+        """Search the neighbours anew, in the metric of u (n_dims,); returns itself."""
+        signal, _ = split_noise(self.kernel.clone_with_theta(u))
+        self._neighbors = [
+            CandidateSearch(signal, self.data.X, self._order[:start]).query(
+                rows, min(N_NEIGHBORS, start)
+            )
+            for start, rows, _ in self.blocks
+        ]
+        return self
+
+    def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        (at,) = theta.requires_grad_(slope)
+        with torch.set_grad_enabled(slope):
+            value = log_marginal_likelihood(self.kernel, self.first.data, at)
+            for (_, rows, weight), neighbors in zip(self.blocks, self._neighbors, strict=True):
+                each = leave_one_out_log_density(self.kernel, self.data, rows, neighbors, at)
+                value = value + weight * each.sum()
+        gradient = torch.autograd.grad(value, theta)[0].cpu().numpy() if slope else None
+        return np.array([value.item()]), gradient
+
+
+def find_start(
+    posterior: LogPosterior,  # never evaluated on more than 500 observations
+    rng: np.random.Generator,
+    starts: Sequence[np.ndarray] = (),  # besides the priors' medians and half of them
+    callback: Callback | None = None,
+) -> Mode:
+    """Mode and curvature of :class:`NeighborPosterior`, from the best of several starts.
+
+    A ValueError if the posterior of the observations taken jointly vanishes at every start.
+    """
+    recorder = StopRecorder(callback)
+    target = NeighborPosterior(posterior, rng)
+    given = [np.asarray(start, dtype=float) for start in starts]
+    ends, failure = [], None
+    for start in [posterior.medians, posterior.medians - math.log(2), *given]:
+        try:
+            ends.append(find_mode(target.first, [start], tol=COARSE_TOL, callback=recorder).u)
+        except ValueError as error:
+            failure = error
+        if recorder.stopped:
+            break
+    if not ends:
+        raise failure if failure is not None else ValueError("There is nowhere to start.")
+    candidates = ends + [np.clip(start, *posterior.bounds.T) for start in given]
+    u = max(candidates, key=lambda each: target.find_neighbors(each).log_density(each))
+    value = -math.inf
+    for _ in range(ROUNDS if target.blocks else 0):
+        if recorder.stopped:
+            break
+        target.find_neighbors(u)
+        found = find_mode(target, [u], max_iter=ITERATIONS, tol=COARSE_TOL, callback=recorder)
+        if found.log_density < value + LEAST_GAIN:
+            break
+        u, value = found.u, found.log_density
+    target.find_neighbors(u)
+    covariance = bounded_inverse(-hessian_by_differences(target, u))
+    return Mode(u, target.log_density(u), not recorder.stopped, 0, covariance)

@@ -1,0 +1,387 @@
+r"""GP regression averaged over samples of the hyper-parameters: Langevin dynamics with ULISSE [1]_.
+
+The posterior of the hyper-parameters is sampled by Langevin dynamics with unbiased estimates of the
+gradient of its logarithm, which take linear systems alone, cut short without bias.
+
+==============================  ==================================================================
+paper                           here
+==============================  ==================================================================
+(1): sigma, tau, lambda         u, the logarithms of the p hyper-parameters of any kernel and noise
+K, the noise within             :math:`A = K + D`, D the diagonal of the noise
+(3): prediction                 `predictive_mixture`: `MixtureState`, by S samples kept
+(4): log marginal likelihood    `LogPosterior`, with the priors of u
+(5): SGLD, (6): its steps       `sample_stochastic`: `stochastic_langevin`, `PowerSchedule`
+(7): when to hold the step      `noise_ratio`, ``diagnostics["criterion"]``
+(8): exact gradient             `LogPosterior.log_densities_and_gradients`
+(9): stochastic gradient        `StochasticGradient.estimate`, :math:`N_r` = `n_probes`
+(12), section 4: ULISSE         :func:`skgp.linalg.ulisse.ulisse`
+section 5.1: M                  `SetUp.covariance`
+section 5: PSRF                 `r_hat`
+==============================  ==================================================================
+
+``sampler="sgld", schedule="paper", roulette="paper"`` follows the paper, with these deviations:
+
+- M is the covariance at the mode of all observations instead of 500 of them (`set_up`).
+- The schedule's 40 thousand iterations are `n_warmup` and `n_samples` together, whatever these are.
+- The trace's probes are kept for 20 iterations as there, but only the system of y starts from its
+  last solution. Tolerances are relative to right-hand sides.
+
+The other samplers differ in all but the gradient (9), whose systems are preconditioned by a low
+rank that probes are drawn from:
+
+================  ==================================================================
+``"langevin"``    one gradient a draw, its discretisation and its noise corrected
+``"mala"``        three gradients a draw, with a Metropolis step: for skew posteriors
+================  ==================================================================
+
+Their noise is anchored at the mode, their draws are weighted by Stein's identity; in ULISSE
+survival follows the size of the increments. Where the likelihood of all observations can be
+evaluated, up to some thousands, exact likelihoods cost less than chains that say as much
+(`sample_exact`).
+
+Errata: section 5.1 refers to section 4 for (7), which is in section 2.1. With the weights
+:math:`w_r = e^{\beta r}` of section 4 the estimate is unbiased, but its variance rests on events
+too rare to be seen: what is seen is the bias of a truncated iteration
+(``doc/paper_code_ulisse.rst``).
+
+References
+----------
+.. [1] Filippone and Engler (2015), Enabling scalable stochastic gradient-based inference for
+   Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE).
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from joblib import effective_n_jobs
+
+from skgp.data import Data
+from skgp.inference.mixture.mixture import MixtureState
+from skgp.learning.posterior.defaults import (
+    BANK,
+    BANK_ERROR,
+    BANK_MEMORY,
+    COARSE_TOL,
+    COMPARED_ROWS,
+    FACTOR_BYTES,
+    FEW_DIMS,
+    FIRST_STEP,
+    LARGEST_BANK,
+    LAST_STEP,
+    MALA_STEP,
+    MATRICES,
+    MAX_R_HAT,
+    MEAN_ERROR,
+    MOST_DRAWS,
+    MOST_EXACT,
+    MOST_MEAN_PROBES,
+    PILOT_SAMPLES,
+    STATE_RANK,
+    STEP,
+    STEP_FEW,
+)
+from skgp.learning.posterior.exact import sample_exact
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.modes import find_mode, laplace_modes
+from skgp.learning.posterior.samples import (
+    STOPPED,
+    PosteriorSamples,
+    chain_problems,
+    iterations_between_calls,
+    outcome,
+    probe_rows,
+    samples_needed,
+    samples_of_chains,
+    single_sample,
+)
+from skgp.learning.posterior.set_up import SetUp, set_up
+from skgp.learning.posterior.stochastic_gradient import (
+    SEEDS,
+    SampledGradient,
+    StochasticGradient,
+    make_anchor,
+)
+from skgp.linalg.exceptions import NumericalWarning
+from skgp.optim.stopping import Stopped, StopRecorder
+from skgp.samplers import PowerSchedule, stochastic_langevin
+
+Callback = Callable[[int, dict], bool | None]
+#: The samplers of each solver, the default first.
+SAMPLERS = {"cholesky": ("importance", "hmc"), "cg": ("langevin", "mala", "sgld")}
+_REFUSED = "nothing was sampled from a set-up that did not converge: the mode stands alone"
+_NONE_KEPT = "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
+
+
+# ---- what is fitted, and how
+
+
+class Plan(NamedTuple):
+    """How to fit, none of both "auto"."""
+
+    solver: str
+    sampler: str
+
+
+def resolve_plan(solver: str, sampler: str, n: int, memory_budget: float) -> Plan:
+    """Settle what is left to "auto" for n distinct inputs and a budget in bytes.
+
+    A ValueError if the solver does not have the sampler, or its matrices do not fit.
+    """
+    needed = 8.0 * MATRICES * n**2
+    if solver == "auto":
+        owner = [name for name, own in SAMPLERS.items() if sampler in own]
+        fits = n <= MOST_EXACT and needed <= memory_budget
+        solver = owner[0] if owner else ("cholesky" if fits else "cg")
+    if sampler == "auto":
+        sampler = SAMPLERS[solver][0]
+    if sampler not in SAMPLERS[solver]:
+        choices = " or ".join(repr(name) for name in ("auto", *SAMPLERS[solver]))
+        raise ValueError(
+            f"solver={solver!r} has no sampler={sampler!r}; use sampler={choices}, or "
+            "solver='auto'."
+        )
+    if solver == "cholesky" and needed > memory_budget:
+        raise ValueError(
+            f"solver='cholesky' with {n} distinct rows needs about {needed:.2g} bytes of kernel "
+            f"matrices and memory_budget={memory_budget:.2g} allows fewer; use solver='cg', or "
+            "raise memory_budget."
+        )
+    return Plan(solver, sampler)
+
+
+def choose_kernel(
+    kernels: list,
+    data: Data,
+    posterior_of: Callable[[Any, Data], LogPosterior],
+    rng: np.random.Generator,
+    callback: Callback,
+) -> Any:
+    """The kernel of the highest posterior density at its mode, given a few hundred observations.
+
+    All have the same hyper-parameters under the same priors, so that densities compare. The
+    callback stops with the best so far.
+    """
+    rows = torch.from_numpy(rng.permutation(len(data.y))[:COMPARED_ROWS]).to(data.y.device)
+    few, recorder, ends = data.take(rows), StopRecorder(callback), []
+    for kernel in kernels:
+        posterior = posterior_of(kernel, few)
+        mode = find_mode(posterior, [posterior.medians], tol=COARSE_TOL, callback=recorder)
+        ends.append(mode.log_density)
+        if recorder.stopped:
+            break
+    return kernels[int(np.argmax(ends))]
+
+
+def draw_samples(
+    posterior: LogPosterior, plan: Plan, *, schedule: str, of_cg: dict[str, Any], **common: Any
+) -> PosteriorSamples:
+    """Samples of the posterior by the sampler of the plan; `common` is what all of them take."""
+    if plan.solver == "cholesky":
+        return sample_exact(posterior, sampler=plan.sampler, **common)
+    return sample_stochastic(posterior, sampler=plan.sampler, schedule=schedule, **of_cg, **common)
+
+
+def find_optimum(
+    posterior: LogPosterior,
+    plan: Plan,
+    *,
+    rng: np.random.Generator,
+    starts: Sequence[np.ndarray],
+    callback: Callback,
+    rank: int | str = "auto",
+    **of_field: Any,
+) -> PosteriorSamples:
+    """The mode as the only sample."""
+    if plan.solver == "cholesky":
+        found = laplace_modes(posterior, rng=rng, starts=starts, callback=callback)[0]
+        problems = [] if found.converged else ["the search for the optimum did not converge"]
+        diagnostics = outcome(
+            "map", problems, ess=1.0, n_gradients=found.n_gradients,
+            log_evidence=found.log_evidence, log_posterior_map=found.log_density,
+        )  # fmt: skip
+        return single_sample(found.u, found.log_density, diagnostics)
+    field = StochasticGradient(posterior, **of_field)
+    start = set_up(field, rng=rng, rank=rank, starts=starts, callback=callback)
+    diagnostics = outcome("map", start.problems, ess=1.0, n_gradients=start.n_gradients)
+    return single_sample(start.mode, math.nan, diagnostics)
+
+
+# ---- sections 2 to 5: samples by stochastic gradients
+
+
+def sample_stochastic(
+    posterior: LogPosterior,  # its density is evaluated on subsets of the observations alone
+    *,
+    rng: np.random.Generator,
+    sampler: str = "langevin",  # "langevin", "mala" or "sgld"
+    schedule: str = "constant",  # or "paper": falling from 0.1 to 1e-4, section 5.1
+    roulette: str = "adaptive",  # or "paper": see `ulisse`
+    n_chains: int | None = None,  # 4
+    n_warmup: int = 50,
+    n_samples: int | None = None,  # draws of a chain, at most; 1000
+    target_ess: float = 400,  # at which to stop, with an R-hat of at most 1.01
+    n_probes: int = 4,  # of a gradient
+    rank: int | str = "auto",  # of the preconditioner
+    dtype: torch.dtype = torch.float32,
+    memory_budget: float = 4e9,  # bytes; no more workers than kernel matrices fit in it
+    starts: Sequence[np.ndarray] = (),
+    n_jobs: int | None = None,  # of joblib; results depend on it only by rounding
+    callback: Callback | None = None,
+) -> PosteriorSamples:
+    """Sample the posterior with stochastic gradients of its logarithm.
+
+    ``callback(iteration, {"loss": float, ...})``, numbered through set-up and sampling, stops by
+    True with what there is. Diagnostics are those of "hmc", "n_divergent" counting iterations whose
+    gradient was clipped or which were undone, and "noise_ratio" (largest eigenvalue of the
+    covariance of a gradient's noise, in standard deviations of the posterior), "rank", "n_entries"
+    of the bank and "n_iter_cg" (products with the kernel matrix for a gradient, on average); of
+    "sgld" also "criterion" (n_chains,), the ratio (7). Log posteriors are not evaluated: NaN. Where
+    the set-up did not converge, the mode is the only sample.
+    """
+    _check(sampler=sampler, schedule=schedule, roulette=roulette)
+    n_chains, n_draws = n_chains or 4, MOST_DRAWS if n_samples is None else n_samples
+    recorder = StopRecorder(callback)
+    of_field: dict[str, Any] = {
+        "n_probes": n_probes,
+        "dtype": dtype,
+        "memory_budget": memory_budget,
+    }
+    # Eq. (9), and section 5.1: a mode and the metric M there.
+    field = StochasticGradient(posterior, roulette=roulette, **of_field)
+    start = set_up(field, rng=rng, rank=rank, starts=starts, callback=recorder)
+    if recorder.stopped or not start.converged:
+        return _mode_alone(sampler, start, STOPPED if recorder.stopped else _REFUSED)
+    generator = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
+    error = 0.0
+    if sampler == "sgld":  # as in the paper: no preconditioner, probes of entries +-1
+        plain = StochasticGradient(posterior, rank=0, **of_field)
+        plain.solver = dict(start.field.solver)
+        target = SampledGradient(plain)
+    else:
+        try:
+            target, error = _anchored(start, generator, memory_budget, recorder)
+        except Stopped:
+            return _mode_alone(sampler, start, STOPPED)
+    # Eq. (5), chains from N(mode, M) in coordinates whitened by M.
+    found = stochastic_langevin(
+        target,
+        start.mode,
+        start.covariance,
+        rng=rng,
+        sampler=sampler,
+        schedule=_schedule(sampler, schedule, posterior.n_dims, n_warmup + n_draws),
+        bounds=posterior.bounds,
+        n_chains=n_chains,
+        n_warmup=n_warmup,
+        n_draws=n_draws,
+        target_ess=target_ess,
+        max_r_hat=MAX_R_HAT,
+        n_jobs=_workers(n_jobs, n_chains, start.field, memory_budget),
+        every=iterations_between_calls(len(posterior.data.y)),
+        callback=recorder,
+    )
+    if found.points.shape[1] == 0:
+        return _mode_alone(sampler, start, STOPPED if recorder.stopped else _NONE_KEPT)
+    spent = target.anchor.n_gradients if target.anchor else 0
+    return samples_of_chains(
+        found, sampler, start.mode, chain_problems(found, sampler, target_ess, error),
+        n_entries=len(target.anchor.bank) if target.anchor else 0, rank=target.field.rank,
+        n_gradients=start.n_gradients + spent + found.n_gradients,
+    )  # fmt: skip
+
+
+def _check(**given: str) -> None:
+    known = {
+        "sampler": SAMPLERS["cg"],
+        "schedule": ("constant", "paper"),
+        "roulette": ("adaptive", "paper"),
+    }
+    for name, value in given.items():
+        if value not in known[name]:
+            raise ValueError(f"{name} must be one of {known[name]}, got {value!r}.")
+
+
+def _schedule(sampler: str, schedule: str, n_dims: int, n_iterations: int) -> PowerSchedule | float:
+    """Whitened steps, eq. (6) for "paper"."""
+    if schedule == "paper" and n_iterations > 1:
+        return PowerSchedule.between(FIRST_STEP, LAST_STEP, n_iterations)
+    constant = {"sgld": FIRST_STEP, "mala": MALA_STEP}
+    return constant.get(sampler, STEP_FEW if n_dims <= FEW_DIMS else STEP)
+
+
+def _anchored(
+    start: SetUp, generator: torch.Generator, memory_budget: float, recorder: StopRecorder
+) -> tuple[SampledGradient, float]:
+    """Gradients anchored at the mode, and the variance of the mean there, whitened."""
+    field = start.field
+    size = field.n_probes * (len(field.posterior.data.y) + field.rank)
+    affordable = int(BANK_MEMORY * memory_budget / (size * field.operator.dtype.itemsize))
+    noise = start.noise if math.isfinite(start.noise) else math.inf
+    n_entries = math.ceil(min(max(noise / BANK_ERROR, BANK), LARGEST_BANK, max(affordable, 2)))
+    n_probes = math.ceil(min(field.n_probes * noise / MEAN_ERROR, MOST_MEAN_PROBES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # the error measured tells
+        anchor = make_anchor(
+            field, start.mode, generator, n_entries=n_entries, n_probes=n_probes,
+            tell=recorder.check,
+        )  # fmt: skip
+    factor = np.linalg.cholesky(start.covariance)
+    error = np.linalg.eigvalsh(factor.T @ anchor.mean_covariance @ factor)[-1]
+    return SampledGradient(field, anchor), float(error)
+
+
+def _workers(n_jobs: int | None, n_chains: int, field: StochasticGradient, budget: float) -> int:
+    """How many workers: each makes a kernel matrix of its own, where it is stored."""
+    n_workers, operator = min(effective_n_jobs(n_jobs), n_chains), field.operator
+    if operator.stored:
+        matrix = operator.dtype.itemsize * len(field.posterior.data.y) ** 2
+        n_workers = min(n_workers, int(budget / matrix))
+    return max(1, n_workers)
+
+
+def _mode_alone(sampler: str, start: SetUp, problem: str) -> PosteriorSamples:
+    """The mode as the only sample."""
+    diagnostics = outcome(
+        sampler, [*start.problems, problem], ess=1.0, n_gradients=start.n_gradients,
+        rank=start.field.rank,
+    )  # fmt: skip
+    return single_sample(start.mode, math.nan, diagnostics)
+
+
+# ---- eq. (3): predictions
+
+
+def predictive_mixture(
+    kernel: Any,
+    data: Data,
+    samples: PosteriorSamples,
+    n_keep: int | str,  # S, of equal weight, or "auto"
+    plan: Plan,
+    rng: np.random.Generator,
+    *,
+    double: bool,  # whether kernel products of "cg" are in float64, where that fits
+    memory_budget: float,
+    rank: int | str,
+) -> MixtureState:
+    """The mixture of the exact GPs of some samples, equal ones merged."""
+    n, exact = len(data.y), plan.solver == "cholesky"
+    double = double and 8.0 * n**2 <= memory_budget
+    settings: dict[str, Any] = {
+        "solver": plan.solver,
+        "dtype": torch.float64 if double else torch.float32,
+        "memory_budget": min(memory_budget, FACTOR_BYTES) if exact else memory_budget,
+        "rank": min(STATE_RANK, n // 2) if rank == "auto" else min(int(rank), n),
+    }
+
+    def of_size(size: int) -> MixtureState:
+        kept, counts = np.unique(samples.keep(size, rng), return_counts=True)
+        return MixtureState(kernel, data, samples.u[kept], counts, **settings)
+
+    size = min(PILOT_SAMPLES, len(samples.u)) if n_keep == "auto" else int(n_keep)
+    if n_keep == "auto" and size > 1:
+        size = samples_needed(of_size(size), probe_rows(data.X.cpu().numpy(), rng))
+    return of_size(size)

@@ -1,1 +1,0 @@
-"""Gaussian process regression with a posterior over the hyper-parameters."""
