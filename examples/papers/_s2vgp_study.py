@@ -19,7 +19,7 @@ from skgp.inference.markov.state import SeriesState
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence, VariationalEvidence
 from skgp.learning.markov.search import maximise
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Gaussian
 
 Row = dict[str, Any]
 State = SeriesState | InducingState
@@ -93,7 +93,7 @@ def learn_gaussian(
     kernels: list[Any], series: Series, knots: Tensor | None = None, noise: float = 0.1
 ) -> GaussianFit:
     """Fit by the evidence, or by its bound where there are knots; the best of several starts."""
-    family = GaussianFamily(noise, (1e-8, 10.0))
+    family = Gaussian(noise, bounds=(1e-8, 10.0))
     objective = GaussianEvidence(series) if knots is None else VariationalEvidence(series, family)
     searches = [maximise(kernel, objective, family, knots=knots) for kernel in kernels]
     best = max(searches, key=lambda search: search.value)
@@ -104,13 +104,13 @@ def condition_gaussian(
     kernel: Any, noise: float, series: Series, knots: Tensor | None = None
 ) -> GaussianFit:
     """The same at given hyper-parameters."""
-    family = GaussianFamily(noise, (noise, noise))
+    family = Gaussian(noise, bounds=(noise, noise))
     if knots is None:
         log_noise = torch.tensor([math.log(noise)], dtype=torch.float64)
         value = GaussianEvidence(series)(dynamics_of(kernel), log_noise).value
         state: State = SeriesState(kernel, series.times, *series.gaussian_sites(noise), 0.0)
     else:
-        likelihood = family.make(torch.tensor([math.log(noise)], dtype=torch.float64))
+        likelihood = family.with_parameters(torch.tensor([math.log(noise)], dtype=torch.float64))
         # The first sites of Gaussian noise are the best.
         found = fit_inducing(dynamics_of(kernel), knots, series, likelihood, max_iter=1)
         value, state = found.elbo, InducingState(kernel, knots, found.sites)

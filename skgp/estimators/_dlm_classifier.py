@@ -19,7 +19,6 @@ from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
 # Rows below which none are left out to choose how classes are coupled ...
@@ -373,7 +372,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
 
     def _log_loss_or_bound(self, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say."""
-        family = FixedFamily(Bernoulli(self.likelihood))
+        family = Bernoulli(self.likelihood)
         return self._objective(self.objective, family, learn=learn)
 
     # ---- prediction ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from skgp.learning.sparse.evidence import has_evidence
 from skgp.learning.sparse.exact import is_conjugate, sparse_posterior
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
 from skgp.learning.sparse.settings import Settings
-from skgp.likelihoods.families import Family, GaussianFamily
+from skgp.likelihoods import Likelihood
 from skgp.models.dlm.beta_path import fit_beta_path
 from skgp.models.dlm.fit import SparseFit, fit_sparse
 from skgp.models.dlm.streaming import update
@@ -79,7 +79,7 @@ class SparseGPMixin:
         options("validation_fraction", early_stopping=(True, "auto"), beta=("auto",)),
     )
 
-    def _objective(self, name: str, family: Family, *, learn: bool = True) -> Objective:
+    def _objective(self, name: str, family: Likelihood, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say; `learn` allows hyper-parameters to move."""
         learn = learn and self._learns
         return Objective(
@@ -106,7 +106,7 @@ class SparseGPMixin:
         few = n_rows <= _FEW_PER_INDUCING * n_inducing
         enough = n_rows >= _FEW_ROWS and not few
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
-        exact = n_rows <= n_inducing or not isinstance(objective.family, GaussianFamily)
+        exact = n_rows <= n_inducing or not objective.family.is_gaussian
         dense = few and exact and n_rows <= _DENSE_ROWS and has_evidence(objective, kernels)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")

@@ -24,11 +24,8 @@ from skgp.estimators.defaults import (
     LIKELIHOOD_ELEMENTS,
     MAX_EXPONENT,
 )
-from skgp.likelihoods import Gaussian, Laplace, NumericLikelihood, Poisson, StudentT
+from skgp.likelihoods import NumericLikelihood
 from skgp.linalg.exceptions import NumericalWarning
-
-#: Likelihoods that add noise of median 0 to f: a prediction is f itself, not a function of it.
-_ADDITIVE = (Gaussian, Laplace, StudentT)
 
 
 class GaussianPredictive:
@@ -100,7 +97,7 @@ class LikelihoodPredictive(GaussianPredictive):
     @property
     def _predicts_latent(self) -> bool:
         """Whether the mean of z (where there is none, its median) is that of f."""
-        return self._likelihood is None or isinstance(self._likelihood, _ADDITIVE)
+        return self._likelihood is None or self._likelihood.is_additive
 
     def _additive_variance(self) -> float:
         """Return the variance of z given f; infinite where it is.
@@ -142,7 +139,7 @@ class LikelihoodPredictive(GaussianPredictive):
         var = clip_variance(covariance.diagonal())
         mean_z, var_z = self._predictive_moments(mean, var, offset)
         # Given f, observations are independent: off the diagonal only their means vary together.
-        if isinstance(self._likelihood, Poisson) and self._likelihood.link == "exp":
+        if self._likelihood.has_log_link:
             joint = exponential_covariance(mean if offset is None else mean + offset, covariance)
         else:
             joint = link_covariance(self._conditional_mean, mean, covariance)
@@ -165,7 +162,7 @@ class LikelihoodPredictive(GaussianPredictive):
     def _predictive_log_density(self, z, mean, var, offset=None):
         if self._likelihood is None:
             return super()._predictive_log_density(z, mean, var)
-        if isinstance(self._likelihood, Poisson):
+        if self._likelihood.is_count:
             check_counts(z)
         return self._of_likelihood("log_predictive", z, mean, var, offset=offset)
 

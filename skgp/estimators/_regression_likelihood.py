@@ -1,5 +1,6 @@
-"""The likelihoods of the sparse regressors: their parameters, their families, what a fit tells."""
+"""The likelihoods of the sparse regressors: their parameters, what a fit tells."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.estimators._validation import offset_of_mean
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
-from skgp.likelihoods import NumericLikelihood, Poisson
-from skgp.likelihoods.families import Family, FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Gaussian, Likelihood, NumericLikelihood, Poisson, StudentT
 
 
 class RegressionLikelihood:
@@ -43,7 +43,7 @@ class RegressionLikelihood:
                 f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
             )
 
-    def _family(self, white: WhiteKernel | None, *, floor: float | None = None) -> Family:
+    def _family(self, white: WhiteKernel | None, *, floor: float | None = None) -> Likelihood:
         """The likelihood and its free parameters.
 
         Parameters
@@ -55,18 +55,21 @@ class RegressionLikelihood:
         """
         floor = self._noise_floor if floor is None else floor
         if self.likelihood == "poisson" or white is None:
-            return FixedFamily(Poisson(self.link))
+            return Poisson(self.link)
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
             low, high = map(float, np.ravel(white.noise_level_bounds))
             bounds = min(max(low, floor), high), high
         if self.likelihood == "gaussian":
-            return GaussianFamily(level, bounds)
-        if self.degrees_of_freedom == "auto":
-            return StudentTFamily(level, bounds, DF_START, DF_BOUNDS)
-        df = float(self.degrees_of_freedom)
-        return StudentTFamily(level, bounds, df, (df, df))
+            return Gaussian(level, bounds=bounds)
+        free = self.degrees_of_freedom == "auto"
+        return StudentT(
+            math.sqrt(level),
+            DF_START if free else float(self.degrees_of_freedom),
+            scale_bounds=(math.sqrt(bounds[0]), math.sqrt(bounds[1])),
+            df_bounds=DF_BOUNDS if free else None,
+        )
 
     def _offset(self, total: float, weight: float) -> float:
         """Prior mean of f: 0 of a standardised target, else that of the mean count.
@@ -97,7 +100,7 @@ class RegressionLikelihood:
         self._likelihood = None
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
-        likelihood = self._family(white).make(parameters)
+        likelihood = self._family(white).with_parameters(parameters)
         if self.likelihood == "poisson" or white is None:
             self._likelihood = likelihood
             return

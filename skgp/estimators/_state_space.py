@@ -259,7 +259,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=counts)
         log_exposure = self._training_offset(exposure, n_rows, given)
         family = self._family(None if counts else split_noise(self.kernel_)[1])
-        likelihood = family.make(to_tensor(self._likelihood_parameters))
+        likelihood = family.with_parameters(to_tensor(self._likelihood_parameters))
         backend = self._resolve_backend()
         self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend, log_exposure)
         return self

@@ -16,7 +16,6 @@ from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.inference.markov.left_out import left_out_moments
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily
 
 # Of a latent function, in units of the link: probabilities of about .1 to .9 to start with.
 _VARIANCE = 4.0
@@ -228,7 +227,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
                 self._learn_rows(session, X, codes, sample_weight)
             return self
         targets = list(one_vs_rest(codes, len(self.classes_)).T)
-        family = FixedFamily(self._likelihood)
+        family = self._likelihood
         backend = self._resolve_backend()
         self._add(X, targets, sample_weight, self._likelihood, family, backend)
         return self
@@ -247,7 +246,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
                 X,
                 list(Y.T),
                 sample_weight,
-                FixedFamily(self._likelihood),
+                self._likelihood,
                 self.offset_.tolist(),
                 signals,
                 self._resolve_backend(),

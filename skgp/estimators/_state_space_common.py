@@ -29,7 +29,6 @@ from skgp.inference.markov.inducing.state import InducingState
 from skgp.inference.markov.state import SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
-from skgp.likelihoods.families import Family, GaussianFamily
 from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
 from skgp.models.state_space.fit import fit_series
 from skgp.models.state_space.streaming import add_rows
@@ -115,7 +114,7 @@ class StateSpaceMixin:
         X: np.ndarray,
         targets: Sequence[np.ndarray],
         weight: np.ndarray | None,
-        family: Family,
+        family: Likelihood,
         offsets: Sequence[float],
         signals: list[Kernel | None],
         backend: Backend,
@@ -185,7 +184,7 @@ class StateSpaceMixin:
         self,
         kernels: list[Kernel],
         rows: Rows,
-        family: Family,
+        family: Likelihood,
         offsets: Sequence[float],
         start: Tensor | None,
         search: dict[str, Any],
@@ -211,7 +210,7 @@ class StateSpaceMixin:
         self,
         kernels: Sequence[list[Kernel]],
         data: Rows | AdditiveStatistics,
-        family: Family,
+        family: Likelihood,
         **options: Any,
     ) -> list[AdditiveState]:
         """Fit additive models with some kernels, one a column, for every target."""
@@ -242,9 +241,9 @@ class StateSpaceMixin:
             [value for fit in fits for value in fit.history],
         )
 
-    def _stream_of(self, rows: Rows, family: Family) -> Rows | AdditiveStatistics:
+    def _stream_of(self, rows: Rows, family: Likelihood) -> Rows | AdditiveStatistics:
         """What to keep of rows so that others can join them."""
-        if not isinstance(family, GaussianFamily) or len(rows.x) <= _FEW_ROWS:
+        if not family.is_gaussian or len(rows.x) <= _FEW_ROWS:
             return rows
         y = rows.y[:, 0]
         bins = make_bins(rows.x, rows.weight, n_bins=self._n_bins())
@@ -258,7 +257,7 @@ class StateSpaceMixin:
         targets: Sequence[np.ndarray],
         weight: np.ndarray | None,
         likelihood: Likelihood,
-        family: Family,
+        family: Likelihood,
         backend: Backend,
         log_exposure: np.ndarray | None = None,
     ) -> None:
@@ -279,7 +278,7 @@ class StateSpaceMixin:
         ]
         self._states = pickle.loads(pickle.dumps(states))
 
-    def _add_to_columns(self, rows: Rows, family: Family) -> None:
+    def _add_to_columns(self, rows: Rows, family: Likelihood) -> None:
         """The additive part of `_add`."""
         if self._stream is None:
             raise ValueError(

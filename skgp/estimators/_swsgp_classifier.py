@@ -14,8 +14,7 @@ from skgp.estimators._labels import one_vs_rest
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_labels import LabelsMixin
 from skgp.learning.coupling import FEW_ROWS_COUPLING
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily
+from skgp.likelihoods import Bernoulli, Likelihood
 
 
 class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
@@ -355,8 +354,8 @@ class SWSGPClassifier(LabelsMixin, SWSGPMixin, BaseGPClassifier):
     def _coupling(self) -> float:
         return self.coupling_
 
-    def _family(self) -> FixedFamily:
-        return FixedFamily(Bernoulli(self.likelihood))
+    def _family(self) -> Likelihood:
+        return Bernoulli(self.likelihood)
 
     # ---- prediction ------------------------------------------------------------------------
 

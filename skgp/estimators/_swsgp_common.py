@@ -32,7 +32,7 @@ from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.streaming import localized, update, update_full
 from skgp.learning.local.prior import Settings
-from skgp.likelihoods.families import Family
+from skgp.likelihoods import Likelihood
 from skgp.models.swsgp import fit_swsgp
 
 # Inducing points by default: one a row, up to so many.
@@ -242,7 +242,7 @@ class SWSGPMixin:
     def _fit_variational(
         self,
         kernel: Kernel,
-        family: Family,
+        family: Likelihood,
         data: Data,
         offset: np.ndarray,
         backend: Backend,
@@ -309,7 +309,7 @@ class SWSGPMixin:
         chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
         return data.take(chosen.sort().values)
 
-    def _update_variational(self, data: Data, family: Family, backend: Backend) -> None:
+    def _update_variational(self, data: Data, family: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
 
         Raises
@@ -330,7 +330,7 @@ class SWSGPMixin:
         M = min(max(room, state.n_inducing), state.n_inducing + len(data))
         self._each_row = self._each_row and state.n_inducing + len(data) <= room
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
-        likelihood = family.make(state.likelihood.to(backend.device)).at(data.offset)
+        likelihood = family.with_parameters(state.likelihood.to(backend.device)).at(data.offset)
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
         steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
         if closed and H >= M:

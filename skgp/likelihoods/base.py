@@ -13,7 +13,14 @@ from torch import Tensor
 from skgp.likelihoods import quadrature
 from skgp.linalg.tensor_state import TensorState
 
-__all__ = ["Likelihood", "NumericLikelihood", "aligned", "check_positive", "check_var"]
+__all__ = [
+    "Likelihood",
+    "NumericLikelihood",
+    "aligned",
+    "check_positive",
+    "check_var",
+    "free_parameter",
+]
 
 
 class Likelihood(TensorState, abc.ABC):
@@ -38,9 +45,18 @@ class Likelihood(TensorState, abc.ABC):
     information : float
         Greatest Fisher information :math:`-E[\partial^2 \log p(y \mid f)]` over all f.
     is_gaussian : bool
-        Whether log p is a parabola in f: a posterior of closed form.
-    is_log_concave : bool
-        Whether log p is concave in f.
+        Whether noise is additive and Gaussian: posteriors are in closed form.
+    is_additive : bool
+        Whether y is f plus noise of median 0: a prediction of y is that of f.
+    is_log_concave, is_smooth : bool
+        Whether log p is concave, and twice differentiable, in f: where both, Newton's method finds
+        the mode of the posterior.
+    is_numeric : bool
+        Whether y is a number, not a label.
+    is_count : bool
+        Whether y is a count, which may have an exposure (`at`).
+    has_log_link : bool
+        Whether E[y | f] is the exponential of f.
 
     Notes
     -----
@@ -50,12 +66,45 @@ class Likelihood(TensorState, abc.ABC):
     """
 
     information = math.inf
-    is_gaussian = False
-    is_log_concave = True
+    is_log_concave = is_smooth = True
+    is_gaussian = is_additive = is_numeric = is_count = has_log_link = False
 
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)
         self.n_points = n_points
+
+    # ---- free parameters: their logarithms, (p,), are what an optimiser moves -----------------
+
+    def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        """Initial value and bounds of each, all positive; `with_parameters` takes their logs."""
+        return ()
+
+    def with_parameters(self, parameters: Tensor) -> "Likelihood":
+        """The likelihood at the logarithms of its free parameters, (p,); differentiable."""
+        return self
+
+    def initial(self, like: Tensor) -> Tensor:
+        """Logarithms of the initial values, (p,), in the dtype and on the device of `like`."""
+        return like.new_tensor([math.log(value) for value, _, _ in self.free_parameters()])
+
+    def box(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of the logarithms, each (p,)."""
+        free = self.free_parameters()
+        return (
+            like.new_tensor([math.log(low) for _, low, _ in free]),
+            like.new_tensor([math.log(high) for _, _, high in free]),
+        )
+
+    def gaussian_noise(self, parameters: Tensor) -> Tensor:
+        """Variance of Gaussian noise, a scalar, differentiable in the parameters."""
+        raise TypeError(f"{type(self).__name__} noise is not Gaussian.")
+
+    def additive_variance(self) -> float:
+        """Variance of y given f; infinite where it is, NaN where it depends on f."""
+        zero = torch.zeros((), dtype=torch.float64)
+        return float(self._conditional_var(zero)) if self.is_additive else math.nan
+
+    # ---- offsets ------------------------------------------------------------------------------
 
     def at(self, offset: Tensor | None) -> "Likelihood":
         """The likelihood of observations with given offsets: log-exposures of counts.
@@ -344,6 +393,8 @@ class NumericLikelihood(Likelihood):
     A subclass writes ``_cdf``, ``_quantile`` and ``_sample`` besides what `Likelihood` asks for.
     """
 
+    is_numeric = True
+
     def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`.
 
@@ -459,6 +510,14 @@ def check_positive(name: str, value: float | Tensor, remedy: str) -> None:
     number = torch.as_tensor(value).detach()
     if not ((number > 0) & number.isfinite()).all():
         raise ValueError(f"{name} must be positive and finite; got {value!r}. {remedy}")
+
+
+def free_parameter(
+    value: float | Tensor, bounds: tuple[float, float] | None
+) -> tuple[float, float, float]:
+    """A value with its bounds; None keeps it."""
+    value = float(value)
+    return value, *((value, value) if bounds is None else bounds)
 
 
 def _check_finite(y: Tensor) -> None:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods.base import NumericLikelihood, check_positive
+from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
 
 __all__ = ["Gaussian"]
 
@@ -18,6 +18,8 @@ class Gaussian(NumericLikelihood):
     noise_variance : float or Tensor broadcastable to the observations
         :math:`\sigma^2 > 0` in the units of y squared; a tensor may require a gradient. One value
         per observation expresses known noise or sample weights (:math:`\sigma^2 / weight`).
+    bounds : (float, float), optional
+        Within which the variance is learned; by default it is kept.
 
     Raises
     ------
@@ -41,13 +43,24 @@ class Gaussian(NumericLikelihood):
     tensor([-1.7371], dtype=torch.float64)
     """
 
-    is_gaussian = True
+    is_gaussian = is_additive = True
 
-    def __init__(self, noise_variance: float | Tensor) -> None:
+    def __init__(
+        self, noise_variance: float | Tensor, *, bounds: tuple[float, float] | None = None
+    ) -> None:
         super().__init__()
         remedy = "For nearly noise-free data use a small positive value such as 1e-6."
         check_positive("noise_variance", noise_variance, remedy)
-        self.noise_variance = noise_variance
+        self.noise_variance, self.bounds = noise_variance, bounds
+
+    def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        return (free_parameter(self.noise_variance, self.bounds),)
+
+    def with_parameters(self, parameters: Tensor) -> "Gaussian":
+        return Gaussian(self.gaussian_noise(parameters))
+
+    def gaussian_noise(self, parameters: Tensor) -> Tensor:
+        return parameters[0].exp()
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return _log_normal(y - f, self._noise(f))

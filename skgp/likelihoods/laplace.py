@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods.base import NumericLikelihood, check_positive
+from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
 
 __all__ = ["Laplace"]
 
@@ -36,6 +36,8 @@ class Laplace(NumericLikelihood):
     scale : float or Tensor broadcastable to the observations
         :math:`b > 0` in the units of y; a tensor may require a gradient. The standard deviation of
         the noise is :math:`\sqrt 2\, b`.
+    bounds : (float, float), optional
+        Within which the scale is learned; by default it is kept.
 
     Raises
     ------
@@ -55,11 +57,19 @@ class Laplace(NumericLikelihood):
     tensor([-1.7956], dtype=torch.float64)
     """
 
-    def __init__(self, scale: float | Tensor) -> None:
+    is_additive, is_smooth = True, False
+
+    def __init__(self, scale: float | Tensor, *, bounds: tuple[float, float] | None = None) -> None:
         super().__init__()
         remedy = "For nearly noise-free data use a small positive value such as 1e-3."
         check_positive("scale", scale, remedy)
-        self.scale = scale
+        self.scale, self.bounds = scale, bounds
+
+    def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        return (free_parameter(self.scale, self.bounds),)
+
+    def with_parameters(self, parameters: Tensor) -> "Laplace":
+        return Laplace(parameters[0].exp())
 
     def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         r, scale = y - mean, self._scale(mean)

@@ -84,6 +84,8 @@ class Poisson(NumericLikelihood):
     tensor([ 4., 15.], dtype=torch.float64)
     """
 
+    is_count = True
+
     def __init__(
         self, link: str = "exp", *, n_points: int = 20, offset: Tensor | None = None
     ) -> None:
@@ -91,6 +93,7 @@ class Poisson(NumericLikelihood):
         if link not in _LINKS:
             raise ValueError(f"link must be one of {tuple(_LINKS)}; got {link!r}.")
         self.link, self.offset = link, offset
+        self.has_log_link = link == "exp"
 
     def at(self, offset: Tensor | None) -> "Poisson":
         return Poisson(self.link, n_points=self.n_points, offset=offset)

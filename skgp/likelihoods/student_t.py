@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
-from skgp.likelihoods.base import NumericLikelihood, check_positive
+from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
 
 __all__ = ["StudentT"]
 
@@ -63,6 +63,8 @@ class StudentT(NumericLikelihood):
     df : float or Tensor broadcastable to the observations, default=4.0
         :math:`\nu > 0`; a tensor may require a gradient. 1 is the Cauchy distribution, and the
         normal one is the limit of large values.
+    scale_bounds, df_bounds : (float, float), optional
+        Within which they are learned; by default they are kept.
     n_points : int, default=20
         Gauss-Hermite nodes of the expected log-density for narrow latent variables.
 
@@ -83,17 +85,31 @@ class StudentT(NumericLikelihood):
     tensor([-8.4423], dtype=torch.float64)
     """
 
-    is_log_concave = False
+    is_additive, is_log_concave = True, False
 
     def __init__(
-        self, scale: float | Tensor, df: float | Tensor = 4.0, *, n_points: int = 20
+        self,
+        scale: float | Tensor,
+        df: float | Tensor = 4.0,
+        *,
+        scale_bounds: tuple[float, float] | None = None,
+        df_bounds: tuple[float, float] | None = None,
+        n_points: int = 20,
     ) -> None:
         super().__init__(n_points=n_points)
         remedy = "For nearly noise-free data use a small positive value such as 1e-3."
         check_positive("scale", scale, remedy)
         check_positive("df", df, "For nearly Gaussian noise use a large value such as 200.")
-        self.scale = scale
-        self.df = df
+        self.scale, self.df = scale, df
+        self.scale_bounds, self.df_bounds = scale_bounds, df_bounds
+
+    def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        scale, low, high = free_parameter(self.scale, self.scale_bounds)
+        return (scale**2, low**2, high**2), free_parameter(self.df, self.df_bounds)
+
+    def with_parameters(self, parameters: Tensor) -> "StudentT":
+        scale, df = (0.5 * parameters[0]).exp(), parameters[1].exp()
+        return StudentT(scale, df, n_points=self.n_points)
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         c, df = self._unit(f), self._df(f)

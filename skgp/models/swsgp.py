@@ -72,8 +72,7 @@ from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import Family
+from skgp.likelihoods import Bernoulli, Likelihood
 from skgp.optim.lbfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
@@ -100,7 +99,7 @@ class SWSGPFit:
 
 def fit_swsgp(
     kernel,
-    family: Family,
+    family: Likelihood,
     data: Data,
     Z: Tensor,
     position: Tensor,
@@ -116,7 +115,7 @@ def fit_swsgp(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    family : Family
+    family : Likelihood
         The likelihood, at the parameters that it starts from.
     data : Data
         n rows; labels as in `skgp.likelihoods`, one column a latent function.
@@ -165,7 +164,7 @@ class _Fitter:
         self.history: dict[str, list[float]] = {"prior": [], "solve": [], "polish": []}
         parameters = family.initial(data.X)
         self.has_parameters = parameters.numel() > 0
-        self.is_gaussian = family.make(parameters).is_gaussian
+        self.is_gaussian = family.with_parameters(parameters).is_gaussian
         # Gaussian noise was learned with the kernel; any other in turns with q.
         self.moves_likelihood = (
             settings.learn_hyperparameters and self.has_parameters and not self.is_gaussian
@@ -236,7 +235,7 @@ class _Fitter:
             found = fit_sites(
                 system,
                 self.data.y,
-                self.family.make(state.likelihood).at(self.data.offset),
+                self.family.with_parameters(state.likelihood).at(self.data.offset),
                 offset=state.offset,
                 start=start,
                 max_iter=s.max_iter
@@ -268,7 +267,7 @@ class _Fitter:
         mean = state.offset + mean
 
         def loss(free: dict[str, Tensor]) -> Tensor:
-            likelihood = self.family.make(free["likelihood"]).at(self.data.offset)
+            likelihood = self.family.with_parameters(free["likelihood"]).at(self.data.offset)
             rows = likelihood.expected_log_prob(self.data.y, mean, var)
             return -self.data.weighted_sum(rows) / self.data.total
 
@@ -285,7 +284,10 @@ class _Fitter:
         mean, var = system.moments(found.q)
         left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
         mean = state.offset + left * (mean / var - found.sites.shift)
-        likelihood = cast(Bernoulli, self.family.make(state.likelihood))  # others have one column
+        likelihood = self.family.with_parameters(state.likelihood)
+        likelihood = cast(Bernoulli, likelihood)  # others have one column
+            Bernoulli, self.family.with_parameters(state.likelihood)
+        )  # others have one column
         return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
 
     def _adam(self, state: SWSGPState, kl_weight: float) -> tuple[SWSGPState, int]:

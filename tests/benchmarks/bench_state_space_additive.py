@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp.kernels import gram
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Gaussian
 from skgp.models.state_space.additive import fit_additive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def flights():
 def fit(X, y, **options):
     """A Matern-3/2 for every column, of length scales from its spread; the state and seconds."""
     kernels = [0.1 * Matern(s, (1e-3 * s, 1e3 * s), nu=1.5) for s in X.std(0).tolist()]
-    family = GaussianFamily(0.9, (1e-6, 10.0))
+    family = Gaussian(0.9, bounds=(1e-6, 10.0))
     start = time.process_time()
     state = fit_additive(kernels, X, y, None, family, **options)
     return state, time.process_time() - start

@@ -20,8 +20,7 @@ from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.training import collapsed_posterior
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)
@@ -74,7 +73,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
     y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
     weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
-    data, family = Data(X, y, weight), GaussianFamily(0.3, (0.3, 0.3))
+    data, family = Data(X, y, weight), Gaussian(0.3, bounds=(0.3, 0.3))
     objective = Objective(family, "elbo", beta=0.7)
     kernel = ConstantKernel(2.0) * RBF(1.0)
     prior = SparseState.prior(kernel, family.initial(X), X[:6] + 0.1, X.new_zeros(1))
@@ -82,7 +81,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     def posterior(rows):
         return prior.with_posterior(*collapsed_posterior(prior, rows, objective)).posterior()
 
-    likelihood = family.make(prior.likelihood)
+    likelihood = family.with_parameters(prior.likelihood)
     mean, var = left_out_moments(posterior(data), data, objective, likelihood)
     for row in (0, 7, 19):
         others = torch.arange(20) != row

@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood
-from skgp.likelihoods.families import Family
 from skgp.optim.loop import NonFiniteLossError
 
 __all__ = ["Ascent", "Point", "SiteBound", "climb", "expectations", "likelihood_gradient"]
@@ -286,7 +285,7 @@ def expectations(
 
 
 def likelihood_gradient(
-    family: Family,
+    family: Likelihood,
     parameters: Tensor,
     rows: tuple[Tensor, Tensor, Tensor],
     weighted: Callable[[Tensor], Tensor],
@@ -295,7 +294,7 @@ def likelihood_gradient(
 
     Parameters
     ----------
-    family : Family
+    family : Likelihood
     parameters : Tensor of shape (p,)
     rows : tuple of three Tensor of shape (n,)
         Targets, means and variances of f.
@@ -306,5 +305,5 @@ def likelihood_gradient(
         return parameters
     leaf = parameters.detach().requires_grad_()
     with torch.enable_grad():
-        expected = family.make(leaf).expected_log_prob(*rows)
+        expected = family.with_parameters(leaf).expected_log_prob(*rows)
         return torch.autograd.grad(weighted(expected).sum(), leaf)[0]

@@ -163,7 +163,7 @@ class SWSGPState(TensorState):
     """
 
     kernel: Any  # covariance of f, without noise; its bounds hold while training
-    likelihood: Tensor  # (p,); free parameters (see `skgp.likelihoods.families`)
+    likelihood: Tensor  # (p,); free parameters (`Likelihood.free_parameters`)
     Z: Tensor  # (M, d)
     mean: Tensor  # (M, c); m
     var: Tensor | None  # (M, c); diagonal of S, positive, where the covariance is diagonal

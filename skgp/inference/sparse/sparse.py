@@ -295,7 +295,7 @@ class SparseState:
     kernel : sklearn kernel expression
         Covariance of f, without noise; its bounds hold while training.
     likelihood : Tensor of shape (p,)
-        Free parameters of the likelihood (see `skgp.likelihoods.families`).
+        Free parameters of the likelihood (logarithms; see `Likelihood.free_parameters`).
     Z : Tensor of shape (M, d)
     mean : Tensor of shape (M, c)
     root : Tensor of shape (c, M, M)

@@ -84,7 +84,7 @@ def negative_log_predictive(
     state: SWSGPState, data: Data, active: Tensor, objective: Objective
 ) -> Tensor:
     """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
-    likelihood = objective.family.make(state.likelihood).at(data.offset)
+    likelihood = objective.family.with_parameters(state.likelihood).at(data.offset)
     mean, var = latent_moments(state, data.X, active)
     return -likelihood.log_predictive(data.y, mean, var).sum(1)
 

@@ -53,7 +53,6 @@ from skgp.learning.local.defaults import (
 from skgp.learning.selection import choose, held_out_rows
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
-from skgp.likelihoods.families import Family
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -131,7 +130,7 @@ class Prior:
 
 def find_prior(
     kernel,
-    family: Family,
+    family: Likelihood,
     data: Data,
     Z: Tensor,
     position: Tensor,
@@ -145,7 +144,7 @@ def find_prior(
     Arguments as of :func:`~skgp.models.swsgp.fit_swsgp`; the callback is called after each trial,
     and True ends the search.
     """
-    likelihood = family.make(family.initial(Z))
+    likelihood = family.with_parameters(family.initial(Z))
     learn = settings.learn_hyperparameters
     low, high = amplitude_range(kernel) if learn else (1.0, 1.0)
     learn_kl = learn and settings.kl_weight is None and settings.n_neighbors < len(Z)

@@ -16,7 +16,6 @@ from torch import Tensor
 from skgp.inference.markov.additive.state import AdditiveState, Outcome
 from skgp.inference.markov.natural import Point, SiteBound, climb, likelihood_gradient
 from skgp.likelihoods import Likelihood
-from skgp.likelihoods.families import Family
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 
 __all__ = ["Evaluation", "Objective", "Posterior", "Rows", "VariationalRows"]
@@ -119,7 +118,7 @@ class VariationalRows:
     Parameters
     ----------
     rows : Rows
-    family : Family
+    family : Likelihood
     max_iter : int, default=50
         Steps of an evaluation.
     tol : float, default=1e-6
@@ -127,7 +126,7 @@ class VariationalRows:
     """
 
     def __init__(
-        self, rows: Rows, family: Family, *, max_iter: int = 50, tol: float = 1e-6
+        self, rows: Rows, family: Likelihood, *, max_iter: int = 50, tol: float = 1e-6
     ) -> None:
         self.rows, self.family = rows, family
         self.total = float(rows.weighted(torch.ones_like(rows.y)).sum())
@@ -135,7 +134,7 @@ class VariationalRows:
         self._sites: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, dynamics: Sequence[Any], parameters: Tensor) -> Evaluation:
-        likelihood = self.family.make(parameters)
+        likelihood = self.family.with_parameters(parameters)
         bound = _RowsBound(self.rows, self.rows.prior(dynamics), likelihood, self.total)
         point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol).point
         self._sites = point.beta, point.weight

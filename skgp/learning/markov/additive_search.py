@@ -12,7 +12,7 @@ from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.learning.markov.additive_objectives import Objective
 from skgp.learning.markov.kernel_parameters import KernelParameters
-from skgp.likelihoods.families import Family
+from skgp.likelihoods import Likelihood
 from skgp.optim.lbfgs import LBFGSResult, minimize_lbfgs
 
 __all__ = ["AdditiveSearch"]
@@ -30,7 +30,7 @@ class AdditiveSearch:
     ----------
     kernels : sequence of Kernel
         One a component; where the search starts.
-    family : Family
+    family : Likelihood
         Of the likelihood.
     parameters : Tensor of shape (p,) or None
         Of the likelihood, to start from.
@@ -43,7 +43,7 @@ class AdditiveSearch:
     """
 
     kernels: Sequence[Any]
-    family: Family
+    family: Likelihood
     parameters: Tensor | None
     optimise: bool
     max_iter: int
@@ -68,7 +68,7 @@ class AdditiveSearch:
         forms = [state_space(kernel) for kernel in kernels]
         with torch.no_grad():
             last = objective([form.at() for form in forms], likelihood)
-        noise = self.family.noise_variance(likelihood)
+        noise = self.family.with_parameters(likelihood).additive_variance()
         outcome = Outcome(likelihood, noise, last.value, n_iter, history)
         return objective.state(kernels, last.posterior, outcome)
 

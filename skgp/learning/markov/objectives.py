@@ -26,8 +26,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import Sites, fit_sites
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.likelihoods import Gaussian, Likelihood
-from skgp.likelihoods.families import Family
+from skgp.likelihoods import Likelihood
 
 __all__ = [
     "Evaluation",
@@ -128,7 +127,7 @@ class VariationalEvidence:
     Parameters
     ----------
     series : Series
-    family : Family
+    family : Likelihood
     offset : float
         Prior mean of f.
 
@@ -138,7 +137,7 @@ class VariationalEvidence:
         Of the last evaluation.
     """
 
-    def __init__(self, series: Series, family: Family, offset: float = 0.0) -> None:
+    def __init__(self, series: Series, family: Likelihood, offset: float = 0.0) -> None:
         self.series, self.family, self.offset = series, family, offset
         self.total = series.total
         self.sites: tuple[Tensor, Tensor] | None = None
@@ -154,7 +153,7 @@ class VariationalEvidence:
         found = find_sites(
             dynamics,
             self.series,
-            self.family.make(parameters),
+            self.family.with_parameters(parameters),
             offset=self.offset,
             knots=knots,
             start=self.sites,
@@ -198,7 +197,7 @@ def find_sites(
     """
     if knots is None:
         return fit_sites(dynamics, series, likelihood, offset=offset, start=start, tol=tol)
-    if isinstance(likelihood, Gaussian):  # of which the first sites are the best
+    if likelihood.is_gaussian:  # of which the first sites are the best
         return fit_inducing(dynamics, knots, series, likelihood, offset=offset, max_iter=1)
     return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start, tol=tol)
 

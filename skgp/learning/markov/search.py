@@ -19,7 +19,7 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.learning.markov.kernel_parameters import KernelParameters
 from skgp.learning.markov.objectives import Evaluation, Objective
-from skgp.likelihoods.families import Family
+from skgp.likelihoods import Likelihood
 from skgp.optim.lbfgs import minimize_lbfgs
 
 __all__ = ["Search", "choose_kernel", "maximise"]
@@ -70,7 +70,7 @@ class Search:
 def maximise(
     kernel: Any,
     objective: Objective,
-    family: Family,
+    family: Likelihood,
     *,
     parameters: Tensor | None = None,
     knots: Tensor | None = None,
@@ -86,7 +86,7 @@ def maximise(
     kernel : Kernel
         Without noise.
     objective : Objective
-    family : Family
+    family : Likelihood
         Of the likelihood: bounds, and start unless `parameters` are given.
     parameters : Tensor of shape (p,), optional
         Of the likelihood, to start from.
@@ -149,7 +149,7 @@ class _Climb:
         self,
         place: KernelParameters,
         objective: Objective,
-        family: Family,
+        family: Likelihood,
         knots: Tensor | None,
         tol: float,
     ) -> None:
@@ -220,7 +220,7 @@ def choose_kernel(
     kernels: Sequence[Any],
     make_objective: Callable[[Sequence[Series]], Objective],
     processes: Sequence[Series],
-    family: Family,
+    family: Likelihood,
     callback: Callback | None = None,
 ) -> Search:
     """Choose among kernels by the evidence; the first one also finds the length scale.
@@ -233,7 +233,7 @@ def choose_kernel(
         Makes the objective of the series of all latent processes.
     processes : sequence of Series
         Of the same rows, one a latent process.
-    family : Family
+    family : Likelihood
         Of the likelihood.
     callback : callable, optional
         Called after every kernel; True ends the choice.
@@ -294,7 +294,7 @@ _PARTS: dict[str, Callable[[Series, int], Series]] = {
 }
 
 
-def _value(search: Search, objective: Objective, family: Family) -> float:
+def _value(search: Search, objective: Objective, family: Likelihood) -> float:
     """Evidence of other data at the hyper-parameters that a search found."""
     return maximise(
         search.kernel, objective, family, parameters=search.parameters, max_iter=0
@@ -313,7 +313,7 @@ def _choice_tol(objective: Objective) -> float:
 
 
 def _search_scale(
-    kernel: Any, objective: Objective, family: Family, series: Series, *, climbs: bool = True
+    kernel: Any, objective: Objective, family: Likelihood, series: Series, *, climbs: bool = True
 ) -> Search:
     """The best of several multiples of a kernel's length scales, or where a climb from it ends."""
     climb = _Climb(KernelParameters(kernel), objective, family, None, _INNER * _START_TOL)

@@ -23,7 +23,6 @@ from skgp.learning.sparse.training import (
     fit_collapsed,
     fit_posterior,
 )
-from skgp.likelihoods.families import GaussianFamily
 from skgp.optim.stopping import StopRecorder
 
 __all__ = ["start_log_loss", "start_state"]
@@ -137,7 +136,7 @@ def _wants_more_rows(state: SparseState, data: Data, objective: Objective) -> bo
     """
     M = len(state.Z)
     many = min(len(data), _MORE_PER_INDUCING * M) > max(_START_PER_INDUCING * M, _START_NUMBERS / M)
-    return many and objective.name == "log_loss" and isinstance(objective.family, GaussianFamily)
+    return many and objective.name == "log_loss" and objective.family.is_gaussian
 
 
 def _maximise_bound(
@@ -148,7 +147,7 @@ def _maximise_bound(
     tol: float,
     recorder: StopRecorder,
 ) -> Training:
-    if isinstance(bound.family, GaussianFamily):
+    if bound.family.is_gaussian:
         return fit_collapsed(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
     state = _optimal_posterior(state, data, bound)
     return fit_posterior(state, data, bound, max_iter=max_iter, tol=tol, callback=recorder)
@@ -159,14 +158,14 @@ def _optimal_posterior(
 ) -> SparseState:
     """The state with the q(u) that maximises the bound, or is near it after `max_iter` steps."""
     with torch.no_grad():
-        if isinstance(bound.family, GaussianFamily):
+        if bound.family.is_gaussian:
             return state.with_posterior(*collapsed_posterior(state, data, bound))
         return natural_gradients(state, data, bound, max_iter=max_iter)
 
 
 def start_log_loss(state: SparseState, data: Data, objective: Objective) -> SparseState:
     """Posterior of `data` under the evidence bound, as wide as the log-loss wants it."""
-    if isinstance(objective.family, GaussianFamily):
+    if objective.family.is_gaussian:
         bound = replace(objective, name="elbo", beta=1.0)
         state = _optimal_posterior(state, data, bound)
     with torch.no_grad():

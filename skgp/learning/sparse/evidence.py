@@ -31,8 +31,7 @@ from skgp.kernels.expression import WhiteKernel
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import Family, FixedFamily, GaussianFamily
+from skgp.likelihoods import Likelihood
 from skgp.optim.lbfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
@@ -53,10 +52,10 @@ def has_evidence(objective: Objective, kernels: list) -> bool:
     family = objective.family
     if objective.name == "elbo" and objective.beta != 1.0:
         return False
-    if isinstance(family, GaussianFamily):
+    if family.is_gaussian:
         return objective.learn_kernel and objective.learn_likelihood and len(kernels) == 1
-    known = isinstance(family, FixedFamily) and isinstance(family.likelihood, (Bernoulli, Poisson))
-    return objective.learn_kernel and known
+    newton = family.is_log_concave and family.is_smooth
+    return objective.learn_kernel and newton and not family.free_parameters()
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class EvidenceSearch:
 
     Parameters
     ----------
-    family : Family
+    family : Likelihood
         Known to `has_evidence`.
     offset : Tensor of shape (c,)
         Prior means of the latent functions; 0 for Gaussian noise.
@@ -101,7 +100,7 @@ class EvidenceSearch:
 
     def __init__(
         self,
-        family: Family,
+        family: Likelihood,
         offset: Tensor,
         *,
         ratio_std: float | None = None,
@@ -144,7 +143,7 @@ class EvidenceSearch:
 
     def fit(self, start: EvidenceFit, data: Data, centre) -> EvidenceFit:
         """Search from `start`, ratios drawn towards those of the kernel `centre`."""
-        gaussian = isinstance(self.family, GaussianFamily)
+        gaussian = self.family.is_gaussian
         whole = start.kernel + self._noise(start.likelihood) if gaussian else start.kernel
         theta = torch.as_tensor(whole.theta)
         if len(theta) == 0:
@@ -190,7 +189,7 @@ class EvidenceSearch:
         """Log evidence of the latent functions; O(c n^3)."""
         X, weight = data.X.double(), None if data.weight is None else data.weight.double()
         exposure = None if data.offset is None else data.offset[:, 0].double()
-        likelihood = self.family.make(self.offset[:0]).at(exposure)
+        likelihood = self.family.with_parameters(self.offset[:0]).at(exposure)
         y, offset = data.y.double(), self.offset
         laplace = LaplaceEvidence(
             kernel, X, y, likelihood=likelihood, offset=offset, row_weight=weight

@@ -32,7 +32,7 @@ from skgp.kernels.gram import split_noise
 from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.training import Training
-from skgp.likelihoods.families import Family, GaussianFamily
+from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import tri_solve
 from skgp.optim.stopping import StopRecorder
 
@@ -41,7 +41,7 @@ __all__ = ["dense_posterior", "dense_start", "is_conjugate", "of_bayes_rule", "s
 
 def is_conjugate(objective: Objective) -> bool:
     """Whether the posterior of a dense process is known in closed form, at least up to beta."""
-    if not isinstance(objective.family, GaussianFamily):
+    if not objective.family.is_gaussian:
         return False
     by_bayes = objective.name == "log_loss" and objective.beta == 1.0 and not objective.stochastic
     return by_bayes or objective.name in ("elbo", "fitc", "square_loss")
@@ -158,6 +158,6 @@ def _merged(data: Data) -> Data:
     return merge_replicates(X, y, weight, data.X.device)
 
 
-def _white(family: Family, noise: Tensor) -> WhiteKernel:
+def _white(family: Likelihood, noise: Tensor) -> WhiteKernel:
     low, high = (float(end.exp()) for end in family.box(noise))
     return WhiteKernel(float(noise.exp()), (low, high) if low < high else "fixed")

@@ -56,7 +56,7 @@ def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Ten
         if objective.name == "square_loss":
             losses = 0.5 * (posterior.mean(data.X.double()) - y).square()
         else:
-            likelihood = objective.family.make(state.likelihood.double()).at(data.offset)
+            likelihood = objective.family.with_parameters(state.likelihood.double()).at(data.offset)
             losses = -likelihood.log_predictive(y, *posterior.mean_and_variance(data.X.double()))
         losses = losses.sum(1)
         return losses if data.weight is None else losses * data.weight * len(data) / data.total

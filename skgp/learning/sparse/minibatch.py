@@ -110,9 +110,9 @@ def fit_minibatch(
     --------
     >>> import torch
     >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.likelihoods.families import GaussianFamily
+    >>> from skgp.likelihoods import Gaussian
     >>> X = torch.linspace(-1, 1, 300, dtype=torch.float64)[:, None]
-    >>> family = GaussianFamily(0.1, (1e-3, 1.0))
+    >>> family = Gaussian(0.1, bounds=(1e-3, 1.0))
     >>> state = SparseState.prior(RBF(0.5), family.initial(X), X[::30], X.new_zeros(1))
     >>> found = fit_minibatch(
     ...     state, Data(X, X.sin()), Objective(family), batch_size=50, max_iter=20,

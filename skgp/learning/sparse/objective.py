@@ -20,7 +20,6 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.likelihoods import Likelihood
-from skgp.likelihoods.families import Family
 from skgp.likelihoods.log_expectation import log_expectation_loss
 
 __all__ = ["STOCHASTIC_GRADIENTS", "Objective", "data_loss"]
@@ -34,7 +33,7 @@ class Objective:
 
     Attributes
     ----------
-    family : Family
+    family : Likelihood
         The likelihood and its free parameters.
     name : {"log_loss", "elbo", "fitc", "square_loss"}
     beta : float
@@ -50,7 +49,7 @@ class Objective:
         Whether theta, the parameters of the likelihood and Z are minimised over too.
     """
 
-    family: Family
+    family: Likelihood
     name: str = "log_loss"
     beta: float = 1.0
     unit: float = 1.0

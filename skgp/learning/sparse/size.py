@@ -18,7 +18,6 @@ from skgp.learning.sparse.holdout import held_out_losses, split
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.training import collapsed_posterior
-from skgp.likelihoods.families import GaussianFamily
 
 __all__ = ["grown"]
 
@@ -48,7 +47,7 @@ def grown(
     SparseState
         Of one of ``settings.sizes``, or as it was; of Gaussian noise alone. O(n M^2) for each.
     """
-    if not (settings.sizes and isinstance(objective.family, GaussianFamily)):
+    if not (settings.sizes and objective.family.is_gaussian):
         return state
     bound = replace(objective, name="elbo", beta=1.0)
     few = data.some(_MAX_ROWS, generator)

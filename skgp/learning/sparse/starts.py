@@ -80,7 +80,7 @@ def natural_gradients(
     place, would let q(u) run away from such rows. A step that would lower the bound is cut: from
     a rate far too low, that to a huge count goes beyond all bounds.
     """
-    made = objective.family.make(state.likelihood)
+    made = objective.family.with_parameters(state.likelihood)
     likelihood = made.at(data.offset)
     L = inducing_factor(state.kernel, state.Z)
     Phi = whitened_features(state.kernel, data.X, state.Z, L)
@@ -155,7 +155,7 @@ def broadened(state: SparseState, data: Data, objective: Objective) -> SparseSta
         var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
         divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
         for likelihood in _less_noise(state, objective):
-            made = objective.family.make(likelihood)
+            made = objective.family.with_parameters(likelihood)
             rows = share * data_loss(objective, made, some, mean, var)
             loss = float(rows + objective.beta * divergence)
             if loss < best:

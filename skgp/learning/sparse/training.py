@@ -204,7 +204,7 @@ def posterior_loss(
             theta=values.theta,
             offset=state.offset,
         )
-    likelihood = objective.family.make(values.likelihood)
+    likelihood = objective.family.with_parameters(values.likelihood)
     rows = data_loss(objective, likelihood, data, mean, var, generator)
     return scale * rows + objective.beta * kl_from_standard_normal(values.mean, values.root)
 
@@ -215,7 +215,7 @@ def total_loss(state: SparseState, data: Data, objective: Objective) -> float:
     n_rows = max(1, int(_BLOCK_NUMBERS / state.mean.numel()))
     rows = 0.0
     with torch.no_grad():
-        likelihood = objective.family.make(state.likelihood)
+        likelihood = objective.family.with_parameters(state.likelihood)
         for index in torch.arange(len(data)).split(n_rows):
             block = data.take(index)
             moments = latent_moments(

@@ -67,7 +67,6 @@ from skgp.learning.sparse.training import (
     fit_posterior,
     total_loss,
 )
-from skgp.likelihoods.families import GaussianFamily
 from skgp.optim.stopping import StopRecorder
 
 __all__ = [
@@ -188,7 +187,9 @@ def fit_sparse(
                 objective,
                 loss=-evidence,
                 elbo=evidence,
-                noise_variance=objective.family.noise_variance(start.likelihood),
+                noise_variance=objective.family.with_parameters(
+                    start.likelihood
+                ).additive_variance(),
                 n_iter=max(1, recorder.n_longest),
                 history=history,
                 dense=dense,
@@ -352,7 +353,7 @@ def finish(
 
 def _blends(state: SparseState, data: Data, objective: Objective, settings: Settings) -> bool:
     """Whether the mean may move to that of least squares: Gaussian noise, by minibatches."""
-    gaussian = isinstance(objective.family, GaussianFamily)
+    gaussian = objective.family.is_gaussian
     exact = objective.name == "log_loss" and not objective.stochastic
     return gaussian and exact and _by_minibatches(state, data, objective, settings)
 
@@ -384,7 +385,7 @@ def _report(
         objective=objective,
         loss=loss,
         elbo=-total_loss(state, data, replace(objective, name="elbo", beta=1.0)),
-        noise_variance=objective.family.noise_variance(state.likelihood),
+        noise_variance=objective.family.with_parameters(state.likelihood).additive_variance(),
         held_out_loss=held_out_loss,
         n_iter=max(1, recorder.n_longest),
         history=history,
@@ -393,5 +394,5 @@ def _report(
 
 def has_closed_form(objective: Objective) -> bool:
     """Whether q(u) is known for given hyper-parameters."""
-    gaussian = isinstance(objective.family, GaussianFamily)
+    gaussian = objective.family.is_gaussian
     return objective.name in ("fitc", "square_loss") or (objective.name == "elbo" and gaussian)

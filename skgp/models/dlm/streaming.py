@@ -32,7 +32,6 @@ from skgp.inference.sparse.reference import ReferenceGaussian, kl_from_standard_
 from skgp.inference.sparse.sparse import SparseState, latent_moments
 from skgp.learning.sparse.objective import Objective, data_loss
 from skgp.learning.sparse.training import LEAST_BETA
-from skgp.likelihoods import NumericLikelihood
 from skgp.models.dlm.fit import has_closed_form
 from skgp.optim.lbfgs import minimize_lbfgs
 
@@ -69,8 +68,8 @@ def update(
             return _conjugate(state, data, objective)
     objective = replace(objective, gradient="exact")
     reference = ReferenceGaussian(state.mean, state.root)
-    likelihood = objective.family.make(state.likelihood)
-    weak = objective.name == "log_loss" and isinstance(likelihood, NumericLikelihood)
+    likelihood = objective.family.with_parameters(state.likelihood)
+    weak = objective.name == "log_loss" and likelihood.is_numeric
     weight = objective.beta * (LOG_LOSS_WEIGHT if weak else 1.0)
 
     def loss(parts: dict[str, Tensor]) -> Tensor:

@@ -41,7 +41,6 @@ from skgp.inference.markov.additive.tables import AdditiveStatistics
 from skgp.learning.markov.additive_objectives import VariationalRows
 from skgp.learning.markov.additive_search import AdditiveSearch
 from skgp.likelihoods import Likelihood
-from skgp.likelihoods.families import Family, GaussianFamily
 from skgp.models.state_space.binned import BinnedGaussian, BinnedRows
 from skgp.models.state_space.rows import DenseGaussian, make_rows
 
@@ -59,7 +58,7 @@ def fit_additive(
     X: Tensor,
     y: Tensor,
     weight: Tensor | None,
-    family: Family,
+    family: Likelihood,
     *,
     posterior: str = "mean_field",
     offset: float | None = None,
@@ -84,7 +83,7 @@ def fit_additive(
     y : Tensor of shape (n,)
     weight : Tensor of shape (n,) or None
         A weight of 2 counts as two rows.
-    family : Family
+    family : Likelihood
         Of the likelihood.
     posterior : {"auto", "mean_field", "joint"}, default="mean_field"
         A product over the components, or exact. "auto" is exact where the noise is Gaussian or
@@ -127,7 +126,7 @@ def fit_additive(
     """
     _check(kernels, X.shape[1], posterior)
     search = AdditiveSearch(kernels, family, parameters, optimise, max_iter, tol, callback)
-    gaussian, few = isinstance(family, GaussianFamily), len(X) <= _FEW_ROWS
+    gaussian, few = family.is_gaussian, len(X) <= _FEW_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
     if offset is None:
         offset = _prior_mean(family, parameters, y, weight)
@@ -148,7 +147,7 @@ def fit_additive(
 def fit_additive_statistics(
     kernels: Sequence[Any],
     statistics: AdditiveStatistics,
-    family: GaussianFamily,
+    family: Likelihood,
     *,
     posterior: str = "mean_field",
     offset: float | None = None,
@@ -181,12 +180,12 @@ def fit_additive_statistics(
 
 
 def _prior_mean(
-    family: Family, parameters: Tensor | None, y: Tensor, weight: Tensor | None
+    family: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
 ) -> float:
     """The value of the sum with which a constant fits best."""
-    if isinstance(family, GaussianFamily):
+    if family.is_gaussian:
         return float(y.mean() if weight is None else weight @ y / weight.sum())
-    likelihood = family.make(family.initial(y) if parameters is None else parameters)
+    likelihood = family.with_parameters(family.initial(y) if parameters is None else parameters)
     return _best_constant(likelihood, y, weight)
 
 

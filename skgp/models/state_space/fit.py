@@ -20,7 +20,7 @@ from skgp.learning.markov.objectives import (
     find_sites,
 )
 from skgp.learning.markov.search import Search, choose_kernel, maximise
-from skgp.likelihoods.families import Family, GaussianFamily
+from skgp.likelihoods import Likelihood
 
 __all__ = ["SeriesFit", "fit_series"]
 
@@ -55,7 +55,7 @@ class SeriesFit:
 def fit_series(
     kernels: Sequence[Any],
     processes: Sequence[Series],
-    family: Family,
+    family: Likelihood,
     *,
     offsets: Sequence[float],
     n_inducing: int | str | None = None,
@@ -75,7 +75,7 @@ def fit_series(
         first.
     processes : sequence of Series
         Of the same rows, one a latent process.
-    family : Family
+    family : Likelihood
         Of the likelihood.
     offsets : sequence of float
         Prior mean of each; 0 for Gaussian noise.
@@ -100,7 +100,7 @@ def fit_series(
     """
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
-        closed = isinstance(family, GaussianFamily) and not sparse
+        closed = family.is_gaussian and not sparse
         objectives: list[Objective] = [
             GaussianEvidence(series) if closed else VariationalEvidence(series, family, offset)
             for series, offset in zip(processes, offsets, strict=True)
@@ -141,18 +141,18 @@ def fit_series(
 def _state(
     found: Search,
     series: Series,
-    family: Family,
+    family: Likelihood,
     offset: float,
     start: tuple[Tensor, Tensor] | None,
 ) -> SeriesState | InducingState:
     """The posterior of a series under the hyper-parameters found; sites to start from."""
-    if found.knots is None and isinstance(family, GaussianFamily):
+    if found.knots is None and family.is_gaussian:
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         return SeriesState(found.kernel, series.times, *sites, offset)
     last = find_sites(
         state_space(found.kernel).at(),
         series,
-        family.make(found.parameters),
+        family.with_parameters(found.parameters),
         offset=offset,
         knots=found.knots,
         start=start,

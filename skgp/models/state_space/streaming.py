@@ -26,7 +26,7 @@ from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.state import SeriesState
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.likelihoods import Gaussian, Likelihood
+from skgp.likelihoods import Likelihood
 
 __all__ = ["add_rows"]
 
@@ -77,8 +77,8 @@ def _add_to_times(
         times.new_zeros(len(times)).index_copy_(0, before, old)
         for old in (state.beta, state.weight)
     )
-    if isinstance(likelihood, Gaussian):
-        noise = float(likelihood.noise_variance)
+    if likelihood.is_gaussian:
+        noise = likelihood.additive_variance()
         linear = (series.totals - state.offset * series.counts) / noise
         zeros = torch.zeros_like(beta)
         added = zeros.index_add(0, new, linear), zeros.index_add(0, new, series.counts / noise)
@@ -104,7 +104,7 @@ def _add_to_knots(
         offset=state.offset,
         base=state.sites,
         # Of Gaussian noise the first sites are the best.
-        max_iter=1 if isinstance(likelihood, Gaussian) else _MAX_ITER,
+        max_iter=1 if likelihood.is_gaussian else _MAX_ITER,
         tol=_TOL,
     )
     return InducingState(state.kernel, state.knots, found.sites, state.offset)

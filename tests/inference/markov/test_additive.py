@@ -12,8 +12,7 @@ from skgp.inference.markov.additive.inference import AdditivePosterior, Prior, T
 from skgp.inference.markov.additive.tables import AdditiveStatistics
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.additive_objectives import VariationalRows
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
 from skgp.models.state_space.binned import BinnedRows
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
@@ -34,15 +33,15 @@ def make_rows(n=60, seed=0):
 
 def targets_of(family, y):
     """Counts, labels or numbers made of y."""
-    if isinstance(family, StudentTFamily):
+    if isinstance(family, StudentT):
         return y + torch.where(torch.arange(len(y)) % 10 == 0, 4.0, 0.0).to(y)
-    if isinstance(family.likelihood, Poisson):
+    if isinstance(family, Poisson):
         return (y - 2).clamp(min=0).round()
     return torch.where(y > y.mean(), 1.0, -1.0).to(y)
 
 
 def noise_family(variance=NOISE):
-    return GaussianFamily(variance, (1e-6, 10.0))
+    return Gaussian(variance, bounds=(1e-6, 10.0))
 
 
 def fixed_fit(X, y, weight=None, family=None, **options):
@@ -219,10 +218,8 @@ def test_weights_are_repeated_rows():
     X, y = make_rows()
     counts = torch.arange(len(y)) % 3 + 1
     repeated = [t.repeat_interleave(counts, 0) for t in (X, y)]
-    for family in (noise_family(), FixedFamily(Bernoulli())):
-        labels = [
-            t if isinstance(family, GaussianFamily) else (t - 3).sign() for t in (y, repeated[1])
-        ]
+    for family in (noise_family(), Bernoulli()):
+        labels = [t if family.is_gaussian else (t - 3).sign() for t in (y, repeated[1])]
         weighted = fixed_fit(X, labels[0], counts.double(), family, n_bins=12)
         state = fixed_fit(repeated[0], labels[1], None, family, n_bins=12)
         assert weighted.elbo == pytest.approx(state.elbo, rel=1e-10)
@@ -248,16 +245,16 @@ def test_statistics_of_batches_are_those_of_all_rows():
 @pytest.mark.parametrize(
     "family",
     [
-        FixedFamily(Bernoulli("probit")),
-        FixedFamily(Poisson()),
-        StudentTFamily(0.2, (1e-4, 1.0), 4.0, (4.0, 4.0)),
+        Bernoulli("probit"),
+        Poisson(),
+        StudentT(0.2**0.5, 4.0, scale_bounds=(0.01, 1.0)),
     ],
     ids=["probit", "poisson", "student_t"],
 )
 def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
     X, y = make_rows(100)
     y = targets_of(family, y)
-    likelihood = family.make(family.initial(y))
+    likelihood = family.with_parameters(family.initial(y))
     bins = make_bins(X)
     rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
     objective = VariationalRows(rows, family, tol=1e-16, max_iter=200)
@@ -283,7 +280,7 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
 
 def test_search_learns_the_parameters_of_the_likelihood():
     X, y = make_rows(100)
-    family = StudentTFamily(1.0, (1e-4, 10.0), 10.0, (1.0, 100.0))
+    family = StudentT(1.0, 10.0, scale_bounds=(0.01, 3.2), df_bounds=(1.0, 100.0))
     y = targets_of(family, y)
     start = fixed_fit(X, y, family=family)
     state = fit_additive(KERNELS, X, y, None, family, max_iter=30)

@@ -16,8 +16,7 @@ from skgp.kernels import Cosine, sde_primitives, sde_rational, state_space
 from skgp.kernels.sde_primitives import Primitive
 from skgp.learning.markov.additive_objectives import VariationalRows
 from skgp.learning.markov.kernel_parameters import KernelParameters
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from skgp.models.state_space.additive import fit_additive
 from skgp.models.state_space.rows import make_rows
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
@@ -25,9 +24,9 @@ from tests.reference.vgp import maximise_vgp
 
 KERNELS = [1.3 * Matern(0.7, nu=1.5), 0.5 * Matern(1.0, nu=2.5) + 0.2 * Matern(2.0, nu=0.5)]
 NOISE = 0.09
-GAUSSIAN = GaussianFamily(NOISE, (1e-6, 10.0))
-STUDENT = StudentTFamily(0.02, (1e-4, 1.0), 3.0, (1.0, 10.0))
-FAMILIES = {"probit": FixedFamily(Bernoulli("probit")), "student_t": STUDENT}
+GAUSSIAN = Gaussian(NOISE, bounds=(1e-6, 10.0))
+STUDENT = StudentT(0.02**0.5, 3.0, scale_bounds=(0.01, 1.0), df_bounds=(1.0, 10.0))
+FAMILIES = {"probit": Bernoulli("probit"), "student_t": STUDENT}
 NEW = torch.tensor([[0.3, -0.7], [-9.0, 1.0], [0.1, 30.0]], dtype=torch.float64)
 
 
@@ -37,7 +36,7 @@ def make_data(n=40, seed=0, family=GAUSSIAN):
     X = rng.normal(size=(n, 2))
     X[-5:] = X[:5]
     y = 3 + np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] ** 2 + 0.3 * rng.normal(size=n)
-    if isinstance(family, FixedFamily):
+    if not family.free_parameters():
         y = np.where(y > 3.2, 1.0, -1.0)
     if family is STUDENT:
         y[::8] += 4.0
@@ -171,7 +170,7 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family):
     found = objective(dynamics_of(KERNELS), family.initial(y))
     q = found.posterior
     assert (family is STUDENT) == bool((q.weight < 0).any())
-    likelihood = family.make(family.initial(y))
+    likelihood = family.with_parameters(family.initial(y))
     mean, var = (rows.series.at_rows(each) for each in (q.mean, q.var))
     slopes = likelihood.expected_derivatives(rows.y, mean + rows.offset, var)
     first, second = (rows.sums(each).numpy() for each in slopes)
@@ -190,7 +189,7 @@ def test_labels_have_the_best_gaussian_of_all():
     rows = make_rows(X, y, None, 0.3)
     found = VariationalRows(rows, family, tol=1e-13)(dynamics_of(KERNELS), y[:0])
     K = torch.from_numpy(sum(component_grams(KERNELS, rows.x.T)))
-    likelihood = family.make(y[:0])
+    likelihood = family.with_parameters(y[:0])
     bound, mean, var = maximise_vgp(likelihood, K, rows.series.index, rows.y, offset=0.3)
     assert found.value == pytest.approx(bound, abs=1e-8)
     assert_close(found.posterior.mean, mean, 1e-4)

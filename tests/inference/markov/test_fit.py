@@ -11,12 +11,11 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from skgp.inference.markov.inducing.state import InducingState
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.state import SeriesState
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space.fit import fit_series
 from tests.same import assert_same
 
-NOISE = GaussianFamily(0.1, (1e-6, 10.0))
+NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
 NEW = torch.linspace(-3, 14, 9, dtype=torch.float64)
 
 
@@ -107,11 +106,11 @@ def test_inducing_states_that_move_raise_the_bound(data):
 def test_other_likelihoods_know_their_offset(data, name):
     x, f = data
     y = torch.poisson(20 * f.exp(), generator=torch.Generator().manual_seed(0))
-    family = FixedFamily(Poisson())
+    family = Poisson()
     if name == "student_t":
-        y, family = f + 5, StudentTFamily(0.05, (0.05, 0.05), 4.0, (4.0, 4.0))
+        y, family = f + 5, StudentT(0.05**0.5, 4.0)
     if name == "logit":
-        y, family = torch.where(f > -1, 1.0, -1.0).double(), FixedFamily(Bernoulli())
+        y, family = torch.where(f > -1, 1.0, -1.0).double(), Bernoulli()
     offset = {"poisson": 3.0, "student_t": 5.0, "logit": 2.0}[name]
     found = fit(x, y, family, offsets=[offset], max_iter=10)
     far = found.states[0].moments(torch.tensor([1e4]).double())

@@ -22,7 +22,6 @@ from skgp.kernels.specs import Cosine
 from skgp.learning.markov.objectives import VariationalEvidence
 from skgp.learning.markov.search import maximise
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.likelihoods.families import FixedFamily
 from tests.reference.state_space_inducing import (
     inducing_matrices,
     reverse_subset_inverse,
@@ -370,7 +369,7 @@ def test_learned_knots_raise_the_bound(rng):
     kernel = ConstantKernel(2.0, "fixed") * Matern(0.7, "fixed", nu=1.5)
     dynamics, series = dynamics_of(kernel), make_series(x, counts(x, rng))
     start = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
-    family = FixedFamily(Poisson())
+    family = Poisson()
     objective = VariationalEvidence(series, family)
     found = maximise(kernel, objective, family, knots=start, learn_knots=True, tol=1e-7)
     knots = found.knots

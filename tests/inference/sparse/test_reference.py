@@ -9,7 +9,7 @@ from skgp.inference.sparse.reference import ReferenceGaussian, kl_from_standard_
 from skgp.learning.sparse.coordinates import Values
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.training import posterior_loss
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Gaussian
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
@@ -125,7 +125,7 @@ def test_reference_at_the_optimum_makes_the_hessian_the_identity(weighted):
     with torch.no_grad():
         optimum = elbo_posterior(statistics(problem.kernel, problem.data, Z), noise)
     reference, state = ReferenceGaussian(*optimum), problem.state()
-    objective = Objective(GaussianFamily(problem.noise, (1e-4, 1.0)), name="elbo")
+    objective = Objective(Gaussian(problem.noise, bounds=(1e-4, 1.0)), name="elbo")
     theta = torch.tensor(problem.kernel.theta)
 
     def loss(alpha, triangle):

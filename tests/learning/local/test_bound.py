@@ -10,12 +10,11 @@ from skgp.inference.neighbors.conditionals import local_conditionals
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning.local.bound import Objective, bound, latent_moments, local_moments, total_bound
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import svgp
 
-GAUSSIAN = GaussianFamily(0.1, (1e-3, 1.0))
-PROBIT = FixedFamily(Bernoulli("probit"))
+GAUSSIAN = Gaussian(0.1, bounds=(1e-3, 1.0))
+PROBIT = Bernoulli("probit")
 MATERN = ConstantKernel(1.3) * Matern([0.9, 1.4], nu=2.5)
 LINEAR = Matern([0.9, 1.4], nu=1.5) + 0.5 * DotProduct(0.7)
 NAMES = ("theta", "likelihood", "Z", "mean", "spread")
@@ -68,7 +67,7 @@ def oracle(state, theta, data, objective, function, *args, **options):
     def dense_gram(A, B):
         return gram(state.kernel, A, B, theta=theta)
 
-    likelihood = objective.family.make(state.likelihood)
+    likelihood = objective.family.with_parameters(state.likelihood)
     value = 0.0
     for i in range(state.n_latent):
         if state.var is None:

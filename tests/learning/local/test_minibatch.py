@@ -18,12 +18,11 @@ from skgp.learning.local.minibatch import (
     negative_log_predictive,
     polish,
 )
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.optim import NonFiniteLossError
 from tests.same import assert_same
 
-FAMILY = GaussianFamily(0.3, (0.05, 1.0))
+FAMILY = Gaussian(0.3, bounds=(0.05, 1.0))
 KERNEL = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
 
 
@@ -39,7 +38,7 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
     y = torch.cat([(3 * X).sin(), X.cos()], dim=1) + 0.3 * noise
     weight = torch.linspace(0.5, 2.0, n, dtype=torch.float64) if weighted else None
     data = Data(X, y.sign() if labels else y, weight)
-    family = FixedFamily(Bernoulli("probit")) if labels else FAMILY
+    family = Bernoulli("probit") if labels else FAMILY
     Z = torch.linspace(-2, 2, M, dtype=torch.float64)[:, None]
     state = SWSGPState.prior(
         KERNEL,
@@ -260,7 +259,7 @@ def test_plateau_is_reached_where_losses_fall_no_more():
 def test_fit_that_meets_nan_says_what_to_do(kind):
     state, data, search, objective = problem(n=60)
     if kind == "value":
-        objective = replace(objective, family=Broken(0.3, (0.05, 1.0)))
+        objective = replace(objective, family=Broken(0.3, bounds=(0.05, 1.0)))
     else:
         state = replace(state, Z=state.Z.clone())
         state.Z[7] = float("nan")
@@ -272,14 +271,14 @@ def test_fit_that_meets_nan_says_what_to_do(kind):
 # ---- polish --------------------------------------------------------------------------------------
 
 
-class Broken(GaussianFamily):
+class Broken(Gaussian):
     """Noise that is no number from the sixth call on."""
 
     n_calls = 0
 
-    def make(self, parameters):
+    def with_parameters(self, parameters):
         self.n_calls += 1
-        likelihood = super().make(parameters)
+        likelihood = super().with_parameters(parameters)
         if self.n_calls > 5:
             likelihood.noise_variance = likelihood.noise_variance * float("nan")
         return likelihood
@@ -313,7 +312,7 @@ def test_polish_is_taken_back_where_it_predicts_worse():
 
 def test_polish_that_diverges_is_taken_back_with_a_warning():
     state, data, search, objective = problem()
-    broken = replace(objective, family=Broken(0.3, (0.05, 1.0)))
+    broken = replace(objective, family=Broken(0.3, bounds=(0.05, 1.0)))
     with pytest.warns(RuntimeWarning, match="polish was not kept"):
         found = polish(
             state,

@@ -15,10 +15,9 @@ from skgp.learning.markov.objectives import (
     VariationalEvidence,
 )
 from skgp.learning.markov.search import Search, choose_kernel, maximise
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
-NOISE = GaussianFamily(0.1, (1e-6, 10.0))
+NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
 
 
 def matern(nu, length_scale=1.0, variance=1.0, bounds=(1e-3, 1e3)):
@@ -54,7 +53,7 @@ def test_optimum_is_that_of_the_dense_gp(data):
 def test_bounds_and_fixed_values_are_kept(data):
     x, y = data
     kernel = ConstantKernel(2.0, "fixed") * Matern(0.2, (0.1, 0.3), nu=0.5)
-    found = maximise(kernel, GaussianEvidence(make_series(x, y)), GaussianFamily(0.3, (0.3, 0.3)))
+    found = maximise(kernel, GaussianEvidence(make_series(x, y)), Gaussian(0.3, bounds=(0.3, 0.3)))
     assert found.kernel.k1.constant_value == 2.0
     assert found.kernel.k2.length_scale == pytest.approx(0.3, rel=1e-12)
     assert found.parameters.exp().item() == pytest.approx(0.3, rel=1e-12)
@@ -92,7 +91,7 @@ def test_parameters_of_the_likelihood_are_learned_too():
     x = np.linspace(0, 30, 200)
     y = draw(matern(1.5, 2.0), x, 0.1)
     y[::10] += torch.from_numpy(3 * np.random.default_rng(0).standard_normal(20))
-    family = StudentTFamily(0.1, (1e-6, 10.0), 4.0, (2.1, 200.0))
+    family = StudentT(0.1**0.5, 4.0, scale_bounds=(0.001, 3.2), df_bounds=(2.1, 200.0))
     series = make_series(torch.from_numpy(x), y)
     found = maximise(matern(1.5), VariationalEvidence(series, family), family, max_iter=30)
     scale, df = (0.5 * found.parameters[0]).exp().item(), found.parameters[1].exp().item()
@@ -157,7 +156,7 @@ def test_length_scale_is_found_from_parts_of_many_rows(scale):
 def test_labels_have_an_evidence_too():
     x = np.linspace(0, 20, 60)
     y = torch.where(draw(matern(1.5, 2.0, 4.0), x, 0.0, seed=1) > 0, 1.0, -1.0).double()
-    family = FixedFamily(Bernoulli())
+    family = Bernoulli()
     objective = VariationalEvidence(make_series(torch.from_numpy(x), y), family)
     found = maximise(matern(1.5, 0.1), objective, family, max_iter=12)
     start = maximise(matern(1.5, 0.1), objective, family, max_iter=0)
@@ -202,7 +201,7 @@ def test_a_hyperparameter_must_be_worth_a_nat(data, prize, n_theta):
     assert len(found.kernel.theta) == n_theta
 
 
-@pytest.mark.parametrize(("family", "n_theta"), [(NOISE, 4), (FixedFamily(Bernoulli()), 2)])
+@pytest.mark.parametrize(("family", "n_theta"), [(NOISE, 4), (Bernoulli(), 2)])
 def test_labels_tell_less_of_kernels_than_numbers(data, family, n_theta):
     """A logit has a curvature of 1/4 at most, so that 160 labels count as 40 numbers."""
     kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]

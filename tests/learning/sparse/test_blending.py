@@ -11,11 +11,11 @@ from skgp.learning.sparse import blending as module
 from skgp.learning.sparse.blending import Blend, blended, choose_blend
 from skgp.learning.sparse.holdout import held_out_losses
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Gaussian
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
-FAMILY = GaussianFamily(0.3, (1e-4, 5.0))
+FAMILY = Gaussian(0.3, bounds=(1e-4, 5.0))
 OBJECTIVE = Objective(FAMILY)
 
 

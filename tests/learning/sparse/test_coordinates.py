@@ -10,11 +10,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.kernels import ActiveDims
 from skgp.learning.sparse.coordinates import Coordinates
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from tests.reference import sparse as dense
 
-FAMILY = GaussianFamily(0.3, (1e-4, 2.0))
+FAMILY = Gaussian(0.3, bounds=(1e-4, 2.0))
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_coordinates_hold_only_what_is_free(problem):
 def test_coordinates_of_what_has_no_parameters_are_absent(problem):
     kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
     state = replace(state_of(problem), kernel=kernel, likelihood=torch.empty(0))
-    family = FixedFamily(Bernoulli("probit"))
+    family = Bernoulli("probit")
     coordinates = around(problem, state, family=family, free_posterior=False)
     assert set(coordinates.start()) == {"Z"} and coordinates.bounds() == {}
     assert coordinates.to_state(coordinates.start()).kernel.theta.shape == (0,)
@@ -107,13 +106,13 @@ def test_coordinates_of_what_has_no_parameters_are_absent(problem):
 
 def test_coordinates_have_the_bounds_of_kernel_and_family(problem):
     kernel = ConstantKernel(1.0, (0.5, 3.0)) * RBF([1.0, 2.0], [(0.1, 9.0), (0.2, 8.0)])
-    family = StudentTFamily(0.3, (1e-4, 2.0), 4.0, (2.1, 200.0))
+    family = StudentT(0.3**0.5, 4.0, scale_bounds=(0.01, 1.5), df_bounds=(2.1, 200.0))
     state = replace(state_of(problem), kernel=kernel, likelihood=family.initial(torch.ones(1)))
     bounds = around(problem, state, family=family).bounds()
     assert set(bounds) == {"theta", "likelihood"}
     np.testing.assert_allclose(bounds["theta"][0].exp(), [0.5, 0.1, 0.2])
     np.testing.assert_allclose(bounds["theta"][1].exp(), [3.0, 9.0, 8.0])
-    np.testing.assert_allclose(torch.stack(bounds["likelihood"]).exp(), [[1e-4, 2.1], [2.0, 200]])
+    np.testing.assert_allclose(torch.stack(bounds["likelihood"]).exp(), [[1e-4, 2.1], [2.25, 200]])
 
 
 def test_coordinates_keep_dtype_and_leave_the_state_alone(problem, dtype):

@@ -14,13 +14,13 @@ from skgp.learning.sparse.evidence import EvidenceSearch, has_evidence
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.training import total_loss
-from skgp.likelihoods import Bernoulli, Laplace, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 
-GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
-PROBIT = FixedFamily(Bernoulli("probit"))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
+PROBIT = Bernoulli("probit")
 ZERO = torch.zeros(1, dtype=torch.float64)
 TIGHT = {"max_iter": 100, "tol": 1e-12}
 
@@ -187,7 +187,7 @@ def test_start_by_the_evidence_stops_when_told(n_kernels):
 
 def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
     problem = dense.make_problem()
-    kept = GaussianFamily(0.2, (0.2, 0.2))
+    kept = Gaussian(0.2, bounds=(0.2, 0.2))
     data = Data(problem.data.X.float(), problem.data.y.float())
     single = type("Single", (), {"kernel": problem.kernel, "data": data})
     begun = begin(single, Objective(kept), Settings(dense_start=True))
@@ -206,9 +206,14 @@ def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
         (PROBIT, {"beta": 0.5}, 1, True),
         (PROBIT, {"beta": 0.5, "name": "elbo"}, 1, False),
         (PROBIT, {"learn_kernel": False}, 1, False),
-        (FixedFamily(Poisson("exp")), {}, 1, True),
-        (FixedFamily(Laplace(1.0)), {}, 1, False),
-        (StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0)), {}, 1, False),
+        (Poisson("exp"), {}, 1, True),
+        (Laplace(1.0), {}, 1, False),
+        (
+            STUDENT,
+            {},
+            1,
+            False,
+        ),
     ],
 )
 def test_has_evidence_where_it_is_known_and_free(family, options, n_kernels, expected):

@@ -17,22 +17,25 @@ from skgp.learning.sparse.holdout import held_out_losses
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.training import Training, fit_posterior, total_loss
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.dlm import fit as module
 from skgp.models.dlm.fit import fit_sparse, has_closed_form, minimise
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
-GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FAMILIES = {
     "gaussian": (GAUSSIAN, "gaussian"),
-    "student_t": (StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0)), "student_t"),
-    "probit": (FixedFamily(Bernoulli("probit")), "labels"),
-    "logit": (FixedFamily(Bernoulli("logit")), "labels"),
-    "poisson": (FixedFamily(Poisson("exp")), "counts"),
-    "softplus": (FixedFamily(Poisson("softplus")), "counts"),
+    "student_t": (
+        STUDENT,
+        "student_t",
+    ),
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
 }
 CASES = [(family, name) for family in FAMILIES for name in ("log_loss", "elbo")]
 CASES += [("gaussian", "square_loss"), ("gaussian", "fitc")]
@@ -103,7 +106,7 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(family, name, early
     assert np.isfinite(fit.loss) and fit.objective == replace(objective, unit=unit)
     assert 0 < len(fit.history["start"]) <= 10 and 0 < len(fit.history["solve"]) <= 10
     assert fit.n_iter == len(fit.history["solve"])  # the longest part after the start
-    noise = made.noise_variance(fit.state.likelihood)
+    noise = made.with_parameters(fit.state.likelihood).additive_variance()
     np.testing.assert_equal(fit.noise_variance, noise)  # NaN equals NaN
     held_out = early_stopping and name in HELD_OUT
     assert bool(fit.history["validation"]) == (fit.held_out_loss is not None) == held_out
@@ -123,7 +126,7 @@ def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
     """The same data, as Student's t with very many degrees of freedom: no closed form."""
     problem, made = problem_of("gaussian", n=60)
     many = 1e6
-    student = StudentTFamily(0.3, (1e-4, 5.0), many, (many, many))
+    student = StudentT(0.3**0.5, many, scale_bounds=(0.01, 2.2))
     objective = Objective(made, name="elbo", learn_inducing=False)
     settings = Settings(start_iter=60, max_iter=150, tol=1e-9)
     losses = [run(problem, replace(objective, family=f), settings).loss for f in (made, student)]
@@ -392,7 +395,7 @@ def test_fit_sparse_keeps_rows_held_out_from_the_joint_search(name, monkeypatch)
     out = (problem.X[:, None] == held_out.X.numpy()).all(-1).any(1)
     # The same rows, which are stratified by y, whatever the targets.
     rows = [torch.from_numpy(which) for which in (~out, out)]
-    monkeypatch.setattr(module, "split", lambda data, *_: tuple(map(data.rows, rows)))
+    monkeypatch.setattr(module, "split", lambda data, *_: tuple(map(data.take, rows)))
     absurd = replace(problem, y=np.where(out, 1e3, problem.y))
     fits = [
         run(p, Objective(made, name=name), replace(QUICK, max_iter=9), start=problem.state())

@@ -11,12 +11,11 @@ from skgp.data import Data
 from skgp.learning.sparse import holdout
 from skgp.learning.sparse.holdout import BestState, held_out_losses, split
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import sparse as dense
 
 NAN = float("nan")
-LOG_LOSS = Objective(GaussianFamily(0.3, (1e-4, 5.0)))
+LOG_LOSS = Objective(Gaussian(0.3, bounds=(1e-4, 5.0)))
 
 
 def numbered(n, weighted=False):
@@ -89,7 +88,7 @@ def test_held_out_losses_average_to_those_of_repeated_rows(name):
 
 def test_held_out_losses_of_several_functions_add_up():
     problem = dense.make_problem(target="labels")
-    objective = Objective(FixedFamily(Bernoulli("probit")))
+    objective = Objective(Bernoulli("probit"))
     mean, root = dense.random_posterior(9, 2)
     both = problem.state(torch.empty(0), n_latent=2).with_posterior(mean, root)
     y = torch.cat([problem.data.y, -problem.data.y], dim=1)

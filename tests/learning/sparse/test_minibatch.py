@@ -14,11 +14,10 @@ from skgp.learning.sparse.holdout import BestState
 from skgp.learning.sparse.minibatch import default_batch_size, fit_minibatch
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.training import posterior_loss, total_loss
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from tests.same import assert_same
 
-FAMILY = GaussianFamily(0.1, (0.05, 1.0))
+FAMILY = Gaussian(0.1, bounds=(0.05, 1.0))
 
 
 def problem(n=200, *, labels=False, weighted=False):
@@ -27,7 +26,7 @@ def problem(n=200, *, labels=False, weighted=False):
     X = torch.rand(n, 1, generator=generator, dtype=torch.float64) * 4 - 2
     noise = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     y = (3 * X).sin() + 0.3 * noise
-    family = FixedFamily(Bernoulli("probit")) if labels else FAMILY
+    family = Bernoulli("probit") if labels else FAMILY
     weight = torch.arange(1.0, n + 1, dtype=torch.float64) if weighted else None
     data = Data(X, y.sign() if labels else y, weight)
     kernel = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))

@@ -11,7 +11,7 @@ from skgp.inference.sparse.sparse import SparseState
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.size import grown
-from skgp.likelihoods.families import GaussianFamily
+from skgp.likelihoods import Gaussian
 from tests.reference import sparse as dense
 
 
@@ -25,7 +25,7 @@ def test_points_grow_where_held_out_data_gain(length_scale, sizes):
     X = rng.uniform(-3, 3, (600, 1))
     y = np.sin(2 * X[:, 0] / length_scale) + 0.2 * rng.standard_normal(600)
     problem = dense.Problem(RBF(length_scale), X, y, points(None).numpy())
-    objective = Objective(GaussianFamily(0.04, (1e-4, 1.0)))
+    objective = Objective(Gaussian(0.04, bounds=(1e-4, 1.0)))
     noise = torch.tensor([math.log(0.04)], dtype=torch.float64)
     start = SparseState.prior(problem.kernel, noise, points(None), torch.zeros(1).double())
     generator = torch.Generator().manual_seed(0)

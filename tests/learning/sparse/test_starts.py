@@ -12,18 +12,17 @@ from skgp.learning.sparse import starts
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.starts import broadened, natural_gradients
 from skgp.learning.sparse.training import fit_posterior, total_loss
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from tests.reference import sparse as dense
 
 FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
-GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
-STUDENT = StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 OTHERS = {
-    "probit": (FixedFamily(Bernoulli("probit")), "labels"),
-    "logit": (FixedFamily(Bernoulli("logit")), "labels"),
-    "poisson": (FixedFamily(Poisson("exp")), "counts"),
-    "softplus": (FixedFamily(Poisson("softplus")), "counts"),
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
     "student_t": (STUDENT, "student_t"),
 }
 FAMILIES = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
@@ -200,7 +199,7 @@ def test_broadened_keeps_what_is_not_free():
 
 def test_broadened_keeps_noise_within_bounds_and_degrees_of_freedom():
     problem, state, objective = at_the_bound("student_t", beta=0.01, n=200)
-    narrow = StudentTFamily(0.25, (0.2, 5.0), 4.0, (2.1, 200.0))
+    narrow = StudentT(0.5, 4.0, scale_bounds=(0.2**0.5, 2.2), df_bounds=(2.1, 200.0))
     found = broadened(state, problem.data, replace(objective, family=narrow))
     assert found.likelihood[0].exp() >= 0.2 - 1e-12
     assert found.likelihood[1] == state.likelihood[1]

@@ -23,20 +23,19 @@ from skgp.learning.sparse.training import (
     posterior_loss,
     total_loss,
 )
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
-GAUSSIAN = GaussianFamily(0.3, (1e-3, 5.0))
-STUDENT = StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-3, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
 FAMILIES = {
     "gaussian": (GAUSSIAN, "gaussian"),
-    "probit": (FixedFamily(Bernoulli("probit")), "labels"),
-    "logit": (FixedFamily(Bernoulli("logit")), "labels"),
-    "poisson": (FixedFamily(Poisson("exp")), "counts"),
-    "softplus": (FixedFamily(Poisson("softplus")), "counts"),
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
     "student_t": (STUDENT, "student_t"),
 }
 weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -174,7 +173,7 @@ def test_posterior_loss_has_no_slope_at_the_collapsed_posterior(beta, weighted):
 
 def direct_loss(state, data, objective):
     """The collapsed objectives by the functions that compute them."""
-    noise = objective.family.make(state.likelihood).noise_variance
+    noise = objective.family.with_parameters(state.likelihood).noise_variance
     if objective.name == "fitc":
         return float(fitc_loss(state.kernel, data, state.Z, noise))
     sums = statistics(state.kernel, data, state.Z)
@@ -220,7 +219,7 @@ def test_fit_collapsed_moves_only_what_is_free(name):
 def test_fit_collapsed_respects_the_bounds():
     problem, _, state = problem_of("gaussian")
     kernel = ConstantKernel(1.0, (0.9, 1.1)) * RBF([1.0, 1.0], (0.8, 1.2))
-    family = GaussianFamily(0.3, (0.28, 0.29))
+    family = Gaussian(0.3, bounds=(0.28, 0.29))
     state = replace(state, kernel=kernel)
     found = fit_collapsed(
         state, problem.data, Objective(family, name="elbo"), max_iter=30, tol=1e-9

@@ -11,16 +11,15 @@ from skgp.learning.sparse.holdout import BestState, held_out_losses
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.training import Training, fit_posterior, total_loss
-from skgp.likelihoods import Bernoulli
-from skgp.likelihoods.families import FixedFamily, GaussianFamily
+from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.models.dlm import beta_path as module
 from skgp.models.dlm.beta_path import BETAS, fit_beta_path
 from skgp.models.dlm.fit import SparseFit, fit_sparse
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
-GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
-PROBIT = FixedFamily(Bernoulli("probit"))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+PROBIT = Bernoulli("probit")
 QUICK = Settings(start_iter=10, max_iter=20)
 
 
@@ -234,7 +233,7 @@ def test_fit_beta_path_prefers_much_regularisation_where_the_noise_is_understate
     X = rng.uniform(-3, 3, (200, 1))
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(200)
     problem = dense.Problem(RBF(1.0), X, y, np.linspace(-3, 3, 20)[:, None])
-    family = GaussianFamily(0.025, (0.025, 0.025))
+    family = Gaussian(0.025, bounds=(0.025, 0.025))
     objective = Objective(family, "elbo", learn_kernel=False, learn_inducing=False)
     fit, path = run(fit_beta_path, problem, objective)
     assert fit.objective.beta > 1 and path[fit.objective.beta] < path[1.0] - 0.1

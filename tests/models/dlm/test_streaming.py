@@ -12,18 +12,21 @@ from skgp.inference.sparse.square_loss import square_posterior
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.settings import Settings
 from skgp.learning.sparse.training import collapsed_posterior, fit_posterior, total_loss
-from skgp.likelihoods import Bernoulli, Poisson
-from skgp.likelihoods.families import FixedFamily, GaussianFamily, StudentTFamily
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.dlm.fit import fit_sparse
 from skgp.models.dlm.streaming import LOG_LOSS_WEIGHT, update
 from tests.reference import sparse as dense
 
-GAUSSIAN = GaussianFamily(0.3, (1e-4, 5.0))
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FAMILIES = {
     "gaussian": (GAUSSIAN, "gaussian"),
-    "student_t": (StudentTFamily(0.25, (1e-3, 5.0), 4.0, (2.1, 200.0)), "student_t"),
-    "probit": (FixedFamily(Bernoulli("probit")), "labels"),
-    "poisson": (FixedFamily(Poisson("exp")), "counts"),
+    "student_t": (
+        STUDENT,
+        "student_t",
+    ),
+    "probit": (Bernoulli("probit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
 }
 LONG = {"max_iter": 300, "tol": 1e-12}
 
@@ -101,7 +104,7 @@ def test_update_without_the_closed_form_finds_the_conjugate_posterior():
     """Student's t of many degrees of freedom is Gaussian noise."""
     problem, made, prior = problem_of("gaussian")
     many = 1e7
-    student = StudentTFamily(0.3, (1e-4, 5.0), many, (many, many))
+    student = StudentT(0.3**0.5, many, scale_bounds=(0.01, 2.2))
     start = replace(prior, likelihood=student.initial(prior.Z))
     parts = batches(problem.data, 50, 40)
     expected = stream(prior, parts, Objective(made, name="elbo"))
