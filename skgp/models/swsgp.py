@@ -286,8 +286,6 @@ class _Fitter:
         mean = state.offset + left * (mean / var - found.sites.shift)
         likelihood = self.family.with_parameters(state.likelihood)
         likelihood = cast(Bernoulli, likelihood)  # others have one column
-            Bernoulli, self.family.with_parameters(state.likelihood)
-        )  # others have one column
         return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
 
     def _adam(self, state: SWSGPState, kl_weight: float) -> tuple[SWSGPState, int]:
