@@ -39,6 +39,7 @@ __all__ = [
     "LEAST_EFFECT",
     "choose",
     "held_out_rows",
+    "hold_out",
     "improves",
 ]
 
@@ -178,6 +179,26 @@ def held_out_rows(
         place = _permutation(len(order), random)[:n_out] / len(order)
         held_out[order[edges[:-1] + (place * np.diff(edges)).astype(int)]] = True
     return held_out[unit]
+
+
+def hold_out(
+    X: Tensor, y: Tensor, fraction: float, seed: int, *, max_rows: int = 1_000
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Split observations into those to train on and those to score, (X, y) of each, by a seed.
+
+    Holds out a fraction, rounded up, but no more than a score can afford and training needs less.
+    Equal seeds hold the same rows out, so that a warm start scores rows it never trained on.
+    """
+    n = X.shape[0]
+    size = min(math.ceil(fraction * n), max_rows)
+    if size >= n:
+        raise ValueError(
+            f"validation_fraction={fraction} of {n} rows leaves none to train on. Lower it, give "
+            "more rows, or set early_stopping=False."
+        )
+    held = torch.from_numpy(held_out_rows(y, size, torch.Generator().manual_seed(seed)))
+    held = held.to(X.device)
+    return (X[~held], y[~held]), (X[held], y[held])
 
 
 def _units_by_target(

@@ -9,7 +9,7 @@ Tipping and Faul (2003), section on classification. At given precisions s the po
 
 with curvatures :math:`b_i = -w_i\, \partial^2 \log p(y_i \mid f_i)`. That is the evidence of a
 regression with noise variances :math:`1/b_i` and targets
-:math:`z = \Phi \mu + B^{-1} W \nabla \log p`, in which the steps of `relevance_steps` are taken: a
+:math:`z = \Phi \mu + B^{-1} W \nabla \log p`, in which the steps of `steps` are taken: a
 few for every refresh of mode and curvatures. As these move with s, a step may lower Laplace's
 evidence although the regression's rises. Such steps are taken back and tried one at a time, then
 passed over, so the evidence rises at every iteration.
@@ -18,44 +18,24 @@ Each column of Y is a problem of its own: one class against the rest.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance.dictionary import (
-    DesignSource,
-    Dictionary,
-    RelevanceBasis,
-    choose_candidates,
-)
-from skgp.inference.relevance.evidence import RelevanceFit, relevance_fit
+from skgp.inference.relevance.defaults import HALVINGS, INNER_STEPS, MIN_CURVATURE, NEWTON_STEPS
+from skgp.inference.relevance.dictionary import DesignSource, Dictionary, choose_candidates
+from skgp.inference.relevance.evidence import Callback, RelevanceFit, relevance_fit
 from skgp.inference.relevance.steps import EvidenceState
-from skgp.inference.stochastic.sampling import take_rows
+from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 from skgp.optim.stopping import StopRecorder
 
-Callback = Callable[[int, dict], bool | None]
-
-_INNER_STEPS = 5  # steps a refresh of mode and curvatures, at most
-_NEWTON_STEPS = 50
-_HALVINGS = 30
-_MIN_CURVATURE = 1e-12  # of a row; the targets of the regression divide by it
-
 
 class OneVsRestPosterior:
-    """Latent functions of the columns, each a Gaussian on vectors of its own.
-
-    Parameters
-    ----------
-    columns : list of LinearWeightsPosterior
-    offset : Tensor of shape (c,)
-        Added to the means.
-    """
+    """Latent functions of the columns, each a Gaussian on vectors of its own; offset (c,)."""
 
     def __init__(self, columns: list, offset: Tensor) -> None:
         self.columns = columns
@@ -108,17 +88,15 @@ class RelevanceClassifierFit:
 
 def fit_relevance_classifier(
     kernel: Any,
-    X: Tensor | np.ndarray,
-    Y: Tensor | np.ndarray,
+    X: Array,
+    Y: Array,
     likelihood: Any,
     *,
     offset: Tensor | None = None,
     row_weight: Tensor | None = None,
-    bias: bool = False,
     candidates: int | Tensor | None = None,
     max_iter: int = 500,
     tol: float = 1e-2,
-    memory_budget: int = MEMORY_BUDGET,
     generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> RelevanceClassifierFit:
@@ -136,7 +114,7 @@ def fit_relevance_classifier(
         Constant part of the latent functions, say the log-odds of the base rates; 0 by default.
     row_weight : Tensor of shape (n,), optional
         Positive. A row of weight w counts as w rows.
-    bias, candidates, memory_budget, generator
+    candidates, generator
         As in `fit_relevance`.
     max_iter : int, default=500
         Refreshes of mode and curvatures at most, a column.
@@ -164,11 +142,11 @@ def fit_relevance_classifier(
     _check_labels(Y, len(X), max_iter, tol)
     rows = choose_candidates(len(X), candidates, generator)
     X = take_rows(X, torch.arange(len(X)), torch.float64)
-    basis = RelevanceBasis(kernel, X[rows], bias=bias)
+    basis = KernelColumns(kernel, X[rows])
     weight = Y.new_ones(len(Y)) if row_weight is None else row_weight.to(Y)
     check_sample_weight(weight, len(Y))
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset.to(Y)
-    dictionary = Dictionary(basis, X, memory_budget=memory_budget)
+    dictionary = Dictionary(basis, X, memory_budget=MEMORY_BUDGET)
     recorder = StopRecorder(callback)
     columns = []
     for c in range(Y.shape[1]):
@@ -187,38 +165,22 @@ def fit_relevance_classifier(
 
 @dataclass(frozen=True)
 class LaplaceMode:
-    """The mode at given precisions.
+    """The mode at given precisions."""
 
-    Attributes
-    ----------
-    indices, precision, mean : Tensor of shape (r,)
-    fitted : Tensor of shape (n,)
-        Phi mu, without the offset.
-    log_evidence : float
-    """
-
-    indices: Tensor
-    precision: Tensor
-    mean: Tensor
-    fitted: Tensor
+    indices: Tensor  # (r,)
+    precision: Tensor  # (r,)
+    mean: Tensor  # (r,)
+    fitted: Tensor  # (n,), Phi mu, without the offset
     log_evidence: float
 
 
 @dataclass(frozen=True)
 class LaplaceProblem:
-    """One column of labels over a dictionary.
-
-    Attributes
-    ----------
-    dictionary : Dictionary
-    y, weight : Tensor of shape (n,)
-    offset : float
-    likelihood : Likelihood
-    """
+    """One column of labels over a dictionary."""
 
     dictionary: Dictionary
-    y: Tensor
-    weight: Tensor
+    y: Tensor  # (n,)
+    weight: Tensor  # (n,)
     offset: float
     likelihood: Any
 
@@ -226,7 +188,7 @@ class LaplaceProblem:
         """Find the mode by Newton's method from `start` (r,); O(n r^2) a step."""
         Phi, mean = self.dictionary.columns(indices), start
         value = self._log_joint(Phi @ mean, mean, precision)
-        for _ in range(_NEWTON_STEPS):
+        for _ in range(NEWTON_STEPS):
             slope, curvature = self._derivatives(Phi @ mean)
             factor = _factor(Phi, curvature, precision)
             step = cho_solve(factor, Phi.mT @ slope - precision * mean)
@@ -245,7 +207,7 @@ class LaplaceProblem:
     def source(self, mode: LaplaceMode) -> DesignSource:
         """Regression of unit noise variance that is the problem to second order at a mode."""
         slope, curvature = self._derivatives(mode.fitted)
-        curvature = curvature.clamp_min(_MIN_CURVATURE)
+        curvature = curvature.clamp_min(MIN_CURVATURE)
         return DesignSource(self.dictionary, mode.fitted + slope / curvature, curvature)
 
     def _log_joint(self, fitted: Tensor, mean: Tensor, precision: Tensor) -> float:
@@ -261,7 +223,7 @@ class LaplaceProblem:
         self, Phi: Tensor, mean: Tensor, step: Tensor, precision: Tensor, value: float
     ) -> tuple[Tensor, float]:
         """Halve a step until it raises the log joint density; stay where none does."""
-        for halving in range(_HALVINGS):
+        for halving in range(HALVINGS):
             proposal = mean + 0.5**halving * step
             new = self._log_joint(Phi @ proposal, proposal, precision)
             if new >= value:
@@ -283,7 +245,7 @@ def _fit_column(
     state = EvidenceState(problem.source(mode), 1.0)
     passed_over = torch.zeros(len(state.S), dtype=torch.bool)
     history: list[float] = []
-    n_steps, converged, stop = _INNER_STEPS, False, callback.stopped
+    n_steps, converged, stop = INNER_STEPS, False, callback.stopped
     while len(history) < max_iter and not stop and not converged:
         proposal, first = _inner_steps(state, n_steps, tol, passed_over)
         converged = first is None
@@ -292,7 +254,7 @@ def _fit_column(
             if new.log_evidence > mode.log_evidence:
                 mode = new
                 state = EvidenceState(problem.source(mode), 1.0, mode.indices, mode.precision)
-                passed_over[:], n_steps = False, _INNER_STEPS
+                passed_over[:], n_steps = False, INNER_STEPS
             elif n_steps > 1:
                 n_steps = 1
             else:

@@ -5,13 +5,13 @@ function :math:`k(\cdot, x_j)` of the training rows its own prior precision :mat
 maximum of the evidence most are infinite and their functions gone; the rows that are left are the
 relevance vectors (Tipping, 2001). `fit_relevance` is the sequential algorithm of Tipping and Faul
 (2003): from an empty model, each iteration takes the one step (add, re-estimate, delete) that
-raises the log evidence most (`relevance_steps`), and the noise variance follows. The paper's own
-stochastic gradient is `relevance_stochastic`, classification `relevance_classification`.
+raises the log evidence most (`steps`), and the noise variance follows. The paper's own
+stochastic gradient is `stochastic`, classification `classification`.
 
 ============================  ====================================================================
 paper                         code
 ============================  ====================================================================
-:math:`\Phi = K(X, X)`        `RelevanceBasis`, its columns limited to `candidates`
+:math:`\Phi = K(X, X)`        `KernelColumns`, limited to `candidates`
 :math:`s_i`                   ``precision``, of the relevance vectors
 :math:`s_i < 10^4`            finite precision: the maximum of the evidence is at infinity exactly
                               for the others
@@ -34,31 +34,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance.dictionary import (
-    RelevanceBasis,
-    choose_candidates,
-    make_source,
+from skgp.inference.relevance.defaults import (
+    LEAST_FREE,
+    LOW_NOISE,
+    NOISE_FLOOR,
+    REFRESH,
+    START_NOISE,
 )
+from skgp.inference.relevance.dictionary import choose_candidates, make_source
 from skgp.inference.relevance.steps import EvidenceState
-from skgp.inference.stochastic.sampling import take_rows
+from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
-
-NOISE_FLOOR = 1e-6
-"""Least noise variance that is learned, as a part of the mean square of y."""
-
-_START_NOISE = 0.1  # of the mean square of y
-_LOW_NOISE = 1e-2  # of the mean square of y, below which a lower start may do better
-_LEAST_FREE = 1e-9  # rows beyond the weights that they determine
-_REFRESH = 10  # steps between updates of the noise and exact recomputations
 
 
 @dataclass
@@ -73,7 +67,7 @@ class RelevanceFit:
         Of f: `mean`, `mean_and_variance`, `covariance`; O(r d + r^2) numbers.
     noise_variance : float
     precision : Tensor of shape (r,)
-        s of the vectors; the constant's is the last of r + 1 where it is in the model.
+        s of the vectors.
     log_evidence : float
         In nats.
     n_iter : int
@@ -95,17 +89,15 @@ class RelevanceFit:
 
 def fit_relevance(
     kernel: Any,
-    X: Tensor | np.ndarray,
-    y: Tensor | np.ndarray,
+    X: Array,
+    y: Array,
     *,
     noise_variance: float | None = None,
     learn_noise: bool = True,
     sample_weight: Tensor | None = None,
-    bias: bool = False,
     candidates: int | Tensor | None = None,
     max_iter: int = 10_000,
     tol: float = 1e-3,
-    memory_budget: int = MEMORY_BUDGET,
     generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> RelevanceFit:
@@ -117,15 +109,13 @@ def fit_relevance(
     X : Tensor or ndarray of shape (n, d)
         May be a read-only memory map.
     y : Tensor or ndarray of shape (n,)
-        Centred targets, unless `bias`.
+        Centred targets.
     noise_variance : float, optional
         :math:`\sigma^2` to start from, or to keep. By default a tenth of the mean square of y;
         where that ends below a hundredth of it, lower starts are tried and the best evidence kept.
     learn_noise : bool, default=True
     sample_weight : Tensor of shape (n,), optional
         Positive. A row of weight w counts as w rows, for the evidence too.
-    bias : bool, default=False
-        Whether the constant 1 is a candidate.
     candidates : int, Tensor of int64 or None
         Rows that may become relevance vectors: their number, to be drawn, or themselves. By
         default all of at most 20000 rows, and 2000 of more.
@@ -133,8 +123,6 @@ def fit_relevance(
         Steps at most.
     tol : float, default=1e-3
         Gain in log evidence, in nats, below which a step is not worth taking.
-    memory_budget : int, default=2**29
-        Bytes of the dictionary kept (see `make_source`).
     generator : torch.Generator, optional
         To draw candidates.
     callback : callable, optional
@@ -167,17 +155,17 @@ def fit_relevance(
     """
     _check_options(noise_variance, max_iter, tol)
     rows = choose_candidates(len(X), candidates, generator)
-    basis = RelevanceBasis(kernel, take_rows(X, rows, torch.float64), bias=bias)
-    source = make_source(basis, X, y, sample_weight, memory_budget)
+    basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
+    source = make_source(basis, X, y, sample_weight, MEMORY_BUDGET)
     mean_square = source.sum_square / source.n_rows or 1.0  # of targets that are all 0, any unit
-    noise = _START_NOISE * mean_square if noise_variance is None else float(noise_variance)
+    noise = START_NOISE * mean_square if noise_variance is None else float(noise_variance)
     floor = min(NOISE_FLOOR * mean_square, noise) if learn_noise else None
     recorder = StopRecorder(callback)
     state = EvidenceState(source, noise)
     history, converged = maximise_evidence(state, floor, max_iter, tol, recorder)
     # Few functions and a little noise can be a local optimum of targets with hardly any noise.
     while floor is not None and noise_variance is None and not recorder.stopped:
-        if not floor < state.noise_variance < _LOW_NOISE * mean_square:
+        if not floor < state.noise_variance < LOW_NOISE * mean_square:
             break
         other = EvidenceState(source, max(1e-2 * state.noise_variance, floor))
         result = maximise_evidence(other, floor, max_iter, tol, recorder)
@@ -196,20 +184,8 @@ def maximise_evidence(
 ) -> tuple[list[float], bool]:
     """Take the best step until none gains `tol`; the noise variance moves every ten steps.
 
-    Parameters
-    ----------
-    state : EvidenceState
-        Changed in place, and exact (refreshed) afterwards.
-    noise_floor : float or None
-        Least noise variance to learn; None keeps that of the state.
-    max_iter, tol, callback
-        As in `fit_relevance`.
-
-    Returns
-    -------
-    history : list of float
-        Log evidence after every iteration.
-    converged : bool
+    Changes the state in place, exact (refreshed) afterwards. A noise floor of None keeps the noise.
+    Returns the log evidence after every iteration, and whether no step was left.
     """
     history: list[float] = []
     exact = copy.copy(state)  # steps replace the tensors of a state and never write into them
@@ -218,7 +194,7 @@ def maximise_evidence(
         settled = move.gain <= tol
         if not settled:
             state.apply(move)
-        if settled or iteration % _REFRESH == 0:
+        if settled or iteration % REFRESH == 0:
             before = state.log_evidence
             sound = _refresh(state, exact, noise_floor, tol)
             settled = not sound or (settled and abs(state.log_evidence - before) <= tol)
@@ -251,20 +227,14 @@ def _refresh(
 
 
 def update_noise(state: EvidenceState, floor: float) -> None:
-    r"""Move the noise variance to MacKay's :math:`\|y - \Phi\mu\|^2 / (n - \gamma)`.
+    r"""Move the noise variance to MacKay's :math:`\|y - \Phi\mu\|^2 / (n - \gamma)`, in place.
 
     :math:`\gamma = \sum_j 1 - s_j \Sigma_{jj}` is the number of weights that the data determine. A
-    proposal that would lower the evidence is not taken; of 1500 random states none had one.
-
-    Parameters
-    ----------
-    state : EvidenceState
-        Exact; changed in place, and exact again.
-    floor : float
-        Not above the present noise variance.
+    proposal that would lower the evidence is not taken; of 1500 random states none had one. The
+    state is exact before and after; the floor is not above its noise variance.
     """
     noise, before = state.noise_variance, state.log_evidence
-    free = max(state.source.n_rows - state.n_determined(), _LEAST_FREE)
+    free = max(state.source.n_rows - state.n_determined(), LEAST_FREE)
     state.noise_variance = max(state.residual_square() / free, floor)
     state.refresh()
     if state.log_evidence < before:  # at the maximum, by rounding
@@ -274,7 +244,7 @@ def update_noise(state: EvidenceState, floor: float) -> None:
 
 def relevance_fit(
     state: EvidenceState,
-    basis: RelevanceBasis,
+    basis: KernelColumns,
     rows: Tensor,
     history: list[float],
     converged: bool,
@@ -285,13 +255,13 @@ def relevance_fit(
     covariance = state.covariance[order][:, order]
     root = jittered_cholesky(covariance).factor if len(order) else covariance
     posterior = LinearWeightsPosterior(
-        basis.subset(indices),
+        KernelColumns(basis.kernel, basis.Z[indices]),
         state.mean[order],
         root,
         root.new_zeros(0),
     )
     return RelevanceFit(
-        indices=rows[indices[indices < len(rows)]],
+        indices=rows[indices],
         posterior=posterior,
         noise_variance=state.noise_variance,
         precision=state.precision[order],

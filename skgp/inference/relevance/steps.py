@@ -32,43 +32,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.inference.relevance.defaults import ALIGNED, RESOLUTION
 from skgp.inference.relevance.dictionary import Source
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-
-ALIGNED = 1e-3
-"""Functions whose cosine to one in the model is above 1 less this are not added beside it."""
-
-_RESOLUTION = 1e-8  # part of a column's square beyond rounding, below which it adds nothing new
 
 
 @dataclass(frozen=True)
 class Move:
-    """One step.
+    """One step."""
 
-    Attributes
-    ----------
-    index : int
-        Basis function.
-    precision : float
-        The one to give it; inf takes it out.
-    gain : float
-        Of the log evidence, in nats.
-    """
-
-    index: int
-    precision: float
-    gain: float
+    index: int  # basis function
+    precision: float  # the one to give it; inf takes it out
+    gain: float  # of the log evidence, in nats
 
 
 class EvidenceState:
-    r"""The functions in the model, and the statistics of all m.
-
-    Parameters
-    ----------
-    source : Source
-    noise_variance : float
-    indices, precision : Tensor of shape (r,), optional
-        To start from; none by default.
+    r"""The functions in the model, and the statistics of all m; m (r + 5) numbers.
 
     Attributes
     ----------
@@ -81,10 +60,6 @@ class EvidenceState:
     S, Q : Tensor of shape (m,)
     log_evidence : float
         In nats; moved by the gains, exact after `refresh`.
-
-    Notes
-    -----
-    Memory: m (r + 5) numbers.
     """
 
     def __init__(
@@ -130,13 +105,7 @@ class EvidenceState:
         return float((1 - self.precision * self.covariance.diagonal()).sum())
 
     def best_move(self, forbidden: Tensor | None = None) -> Move:
-        """The step of greatest gain in log evidence, in O(m).
-
-        Parameters
-        ----------
-        forbidden : bool Tensor of shape (m,), optional
-            Functions not to touch.
-        """
+        """The step of greatest gain in log evidence, in O(m), but of the `forbidden` (m,)."""
         precision, gain = self.moves()
         if forbidden is not None:
             gain = torch.where(forbidden, 0.0, gain)
@@ -150,7 +119,7 @@ class EvidenceState:
         """
         squared, beta = self.Q.square(), 1 / self.noise_variance
         S = self.S
-        new = (self._n_aligned == 0) & (beta * self.source.squares * _RESOLUTION < S)
+        new = (self._n_aligned == 0) & (beta * self.source.squares * RESOLUTION < S)
         new &= squared > S
         ratio = torch.where(new, squared / S, 1.0)
         precision = torch.where(new, S / (ratio - 1), math.inf)
@@ -163,7 +132,7 @@ class EvidenceState:
         """The same for the functions in the model, shape (r,)."""
         s, variance = self.precision, self.covariance.diagonal()
         # Positive: the others may explain the function up to rounding.
-        least = _RESOLUTION / self.noise_variance * self.source.squares[self.indices]
+        least = RESOLUTION / self.noise_variance * self.source.squares[self.indices]
         sparsity = torch.maximum(1 / variance - s, least)
         quality = self.mean / variance
         theta = quality.square() - sparsity

@@ -16,8 +16,8 @@ holds at 0 is :math:`s_j = \infty`, approached by steps of bounded length in log
 
 Deviations from the paper:
 
-- A function leaves when the data determine less than `prune` of its weight,
-  :math:`1 - s_j c_j^2 < \text{prune}`, which has no units; the paper's :math:`s_j < 10^4` has.
+- A function leaves when the data determine less than a hundredth of its weight,
+  :math:`1 - s_j c_j^2 < .01`, which has no units; the paper's :math:`s_j < 10^4` has.
 - Means move along block Newton directions out of the control variate's features: the prior of a
   function on its way out is stiffer than the data by orders of magnitude, and a step of AdaGrad
   that suits the one destroys the other.
@@ -41,29 +41,42 @@ any n. What remains for this one is a cost and a memory that do not depend on n:
 start at n = 1e5, polish not counted.
 """
 
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.inference.relevance import defaults
 from skgp.inference.relevance.dictionary import choose_candidates
 from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
-from skgp.inference.relevance.gradients import StepOptions, initial_state, iterate
-from skgp.inference.weights.design import MEMORY_BUDGET
-from skgp.optim import exponential_decay
-
-Callback = Callable[[int, dict], bool | None]
-
-_PRUNE_EVERY = 25  # iterations
-_DECAY = 0.1  # of the learning rate of the mean, over all iterations
+from skgp.inference.stochastic.basis import (
+    Array,
+    IndexSet,
+    InducingBasis,
+    KernelColumns,
+    everything,
+    sample_indices,
+    take_rows,
+)
+from skgp.inference.stochastic.engine import Callback, SGDOptions, StochasticSolver
+from skgp.inference.stochastic.estimators import (
+    LowRankControlVariate,
+    quadratic_loss,
+    sample_design,
+    support_features,
+)
+from skgp.inference.stochastic.optimizers import SparseAdam
+from skgp.inference.weights.gaussian import optimal_std
+from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.optim import sample_without_replacement
 
 
 def fit_relevance_stochastic(
     kernel: Any,
-    X: Tensor | np.ndarray,
-    y: Tensor | np.ndarray,
+    X: Array,
+    y: Array,
     *,
     noise_variance: float | None = None,
     learn_noise: bool = True,
@@ -74,9 +87,7 @@ def fit_relevance_stochastic(
     learning_rate: float = 0.3,
     precision_learning_rate: float = 0.1,
     max_iter: int = 1000,
-    prune: float = 1e-2,
     polish: bool = True,
-    memory_budget: int = MEMORY_BUDGET,
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> RelevanceFit:
@@ -107,13 +118,9 @@ def fit_relevance_stochastic(
     precision_learning_rate : float, default=0.1
         Of Adam on log s. Larger is faster and keeps fewer, less well placed vectors.
     max_iter : int, default=1000
-    prune : float, default=1e-2
-        Part of its weight that the data must determine for a function to stay.
     polish : bool, default=True
         Run `fit_relevance` on the survivors, over all rows. Without, the covariance is mean-field,
         and `log_evidence` NaN.
-    memory_budget : int, default=2**29
-        Bytes, for `polish`.
     generator : torch.Generator
     callback : callable, optional
         ``callback(iteration, {"loss": ..., "noise_variance": ..., "n_vectors": ...})``, the loss
@@ -135,39 +142,23 @@ def fit_relevance_stochastic(
     An iteration is O((n_batch + n_support) m d + n_support^2 m) for the m functions left; memory
     O((n_batch + n_support) m). With `polish`, O(n r^2) more for r survivors.
     """
-    _check_options(
-        noise_variance=noise_variance,
-        learning_rate=learning_rate,
-        precision_learning_rate=precision_learning_rate,
-        batch_size=batch_size,
-        basis_batch_size=basis_batch_size,
-        n_support=n_support,
-        max_iter=max_iter,
-    )
-    if not 0 < prune < 1:
-        raise ValueError(f"prune must lie between 0 and 1, got {prune}.")
+    positive = {
+        "noise_variance": noise_variance,
+        "precision_learning_rate": precision_learning_rate,
+        "n_support": n_support,
+    }
+    for name, value in positive.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}.")
+    options = SGDOptions(batch_size, basis_batch_size, learning_rate, max_iter=max_iter)
     rows = choose_candidates(len(X), candidates, generator)
-    state = initial_state(kernel, X, y, rows, noise_variance, n_support, generator)
-    options = StepOptions(
-        min(batch_size, len(X)),
-        basis_batch_size,
-        exponential_decay(learning_rate, learning_rate * _DECAY, max_iter),
-        precision_learning_rate,
-        learn_noise,
-    )
-    for iteration in range(max_iter):
-        iterate(state, X, y, options, iteration, generator)
-        if (iteration + 1) % _PRUNE_EVERY == 0:
-            state.prune(prune)
-        info = {
-            "loss": state.history[-1],
-            "noise_variance": state.noise_variance,
-            "n_vectors": len(state.rows),
-        }
-        if callback is not None and callback(iteration + 1, info):
-            break
+    state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator)
+    solver = RelevanceSolver(X, y, state, options, generator)
+    solver.learn_noise, solver.precision_rate = learn_noise, precision_learning_rate
+    watch = None if callback is None else lambda iteration, info: callback(iteration + 1, info)
+    history = solver.run(watch)["loss"]
     if not polish or not len(state.rows):
-        return state.result()
+        return state.result(history)
     fit = fit_relevance(
         kernel,
         X,
@@ -175,15 +166,241 @@ def fit_relevance_stochastic(
         noise_variance=state.noise_variance,
         learn_noise=learn_noise,
         candidates=state.rows,
-        memory_budget=memory_budget,
     )
-    fit.n_iter, fit.history = len(state.history), state.history
+    fit.n_iter, fit.history = len(history), history
     return fit
 
 
-def _check_options(**options: float | None) -> None:
-    for name, value in options.items():
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}.")
+class SparseBasis(InducingBasis):
+    r""":math:`\Phi = K(X, Z)` with S = diag(s), in place of S = K(Z, Z); keeps log s (m,)."""
+
+    diagonal_precision = True
+    Z: Tensor
+
+    def __init__(self, kernel: Any, Z: Tensor, log_precision: Tensor) -> None:
+        super().__init__(kernel, Z)
+        self.log_precision = log_precision
+
+    def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
+        """Return s."""
+        return self.log_precision[indices].exp()
+
+
+@dataclass
+class SparseState:
+    """The functions that are left, and where their parameters are.
+
+    q(w) is N(mu, diag(c^2)) over them; c follows from Proposition 1 and is never stored.
+    """
+
+    basis: SparseBasis
+    rows: Tensor  # (m,), of X that the functions are centred on
+    mean: Tensor  # (m, 1)
+    noise_variance: float
+    n: int  # rows of the data
+    X_support: Tensor  # (n_support, d)
+    y_support: Tensor  # (n_support,)
+    optimizer: SparseAdam  # of log s
+    control: LowRankControlVariate  # its sums are the mean on the support rows
+    mean_squares: Tensor  # (m,), of the functions on the support rows
+    rate_factor: float = 1.0  # what divergence left of the learning rate
+    n_iter: int = 0
+
+    @classmethod
+    def start(
+        cls,
+        kernel: Any,
+        X: Array,
+        y: Array,
+        rows: Tensor,
+        noise_variance: float | None,
+        n_support: int,
+        generator: torch.Generator,
+    ) -> "SparseState":
+        """Start from mu = 0 and hardly any prior, with support rows drawn from the data."""
+        n = len(X)
+        support = sample_without_replacement(n, min(n_support, n), generator=generator)
+        X_support, y_support = (take_rows(A, support, torch.float64) for A in (X, y))
+        scale = float(y_support.square().mean()) or 1.0
+        Z = take_rows(X, rows, torch.float64)
+        # A prior variance of the size of y for every weight: hardly any prior at all.
+        basis = SparseBasis(kernel, Z, torch.full((len(rows),), -math.log(scale)).double())
+        mean = Z.new_zeros(len(rows), 1)
+        state = cls(
+            basis=basis,
+            rows=rows,
+            mean=mean,
+            noise_variance=float(noise_variance or defaults.SGD_START_NOISE * scale),
+            n=n,
+            X_support=X_support,
+            y_support=y_support,
+            optimizer=SparseAdam((len(rows), 1), torch.float64),
+            control=LowRankControlVariate(support_features(basis, X_support), mean[:0]),
+            mean_squares=mean[:, 0],
+        )
+        state.set_control()
+        return state
+
+    @property
+    def std(self) -> Tensor:
+        """The c of all functions, shape (m,), by Proposition 1."""
+        data = self.n * self.mean_squares / self.noise_variance
+        return optimal_std(data + self.basis.log_precision.exp())
+
+    def determined(self) -> Tensor:
+        """Part of each weight that the data determine, ``1 - s c^2``, shape (m,)."""
+        data = self.n * self.mean_squares / self.noise_variance
+        return data / (data + self.basis.log_precision.exp())
+
+    def prune(self, threshold: float) -> None:
+        """Drop the functions whose weights the data determine by less than `threshold`."""
+        keep = self.determined() > threshold
+        if bool(keep.all()):
+            return
+        self.rows, self.mean = self.rows[keep], self.mean[keep]
+        self.optimizer.state = {key: A[keep] for key, A in self.optimizer.state.items()}
+        basis = self.basis
+        self.basis = SparseBasis(basis.kernel, basis.Z[keep], basis.log_precision[keep])
+        self.set_control()
+
+    def set_control(self) -> None:
+        """Sum the support rows anew, O(n_support m)."""
+        factor = support_features(self.basis, self.X_support)
+        B = factor(torch.arange(self.basis.n_features))
+        self.control = LowRankControlVariate(factor, B @ self.mean)
+        self.mean_squares = B.square().mean(0)
+
+    def support_error(self) -> float:
+        """Mean squared error of the mean on the support rows."""
+        return float((self.y_support - self.control.sums[:, 0]).square().mean())
+
+    def result(self, history: list[float]) -> RelevanceFit:
+        """Wrap the mean-field posterior."""
+        posterior = LinearWeightsPosterior(
+            KernelColumns(self.basis.kernel, self.basis.Z),
+            self.mean[:, 0],
+            self.mean.new_zeros(len(self.rows), 0),
+            self.std,
+            noise_variance=self.noise_variance,
+        )
+        return RelevanceFit(
+            self.rows,
+            posterior,
+            self.noise_variance,
+            self.basis.log_precision.exp(),
+            log_evidence=float("nan"),
+            n_iter=len(history),
+            converged=False,
+            history=history,
+        )
+
+
+class RelevanceSolver(StochasticSolver):
+    """Moves the mean and log s of the functions sampled, then the noise variance; prunes."""
+
+    default_decay = defaults.SGD_DECAY
+    learn_noise = True
+    precision_rate = 0.1  # of Adam on log s
+
+    def __init__(
+        self,
+        X: Array,
+        y: Array,
+        state: SparseState,
+        options: SGDOptions,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(X, y, state.basis, state, options, generator)
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """One iteration; "loss" is the mean squared error on the support rows, after it."""
+        state = self.state
+        if len(state.rows):
+            self.step(iteration)
+        loss = state.support_error()
+        if len(state.rows) and self.learn_noise:
+            self.move_noise(loss)
+        if (iteration + 1) % defaults.PRUNE_EVERY == 0:
+            state.prune(defaults.PRUNE)
+        noise, n_vectors = state.noise_variance, len(state.rows)
+        return {"loss": loss, "noise_variance": noise, "n_vectors": n_vectors}
+
+    def step(self, iteration: int) -> None:
+        """Theorem 1 with its control variate, and the moves of both samples."""
+        state, noise, size = self.state, self.state.noise_variance, self.options.basis_batch_size
+        self.batch = self.draw_rows()
+        self.whole = everything(state.basis) if size >= len(state.rows) else None
+        # A sample of every function is exact: the second would repeat the first.
+        samples = [
+            self.whole or sample_indices(state.basis, size, generator=self.generator)
+            for _ in range(2)
+        ]
+        i, j = samples
+        X, y = self.batch
+        design = sample_design(state.basis, X, i, j, n=self.n)
+        V_i, V_j = state.mean[i.indices], state.mean[j.indices]
+        B_i = state.control.columns(i)
+        B_j = B_i if j is i else state.control.columns(j)
+        scale = self.n / (len(state.X_support) * noise)
+        estimate = quadratic_loss(design, V_i, V_j, noise, y=y)
+        estimate = estimate + state.control.estimate(i, j, B_i, B_j, V_i, V_j, scale)
+        rate = state.rate_factor * self.rate(self.options.learning_rate, iteration)
+        self.move_both(i, estimate.grad_i / i.weight, B_i, rate)
+        if j is not i:
+            self.move_both(j, estimate.grad_j / j.weight, B_j, rate)
+        if not state.support_error() <= 2 * float(state.y_support.square().mean()):
+            state.rate_factor /= 2
+            state.mean.zero_()
+            state.control.sums.zero_()
+
+    def move_both(self, sample: IndexSet, gradient: Tensor, B: Tensor, rate: float) -> None:
+        """A part of a Newton step of the mean, then a step of Adam on log s."""
+        state, indices = self.state, sample.indices
+        root = B * (self.n / (len(B) * state.noise_variance)) ** 0.5
+        precision = state.basis.precision_diag(indices)
+        change = -rate * newton_direction(root, precision, gradient)
+        state.mean[indices] += change
+        state.control.sums += B @ change
+        slope = log_precision_gradient(precision, state.mean[indices, 0], state.std[indices])
+        # Bounded below by -1/2; above, s mu^2 of a mean that is still moving is without bound.
+        slope = slope.clamp_max(0.5)[:, None]
+        step, moments = state.optimizer.step(indices, slope, self.precision_rate)
+        state.optimizer.commit(indices, moments)
+        state.basis.log_precision[indices] += step[:, 0]
+
+    def move_noise(self, support_error: float) -> None:
+        r"""Move towards the optimum :math:`(\|y - \Phi\mu\|^2 + \sum_j c_j^2 \phi_j^T \phi_j) / n`.
+
+        The residuals are the batch's where every function is at hand, and else the support rows'.
+        """
+        state, (X, y) = self.state, self.batch
+        error = support_error
+        if self.whole is not None:
+            fitted = state.basis.features(X, self.whole.indices) @ state.mean
+            error = float((y - fitted[:, 0]).square().mean())
+        target = error + state.noise_variance * float(state.determined().sum()) / self.n
+        bound = float(state.y_support.square().mean()) or 1.0
+        rate = defaults.NOISE_RATE
+        moved = (1 - rate) * state.noise_variance + rate * target
+        state.noise_variance = min(max(moved, defaults.NOISE_FLOOR * bound), bound)
+
+
+def log_precision_gradient(precision: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    r"""Gradient of -ELBO with respect to log s, :math:`\tfrac12 (s (\mu^2 + c^2) - 1)`, (k,).
+
+    Of a sample, times its weight, an unbiased estimate of the whole gradient.
+    """
+    return 0.5 * (precision * (mean.square() + std.square()) - 1)
+
+
+def newton_direction(root: Tensor, precision: Tensor, gradient: Tensor) -> Tensor:
+    """Solve ``(root' root + diag(precision)) x = gradient``, in O(k r min(k, r)).
+
+    `root` is (r, k), `precision` (k,) positive, `gradient` and x (k, q).
+    """
+    if root.shape[1] <= root.shape[0]:
+        return torch.linalg.solve(root.mT @ root + torch.diag(precision), gradient)
+    scaled = root / precision
+    inner = scaled @ root.mT  # (r, r)
+    inner.diagonal().add_(1)
+    return gradient / precision[:, None] - scaled.mT @ torch.linalg.solve(inner, scaled @ gradient)

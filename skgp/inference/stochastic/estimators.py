@@ -6,8 +6,9 @@ Evans and Nair, "Quadruply Stochastic Gaussian Processes" (2020), write the evid
 .. math:: \text{ELBO} = -\tfrac12 L_\mu(\mu) - \tfrac12 L_\Sigma(C) - \tfrac12 L_\text{const}
 
 and estimate each part from :math:`\tilde n` rows :math:`\tilde l` and independent samples
-:math:`\tilde i, \tilde j, \tilde r` of the m basis functions: `quadratic_loss` (Theorem
-1, and of the dense columns 2), `diagonal_loss`, `constant_loss` (Proposition 2).
+:math:`\tilde i, \tilde j, \tilde r` of the m basis functions: `quadratic_loss` (Theorem 1, and of
+the dense columns of C Theorem 2), `diagonal_loss` (Theorem 2, the others), `constant_loss`
+(Proposition 2).
 
 ===================================  ======================================================
 paper                                code
@@ -24,171 +25,128 @@ Gradients with respect to the variational parameters are explicit and sparse: on
 ``i`` of V and one for the rows ``j``, to be *added* where the samples overlap. Those with respect
 to hyper-parameters come from autograd, through features and noise variance.
 
-Deviations, all unbiased, each with the literal form as an option or beside it:
+Deviations, all unbiased:
 
-- ``symmetric=True`` estimates :math:`y^T \Phi \mu` by the mean over both samples instead of
-  :math:`\tilde i` alone. Both gradients then contain a residual, :math:`\Phi_i^T(\hat f_j - y)`,
-  which is small near the optimum; in the literal form :math:`\Phi_i^T (\hat f_j - 2 y)` and
-  :math:`\Phi_j^T \hat f_i` are not.
+- :math:`y^T \Phi \mu` is estimated by the mean over both samples instead of :math:`\tilde i` alone.
+  Both gradients then contain a residual, :math:`\Phi_i^T(\hat f_j - y)`, which is small near the
+  optimum; in the literal form :math:`\Phi_i^T (\hat f_j - 2 y)` and :math:`\Phi_j^T \hat f_i` are
+  not.
 - For a diagonal S the sum :math:`\sum_r s_{rr} v_r^2` is single: it is estimated as the mean over
   both samples. The literal double sampling needs pairs with i = j, met with probability
-  :math:`\tilde m / m` and weighted :math:`m^2 / \tilde m^2` (``dense_precision=True``).
+  :math:`\tilde m / m` and weighted :math:`m^2 / \tilde m^2`.
 - The same holds for the columns of C that have only a diagonal entry (`diagonal_loss`).
+
+Control variates (section 2.4, appendix F)
+------------------------------------------
+A quadratic form :math:`v^T M v` estimated from two samples of basis functions,
+:math:`\tfrac{m^2}{\tilde m^2} v_j^T M_{j,i} v_i`, loses variance when the same estimate for a
+low-rank :math:`B^T A B \approx M` is subtracted and its expectation :math:`(Bv)^T A\, Bv` added:
+
+- ``M = (n / n_batch) Phi_l' Phi_l`` with ``B = sqrt(n / n_support) Phi_p`` for fixed support rows
+  p, eq. (3), for the mean and every dense column of C. Eq. (3) lets each support row stand for
+  n / n_support rows alike (A = I); here A projects *all* rows on the support rows
+  (`projection_weights`, not in the paper). It costs a matrix of the rank squared, and as much
+  variance falls at rank 100 as by eq. (3) at rank 300;
+- ``M = S = K(Z, Z)`` with the Nystrom factor ``B = L^-1 K(U, Z)``, ``K(U, U) = L L'`` (F.2), A = I.
+
+Proposition 3: as iterations move few entries of v, the running sums :math:`a = B v` are kept by
+:math:`a \mathrel{+}= B_{:,i}\,\Delta v_i`, at a cost independent of n and m. Under empirical Bayes
+the features of B stay where they were last built (F.3).
+
+The gradient :math:`2 B^T A a` of the expectation is dense, and must be estimated from the entries
+that an iteration touches. Each sample gets its own copy, :math:`(m / \tilde m) B_i^T A a`, of the
+weight that the other terms have: given that a function is in i, what it sees is an unbiased
+estimate of (half) its gradient and vanishes in the mean at the optimum. The paper (F.1) scales the
+entries in the union of both samples by :math:`m / |\tilde i \cup \tilde j|`: the terms of one
+function then carry different weights, and the noise of the sparsity stays
+(``examples/papers/qsgp_figure1.py`` shows both). The price is a slightly larger variance of this
+term alone, by :math:`2 (w - 1)` against :math:`4 (1 / (2/w - 1/w^2) - 1)` times its squared half.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic.basis import StochasticBasis
-from skgp.inference.stochastic.sampling import IndexSet
-
-__all__ = [
-    "Estimate",
-    "SampledDesign",
-    "constant_loss",
-    "diagonal_loss",
-    "precision_loss",
-    "quadratic_loss",
-    "sample_design",
-]
+from skgp.inference.stochastic.basis import IndexSet, StochasticBasis
+from skgp.inference.stochastic.defaults import NYSTROM_JITTER, PROJECTION_JITTER
+from skgp.kernels import gram
 
 Scalar = float | Tensor
+Factor = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class SampledDesign:
-    """The parts of Phi and S that one iteration sees.
+    """The parts of Phi and S that one iteration sees."""
 
-    Attributes
-    ----------
-    i, j : IndexSet
-        Independent samples of basis functions.
-    Phi_i, Phi_j : Tensor of shape (n_batch, |i|) and (n_batch, |j|)
-    row_weight : float
-        n / n_batch.
-    n_features : int
-        m.
-    S_ji : Tensor of shape (|j|, |i|) or None
-        Set when the precision is treated as dense.
-    s_i, s_j : Tensor of shape (|i|,) and (|j|,), or None
-        Diagonal of the precision, set when it is treated as diagonal.
-    """
-
-    i: IndexSet
+    i: IndexSet  # independent samples of basis functions
     j: IndexSet
-    Phi_i: Tensor
-    Phi_j: Tensor
-    row_weight: float
-    n_features: int
-    S_ji: Tensor | None = None
-    s_i: Tensor | None = None
-    s_j: Tensor | None = None
+    Phi_i: Tensor  # (n_batch, |i|)
+    Phi_j: Tensor  # (n_batch, |j|)
+    row_weight: float  # n / n_batch
+    S_ji: Tensor | None = None  # (|j|, |i|), of a dense S
+    s_i: Tensor | None = None  # (|i|,), of a diagonal S
+    s_j: Tensor | None = None  # (|j|,)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a loss and of its sparse gradient.
+    """An estimate of a loss and of its sparse gradient."""
 
-    Attributes
-    ----------
-    value : Tensor of shape () or (q,)
-        Of the loss, one for each column.
-    grad_i : Tensor of shape (|i|, q)
-        Gradient with respect to rows i.
-    grad_j : Tensor of shape (|j|, q)
-        Gradient with respect to rows j; add it to the other's where they overlap.
-    """
-
-    value: Tensor
-    grad_i: Tensor
-    grad_j: Tensor
+    value: Tensor  # (q,), one a column
+    grad_i: Tensor  # (|i|, q), with respect to rows i
+    grad_j: Tensor  # (|j|, q), to be added to the other's where they overlap
 
     def __add__(self, other: "Estimate") -> "Estimate":
         return Estimate(
             self.value + other.value, self.grad_i + other.grad_i, self.grad_j + other.grad_j
         )
 
-    def scaled(self, factor: float) -> "Estimate":
-        """Multiply values and gradients."""
-        return Estimate(factor * self.value, factor * self.grad_i, factor * self.grad_j)
-
 
 def sample_design(
     basis: StochasticBasis,
-    X_batch: Tensor,
+    X_batch: Tensor,  # (n_batch, d), drawn uniformly from n rows
     i: IndexSet,
     j: IndexSet,
     *,
     n: int,
     theta: Tensor | None = None,
-    dense_precision: bool | None = None,
 ) -> SampledDesign:
-    """Evaluate the features and precisions of one iteration.
+    """Evaluate features and precisions, O(n_batch (|i| + |j|) d), and O(|i| |j| d) for a dense S.
 
-    Parameters
-    ----------
-    basis : StochasticBasis
-    X_batch : Tensor of shape (n_batch, d)
-        Rows drawn uniformly from the n rows of the data.
-    i, j : IndexSet
-    n : int
-        Rows of the whole data.
-    theta : Tensor, optional
-        Log hyper-parameters; gradients flow to it.
-    dense_precision : bool, optional
-        Whether to sample S in two dimensions as the paper does; by default only if it is dense.
-
-    Returns
-    -------
-    SampledDesign
-        O(n_batch (\\|i\\| + \\|j\\|) d), and O(\\|i\\| \\|j\\| d) for a dense precision.
+    Gradients flow to theta.
     """
-    dense = not basis.diagonal_precision if dense_precision is None else dense_precision
-    return SampledDesign(
-        i=i,
-        j=j,
-        Phi_i=basis.features(X_batch, i.indices, theta),
-        Phi_j=basis.features(X_batch, j.indices, theta),
-        row_weight=n / len(X_batch),
-        n_features=basis.n_features,
-        S_ji=basis.precision(j.indices, i.indices, theta) if dense else None,
-        s_i=None if dense else basis.precision_diag(i.indices, theta),
-        s_j=None if dense else basis.precision_diag(j.indices, theta),
-    )
+    Phi_i, Phi_j = (basis.features(X_batch, k.indices, theta) for k in (i, j))
+    weight = n / len(X_batch)
+    if basis.diagonal_precision:
+        s_i, s_j = (basis.precision_diag(k.indices, theta) for k in (i, j))
+        return SampledDesign(i, j, Phi_i, Phi_j, weight, s_i=s_i, s_j=s_j)
+    S_ji = basis.precision(j.indices, i.indices, theta)  # type: ignore[attr-defined]
+    return SampledDesign(i, j, Phi_i, Phi_j, weight, S_ji)
 
 
 def quadratic_loss(
     design: SampledDesign,
-    V_i: Tensor,
-    V_j: Tensor,
+    V_i: Tensor,  # (|i|, q), rows i of V
+    V_j: Tensor,  # (|j|, q)
     noise_variance: Scalar,
     *,
-    y: Tensor | None = None,
-    symmetric: bool = True,
+    y: Tensor | None = None,  # (n_batch,)
 ) -> Estimate:
     r"""Estimate :math:`\tfrac{1}{\sigma^2} \|\Phi v\|^2 + v^T S v` for every column v of V.
 
     What Theorems 1 and 2 have in common. With `y`, the first column also gets the linear term
-    :math:`-\tfrac{2}{\sigma^2} y^T \Phi v` of Theorem 1.
+    :math:`-\tfrac{2}{\sigma^2} y^T \Phi v` of Theorem 1, which is then
 
-    Parameters
-    ----------
-    design : SampledDesign
-    V_i, V_j : Tensor of shape (|i|, q) and (|j|, q)
-        Rows i and j of V.
-    noise_variance : float or Tensor of shape ()
-    y : Tensor of shape (n_batch,), optional
-    symmetric : bool, default=True
-        Split the linear term between both samples.
+    .. math:: L_\mu \approx -\tfrac{2nm}{\sigma^2 \tilde n \tilde m} y_l^T \Phi_{l,i} \mu_i
+              + \tfrac{n m^2}{\sigma^2 \tilde n \tilde m^2} \mu_j^T \Phi_{l,j}^T \Phi_{l,i} \mu_i
+              + \tfrac{m^2}{\tilde m^2} \mu_j^T S_{j,i} \mu_i
 
-    Returns
-    -------
-    Estimate
-        Values of shape (q,), in O(n_batch (\|i\| + \|j\|) q).
+    but for the deviations of the module. O(n_batch (\|i\| + \|j\|) q).
     """
     w_i, w_j = design.i.weight, design.j.weight
     scale = design.row_weight / noise_variance
@@ -197,13 +155,11 @@ def quadratic_loss(
     value = scale * (f_i * f_j).sum(0)
     residual_i, residual_j = f_j, f_i
     if y is not None:
-        share_i, share_j = (1.0, 1.0) if symmetric else (2.0, 0.0)
         linear = torch.zeros_like(f_i)
         linear[:, 0] = y
-        value = value - scale * (linear * (share_i * f_i + share_j * f_j)).sum(0)
-        residual_i, residual_j = f_j - share_i * linear, f_i - share_j * linear
-    prior = precision_loss(design, V_i, V_j)
-    return prior + Estimate(
+        value = value - scale * (linear * (f_i + f_j)).sum(0)
+        residual_i, residual_j = f_j - linear, f_i - linear
+    return precision_loss(design, V_i, V_j) + Estimate(
         value,
         (w_i * scale) * (design.Phi_i.T @ residual_i),
         (w_j * scale) * (design.Phi_j.T @ residual_j),
@@ -223,8 +179,8 @@ def precision_loss(design: SampledDesign, V_i: Tensor, V_j: Tensor) -> Estimate:
 
 
 def diagonal_loss(
-    design: SampledDesign, c_i: Tensor, noise_variance: Scalar, in_tail: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    design: SampledDesign, c_i: Tensor, noise_variance: Scalar, in_tail: Tensor
+) -> Tensor:
     r"""Theorem 2 for columns :math:`c_r = e_r c_{rr}`, whose quadratic form is a single term.
 
     .. math:: \sum_{r > k} \big(\tfrac{1}{\sigma^2} \phi_r^T \phi_r + s_{rr}\big) c_{rr}^2
@@ -232,59 +188,159 @@ def diagonal_loss(
               \big(\tfrac{n}{\sigma^2 \tilde n} \textstyle\sum_l \phi_{lr}^2 + s_{rr}\big)
               c_{rr}^2 - 2 \log c_{rr}
 
-    Its minimum is Proposition 1.
-
-    Parameters
-    ----------
-    design : SampledDesign
-        With ``s_i``: `S_ji` alone lacks the diagonal.
-    c_i : Tensor of shape (|i|,)
-        Diagonal of C at i, positive.
-    noise_variance : float or Tensor of shape ()
-    in_tail : bool Tensor of shape (|i|,), optional
-        Which of i count (r > k); all by default.
-
-    Returns
-    -------
-    value : Tensor of shape ()
-    gradient : Tensor of shape (|i|,)
-        With respect to `c_i`.
+    for a diagonal S, from the diagonal `c_i` (|i|,) of C; `in_tail` (|i|,) tells r > k. Its minimum
+    is Proposition 1.
     """
-    weight = design.i.weight
-    if design.s_i is None:
-        raise ValueError("diagonal_loss needs the precision's diagonal: dense_precision=False.")
     curvature = design.row_weight / noise_variance * design.Phi_i.square().sum(0) + design.s_i
-    counted = torch.ones_like(c_i) if in_tail is None else in_tail.to(c_i)
     terms = curvature * c_i.square() - 2 * c_i.log()
-    gradient = 2 * (curvature * c_i - 1 / c_i)
-    return weight * (counted * terms).sum(), weight * counted * gradient
+    return design.i.weight * (in_tail.to(c_i) * terms).sum()
 
 
 def constant_loss(
-    log_s_i: Tensor, i: IndexSet, y: Tensor, noise_variance: Scalar, *, n: int, m: int
+    s_i: Tensor, i: IndexSet, y: Tensor, noise_variance: Scalar, *, n: int, m: int
 ) -> Tensor:
     r"""Proposition 2: the part of the ELBO that hyper-parameters alone decide.
 
     .. math:: L_\text{const} \approx -\tfrac{m}{\tilde m} \sum_{r \in \tilde i} \log s_{rr} - m
               + n \log(2 \pi \sigma^2) + \tfrac{n}{\sigma^2 \tilde n} y_l^T y_l
 
+    from the diagonal `s_i` (|i|,) of S and the targets `y` (n_batch,) of the sampled rows.
+    """
+    noise = noise_variance
+    log_noise = noise.log() if isinstance(noise, Tensor) else math.log(noise)
+    fit = n / len(y) * y.square().sum() / noise
+    return fit - i.weight * s_i.log().sum() - m + n * (math.log(2 * math.pi) + log_noise)
+
+
+# Control variates ---------------------------------------------------------------------------------
+
+
+def support_features(
+    basis: StochasticBasis, X_support: Tensor, theta: Tensor | None = None
+) -> Factor:
+    r"""Columns (n_support, k) of :math:`\Phi_{p,:}` by their indices, at a copy of theta (F.3)."""
+    fixed = None if theta is None else theta.detach().clone()
+    return lambda indices: basis.features(X_support, indices, fixed)
+
+
+def nystrom_factor(basis: StochasticBasis, U: Tensor, theta: Tensor | None = None) -> Factor:
+    r"""Columns (r, k) of :math:`L^{-1} K(U, Z)`, :math:`L L^T = K(U, U)`, by their indices (F.2).
+
+    For inducing points, whose features are :math:`K(\cdot, Z)`, at a copy of theta.
+    """
+    features = support_features(basis, U, theta)
+    L = _factor_of(basis.kernel, U.double(), theta, NYSTROM_JITTER)
+
+    def columns(indices: Tensor) -> Tensor:
+        Kuz = features(indices)
+        return torch.linalg.solve_triangular(L.to(Kuz), Kuz, upper=False)
+
+    return columns
+
+
+def projection_weights(kernel: Any, U: Tensor, X: Tensor, theta: Tensor | None = None) -> Tensor:
+    r"""Weights A (r, r) of support rows U with which :math:`\Phi_U^T A \Phi_U` stands for all rows.
+
+    A function of the prior is nearly its projection on the support rows,
+    :math:`f(x) \approx k(x, U) K_{UU}^{-1} f(U)`, so that over a sample X (N, d) of all rows
+
+    .. math:: \tfrac1N \sum_x f(x)^2 \approx \tfrac{1}{r} f(U)^T A f(U), \qquad
+              A = \tfrac rN K_{UU}^{-1} K_{UX} K_{XU} K_{UU}^{-1}.
+
+    float64, positive semi-definite, O((N + r) r^2). The control variate's expectation is computed
+    with the same A: any A, of any rows X, leaves it unbiased.
+    """
+    theta = None if theta is None else theta.detach()
+    L = _factor_of(kernel, U.double(), theta, PROJECTION_JITTER)
+    projection = torch.cholesky_solve(
+        gram(kernel, U.double(), X.double(), theta=theta), L
+    )  # (r, N)
+    return (len(U) / len(X)) * (projection @ projection.mT)
+
+
+def _factor_of(kernel: Any, U: Tensor, theta: Tensor | None, jitter: float) -> Tensor:
+    """Cholesky factor of K(U, U) plus a jitter relative to the mean of its diagonal."""
+    K = gram(kernel, U, theta=theta).detach()
+    K.diagonal().add_(jitter * K.diagonal().mean())
+    return torch.linalg.cholesky(K)
+
+
+class LowRankControlVariate:
+    r"""Control variate of :math:`v^T M v` for the columns v of V, with running sums :math:`B V`.
+
     Parameters
     ----------
-    log_s_i : Tensor of shape (|i|,)
-        ``basis.log_precision_diag(i.indices, theta)``.
-    i : IndexSet
-    y : Tensor of shape (n_batch,)
-        Targets of the sampled rows.
-    noise_variance : float or Tensor of shape ()
-    n, m : int
-        Rows and basis functions.
-
-    Returns
-    -------
-    Tensor of shape ()
+    factor : callable
+        Columns of B (see `support_features` and `nystrom_factor`).
+    sums : Tensor of shape (rank, q)
+        B V; kept, and moved by whoever moves V (Proposition 3). float64 whatever the precision of
+        V, because rounding errors would add up.
+    weights : Tensor of shape (rank, rank), optional
+        A (`projection_weights`); the identity by default.
+    memory_budget : int, default=0
+        Bytes of columns of B kept, by sampling unit, first come first kept. Only for units of
+        several basis functions.
     """
-    log_noise = (
-        noise_variance.log() if isinstance(noise_variance, Tensor) else math.log(noise_variance)
-    )
-    fit = n / len(y) * y.square().sum() / noise_variance
-    return fit - i.weight * log_s_i.sum() - m + n * (np.log(2 * np.pi) + log_noise)
+
+    def __init__(
+        self,
+        factor: Factor,
+        sums: Tensor,
+        *,
+        weights: Tensor | None = None,
+        memory_budget: int = 0,
+    ) -> None:
+        self.sums = sums
+        self.weights = weights
+        self._factor = factor
+        self._bytes_left = memory_budget
+        self._kept: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def columns(self, sample: IndexSet) -> Tensor:
+        """Return the columns of B in a sample, shape (rank, |i|)."""
+        if sample.unit_size == 1 or (self._bytes_left <= 0 and not self._kept):
+            return self._factor(sample.indices)
+        parts = torch.split(sample.indices, sample.unit_size)
+        return torch.cat(
+            [self._unit(u, p) for u, p in zip(sample.units.tolist(), parts, strict=True)], dim=1
+        )
+
+    def _unit(self, unit: int, indices: Tensor) -> Tensor:
+        if unit in self._kept:
+            return self._kept[unit]
+        part = self._factor(indices)
+        n_bytes = part.numel() * part.element_size()
+        if n_bytes <= self._bytes_left:
+            self._kept[unit] = part
+            self._bytes_left -= n_bytes
+        return part
+
+    @torch.no_grad()
+    def estimate(
+        self,
+        i: IndexSet,
+        j: IndexSet,
+        B_i: Tensor,  # (rank, |i|), `columns` of i
+        B_j: Tensor,  # (rank, |j|)
+        V_i: Tensor,  # (|i|, q)
+        V_j: Tensor,  # (|j|, q)
+        scale: float,
+    ) -> Estimate:
+        r"""Return the correction, of expectation 0, to add to an estimate of `scale` v' M v.
+
+        .. math:: -w_i w_j v_j^T B_j^T A B_i v_i + a^T A a
+
+        times `scale`: n / (n_support noise_variance) in eq. (3). O(rank (\|i\| + \|j\|) q).
+        """
+        a = self.sums.to(B_i)
+        p_i, p_j = i.weight * (B_i @ V_i), j.weight * (B_j @ V_j)  # (rank, q)
+        plain_a, plain_i = a, p_i
+        if self.weights is not None:
+            A = self.weights.to(B_i)
+            a, p_i, p_j = A @ a, A @ p_i, A @ p_j
+        return Estimate(
+            scale * (plain_a * a - plain_i * p_j).sum(0),
+            (i.weight * scale) * (B_i.T @ (a - p_j)),
+            (j.weight * scale) * (B_j.T @ (a - p_i)),
+        )

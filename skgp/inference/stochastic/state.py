@@ -1,81 +1,90 @@
-"""What the stochastic solver of QSGP learns and hands on: parameters, moments, running sums."""
+"""What the stochastic solvers of QSGP learn and hand on: parameters, moments, running sums."""
 
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic.basis import StochasticBasis
-from skgp.inference.stochastic.control_variates import nystrom_factor, support_features
-from skgp.inference.stochastic.optimizers import SparseOptimizer, make_optimizer
-from skgp.inference.stochastic.sampling import IndexSet, take_rows
-from skgp.inference.weights.gaussian import WeightGaussian
+from skgp.inference.stochastic import defaults
+from skgp.inference.stochastic.basis import Array, StochasticBasis, sample_indices, take_rows
+from skgp.inference.stochastic.estimators import Factor, nystrom_factor, support_features
+from skgp.inference.stochastic.optimizers import AdaGrad, make_optimizer
+from skgp.inference.weights.gaussian import WeightGaussian, optimal_std
 from skgp.kernels import FourierFeatures
+from skgp.likelihoods import Likelihood
 from skgp.linalg.tensor_state import TensorState
 from skgp.optim import sample_without_replacement
 
-__all__ = [
-    "NonFiniteStepError",
-    "SGDResult",
-    "SGDState",
-    "chevron_pattern",
-    "continued_state",
-    "head_log_det",
-    "initial_state",
-    "proposition_1",
-    "raise_non_finite",
-    "sum_again",
-]
 
-
-class NonFiniteStepError(FloatingPointError):
-    """A step of the stochastic solver is NaN or infinite, and was not taken.
+@dataclass(kw_only=True)
+class SolverState(TensorState):
+    r"""Everything that a later call needs to continue, for c latent functions.
 
     Attributes
     ----------
-    iteration : int
-    parameter : str
-        "mu", "C", "theta" or "noise_variance".
-    state : SGDState
-        The last good one: fit on from it with other options, or predict with it.
-    """
-
-    def __init__(self, message: str, *, iteration: int, parameter: str, state: "SGDState") -> None:
-        super().__init__(message)
-        self.iteration = iteration
-        self.parameter = parameter
-        self.state = state
-
-
-@dataclass
-class SGDState(TensorState):
-    r"""Everything that a later call needs to continue.
-
-    Attributes
-    ----------
-    weights : Tensor of shape (m, 1 + k)
-        :math:`\mu` and the k dense columns of C.
+    weights : Tensor of shape (m, c (1 + k))
+        c columns of means :math:`\mu`, then the k dense columns of C of each function in turn.
     theta : Tensor or None
-        Current log hyper-parameters; None keeps the kernel's own.
-    initial_theta : Tensor or None
-        Those of the control variates' features: the initial ones, or those they were last built
-        at.
-    noise_variance : float
-    X_support, y_support : Tensor of shape (n_support, d) and (n_support,)
-    sums, precision_sums : Tensor of shape (n_support, 1 + k)
-        Running sums of Proposition 3 and of the Nystrom control variate (no rows if S is
-        diagonal).
-    square_sums, square_rows : Tensor of shape (m,)
-        :math:`\sum_l \phi_{lr}^2` over the rows seen with function r, and their number.
-    column_scale : Tensor of shape (1 + k,)
+        Log hyper-parameters; None keeps the kernel's own.
+    X_support : Tensor of shape (n_support, d)
+    y_support : Tensor of shape (n_support,) or (n_support, c)
+    sums : Tensor of shape (n_support, q)
+        :math:`\Phi_p V` of the first q columns of `weights`, as a running sum (Proposition 3).
+    column_scale : Tensor of shape (c (1 + k),)
         Factor of the learning rate of each column.
+    optimizer : AdaGrad
     n_iter : int
         Iterations so far.
-    optimizer : SparseOptimizer
     hyper_moments : dict
         State of the hyper-parameters' Adam.
+    """
+
+    weights: Tensor
+    theta: Tensor | None = None
+    X_support: Tensor
+    y_support: Tensor
+    sums: Tensor
+    column_scale: Tensor
+    optimizer: AdaGrad
+    n_iter: int = 0
+    hyper_moments: dict = field(default_factory=dict)
+
+    @property
+    def n_latent(self) -> int:
+        """Number c of latent functions."""
+        return 1
+
+    @property
+    def n_dense(self) -> int:
+        """Dense columns k of C."""
+        return self.weights.shape[1] // self.n_latent - 1
+
+    def pattern(self, indices: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Positions (row, column) in ``weights[indices]`` above the diagonal of C, and on it.
+
+        Those above it are structurally 0.
+        """
+        c, k = self.n_latent, self.n_dense
+        # Column c + j k + r holds c_r of function j; rows from k on lie below every diagonal.
+        r = torch.cat([torch.full((c,), -1), torch.arange(k).repeat(c)])
+        head = indices[indices < k, None]
+        return torch.nonzero(head < r, as_tuple=True), torch.nonzero(head == r, as_tuple=True)
+
+
+@dataclass(kw_only=True)
+class SGDState(SolverState):
+    r"""State of the solver under a Gaussian likelihood; one latent function.
+
+    Attributes
+    ----------
+    initial_theta : Tensor or None
+        Log hyper-parameters of the control variates' features: the initial ones, or those they were
+        last built at.
+    noise_variance : float
+    precision_sums : Tensor of shape (n_support, 1 + k)
+        Running sums of the Nystrom control variate (no rows if S is diagonal).
+    square_sums, square_rows : Tensor of shape (m,)
+        :math:`\sum_l \phi_{lr}^2` over the rows seen with function r, and their number.
     Z : Tensor of shape (m, d) or None
         Inducing points that the weights belong to.
     fourier : FourierFeatures or None
@@ -83,55 +92,143 @@ class SGDState(TensorState):
         ones could share their frequencies otherwise among its terms.
     """
 
-    weights: Tensor
-    theta: Tensor | None
-    initial_theta: Tensor | None
+    initial_theta: Tensor | None = None
     noise_variance: float
-    X_support: Tensor
-    y_support: Tensor
-    sums: Tensor
     precision_sums: Tensor
     square_sums: Tensor
     square_rows: Tensor
-    column_scale: Tensor
-    optimizer: SparseOptimizer
-    n_iter: int = 0
-    hyper_moments: dict = field(default_factory=dict)
     Z: Tensor | None = None
     fourier: FourierFeatures | None = None
 
-    @property
-    def n_dense(self) -> int:
-        """Dense columns k of C."""
-        return self.weights.shape[1] - 1
+    @classmethod
+    def start(
+        cls,
+        X: Array,
+        y: Array,
+        basis: StochasticBasis,
+        noise_variance: float,
+        *,
+        n_dense: int = 0,
+        n_support: int = 500,
+        optimizer: str | None = None,
+        generator: torch.Generator,
+    ) -> "SGDState":
+        """Start from mu = 0 and mean-field columns, with support rows drawn from the data.
 
-    def add_squares(self, sample: IndexSet, Phi: Tensor, keep: float = 1.0) -> None:
+        Parameters
+        ----------
+        X, y : Tensor or ndarray of shape (n, d) and (n,)
+            Centred targets.
+        basis : StochasticBasis
+        noise_variance : float
+            In squared units of y.
+        n_dense : int, default=0
+            Dense columns k of C: 0 is mean-field, more a chevron (QSGP-k).
+        n_support : int, default=500
+            Rank of the control variates; 0 for none.
+        optimizer : {"nystrom", "adagrad", "adam"}, optional
+            "adagrad" is the paper's. By default "nystrom" where there are support rows.
+        generator : torch.Generator
+        """
+        n, m, dtype = len(X), basis.n_features, basis.dtype
+        _check_structure(n_support, n_dense, m)
+        if not noise_variance > 0:
+            raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
+        rows = sample_without_replacement(n, min(n_support, n), generator=generator)
+        weights = torch.zeros(m, 1 + n_dense, dtype=dtype)
+        sums = torch.zeros(len(rows), 1 + n_dense, dtype=torch.float64)
+        state = cls(
+            weights=weights,
+            noise_variance=float(noise_variance),
+            X_support=take_rows(X, rows, dtype),
+            y_support=take_rows(y, rows, torch.float64),
+            sums=sums,
+            precision_sums=torch.zeros_like(sums[:0] if basis.diagonal_precision else sums),
+            square_sums=torch.zeros(m, dtype=dtype),
+            square_rows=torch.zeros(m, dtype=dtype),
+            column_scale=torch.ones(1 + n_dense, dtype=dtype),
+            optimizer=make_optimizer(optimizer, n_support, weights),
+        )
+        if n_dense:
+            size = min(defaults.START_ROWS, n)
+            some = sample_without_replacement(n, size, generator=generator)
+            state._start_columns(basis, take_rows(X, some, dtype), n)
+        return state
+
+    @torch.no_grad()
+    def _start_columns(self, basis: StochasticBasis, X: Tensor, n: int) -> None:
+        """Put Proposition 1 on the diagonal of the dense columns, and its values as their units."""
+        head = torch.arange(self.n_dense)
+        squares = n * basis.features(X, head, self.theta).square().mean(0)
+        s = basis.precision_diag(head, self.theta)
+        c = optimal_std(squares / self.noise_variance + s)  # (k,)
+        self.weights[head, 1 + head] = c
+        self.column_scale[1:] = c
+        for factor, sums in self.running_sums(basis):
+            sums[:, 1:] = factor(head) * c
+
+    @torch.no_grad()
+    def continued(
+        self, basis: StochasticBasis, noise_variance: float, theta: Tensor | None = None
+    ) -> "SGDState":
+        """The weights of an earlier fit, shared, at other hyper-parameters.
+
+        They are `theta`, or the basis' own where that is None. The running sums belong to the
+        features at the initial hyper-parameters, which are new: they are summed again.
+        """
+        new = replace(
+            self,
+            theta=theta,
+            initial_theta=None if theta is None else theta.clone(),
+            noise_variance=float(noise_variance),
+            sums=torch.zeros_like(self.sums),
+            precision_sums=torch.zeros_like(self.precision_sums),
+        )
+        new.sum_again(basis)
+        return new
+
+    @torch.no_grad()
+    def sum_again(self, basis: StochasticBasis) -> None:
+        """Recompute the running sums, at the initial hyper-parameters, in O(n_support m)."""
+        for factor, sums in self.running_sums(basis):
+            sums.zero_()
+            for indices in torch.arange(basis.n_features).split(basis.block_size):
+                sums += factor(indices).to(sums) @ self.weights[indices].to(sums)
+
+    def running_sums(self, basis: StochasticBasis) -> list[tuple[Factor, Tensor]]:
+        """Factors B of the control variates, and the sums B V of each."""
+        if not len(self.X_support):
+            return []
+        X, theta = self.X_support, self.initial_theta
+        pairs = [(support_features(basis, X, theta), self.sums)]
+        if len(self.precision_sums):
+            pairs.append((nystrom_factor(basis, X, theta), self.precision_sums))
+        return pairs
+
+    def add_squares(self, indices: Tensor, Phi: Tensor, keep: float = 1.0) -> None:
         """Count the squares of features (n_batch, k) in; `keep` < 1 forgets older ones."""
-        indices = sample.indices
         squares = keep * self.square_sums[indices] + Phi.square().sum(0).to(self.square_sums)
         self.square_sums[indices] = squares
         self.square_rows[indices] = keep * self.square_rows[indices] + len(Phi)
 
-    def mean_squares(self, indices: Tensor | slice = slice(None)) -> Tensor:
-        r"""Estimate :math:`\phi_r^T \phi_r / n`; functions not met yet get the others' mean."""
-        rows, sums = self.square_rows[indices], self.square_sums[indices]
-        mean = sums / rows.clamp_min(1)
-        if bool((rows > 0).all()):
-            return mean
-        known = mean[rows > 0] if bool((rows > 0).any()) else mean.new_ones(1)
-        return torch.where(rows > 0, mean, known.mean())
-
     def tail_std(
         self, basis: StochasticBasis, n: int, indices: Tensor, theta: Tensor | None
     ) -> Tensor:
-        """Diagonal of C at `indices` by Proposition 1, from the squares seen so far."""
-        squares = n * self.mean_squares(indices).to(basis.dtype)
-        return proposition_1(squares, basis.precision_diag(indices, theta), self.noise_variance)
+        r"""Diagonal of C at `indices` by Proposition 1, from the squares seen so far.
+
+        Functions not met yet get the mean of the others' mean squares.
+        """
+        rows, sums = self.square_rows[indices], self.square_sums[indices]
+        mean = sums / rows.clamp_min(1)  # phi_r' phi_r / n
+        if not bool((rows > 0).all()):
+            known = mean[rows > 0] if bool((rows > 0).any()) else mean.new_ones(1)
+            mean = torch.where(rows > 0, mean, known.mean())
+        squares = n * mean.to(basis.dtype)
+        return optimal_std(squares / self.noise_variance + basis.precision_diag(indices, theta))
 
     def covariance(self, basis: StochasticBasis, n: int) -> WeightGaussian:
         """Return q(w), mean-field or chevron; O(m k)."""
-        k = self.n_dense
-        tail = torch.arange(k, basis.n_features)
+        tail = torch.arange(self.n_dense, basis.n_features)
         return WeightGaussian(
             self.weights[:, 0].clone(),
             self.weights[:, 1:].clone(),
@@ -139,191 +236,133 @@ class SGDState(TensorState):
         )
 
 
-@dataclass(frozen=True)
-class SGDResult:
-    r"""Outcome of `fit_sgd`.
+@dataclass(kw_only=True)
+class LikelihoodState(SolverState):
+    r"""State of the solver under any likelihood; `sums` are those of the means.
 
     Attributes
     ----------
-    q : WeightGaussian
-        :math:`N(\mu, C C^T)` over the weights.
-    theta : Tensor or None
-        Log hyper-parameters; None where they are the kernel's own.
-    noise_variance : float
-    n_iter : int
-        Iterations, over all warm starts.
-    stopped_early : bool
-        Whether `tol` or the callback ended it.
-    history : dict of str to list of float
-        "loss": estimate of -ELBO in nats (up to :math:`\tfrac12 \log|S|` for a dense S);
-        "support_mse": mean squared error of the mean on the support rows, at the hyper-parameters
-        of the control variates; "noise_variance" of each iteration.
-    state : SGDState
-        To continue from, ``fit_sgd(..., state=result.state)``.
+    precision : Tensor of shape (m, c)
+        :math:`c_i^{-2}` of the mean-field part.
+    visits : Tensor of shape (m,)
+        Iterations that sampled each function.
+    offset : Tensor of shape (c,)
+        Added to the latent functions.
     """
 
-    q: WeightGaussian
-    theta: Tensor | None
-    noise_variance: float
-    n_iter: int
-    stopped_early: bool
-    history: dict[str, list[float]]
-    state: SGDState
+    precision: Tensor
+    visits: Tensor
+    offset: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def start(
+        cls,
+        X: Array,
+        y: Array,
+        basis: StochasticBasis,
+        likelihood: Likelihood,
+        *,
+        offset: Tensor | None = None,
+        n_dense: int = 0,
+        n_support: int = 200,
+        optimizer: str | None = None,
+        generator: torch.Generator,
+    ) -> "LikelihoodState":
+        r"""Start from mu = 0, with the variances that are best there.
+
+        Parameters
+        ----------
+        X, y : Tensor or ndarray of shape (n, d) and (n,) or (n, c)
+            Targets; c columns are c problems over shared features (one-vs-rest classes).
+        basis : StochasticBasis
+        likelihood : Likelihood
+            Log-concave in the latent value.
+        offset : Tensor of shape (c,), optional
+            Added to the latent functions; 0 by default.
+        n_dense : int, default=0
+            Dense columns k of C: 0 is mean-field, more a chevron.
+        n_support : int, default=200
+            Rows whose features shape the directions of "nystrom" and whose latent means are
+            followed exactly; 0 for none.
+        optimizer : {"nystrom", "adagrad", "adam"}, optional
+            "adagrad" is the paper's. By default "nystrom" where there are support rows.
+        generator : torch.Generator
+        """
+        n, m, dtype = len(X), basis.n_features, basis.dtype
+        _check_structure(n_support, n_dense, m)
+        c = 1 if y.ndim == 1 else y.shape[1]
+        offset = torch.zeros(c, dtype=dtype) if offset is None else offset.to(dtype)
+        if offset.shape != (c,):
+            raise ValueError(
+                f"offset must have shape ({c},), one a column of y; got {offset.shape}."
+            )
+        rows = sample_without_replacement(n, min(n_support, n), generator=generator)
+        weights = torch.zeros(m, c * (1 + n_dense), dtype=dtype)
+        state = cls(
+            weights=weights,
+            precision=torch.zeros(0, c, dtype=dtype),
+            visits=torch.zeros(m, dtype=torch.int32),
+            column_scale=torch.ones(c * (1 + n_dense), dtype=dtype),
+            offset=offset,
+            X_support=take_rows(X, rows, dtype),
+            y_support=take_rows(y, rows, dtype).reshape(len(rows), c),
+            sums=torch.zeros(len(rows), c, dtype=torch.float64),
+            optimizer=make_optimizer(optimizer, n_support, weights),
+        )
+        state._start_covariance(X, y, basis, likelihood, generator)
+        return state
+
+    def _start_covariance(
+        self,
+        X: Array,
+        y: Array,
+        basis: StochasticBasis,
+        likelihood: Likelihood,
+        generator: torch.Generator,
+    ) -> None:
+        """Put s + n E[phi^2] E[-d2 log p] at mu = 0 on precisions and dense diagonals."""
+        n, c, k, dtype = len(X), self.n_latent, self.n_dense, self.weights.dtype
+        rows = min(defaults.LIKELIHOOD_START_ROWS, n)
+        some = sample_without_replacement(n, rows, generator=generator)
+        X, y = take_rows(X, some, dtype), take_rows(y, some, dtype).reshape(rows, c)
+        if not bool(torch.isfinite(X).all()):
+            raise ValueError("X contains NaN or inf; drop or impute those rows.")
+        size = defaults.LIKELIHOOD_START_FUNCTIONS
+        sample = sample_indices(basis, size, generator=generator).indices
+        squares = basis.features(X, sample).square().mean()
+        s = basis.precision_diag(sample).mean()
+        prior_var = (squares * basis.n_features / s).expand_as(y)
+        _, d2 = likelihood.expected_derivatives(y, self.offset.expand_as(y), prior_var)
+        precision = s + n * squares * -d2.mean(0)  # (c,)
+        self.precision = precision.expand(basis.n_features, c).clone()
+        if k:
+            std = precision.rsqrt()
+            columns = self.weights[:, c:].unflatten(1, (c, k))  # a view
+            head = torch.arange(k)
+            columns[head, :, head] = std
+            self.column_scale[c:] = std.repeat_interleave(k)
 
     @property
-    def mu(self) -> Tensor:
-        """Means (m,) of the weights."""
-        return self.q.mean
+    def n_latent(self) -> int:
+        """Number c of latent functions."""
+        return len(self.offset)
+
+    def variances(self, indices: Tensor) -> Tensor:
+        """Mean-field variances at `indices`; 0 where the column is dense."""
+        return (indices >= self.n_dense)[:, None] / self.precision[indices]
+
+    def q(self, column: int = 0) -> WeightGaussian:
+        """Return the Gaussian over the weights of one latent function; O(m k)."""
+        c, k = self.n_latent, self.n_dense
+        columns = self.weights[:, c + column * k : c + (column + 1) * k]
+        tail = self.precision[k:, column].rsqrt()
+        return WeightGaussian(self.weights[:, column].clone(), columns.clone(), tail)
 
 
-def proposition_1(square_norms: Tensor, s: Tensor, noise_variance: float) -> Tensor:
-    r"""Optimal diagonal entries of C in columns without other entries (Proposition 1).
-
-    .. math:: c_{rr} = \sqrt{\sigma^2 / (\phi_r^T \phi_r + \sigma^2 s_{rr})}
-
-    Parameters
-    ----------
-    square_norms : Tensor of shape (k,)
-        :math:`\phi_r^T \phi_r`.
-    s : Tensor of shape (k,)
-        :math:`s_{rr}`.
-    noise_variance : float
-    """
-    return (noise_variance / (square_norms + noise_variance * s)).sqrt()
-
-
-def initial_state(
-    X: Tensor | np.ndarray,
-    y: Tensor | np.ndarray,
-    basis: StochasticBasis,
-    noise_variance: float,
-    theta: Tensor | None,
-    n_dense: int,
-    n_support: int,
-    optimizer: str,
-    *,
-    generator: torch.Generator,
-) -> SGDState:
-    """Start from mu = 0 and mean-field columns, with support rows drawn from the data."""
-    n, m, dtype = len(X), basis.n_features, basis.dtype
-    rows = sample_without_replacement(n, min(n_support, n), generator=generator)
-    X_support, y_support = take_rows(X, rows, dtype), take_rows(y, rows, torch.float64)
-    weights = torch.zeros(m, 1 + n_dense, dtype=dtype)
-    sums = torch.zeros(len(rows), 1 + n_dense, dtype=torch.float64)
-    state = SGDState(
-        weights=weights,
-        theta=theta,
-        initial_theta=None if theta is None else theta.detach().clone(),
-        noise_variance=float(noise_variance),
-        X_support=X_support,
-        y_support=y_support,
-        sums=sums,
-        precision_sums=torch.zeros_like(sums[:0] if basis.diagonal_precision else sums),
-        square_sums=torch.zeros(m, dtype=dtype),
-        square_rows=torch.zeros(m, dtype=dtype),
-        column_scale=torch.ones(1 + n_dense, dtype=dtype),
-        optimizer=make_optimizer(optimizer, (m, 1 + n_dense), dtype),
-    )
-    if n_dense:
-        _start_columns(state, basis, take_rows(X, _some_rows(n, generator), dtype), n)
-    return state
-
-
-@torch.no_grad()
-def continued_state(
-    state: SGDState,
-    basis: StochasticBasis,
-    noise_variance: float,
-    theta: Tensor | None = None,
-) -> SGDState:
-    """Return a state with the weights of an earlier fit, at other hyper-parameters.
-
-    They are `theta`, or the basis' own where that is None.
-
-    The running sums belong to the features at the initial hyper-parameters, which are new: they are
-    summed again, ``O(n_support m)``. The weights are shared with `state` and will be changed.
-    """
-    new = replace(
-        state,
-        theta=theta,
-        initial_theta=None if theta is None else theta.clone(),
-        noise_variance=float(noise_variance),
-        sums=torch.zeros_like(state.sums),
-        precision_sums=torch.zeros_like(state.precision_sums),
-    )
-    sum_again(new, basis)
-    return new
-
-
-@torch.no_grad()
-def sum_again(state: SGDState, basis: StochasticBasis) -> None:
-    """Recompute the running sums, at the initial hyper-parameters of the state; in place."""
-    if not len(state.X_support):
-        return
-    X, theta = state.X_support, state.initial_theta
-    factors = [(support_features(basis, X, theta), state.sums)]
-    if len(state.precision_sums):
-        factors.append((nystrom_factor(basis, X, theta), state.precision_sums))
-    for _, sums in factors:
-        sums.zero_()
-    for indices in torch.arange(basis.n_features).split(basis.block_size):
-        for factor, sums in factors:
-            sums += factor(indices).to(sums) @ state.weights[indices].to(sums)
-
-
-def _some_rows(n: int, generator: torch.Generator) -> Tensor:
-    return sample_without_replacement(n, min(500, n), generator=generator)
-
-
-@torch.no_grad()
-def _start_columns(state: SGDState, basis: StochasticBasis, X: Tensor, n: int) -> None:
-    """Put Proposition 1 on the diagonal of the dense columns, and its values as their units."""
-    k = state.n_dense
-    head = torch.arange(k)
-    squares = n * basis.features(X, head, state.theta).square().mean(0)
-    c = proposition_1(squares, basis.precision_diag(head, state.theta), state.noise_variance)
-    state.weights[head, 1 + head] = c
-    state.column_scale[1:] = c
-    if not len(state.X_support):
-        return
-    B = support_features(basis, state.X_support, state.initial_theta)(head)
-    state.sums[:, 1:] = B * c
-    if len(state.precision_sums):
-        N = nystrom_factor(basis, state.X_support, state.initial_theta)(head)
-        state.precision_sums[:, 1:] = N * c
-
-
-def chevron_pattern(
-    indices: Tensor, columns: Tensor | slice, n_dense: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Find the special entries among rows `indices` and `columns` of ``weights``.
-
-    Returns
-    -------
-    upper, diagonal : tuple of two Tensors
-        Positions (row, column) within the sampled part of the entries above the diagonal of C,
-        structurally 0, and of those on it.
-    """
-    # Column 0 is the mean; c_r sits in column r + 1. Rows from k on lie below every diagonal.
-    r = torch.arange(-1, n_dense)[columns]
-    head = indices[indices < n_dense, None]
-    upper = torch.nonzero(head < r, as_tuple=True)
-    diagonal = torch.nonzero(head == r, as_tuple=True)
-    return upper, diagonal  # type: ignore[return-value]
-
-
-def head_log_det(state: SGDState) -> float:
-    r"""Return :math:`-2 \sum_{r \le k} \log c_{rr}` of the dense columns."""
-    return -2 * float(state.weights[:, 1:].diagonal().log().sum())
-
-
-def raise_non_finite(iteration: int, parameter: str, state: SGDState) -> NoReturn:
-    """Raise the error that carries the last good state."""
-    raise NonFiniteStepError(
-        f"The step of {parameter} at iteration {iteration} is not finite and was not taken; the "
-        "state of the previous iteration is in the error's `state`. Lower learning_rate, use "
-        "float64, or scale the columns of X.",
-        iteration=iteration,
-        parameter=parameter,
-        state=state,
-    )
+def _check_structure(n_support: int, n_dense: int, m: int) -> None:
+    """Refuse a negative number of support rows, and dense columns beyond the basis."""
+    if n_support < 0:
+        raise ValueError(f"n_support must be 0 (none) or more, got {n_support}.")
+    if not 0 <= n_dense <= m:
+        raise ValueError(f"n_dense must be in 0..m={m}, got {n_dense}.")

@@ -9,7 +9,7 @@ solver           what
 ===============  ==================================================================================
 newton           Laplace approximation: Newton's method with preconditioned conjugate gradients
                  (:mod:`.newton`), the amplitude by rows left out (:mod:`.amplitude`)
-sgd              Theorem 3 by minibatches over rows and basis functions (:mod:`.likelihood_sgd`)
+sgd              Theorem 3 by minibatches over rows and basis functions (:mod:`.likelihood`)
 relevance        a sparse basis by evidence maximisation (:mod:`.relevance_classification`)
 ===============  ==================================================================================
 

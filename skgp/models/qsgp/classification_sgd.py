@@ -12,8 +12,9 @@ from skgp.inference.stochastic.basis import (
     KernelColumns,
     SpectralColumns,
 )
-from skgp.inference.stochastic.likelihood_sgd import fit_likelihood_sgd
-from skgp.inference.stochastic.likelihood_sgd_state import LikelihoodState, initial_state
+from skgp.inference.stochastic.engine import SGDOptions
+from skgp.inference.stochastic.likelihood import LikelihoodSolver
+from skgp.inference.stochastic.state import LikelihoodState
 from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
@@ -67,27 +68,19 @@ def fit_sgd_classifier(
         )
 
     max_iter = _ITERATIONS if options.max_iter is None else options.max_iter
-    result = fit_likelihood_sgd(
-        X,
-        Y,
-        route.basis,
-        likelihood,
-        covariance=plan.covariance,
-        n_dense_columns=k,
-        bound=options.bound,
+    sgd = SGDOptions(
         batch_size=options.batch_size,
         basis_batch_size=options.basis_batch_size,
-        n_support=len(state.X_support),
         learning_rate=options.learning_rate,
         max_iter=max_iter,
         tol=options.tol,
         learn_hyperparameters=options.learn_hyperparameters and plan.basis == "fourier",
         freeze_iterations=max_iter // 10,
-        generator=generator,
-        callback=watch,
-        state=state,
     )
-    losses = result.history["loss"]
+    solver = LikelihoodSolver(
+        X, Y, route.basis, state, sgd, generator, likelihood, bound=options.bound
+    )
+    losses = solver.run(watch)["loss"]
     last = losses[-(-len(losses) * 9 // 10) :] or losses
     fit = replace(route.fit(state, losses), elbo=-sum(last) / len(last))
     if not len(X_held):
@@ -131,19 +124,15 @@ class _Route:
             and self.plan.basis == "fourier"  # clusters, and their centres, are drawn anew
         ):
             return previous
-        n_support = min(self.options.n_support, len(self.X))
-        return initial_state(
+        return LikelihoodState.start(
             self.X,
             self.Y,
             self.basis,
             self.likelihood,
-            offset,
-            None,
-            k,
-            n_support,
-            "nystrom" if n_support else "adagrad",
-            self.plan.covariance,
-            generator,
+            offset=offset,
+            n_dense=k,
+            n_support=min(self.options.n_support, len(self.X)),
+            generator=generator,
         )
 
     def fit(self, state: LikelihoodState, history: list[float]) -> ClassificationFit:

@@ -11,7 +11,7 @@ import torch
 from skgp.data import Data
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic
-from skgp.inference.stochastic.sampling import take_rows
+from skgp.inference.stochastic.basis import take_rows
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.results import Fit, Options
 from skgp.optim import sample_without_replacement

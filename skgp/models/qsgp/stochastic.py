@@ -1,6 +1,6 @@
 r"""QSGP by stochastic gradients, from a plan to a posterior: Theorems 1 and 2 in practice.
 
-:func:`.sgd.fit_sgd` iterates; here are the basis, rows held out, the warm start,
+:class:`.SGDSolver` iterates; here are the basis, rows held out, the warm start,
 and what becomes of a learning rate that is too large.
 """
 
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, SpectralColumns
-from skgp.inference.stochastic.sgd import fit_sgd
-from skgp.inference.stochastic.state import SGDState, continued_state, initial_state
+from skgp.inference.stochastic.engine import SGDOptions
+from skgp.inference.stochastic.gaussian import SGDSolver, validation_rule
+from skgp.inference.stochastic.state import SGDState
 from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning.stochastic_validation import hold_out, validation_rule
+from skgp.learning.selection import hold_out
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp.plan import Plan
 from skgp.models.qsgp.results import Fit, Options, Posterior
@@ -104,7 +105,7 @@ class _Stochastic:
             (X, y), held_out = hold_out(X, y, o.validation_fraction, o.seed)
         basis, state = self._start(plan, X, y, previous)
         if o.early_stopping:
-            rule = validation_rule(basis, state, held_out, o.tol)
+            rule = validation_rule(basis, state, *held_out, o.tol)
         # Zero weights leave the mean square of y; only a diverging descent leaves more for long.
         limit = DIVERGED * float(y.square().mean())
         diverged = False
@@ -119,30 +120,21 @@ class _Stochastic:
             return stop
 
         max_iter = 1000 if o.max_iter is None else o.max_iter
-        result = fit_sgd(
-            X,
-            y,
-            basis,
-            self.noise,
-            covariance=plan.covariance,
-            n_dense_columns=self._dense_columns(plan),
+        sgd = SGDOptions(
             batch_size=o.batch_size,
             basis_batch_size=o.basis_batch_size,
             learning_rate=rate,
             max_iter=max_iter,
             tol=None if o.early_stopping else o.tol,
             learn_hyperparameters=o.learn_hyperparameters and basis.diagonal_precision,
-            complexity="support" if len(state.X_support) else "bound",
             freeze_iterations=max_iter // 10,
-            generator=self.generator,
-            callback=callback,
-            state=state,
         )
+        history = SGDSolver(X, y, basis, state, sgd, self.generator).run(callback)
         if diverged:
             return None
-        self.support_mse = result.history["support_mse"][-1]
+        self.support_mse = history["support_mse"][-1]
         fit = self._stochastic_fit(plan, basis, state, len(X))
-        fit.history = result.history["loss"]
+        fit.history = history["loss"]
         fit.validation = [] if rule is None else [-score for _, score in rule.scores]
         return fit
 
@@ -166,12 +158,15 @@ class _Stochastic:
             Z = self._inducing_rows(plan.size) if Z is None else Z
             basis = InducingBasis(self.kernel, Z, dtype=o.dtype)
         if previous is not None:
-            return basis, continued_state(previous, basis, self.noise, theta)
-        n_support = min(o.n_support, len(X))
-        # Newton directions are built from the support features; without them, the paper's AdaGrad.
-        optimizer = "nystrom" if n_support else "adagrad"
-        state = initial_state(
-            X, y, basis, self.noise, None, k, n_support, optimizer, generator=self.generator
+            return basis, previous.continued(basis, self.noise, theta)
+        state = SGDState.start(
+            X,
+            y,
+            basis,
+            self.noise,
+            n_dense=k,
+            n_support=min(o.n_support, len(X)),
+            generator=self.generator,
         )
         if isinstance(basis, InducingBasis):
             state.Z = torch.as_tensor(basis.Z)

@@ -1,0 +1,248 @@
+r"""The iterations common to all stochastic routes of QSGP: state, minibatches, steps, stopping.
+
+An iteration of :class:`StochasticSolver` draws rows :math:`\tilde l`; the objective that a subclass
+plugs in (`gaussian`: Theorems 1 and 2; `likelihood`: Theorem 3; `relevance.stochastic`: precisions
+besides weights) draws basis functions and estimates loss and sparse gradients; `move` takes the
+step of what was sampled and lets the running sums of the support rows follow (Proposition 3).
+Hyper-parameters follow the bound by Adam (Proposition 2).
+
+Diagonal entries of dense columns of C stay positive because a step may at most halve them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from skgp.inference.stochastic.basis import Array, StochasticBasis, take_rows
+from skgp.inference.stochastic.defaults import PATIENCE, SMOOTHING
+from skgp.inference.stochastic.state import SolverState
+from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement
+
+Callback = Callable[[int, dict], bool | None]
+
+
+class NonFiniteStepError(FloatingPointError):
+    """A step of the stochastic solver is NaN or infinite, and was not taken.
+
+    Attributes
+    ----------
+    iteration : int
+    parameter : str
+        "mu", "C", "theta" or "noise_variance".
+    state : SolverState
+        The last good one: fit on from it with other options, or predict with it.
+    """
+
+    def __init__(self, iteration: int, parameter: str, state: "SolverState") -> None:
+        super().__init__(
+            f"The step of {parameter} at iteration {iteration} is not finite and was not taken; "
+            "the state of the previous iteration is in the error's `state`. Lower learning_rate, "
+            "use float64, or scale the columns of X."
+        )
+        self.iteration = iteration
+        self.parameter = parameter
+        self.state = state
+
+
+@dataclass(frozen=True)
+class SGDOptions:
+    r"""What stays the same over the iterations.
+
+    Parameters
+    ----------
+    batch_size, basis_batch_size : int
+        :math:`\tilde n` and :math:`\tilde m`. At most n and m are used, and whole sampling units.
+    learning_rate : float, default=0.1
+        For weights of prior variance about 1.
+    decay : float, optional
+        Learning rates fall exponentially to this fraction at `max_iter`; 1 for constant. By
+        default .3 under a Gaussian likelihood and .1 otherwise.
+    max_iter : int, default=1000
+        Iterations of this call.
+    tol : float, optional
+        Stop when the smoothed loss no longer falls by this fraction of its fall so far within 300
+        iterations; None never does.
+    learn_hyperparameters : bool, default=False
+        Maximise the ELBO in theta (and the noise variance) as well, by Adam. Needs a diagonal S.
+    hyper_learning_rate : float, optional
+        In logarithms an iteration; see `defaults`.
+    freeze_iterations : int, default=0
+        Iterations before hyper-parameters move, counted over warm starts.
+    """
+
+    batch_size: int = 500
+    basis_batch_size: int = 10_000
+    learning_rate: float = 0.1
+    decay: float | None = None
+    max_iter: int = 1000
+    tol: float | None = None
+    learn_hyperparameters: bool = False
+    hyper_learning_rate: float | None = None
+    freeze_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "learning_rate", "decay", "max_iter", "hyper_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
+
+
+class StochasticSolver:
+    """Minibatch iterations on an objective; a subclass says what `iterate` does.
+
+    Parameters
+    ----------
+    X, y : Tensor or ndarray of shape (n, d) and (n,) or (n, c)
+        A memory map is read by rows, as they are sampled; it is never loaded.
+    basis : StochasticBasis
+        Its ``dtype`` is that of all parameters.
+    state : SolverState
+        Changed in place.
+    options : SGDOptions
+    generator : torch.Generator
+    """
+
+    default_decay: ClassVar[float]
+
+    def __init__(
+        self,
+        X: Array,
+        y: Array,
+        basis: StochasticBasis,
+        state: Any,
+        options: SGDOptions,
+        generator: torch.Generator,
+    ) -> None:
+        self.X, self.y, self.n = X, y, len(X)
+        self.basis, self.state, self.generator = basis, state, generator
+        self.options = options
+        self.first = state.n_iter
+        self.history: dict[str, list[float]] = {}
+        self.hyper: HyperParameters | None = None
+
+    def run(self, callback: Callback | None = None) -> dict[str, list[float]]:
+        """Iterate until `max_iter`, the smoothed loss or the callback stops.
+
+        Parameters
+        ----------
+        callback : callable, optional
+            ``callback(iteration, info)`` with "loss" and what else the history holds; True stops.
+
+        Returns
+        -------
+        dict of str to list of float
+            The history: "loss" and others, one entry an iteration, each from before its step.
+
+        Raises
+        ------
+        NonFiniteStepError
+            If a step is not finite. It names iteration and parameter and carries the last good
+            state.
+        """
+        tol = self.options.tol
+        rule = None if tol is None else LossPlateau(tol=tol, patience=PATIENCE, smoothing=SMOOTHING)
+        for iteration in range(self.first, self.first + self.options.max_iter):
+            info = self.iterate(iteration)
+            self.state.n_iter = iteration + 1
+            for name, value in info.items():
+                self.history.setdefault(name, []).append(value)
+            rule_says = rule is not None and rule(iteration, info["loss"])
+            caller_says = callback is not None and bool(callback(iteration, info))
+            if rule_says or caller_says:
+                break
+        return self.history
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """One iteration; returns its entries of the history."""
+        raise NotImplementedError
+
+    def draw_rows(self) -> tuple[Tensor, Tensor]:
+        """Sample rows of X and y, in the dtype of the basis."""
+        size = min(self.options.batch_size, self.n)
+        rows = sample_without_replacement(self.n, size, generator=self.generator)
+        X, y = (take_rows(a, rows, self.basis.dtype) for a in (self.X, self.y))
+        return X, y
+
+    def rate(self, start: float, iteration: int) -> float:
+        """Learning rate that begins at `start` with this call."""
+        decay = self.default_decay if self.options.decay is None else self.options.decay
+        schedule = exponential_decay(start, start * decay, self.options.max_iter)
+        return schedule(iteration - self.first)
+
+    @torch.no_grad()
+    def move(self, iteration: int, indices: Tensor, gradient: Tensor, B: Tensor) -> Tensor:
+        """Take the step of the rows `indices` of the weights, and return it (k, c (1 + k)).
+
+        B (n_support, k) are the features of the support rows.
+        """
+        state, c = self.state, self.state.n_latent
+        rate = self.rate(self.options.learning_rate, iteration)
+        step, moments = state.optimizer.step(indices, gradient, rate, B)
+        step = step * state.column_scale
+        if state.n_dense:
+            upper, (at, column) = state.pattern(indices)
+            step[upper] = 0
+            half = -0.5 * state.weights[indices[at], column]
+            step[at, column] = torch.maximum(step[at, column], half)
+        if not bool(torch.isfinite(step).all()):
+            mean_is_finite = bool(torch.isfinite(step[:, :c]).all())
+            raise_non_finite(iteration, "C" if mean_is_finite else "mu", state)
+        state.weights[indices] += step
+        state.optimizer.commit(indices, moments)
+        state.sums += (B @ step[:, : state.sums.shape[1]]).to(state.sums)
+        return step
+
+
+class HyperParameters:
+    """Log hyper-parameters, and perhaps the log noise variance, moved by Adam up the ELBO.
+
+    Reads the state and writes it after every step; Adam's moments outlast warm starts.
+    """
+
+    def __init__(self, state: SolverState, kernel: Any, noise_variance: float | None = None):
+        self.state, self.kernel = state, kernel
+        start = torch.as_tensor(kernel.theta) if state.theta is None else state.theta
+        self.theta = start.detach().to(torch.float64).clone().requires_grad_()
+        self.leaves = {"theta": self.theta}
+        if noise_variance is not None:
+            noise = torch.tensor(noise_variance, dtype=torch.float64)
+            self.leaves["noise_variance"] = noise.log().requires_grad_()
+        self.adam = Adam(list(self.leaves.values()))
+        if state.hyper_moments:
+            self.adam.load_state_dict(state.hyper_moments)
+
+    def slopes(self, loss: Tensor) -> list[Tensor]:
+        """Gradients with respect to the leaves; some kernels have none."""
+        leaves = list(self.leaves.values())
+        return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+    @torch.no_grad()
+    def move(self, iteration: int, gradients: Sequence[Tensor], rate: float) -> None:
+        """Step of Adam, kept within the kernel's bounds; none where a gradient is not finite."""
+        for (name, leaf), gradient in zip(self.leaves.items(), gradients, strict=True):
+            if not bool(torch.isfinite(gradient).all()):
+                raise_non_finite(iteration, name, self.state)
+            leaf.grad = gradient
+        self.adam.param_groups[0]["lr"] = rate
+        self.adam.step()
+        if len(self.theta):
+            self.theta.clamp_(*torch.as_tensor(self.kernel.bounds).T)
+        self.state.theta = self.theta.detach().clone()
+        self.state.hyper_moments = self.adam.state_dict()
+
+
+def raise_non_finite(iteration: int, parameter: str, state: SolverState) -> NoReturn:
+    """Raise the error that carries the last good state."""
+    raise NonFiniteStepError(iteration, parameter, state)
+
+
+def check_learnable(basis: StochasticBasis) -> None:
+    """Refuse to learn hyper-parameters where the log-determinant of S has no cheap estimator."""
+    if not basis.diagonal_precision:
+        raise ValueError(
+            "Proposition 2 needs a diagonal prior precision, and that of inducing points is "
+            'K(Z, Z). Learn the hyper-parameters beforehand, or use basis="fourier".'
+        )
