@@ -32,9 +32,14 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 from torch import Tensor
 
-from skgp.inference.stochastic.control_variates import LowRankControlVariate, projection_weights
-from skgp.inference.stochastic.estimators import Estimate, quadratic_loss, sample_design
-from skgp.inference.stochastic.sampling import everything, sample_indices, union_weight
+from skgp.inference.stochastic.basis import IndexSet, everything, sample_indices
+from skgp.inference.stochastic.estimators import (
+    Estimate,
+    LowRankControlVariate,
+    projection_weights,
+    quadratic_loss,
+    sample_design,
+)
 from skgp.kernels import FourierFeatures
 from skgp.optim import sample_without_replacement
 
@@ -111,14 +116,37 @@ def controls(
         factor = B[:rank]
         sums = (factor @ mu[:, None]).double()
         # A dense gradient of the expectation is a constant: leaving it out shifts no variance.
-        dense = kind in ("dense", "projected")
         made[rank] = LowRankControlVariate(
             lambda k, F=factor: F[:, k],
-            torch.zeros_like(sums) if dense else sums,
+            sums if kind == "draws" else torch.zeros_like(sums),
             weights=weights,
-            scaling="draws" if dense else kind,
         )
+        made[rank].union_sums = sums if kind == "union" else None
     return made
+
+
+def union_weight(i: IndexSet, j: IndexSet) -> float:
+    r"""Weight of a sum over the union of two independent samples (appendix F.1).
+
+    Given its size u in units, the union is uniform over all sets of u units by symmetry. Hence
+
+    .. math:: E\Big[\frac{\text{units}}{u} \sum_{r \in \tilde i \cup \tilde j} t_r\Big] = \sum_r t_r
+
+    holds exactly, although u is random. The paper's :math:`m / |\tilde i \cup \tilde j|` counts
+    basis functions in place of units: the same if all units have one size, as here, and biased
+    otherwise (units of 3 and 1 functions, one drawn for each sample: expected weights 5/6 and 3/2).
+    """
+    return i.n_units / len(torch.cat([i.units, j.units]).unique())
+
+
+def add_union(
+    estimate: Estimate, i: IndexSet, j: IndexSet, B_i: Tensor, B_j: Tensor, a: Tensor, scale: float
+) -> Estimate:
+    """Add the gradient of the expectation a'a by the entries in the union, the paper's way."""
+    factor, a = 2 * scale * union_weight(i, j), a.to(B_i)
+    only_j = ~torch.isin(j.indices, i.indices, assume_unique=True)
+    grad_j = factor * only_j[:, None].to(B_j) * (B_j.T @ a)
+    return estimate + Estimate(scale * a.square().sum(0), factor * (B_i.T @ a), grad_j)
 
 
 def variances(
@@ -144,7 +172,10 @@ def variances(
             if rank:
                 cv = made[rank]
                 parts = cv.columns(i), cv.columns(j)
-                estimate = plain + cv.estimate(i, j, *parts, V_i, V_j, n / rank / noise)
+                scale = n / rank / noise
+                estimate = plain + cv.estimate(i, j, *parts, V_i, V_j, scale)
+                if cv.union_sums is not None:
+                    estimate = add_union(estimate, i, j, *parts, cv.union_sums, scale)
             corrections[rank].append(float(estimate.value) - plain_values[-1])
             gradient = dense_gradient(m, i.indices, j.indices, estimate)
             moments[rank] += torch.stack([gradient, gradient.square()]) / repetitions

@@ -2,7 +2,7 @@
 
 Run with ``pytest tests/benchmarks/bench_sgd.py -m benchmark -s``. The rows lie in a memory map in
 pytest's temporary folder (360 MB for n = 1e7). Nothing is kept between iterations
-(``memory_budget=0``): a cache would make small m cheaper than large. One thread: with more, a
+(``SUPPORT_BYTES = 0``): a cache would make small m cheaper than large. One thread: with more, a
 neighbour on the machine slows some sizes and not others.
 """
 
@@ -13,13 +13,21 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.inference.stochastic import defaults
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
-from skgp.inference.stochastic.sgd import fit_sgd
+from skgp.inference.stochastic.engine import SGDOptions
+from skgp.inference.stochastic.gaussian import SGDSolver
+from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures
 
 pytestmark = pytest.mark.benchmark
 D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 12, 6
 SIZES = (10**4, 10**5, 10**6, 10**7)
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setattr(defaults, "SUPPORT_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -50,20 +58,18 @@ def fourier(m, kind="orthogonal"):
     return FourierBasis(FourierFeatures(RBF(2.0), m, D, seed=0, kind=kind), dtype=torch.float32)
 
 
+def fit(X, y, basis, callback=None, *, optimizer=None, n_support=500, n_dense=0, **options):
+    generator = torch.Generator().manual_seed(0)
+    structure = dict(n_dense=n_dense, n_support=n_support, optimizer=optimizer)
+    state = SGDState.start(X, y, basis, NOISE, generator=generator, **structure)
+    options = SGDOptions(**{"max_iter": ITERATIONS + 2, **options})
+    SGDSolver(X, y, basis, state, options, generator).run(callback)
+
+
 def iteration_ms(X, y, basis, **options):
     """Median time between the callbacks of neighbouring iterations."""
     stamps = []
-    defaults = dict(batch_size=500, basis_batch_size=10_000, n_support=500, memory_budget=0)
-    fit_sgd(
-        X,
-        y,
-        basis,
-        NOISE,
-        max_iter=ITERATIONS + 2,
-        generator=torch.Generator().manual_seed(0),
-        callback=lambda iteration, info: stamps.append(time.perf_counter()),
-        **{**defaults, **options},
-    )
+    fit(X, y, basis, lambda iteration, info: stamps.append(time.perf_counter()), **options)
     return 1000 * float(np.median(np.diff(stamps)[1:]))
 
 
@@ -113,11 +119,6 @@ def test_bench_iteration_with_inducing_points_is_flat_in_n_and_m(rows):
 @pytest.mark.parametrize("k", [0, 10, 100])
 def test_bench_iteration_against_dense_columns(benchmark, rows, k):
     X, y = (a[:100_000] for a in rows)
-    structure = dict(covariance="chevron", n_dense_columns=k) if k else {}
-    options = dict(batch_size=500, basis_batch_size=10_000, max_iter=5, **structure)
-    generator = torch.Generator().manual_seed(0)
     benchmark.pedantic(
-        lambda: fit_sgd(X, y, fourier(100_000), NOISE, generator=generator, **options),
-        rounds=2,
-        iterations=1,
+        lambda: fit(X, y, fourier(100_000), n_dense=k, max_iter=5), rounds=2, iterations=1
     )

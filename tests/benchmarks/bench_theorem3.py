@@ -16,7 +16,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.stochastic.basis import FourierBasis
-from skgp.inference.stochastic.likelihood_sgd import fit_likelihood_sgd
+from skgp.inference.stochastic.engine import SGDOptions
+from skgp.inference.stochastic.likelihood import LikelihoodSolver
+from skgp.inference.stochastic.state import LikelihoodState
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli
 
@@ -45,20 +47,14 @@ def fourier(m, kind="iid"):
     return FourierBasis(FourierFeatures(RBF(2000.0), m, D, seed=0, kind=kind), dtype=torch.float32)
 
 
-def iteration_ms(X, y, basis, **options):
+def iteration_ms(X, y, basis, *, batch_size=100, n_support=0):
     """Least time between the callbacks of neighbouring iterations; the first warms up."""
-    stamps = []
-    defaults = dict(batch_size=100, basis_batch_size=20_000, optimizer="adagrad", n_support=0)
-    fit_likelihood_sgd(
-        X,
-        y,
-        basis,
-        Bernoulli("logit"),
-        max_iter=ITERATIONS + 1,
-        generator=torch.Generator().manual_seed(0),
-        callback=lambda iteration, info: stamps.append(time.perf_counter()),
-        **{**defaults, **options},
-    )
+    stamps, likelihood = [], Bernoulli("logit")
+    generator = torch.Generator().manual_seed(0)
+    state = LikelihoodState.start(X, y, basis, likelihood, n_support=n_support, generator=generator)
+    options = SGDOptions(batch_size, 20_000, max_iter=ITERATIONS + 1)
+    solver = LikelihoodSolver(X, y, basis, state, options, generator, likelihood)
+    solver.run(lambda iteration, info: stamps.append(time.perf_counter()))
     return 1000 * float(np.min(np.diff(stamps)))
 
 
@@ -75,7 +71,7 @@ def best_times(title, run, sizes, rounds=ROUNDS):
     return best
 
 
-NYSTROM = dict(optimizer="nystrom", n_support=200)
+NYSTROM = dict(n_support=200)
 
 
 @pytest.mark.parametrize("options", [{}, NYSTROM], ids=["adagrad", "nystrom"])

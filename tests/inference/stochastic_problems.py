@@ -7,13 +7,18 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, StochasticBasis
-from skgp.inference.stochastic.estimators import Estimate, quadratic_loss
-from skgp.inference.stochastic.sampling import everything, index_set
+from skgp.inference.relevance.stochastic import SparseBasis
+from skgp.inference.stochastic.basis import (
+    FourierBasis,
+    InducingBasis,
+    StochasticBasis,
+    everything,
+    index_set,
+)
 from skgp.kernels import FourierFeatures
 
 NOISE = 0.3
-BASES = ("fourier", "precision", "inducing")
+BASES = ("fourier", "sparse", "inducing")
 KERNEL = ConstantKernel(1.5) * RBF(0.8)
 
 
@@ -35,19 +40,24 @@ class Problem:
         """Phi, S and y in NumPy."""
         whole = everything(self.basis).indices
         Phi = self.basis.features(self.X, whole)
-        return Phi.numpy(), self.basis.precision(whole, whole).numpy(), self.y.numpy()
+        if self.basis.diagonal_precision:
+            S = torch.diag(self.basis.precision_diag(whole))
+        else:
+            S = self.basis.precision(whole, whole)
+        return Phi.numpy(), S.numpy(), self.y.numpy()
 
 
 def make_problem(name, *, n=5, block_size=2, n_features=10):
     """Build the problem of one basis; ten features in blocks of 4, 4 and 2 make a short block."""
     rng = np.random.default_rng(1)
     X = torch.tensor(rng.normal(size=(n, 2)))
-    if name == "inducing":
-        basis = InducingBasis(KERNEL, torch.tensor(rng.normal(size=(5, 2))), block_size=3)
-    else:
+    if name == "fourier":
         fourier = FourierFeatures(KERNEL, n_features, 2, seed=3, block_size=block_size)
-        amplitude = "precision" if name == "precision" else "features"
-        basis = FourierBasis(fourier, amplitude=amplitude)
+        basis = FourierBasis(fourier)
+    else:
+        Z = torch.tensor(rng.normal(size=(5, 2)))
+        log_s = torch.tensor([-0.5, 0.1, 0.8, -1.2, 0.3], dtype=torch.float64)
+        basis = InducingBasis(KERNEL, Z) if name == "inducing" else SparseBasis(KERNEL, Z, log_s)
     m = basis.n_features
     C = np.tril(0.3 * rng.normal(size=(m, m)), -1) + np.diag(rng.uniform(0.5, 1.5, size=m))
     return Problem(
@@ -88,10 +98,3 @@ def z_score(samples, expected):
     exact = error <= 1e-9 * (1 + np.abs(expected))
     assert np.all(deviation[exact] <= 1e-8 * (1 + np.abs(np.asarray(expected)[exact])))
     return np.max(np.where(exact, 0.0, deviation / np.where(exact, 1.0, error)), initial=0.0)
-
-
-def mean_loss(design, y, mu, noise_variance, *, symmetric=True):
-    """The estimate of Theorem 1: one column, with the targets."""
-    V_i, V_j = (mu[side.indices, None] for side in (design.i, design.j))
-    found = quadratic_loss(design, V_i, V_j, noise_variance, y=y, symmetric=symmetric)
-    return Estimate(found.value[0], found.grad_i, found.grad_j)

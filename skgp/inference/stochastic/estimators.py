@@ -191,7 +191,8 @@ def diagonal_loss(
     for a diagonal S, from the diagonal `c_i` (|i|,) of C; `in_tail` (|i|,) tells r > k. Its minimum
     is Proposition 1.
     """
-    curvature = design.row_weight / noise_variance * design.Phi_i.square().sum(0) + design.s_i
+    data = design.row_weight / noise_variance * design.Phi_i.square().sum(0)  # (|i|,)
+    curvature = data + design.s_i  # type: ignore[operator]
     terms = curvature * c_i.square() - 2 * c_i.log()
     return design.i.weight * (in_tail.to(c_i) * terms).sum()
 

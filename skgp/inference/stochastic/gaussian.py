@@ -100,30 +100,29 @@ class Side(NamedTuple):
 class SGDSolver(StochasticSolver):
     r"""Fits :math:`N(\mu, C C^T)` by Theorems 1 and 2, and theta by Proposition 2.
 
-        Its history holds "loss", an estimate of -ELBO in nats (up to :math:`\tfrac12 \log|S|` for a
-        dense S), "support_mse", the mean squared error of the mean on the support rows, at the
-        hyper-parameters of the control variates, and "noise_variance". Parameters, methods and errors
-        are those of `StochasticSolver`, with an :class:`SGDState`.
+    Its history holds "loss", an estimate of -ELBO in nats (up to :math:`\tfrac12 \log|S|` for a
+    dense S), "support_mse", the mean squared error of the mean on the support rows, at the
+    hyper-parameters of the control variates, and "noise_variance". Parameters, methods and errors
+    are those of `StochasticSolver`, with an :class:`SGDState`.
 
-        Notes
-        -----
-        An iteration takes :math:`O((\tilde n + \bar n) \tilde m (d + k))`, "nystrom"
-        :math:`O(200^2 \tilde m)` more. Between iterations it keeps :math:`O(m k)`.
+    Notes
+    -----
+    An iteration takes :math:`O((\tilde n + \bar n) \tilde m (d + k))`, "nystrom"
+    :math:`O(200^2 \tilde m)` more. Between iterations it keeps :math:`O(m k)`.
 
-        Examples
-        --------
-        >>> import torch
-        >>> from sklearn.gaussian_process.kernels import RBF
-        >>> from skgp.inference.stochastic.state import SGDState
-    from skgp.kernels import FourierFeatures
-        >>> from skgp.inference.stochastic.basis import FourierBasis
-        >>> X = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
-        >>> y, generator = X[:, 0].sin(), torch.Generator().manual_seed(0)
-        >>> basis = FourierBasis(FourierFeatures(RBF(0.5), 100, 1, seed=0, block_size=10))
-        >>> state = SGDState.start(X, y, basis, 0.01, generator=generator)
-        >>> solver = SGDSolver(X, y, basis, state, SGDOptions(max_iter=100), generator)
-        >>> solver.run()["support_mse"][-1] < 1e-4
-        True
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> from skgp.inference.stochastic.basis import FourierBasis
+    >>> from skgp.kernels import FourierFeatures
+    >>> X = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
+    >>> y, generator = X[:, 0].sin(), torch.Generator().manual_seed(0)
+    >>> basis = FourierBasis(FourierFeatures(RBF(0.5), 100, 1, seed=0, block_size=10))
+    >>> state = SGDState.start(X, y, basis, 0.01, generator=generator)
+    >>> solver = SGDSolver(X, y, basis, state, SGDOptions(max_iter=100), generator)
+    >>> solver.run()["support_mse"][-1] < 1e-4
+    True
     """
 
     default_decay = defaults.DECAY

@@ -9,23 +9,24 @@ from sklearn.gaussian_process.kernels import RBF
 
 from skgp.datasets import make_sinc
 from skgp.inference.relevance.evidence import fit_relevance
-from skgp.inference.relevance.gradients import (
+from skgp.inference.relevance.stochastic import (
+    RelevanceSolver,
     SparseBasis,
-    StepOptions,
-    initial_state,
-    iterate,
+    SparseState,
+    fit_relevance_stochastic,
     log_precision_gradient,
     newton_direction,
 )
-from skgp.inference.relevance.stochastic import fit_relevance_stochastic
+from skgp.inference.stochastic.basis import everything, sample_indices
+from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.stochastic.estimators import (
     constant_loss,
     diagonal_loss,
+    quadratic_loss,
     sample_design,
 )
-from skgp.inference.stochastic.sampling import everything, sample_indices
 from skgp.optim import sample_without_replacement
-from tests.inference.stochastic_problems import mean_loss, z_score
+from tests.inference.stochastic_problems import z_score
 from tests.reference import relevance as reference
 from tests.same import assert_same
 
@@ -83,10 +84,11 @@ def estimated_loss(basis, X, y, mu, c, rows, i, j):
     """The whole of -ELBO by Theorems 1 and 2 and Proposition 2."""
     n, m = len(X), basis.n_features
     design = sample_design(basis, X[rows], i, j, n=n)
-    parts = mean_loss(design, y[rows], mu, NOISE).value
-    parts = parts + diagonal_loss(design, c[i.indices], NOISE)[0]
-    log_s = basis.log_precision_diag(i.indices)
-    return 0.5 * (parts + constant_loss(log_s, i, y[rows], NOISE, n=n, m=m))
+    V_i, V_j = mu[i.indices, None], mu[j.indices, None]
+    parts = quadratic_loss(design, V_i, V_j, NOISE, y=y[rows]).value[0]
+    parts = parts + diagonal_loss(design, c[i.indices], NOISE, i.indices >= 0)
+    s = basis.precision_diag(i.indices)
+    return 0.5 * (parts + constant_loss(s, i, y[rows], NOISE, n=n, m=m))
 
 
 def test_elbo_estimate_is_exact_on_everything():
@@ -125,25 +127,22 @@ def test_newton_direction_solves_its_system(k, rng):
     np.testing.assert_allclose(residual, 0, atol=1e-10)
 
 
-def test_sparse_basis_has_a_diagonal_precision():
-    basis, *_ = random_model()
-    rows, columns = torch.tensor([0, 3]), torch.tensor([3, 5, 0])
-    s = basis.log_precision.exp()
-    dense = torch.diag(s)[rows][:, columns]
-    assert_same(basis.precision(rows, columns), dense)
-    assert_same(basis.precision_diag(columns), s[columns])
-    assert_same(basis.log_precision_diag(rows), basis.log_precision[rows])
+def solver_of(X, y, rows, noise, n_support, generator, **options):
+    state = SparseState.start(KERNEL, X, y, rows, noise, n_support, generator)
+    return RelevanceSolver(X, y, state, SGDOptions(decay=1.0, **options), generator)
 
 
 def test_control_sums_follow_the_mean_through_steps_and_pruning(generator):
     X, y = sinc(300)
-    state = initial_state(KERNEL, X, y, torch.arange(0, 300, 5), None, 80, generator)
-    options = StepOptions(50, 30, lambda iteration: 0.1, 0.3, True)
-    for iteration in range(40):
-        iterate(state, X, y, options, iteration, generator)
+    options = dict(batch_size=50, basis_batch_size=30, learning_rate=0.1)
+    solver = solver_of(X, y, torch.arange(0, 300, 5), None, 80, generator, **options)
+    solver.precision_rate = 0.3
+    for _ in range(40):
+        solver.iterate(0)
+    state = solver.state
     state.prune(0.3)
     assert 0 < len(state.rows) < 60
-    iterate(state, X, y, options, 40, generator)
+    solver.iterate(0)
     B = KERNEL(state.X_support.numpy(), X[state.rows].numpy())
     np.testing.assert_allclose(state.control.sums, B @ state.mean.numpy(), atol=1e-9)
     np.testing.assert_allclose(state.mean_squares, (B**2).mean(0), rtol=1e-9)
@@ -154,11 +153,12 @@ def test_control_sums_follow_the_mean_through_steps_and_pruning(generator):
 
 def test_steps_settle_at_the_ridge_solution_when_precisions_rest(generator):
     X, y = sinc(200)
-    state = initial_state(KERNEL, X, y, torch.arange(0, 200, 10), 0.01, 200, generator)
-    options = StepOptions(200, 20, lambda iteration: 1.0, 1e-12, False)
-    for iteration in range(3):
-        iterate(state, X, y, options, iteration, generator)
-    Phi = KERNEL(X.numpy(), X[::10].numpy())
+    options = dict(batch_size=200, basis_batch_size=20, learning_rate=1.0)
+    solver = solver_of(X, y, torch.arange(0, 200, 10), 0.01, 200, generator, **options)
+    solver.precision_rate, solver.learn_noise = 1e-12, False
+    for _ in range(3):
+        solver.iterate(0)
+    Phi, state = KERNEL(X.numpy(), X[::10].numpy()), solver.state
     s = state.basis.log_precision.exp().numpy()
     mean, _ = reference.posterior(Phi, y.numpy(), 0.01, np.arange(20), s)
     np.testing.assert_allclose(state.mean[:, 0], mean, atol=1e-5)
@@ -290,7 +290,6 @@ def test_mean_field_posterior_pickles_small():
         ({"precision_learning_rate": 0.0}, "precision_learning_rate"),
         ({"basis_batch_size": 0}, "basis_batch_size"),
         ({"max_iter": 0}, "max_iter"),
-        ({"prune": 1.0}, "prune"),
     ],
 )
 def test_bad_options_are_named(options, match):

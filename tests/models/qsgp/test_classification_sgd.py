@@ -95,13 +95,13 @@ def test_sgd_learns_the_classes(data):
 def test_sgd_rows_held_out_are_not_trained_on(data, monkeypatch):
     X, Y = data
     rows = []
-    before = module.fit_likelihood_sgd
+    before = module.LikelihoodSolver
 
     def watched(X, Y, *arguments, **controls):
         rows.append((X, Y))
         return before(X, Y, *arguments, **controls)
 
-    monkeypatch.setattr(module, "fit_likelihood_sgd", watched)
+    monkeypatch.setattr(module, "LikelihoodSolver", watched)
     found = fit(X, Y)
     trained = {tuple(row) for row in rows[0][0].tolist()}
     held_out = torch.tensor([tuple(row) not in trained for row in X.tolist()])
