@@ -193,7 +193,7 @@ class SGDSolver(StochasticSolver):
                 start = min(defaults.HYPER_REACH / options.max_iter, defaults.HYPER_RATE)
             slopes = self.hyper_slopes(X, y, i, j, correction.value)
             self.hyper.move(iteration, slopes, self.rate(start, iteration))
-            state.noise_variance = float(self.hyper.leaves["noise_variance"].exp())
+            state.noise_variance = float(self.hyper.leaves["noise_variance"].detach().exp())
         self.move_side(iteration, i, estimate.grad_i)
         self.move_side(iteration, j, estimate.grad_j)
         keep = 1.0 if self.hyper is None else defaults.FORGET

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.datasets import make_ringnorm, make_twonorm
+from skgp.datasets import make_twonorm
 from skgp.inference.relevance.classification import (
     LaplaceProblem,
     _inner_steps,
@@ -130,19 +130,18 @@ def test_fit_ends_where_no_change_of_a_precision_raises_the_evidence_by_much():
 
 
 @pytest.mark.parametrize(
-    ("data", "kernel", "accuracy", "nll", "most"),
+    ("data", "kernel", "accuracy", "nll"),
     [
-        (lambda n, seed: bananas(n, seed), RBF(0.7), 0.93, 0.2, 20),
-        (lambda n, seed: labelled(make_ringnorm, n, seed), RBF(6.0), 0.96, 0.1, 30),
-        (lambda n, seed: labelled(make_twonorm, n, seed), RBF(8.0), 0.96, 0.12, 20),
+        (lambda n, seed: bananas(n, seed), RBF(0.7), 0.93, 0.2),
+        (lambda n, seed: labelled(make_twonorm, n, seed), RBF(8.0), 0.96, 0.12),
     ],
-    ids=["bananas", "ringnorm", "twonorm"],
+    ids=["bananas", "twonorm"],
 )
-def test_fit_classifies_with_few_vectors(data, kernel, accuracy, nll, most):
+def test_fit_classifies_with_few_vectors(data, kernel, accuracy, nll):
     X, Y = data(400, 0)
     X_new, Y_new = data(1000, 1)
     fit = fit_relevance_classifier(kernel, X, Y, LOGIT)
-    assert len(fit.indices) <= most
+    assert len(fit.indices) <= 20
     mean, variance = fit.posterior.mean_and_variance(X_new)
     assert float((mean.sign() == Y_new).double().mean()) >= accuracy
     assert float(-LOGIT.log_predictive(Y_new, mean, variance).mean()) <= nll
