@@ -69,7 +69,7 @@ from skgp.inference.stochastic.estimators import (
 )
 from skgp.inference.stochastic.optimizers import SparseAdam
 from skgp.inference.weights.gaussian import optimal_std
-from skgp.inference.weights.weights import LinearWeightsPosterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.optim import sample_without_replacement
 
 
@@ -281,7 +281,6 @@ class SparseState:
             self.mean[:, 0],
             self.mean.new_zeros(len(self.rows), 0),
             self.std,
-            noise_variance=self.noise_variance,
         )
         return RelevanceFit(
             self.rows,
