@@ -249,12 +249,13 @@ def _moments(
     weights, tail_std = weights.to(X.device), tail_std.to(X.device)
     mean = torch.zeros(len(X), c, dtype=torch.float64, device=X.device)
     variance = torch.zeros_like(mean)
-    width = max(block_width(basis, block) for block in range(basis.n_blocks))
+    blocks = range(basis.n_blocks)  # none where no relevance vector is left
+    width = max((block_width(basis, block) for block in blocks), default=0)
     row_bytes = 8 * (2 * width + c * (r + 2))
     for rows in row_chunks(len(X), row_bytes, PRODUCT_BYTES, max(1, len(X))):
         tile = X[rows].double()
         dense = mean.new_zeros(c, len(tile), r)  # Phi R
-        for block in range(basis.n_blocks):
+        for block in blocks:
             part, F = basis.block_slice(block), basis.features(tile, block)  # (rows, width)
             mean[rows] += F @ weights[part]
             for j in range(c if r else 0):
