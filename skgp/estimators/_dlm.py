@@ -22,6 +22,7 @@ from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._validation import refuse_noise
 from skgp.kernels.gram import split_noise
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
+from skgp.likelihoods import NumericLikelihood
 
 
 class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
@@ -52,8 +53,10 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
         path of warm starts from 1 down and up, which costs three to five single fits. Without
         effect on "fitc".
-    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
+        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
+        is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or "auto", default="auto"
@@ -176,7 +179,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         **BaseGPRegressor._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
         "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})],
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
         "link": [StrOptions({"exp", "softplus"})],
         "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
@@ -268,13 +271,12 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             Itself.
         """
         self._check_combination()
-        counts = self.likelihood == "poisson"
         given = sample_weight
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
             n_rows = _num_samples(X)
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=self._counts)
             log_exposure = self._log_exposure(exposure, n_rows, given)
-            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            z = self._target(y, sample_weight)
             backend = self._resolve_backend()
             kernels, white = self._kernels(X, sample_weight)
             family = self._family(white)
@@ -321,10 +323,9 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         """
         if not hasattr(self, "_posterior"):
             return self.fit(X, y, sample_weight, exposure)
-        counts = self.likelihood == "poisson"
         n_rows, given = _num_samples(X), sample_weight
         X, y, sample_weight = self._validate_training(
-            X, y, sample_weight, reset=False, counts=counts
+            X, y, sample_weight, reset=False, counts=self._counts
         )
         backend = self._resolve_backend()
         family = self._family(split_noise(self.kernel_)[1])
@@ -336,7 +337,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
 
     def _check_combination(self) -> None:
         """Refuse parameters that do not go together."""
-        if self.likelihood != "gaussian" and self.objective in ("square_loss", "fitc"):
+        if not self._is_gaussian and self.objective in ("square_loss", "fitc"):
             raise ValueError(
                 f"objective={self.objective!r} needs likelihood='gaussian'; got "
                 f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."
@@ -347,16 +348,16 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         self, X: np.ndarray, sample_weight: np.ndarray | None
     ) -> tuple[list[Kernel], WhiteKernel | None]:
         """Kernels of f to choose among, and their noise; None for counts."""
-        counts = self.likelihood == "poisson"
+        own = self._own_likelihood is not None
         if self.kernel is None:
             kernels = default_kernels(X, sample_weight)
         else:
             kernel = self._resolve_kernel(X, lambda: None)
-            if counts:
+            if own:
                 refuse_noise(kernel, self)
             kernels = [with_noise(kernel)]
         signals, noises = zip(*map(split_noise, kernels), strict=True)
-        return list(signals), None if counts else noises[0]
+        return list(signals), None if own else noises[0]
 
     def _log_exposure(self, exposure, n_rows: int, sample_weight) -> np.ndarray | None:
         """Log-exposures of the rows of positive weight, which sampled gradients do not know."""

@@ -108,6 +108,7 @@ class SparseGPMixin:
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.family.is_gaussian
         dense = few and exact and n_rows <= _DENSE_ROWS and has_evidence(objective, kernels)
+        counts = getattr(self, "_counts", False)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         return Settings(
@@ -121,7 +122,7 @@ class SparseGPMixin:
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             dense_start=dense,
-            ratio_std=_RATIO_STD if self.kernel is None and self.likelihood != "poisson" else None,
+            ratio_std=_RATIO_STD if self.kernel is None and not counts else None,
             sizes=_AUTO_SIZES if self.n_inducing == "auto" and n_rows > _EXACT_ROWS else (),
         )
 

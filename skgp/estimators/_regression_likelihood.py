@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.estimators._validation import offset_of_mean
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
 from skgp.likelihoods import Gaussian, Likelihood, NumericLikelihood, Poisson, StudentT
 
@@ -29,6 +28,27 @@ class RegressionLikelihood:
     link: Any
     degrees_of_freedom: Any
     optimizer: Any
+
+    @property
+    def _own_likelihood(self) -> NumericLikelihood | None:
+        """The likelihood with parameters of its own; None where a WhiteKernel has the noise."""
+        if self.likelihood == "poisson":
+            return Poisson(self.link)
+        return None if isinstance(self.likelihood, str) else self.likelihood
+
+    @property
+    def _counts(self) -> bool:
+        return self._own_likelihood is not None and self._own_likelihood.is_count
+
+    @property
+    def _is_gaussian(self) -> bool:
+        return self.likelihood == "gaussian" or getattr(self.likelihood, "is_gaussian", False)
+
+    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Targets as the likelihood takes them: standardised of additive noise, else as given."""
+        own = self._own_likelihood
+        standardised = own is None or own.is_additive
+        return self._standardise_target(y, sample_weight) if standardised else self._keep_target(y)
 
     def _check_likelihood(self) -> None:
         """Refuse parameters of another likelihood."""
@@ -54,8 +74,8 @@ class RegressionLikelihood:
             Least variance of noise that is learned; ``_noise_floor`` by default.
         """
         floor = self._noise_floor if floor is None else floor
-        if self.likelihood == "poisson" or white is None:
-            return Poisson(self.link)
+        if self._own_likelihood is not None or white is None:
+            return self._own_likelihood or Poisson(self.link)
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
@@ -79,9 +99,12 @@ class RegressionLikelihood:
         total, weight : float
             Weighted sum of the targets, and sum of the weights.
         """
-        if self.likelihood != "poisson":
+        own = self._own_likelihood
+        if own is None or own.is_additive:
             return 0.0
-        return offset_of_mean(max(total, LEAST_COUNT) / weight, self.link)
+        total = max(total, LEAST_COUNT) if own.is_count else total
+        f = float(own._mode(torch.tensor(total / weight, dtype=torch.float64)))
+        return f if math.isfinite(f) else 0.0
 
     def _describe(
         self, kernel: Kernel, parameters: torch.Tensor, white: WhiteKernel | None
@@ -101,7 +124,7 @@ class RegressionLikelihood:
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
         likelihood = self._family(white).with_parameters(parameters)
-        if self.likelihood == "poisson" or white is None:
+        if self._own_likelihood is not None or white is None:
             self._likelihood = likelihood
             return
         level = float(parameters[0].exp())

@@ -20,6 +20,7 @@ from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._validation import refuse_noise
 from skgp.kernels import split_noise
+from skgp.likelihoods import NumericLikelihood
 
 # Of a standardised target: variance of the noise to start with, and its bounds.
 _NOISE, _NOISE_BOUNDS = 0.1, (1e-8, 10.0)
@@ -53,8 +54,10 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
         dependence between them. "auto" is "joint" with Gaussian noise or few rows.
-    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
+        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
+        is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
@@ -140,7 +143,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
         "link": [StrOptions({"exp", "softplus"})],
         "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
@@ -253,12 +256,11 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
             return self
         self._check_likelihood()
         self._check_parameters()
-        counts = self.likelihood == "poisson"
         X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
         n_rows = _num_samples(X)
-        X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=counts)
+        X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=self._counts)
         log_exposure = self._training_offset(exposure, n_rows, given)
-        family = self._family(None if counts else split_noise(self.kernel_)[1])
+        family = self._family(split_noise(self.kernel_)[1])
         likelihood = family.with_parameters(to_tensor(self._likelihood_parameters))
         backend = self._resolve_backend()
         self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend, log_exposure)
@@ -268,13 +270,12 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         """Fit and set the attributes that tell of it."""
         self._check_likelihood()
         self._check_parameters()
-        counts = self.likelihood == "poisson"
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
             X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
             n_rows = _num_samples(X)
-            X, y, sample_weight = self._validate_training(X, y, given, counts=counts)
+            X, y, sample_weight = self._validate_training(X, y, given, counts=self._counts)
             log_exposure = self._training_offset(exposure, n_rows, given)
-            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            z = self._target(y, sample_weight)
             given, white = self._split_kernel(X)
             weights = np.ones_like(z) if sample_weight is None else sample_weight
             exposures = 1.0 if log_exposure is None else np.exp(log_exposure)
@@ -299,12 +300,12 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
 
     def _split_kernel(self, X: np.ndarray):
         """The kernel given, without noise (None for the default), and the noise (None: counts)."""
-        counts = self.likelihood == "poisson"
-        default = None if counts else WhiteKernel(_NOISE, _NOISE_BOUNDS)
+        own = self._own_likelihood is not None
+        default = None if own else WhiteKernel(_NOISE, _NOISE_BOUNDS)
         if self.kernel is None:
             return None, default
         kernel = self._resolve_kernel(X, lambda: None)
-        if counts:
+        if own:
             refuse_noise(kernel, self)
             return kernel, None
         return split_noise(with_noise(kernel))

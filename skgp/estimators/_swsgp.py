@@ -20,6 +20,7 @@ from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._swsgp_numbers import NumbersMixin
 from skgp.kernels.gram import split_noise
+from skgp.likelihoods import NumericLikelihood
 
 
 class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
@@ -58,8 +59,10 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
     method : {"variational", "kriging"}, default="variational"
         The model above, or exact GP regression on the H nearest rows of each prediction, which
         needs Gaussian noise and has nothing to learn but the hyper-parameters.
-    likelihood : {"gaussian", "student_t", "poisson"}, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts.
+    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
+        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
+        is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or None, default=None
@@ -210,7 +213,7 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         **BaseGPRegressor._parameter_constraints,
         **SWSGPMixin._swsgp_constraints,
         "joint_prediction": [StrOptions({"local", "union"})],
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"})],
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
         "link": [StrOptions({"exp", "softplus"})],
         "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
@@ -308,12 +311,11 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             Itself.
         """
         self._check_combination()
-        counts = self.likelihood == "poisson"
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
             n_rows, given = _num_samples(X), sample_weight
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=counts)
+            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=self._counts)
             log_exposure = self._training_offset(exposure, n_rows, given)
-            z = self._keep_target(y) if counts else self._standardise_target(y, sample_weight)
+            z = self._target(y, sample_weight)
             backend = self._resolve_backend()
             X = self._project(X, z, z[:, None], sample_weight, backend, log_exposure)
             data = self._data(X, z, sample_weight, backend, log_exposure)
@@ -383,10 +385,9 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
         """
         if not hasattr(self, "_posterior"):
             return self.fit(X, y, sample_weight, exposure)
-        counts = self.likelihood == "poisson"
         n_rows, given = _num_samples(X), sample_weight
         X, y, sample_weight = self._validate_training(
-            X, y, sample_weight, reset=False, counts=counts
+            X, y, sample_weight, reset=False, counts=self._counts
         )
         log_exposure = self._training_offset(exposure, n_rows, given)
         backend = self._resolve_backend()

@@ -26,7 +26,7 @@ class NumbersMixin:
 
     def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
         """Rows as tensors, merged where the likelihood allows."""
-        if self.likelihood == "gaussian":
+        if self._is_gaussian:
             return merge_replicates(X, z, sample_weight, backend.device)
         return distinct_observations(X, z, sample_weight, backend.device, offset)
 
@@ -45,7 +45,7 @@ class NumbersMixin:
             kernels = default_kernels(X, sample_weight)
         else:
             kernel = self._resolve_kernel(X, lambda: None)
-            if self.likelihood == "poisson":
+            if self._own_likelihood is not None:
                 refuse_noise(kernel, self)
             kernels = [with_noise(kernel)]
         if not self._learns:
@@ -54,8 +54,7 @@ class NumbersMixin:
             found = search_hyperparameters(
                 kernels,
                 data,
-                self.likelihood,
-                link=self.link,
+                self._family(WhiteKernel()),
                 generator=backend.generator(),
                 callback=callback,
             )
@@ -89,4 +88,4 @@ class NumbersMixin:
         self._set_kriging(replace(model, n_neighbors=self.n_neighbors_))
 
     def _few_points(self, n_latent: int) -> int:
-        return _EXACT_ROWS if self.likelihood == "gaussian" else 0
+        return _EXACT_ROWS if self._is_gaussian else 0

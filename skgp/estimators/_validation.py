@@ -145,8 +145,8 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
     """
     if exposure is None:
         return None
-    likelihood = getattr(owner, "likelihood", "gaussian")
-    if likelihood != "poisson":
+    if not getattr(owner, "_counts", False):
+        likelihood = getattr(owner, "likelihood", "gaussian")
         raise ValueError(
             f"exposure is the time, area or population that a count is of, and needs "
             f"likelihood='poisson'; got likelihood={likelihood!r} of {type(owner).__name__}. "
@@ -191,19 +191,6 @@ def refuse_noise(kernel: Kernel, owner: object) -> None:
             f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
             f"the counts of {type(owner).__name__} have none. Leave the WhiteKernel out."
         )
-
-
-def offset_of_mean(mean: float, link: str) -> float:
-    """Return the latent value at which the rate of counts is `mean`.
-
-    Parameters
-    ----------
-    mean : float
-        Positive, of any magnitude.
-    link : {"exp", "softplus"}
-    """
-    # log(e^m - 1) without the overflow.
-    return float(np.log(mean)) if link == "exp" else float(mean + np.log(-np.expm1(-mean)))
 
 
 def _likelihoods(cls: type) -> set[str]:

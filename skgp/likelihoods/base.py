@@ -321,6 +321,15 @@ class Likelihood(TensorState, abc.ABC):
         check_var(var)
         return self._predictive_moments(mean, var)
 
+    def gaussian_targets(self, y: Tensor) -> Tensor:
+        """Values of f that y observes with roughly Gaussian noise, of targets that were checked.
+
+        The modes, those at infinity moved to the outermost of the others.
+        """
+        mode = self._mode(y)
+        finite = mode[mode.isfinite()]
+        return mode.clamp(finite.min(), finite.max()) if len(finite) else torch.zeros_like(mode)
+
     @abc.abstractmethod
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """Log-density; y (...) against f (...) or, in quadrature, f (n_points, ...)."""

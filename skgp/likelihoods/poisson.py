@@ -248,6 +248,9 @@ class Poisson(NumericLikelihood):
         noise = torch.empty_like(f).normal_(generator=generator)
         return torch.where(rate > _MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
 
+    def gaussian_targets(self, y: Tensor) -> Tensor:
+        return self._link.inverse(y + 0.5, self._offset_like(y))
+
     def _mode(self, y: Tensor) -> Tensor:
         return self._link.inverse(*self._taken_apart(y))
 

@@ -207,3 +207,14 @@ def test_poisson_refuses_what_is_no_count(bad, shown):
 def test_poisson_refuses_unknown_links():
     with pytest.raises(ValueError, match=r"link must be one of \('exp', 'softplus'\); got 'log'"):
         Poisson("log")
+
+
+@pytest.mark.parametrize("link", ["exp", "softplus"])
+def test_gaussian_targets_are_on_the_scale_of_the_link(link):
+    y = torch.tensor([0.0, 1.0, 2.0, 10.0, 1e4], dtype=torch.float64)
+    likelihood, offset = Poisson(link), torch.full_like(y, 0.7)
+    rate = likelihood.predictive_moments(likelihood.gaussian_targets(y), 0 * y)[0]
+    torch.testing.assert_close(rate, y + 0.5, rtol=1e-9, atol=0)
+    at = likelihood.at(offset)
+    rate = at.predictive_moments(at.gaussian_targets(y), 0 * y)[0]
+    torch.testing.assert_close(rate, y + 0.5, rtol=1e-9, atol=0)
