@@ -35,6 +35,7 @@ from torch import Tensor
 from skgp.data import merge_replicates
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
+from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.moderation import choose_moderation
 from skgp.learning.search import (
@@ -45,9 +46,7 @@ from skgp.learning.search import (
 )
 from skgp.optim.stopping import StopRecorder
 
-_NEIGHBOR_NOISE = 0.2  # start of the noise variance of labels, relative to the signal's
-_NOISE_RANGE = (1e-4, 1e1)  # its bounds, likewise
-_NOTHING = np.zeros((0, 0))  # keeps block_diag right where a kernel has nothing free
+_NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
 
 
 @dataclass(frozen=True)
@@ -281,8 +280,8 @@ class _Search:
         target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
         weight = None if data.weight is None else data.weight.cpu().numpy()
         replicates = merge_replicates(data.X.cpu().numpy(), target.numpy(), weight, data.X.device)
-        low, high = _NOISE_RANGE
-        noise = WhiteKernel(_NEIGHBOR_NOISE * variance, (low * variance, high * variance))
+        low, high = LABEL_NOISE_BOUNDS
+        noise = WhiteKernel(LABEL_NOISE * variance, (low * variance, high * variance))
         fit = fit_leave_one_out(
             kernel + noise,
             replicates,

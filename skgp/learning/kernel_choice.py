@@ -46,6 +46,7 @@ from skgp.data import Data
 from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import split_noise
 from skgp.learning import improves
+from skgp.learning.defaults import LONG, MOST_GROUPED, SHORT
 from skgp.learning.kernel_family import (
     ChoiceSettings,
     Family,
@@ -58,10 +59,6 @@ __all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence
 
 Callback = Callable[[int, dict], bool | None]
 
-_MOST_GROUPED = 32  # columns of the group of relevant ones
-# Log length scales to begin with of k relevant columns, relative to those of all: the root of k
-# and a bit more; and of the others, at which the kernel is nearly flat.
-_SHORT, _LONG = 0.3, 2.0
 _WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=1e-6)
 
 
@@ -279,10 +276,10 @@ class _Search:
         asked[family.noise_place] = math.log(3 * family.settings.noise * family.variance)
         order = scales[np.argsort(-family(asked)[1][scales])]
         found, k = [], 1
-        while k <= min(len(scales) // 2, _MOST_GROUPED):
+        while k <= min(len(scales) // 2, MOST_GROUPED):
             theta = start.copy()
-            theta[scales] += _LONG
-            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + _SHORT
+            theta[scales] += LONG
+            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + SHORT
             groups = family.grouped(order[:k])
             found.append(
                 self.run(family, theta, groups, max_iter=self.settings.few_iter, patience=10.0)

@@ -12,15 +12,12 @@ import numpy as np
 from scipy.optimize import Bounds, minimize
 
 from skgp.data import Data
+from skgp.learning.defaults import DIFFERENCE, FARTHEST, LEAST_CURVATURE
 from skgp.learning.evidence import EvidenceAt, ExactEvidence
 
 __all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out", "minimise_within"]
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-
-_STEP = 1e-3  # of the differences of theta
-_LEAST_CURVATURE = 0.1  # of the objective, in nats: that of its priors, about
-_FARTHEST = 1.0  # move of an element of theta that its linearisation is trusted with
 
 
 @dataclass(frozen=True)
@@ -255,13 +252,13 @@ def leave_one_out(
         hessian = np.empty((size, size))
         of_density, of_error = np.empty((2, len(error), size))
         for k in range(size):
-            _, moved_slope, moved = family.at(theta + _STEP * (groups == k))
-            hessian[k] = np.bincount(groups, moved_slope - slope, size) / _STEP
-            of_density[:, k] = (moved.leave_one_out - density) / _STEP
-            of_error[:, k] = (moved.residual - error) / _STEP
+            _, moved_slope, moved = family.at(theta + DIFFERENCE * (groups == k))
+            hessian[k] = np.bincount(groups, moved_slope - slope, size) / DIFFERENCE
+            of_density[:, k] = (moved.leave_one_out - density) / DIFFERENCE
+            of_error[:, k] = (moved.residual - error) / DIFFERENCE
         values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-        inverse = (vectors / np.maximum(values, _LEAST_CURVATURE)) @ vectors.T
-        moves = np.clip(-of_density @ inverse, -_FARTHEST, _FARTHEST)  # (n, size)
+        inverse = (vectors / np.maximum(values, LEAST_CURVATURE)) @ vectors.T
+        moves = np.clip(-of_density @ inverse, -FARTHEST, FARTHEST)  # (n, size)
         density = density + (of_density * moves).sum(1)
         error = error + (of_error * moves).sum(1)
     return LeaveOneOut(-density, error**2 / family.variance, float((error**2 / variance).mean()))

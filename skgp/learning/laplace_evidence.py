@@ -36,6 +36,7 @@ from torch import Tensor
 
 from skgp.kernels.gradients import GramWithGradient
 from skgp.kernels.gram import gram, gram_diag, split_noise
+from skgp.learning.defaults import LAST_STEP, MAX_HALVINGS, MAX_NEWTON
 from skgp.linalg.cholesky import (
     cho_inverse,
     cho_solve,
@@ -44,11 +45,6 @@ from skgp.linalg.cholesky import (
     raise_diagonal_,
     tri_solve,
 )
-
-_MAX_NEWTON = 100
-_MAX_HALVINGS = 30
-# A Newton step of squared length 1e-10 (in the metric of the Hessian) leaves about 1e-10 of error.
-_LAST_STEP = 1e-10
 
 
 @dataclass(frozen=True)
@@ -254,12 +250,12 @@ def _mode(K: Any, column: _Column, start: Any) -> _Mode:
         # K^-1 start is unknown, so that the step itself is judged, not what it starts from.
         alpha = _newton(K, *column.derivatives(start)[1:], start)
         mode = max(mode, column.at(alpha, K @ alpha), key=lambda mode: mode.value)
-    for _ in range(_MAX_NEWTON):
+    for _ in range(MAX_NEWTON):
         step = _newton(K, mode.slope, mode.curvature, mode.g) - mode.alpha
         moved = K @ step
-        if float((mode.slope - mode.alpha) @ moved) <= _LAST_STEP:
+        if float((mode.slope - mode.alpha) @ moved) <= LAST_STEP:
             return column.at(mode.alpha + step, mode.g + moved)
-        for size in 0.5 ** np.arange(_MAX_HALVINGS):
+        for size in 0.5 ** np.arange(MAX_HALVINGS):
             new = column.at(mode.alpha + size * step, mode.g + size * moved)
             if new.value > mode.value:
                 break

@@ -19,7 +19,7 @@ from skgp.data import Data
 from skgp.kernels.gram import gram, split_noise, split_theta
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 
-_LOG_2PI = math.log(2 * math.pi)
+_LOG_2PI = math.log(2 * math.pi)  # mathematical
 
 
 def log_marginal_likelihood(kernel, data: Data, theta: Tensor) -> Tensor:

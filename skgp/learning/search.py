@@ -31,6 +31,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.gram import split_noise
+from skgp.learning.defaults import NOISE_GRID
 from skgp.learning.kernel_choice import (
     ChoiceSettings,
     choose_kernel,
@@ -42,7 +43,6 @@ from skgp.optim.adam import Adam
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
-_NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)  # relative to the variance of standardised targets
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class _Comparison:
         low, high = white.noise_level_bounds
         kernels = [fit.kernel] + [
             signal + type(white)(level, white.noise_level_bounds)
-            for level in _NOISE_GRID
+            for level in NOISE_GRID
             if low <= level <= high
         ]
         few = self.rows[: self.settings.batch_size]

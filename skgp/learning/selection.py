@@ -34,6 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.learning.defaults import LABEL_SHARE, LEAST_EFFECT
+
 __all__ = [
     "LABEL_SHARE",
     "LEAST_EFFECT",
@@ -43,11 +45,7 @@ __all__ = [
     "improves",
 ]
 
-#: Nats an observation below which a gain is none: .3% of the loss of a fair coin, .69.
-LEAST_EFFECT = 2e-3
 
-#: Share of the loss of labels below which a gain is none.
-LABEL_SHARE = 0.02
 Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState
 

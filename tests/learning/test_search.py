@@ -354,7 +354,7 @@ def test_best_noise_finds_back_from_a_noise_of_nearly_zero(generator):
     start = on(HyperparameterFit(1.0 * RBF([1.0, 1.0]) + WhiteKernel(1e-5)))
     found = on.with_best_noise(start)
     assert found.score > start.score + 0.5
-    assert split_noise(found.kernel)[1].noise_level in hyperparameters._NOISE_GRID
+    assert split_noise(found.kernel)[1].noise_level in hyperparameters.NOISE_GRID
     np.testing.assert_allclose(found.kernel.theta[:-1], start.kernel.theta[:-1])
 
 
