@@ -25,9 +25,13 @@ import torch
 from torch import Tensor
 
 from skgp.inference.relevance.defaults import HALVINGS, INNER_STEPS, MIN_CURVATURE, NEWTON_STEPS
-from skgp.inference.relevance.dictionary import DesignSource, Dictionary, choose_candidates
-from skgp.inference.relevance.evidence import Callback, RelevanceFit, relevance_fit
-from skgp.inference.relevance.steps import EvidenceState
+from skgp.inference.relevance.evidence import (
+    Callback,
+    RelevanceFit,
+    choose_candidates,
+    relevance_fit,
+)
+from skgp.inference.relevance.steps import DesignSource, Dictionary, EvidenceState
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
@@ -131,7 +135,7 @@ def fit_relevance_classifier(
     Raises
     ------
     ValueError
-        If Y is not (n, c) of -1 and 1, or an option out of range, named with the remedy.
+        If a row weight is not positive.
 
     Notes
     -----
@@ -139,7 +143,6 @@ def fit_relevance_classifier(
     budget, n r numbers, and O(m r).
     """
     Y = torch.as_tensor(Y, dtype=torch.float64)
-    _check_labels(Y, len(X), max_iter, tol)
     rows = choose_candidates(len(X), candidates, generator)
     X = take_rows(X, torch.arange(len(X)), torch.float64)
     basis = KernelColumns(kernel, X[rows])
@@ -190,10 +193,10 @@ class LaplaceProblem:
         value = self._log_joint(Phi @ mean, mean, precision)
         for _ in range(NEWTON_STEPS):
             slope, curvature = self._derivatives(Phi @ mean)
-            factor = _factor(Phi, curvature, precision)
-            step = cho_solve(factor, Phi.mT @ slope - precision * mean)
+            gradient = Phi.mT @ slope - precision * mean
+            step = cho_solve(_factor(Phi, curvature, precision), gradient)
             # half the Newton decrement: the rise that is left
-            if float(step @ (Phi.mT @ slope - precision * mean)) <= 1e-13 * (1 + abs(value)):
+            if float(step @ gradient) <= 1e-13 * (1 + float(value.abs())):
                 break
             previous = value
             mean, value = self._line_search(Phi, mean, step, precision, value)
@@ -201,7 +204,7 @@ class LaplaceProblem:
                 break
         _, curvature = self._derivatives(Phi @ mean)
         log_det_H = log_det(_factor(Phi, curvature, precision)) if len(indices) else 0.0
-        evidence = value + 0.5 * float(precision.log().sum() - log_det_H)
+        evidence = float(value + 0.5 * (precision.log().sum() - log_det_H))
         return LaplaceMode(indices, precision, mean, Phi @ mean, evidence)
 
     def source(self, mode: LaplaceMode) -> DesignSource:
@@ -210,9 +213,9 @@ class LaplaceProblem:
         curvature = curvature.clamp_min(MIN_CURVATURE)
         return DesignSource(self.dictionary, mode.fitted + slope / curvature, curvature)
 
-    def _log_joint(self, fitted: Tensor, mean: Tensor, precision: Tensor) -> float:
+    def _log_joint(self, fitted: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
         log_prob = self.likelihood.log_prob(self.y, self.offset + fitted)
-        return float(self.weight @ log_prob - 0.5 * (precision @ mean.square()))
+        return self.weight @ log_prob - 0.5 * (precision @ mean.square())
 
     def _derivatives(self, fitted: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted slope and curvature of the log-likelihood, shapes (n,)."""
@@ -220,8 +223,8 @@ class LaplaceProblem:
         return self.weight * first, -self.weight * second
 
     def _line_search(
-        self, Phi: Tensor, mean: Tensor, step: Tensor, precision: Tensor, value: float
-    ) -> tuple[Tensor, float]:
+        self, Phi: Tensor, mean: Tensor, step: Tensor, precision: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Halve a step until it raises the log joint density; stay where none does."""
         for halving in range(HALVINGS):
             proposal = mean + 0.5**halving * step
@@ -286,16 +289,3 @@ def _factor(Phi: Tensor, curvature: Tensor, precision: Tensor) -> Tensor:
     """Cholesky factor of ``Phi' B Phi + S``."""
     H = Phi.mT @ (curvature[:, None] * Phi) + torch.diag(precision)
     return jittered_cholesky(H).factor if len(precision) else H
-
-
-def _check_labels(Y: Tensor, n: int, max_iter: int, tol: float) -> None:
-    if Y.ndim != 2 or len(Y) != n:
-        raise ValueError(f"Y must have shape ({n}, c), one column a class; got {tuple(Y.shape)}.")
-    if not bool((Y.abs() == 1).all()):
-        raise ValueError(
-            "Y must hold -1 and 1 only: encode the labels, one class against the rest."
-        )
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1, got {max_iter}.")
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}.")

@@ -38,18 +38,20 @@ import torch
 from torch import Tensor
 
 from skgp.inference.relevance.defaults import (
+    CANDIDATES,
     LEAST_FREE,
     LOW_NOISE,
+    MAX_ROWS,
     NOISE_FLOOR,
     REFRESH,
     START_NOISE,
 )
-from skgp.inference.relevance.dictionary import choose_candidates, make_source
-from skgp.inference.relevance.steps import EvidenceState
+from skgp.inference.relevance.steps import EvidenceState, make_source
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.cholesky import jittered_cholesky
+from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]
@@ -153,7 +155,6 @@ def fit_relevance(
     >>> fit.converged, len(fit.indices) < 15, 0.08 < fit.noise_variance**0.5 < 0.12
     (True, True, True)
     """
-    _check_options(noise_variance, max_iter, tol)
     rows = choose_candidates(len(X), candidates, generator)
     basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
     source = make_source(basis, X, y, sample_weight, MEMORY_BUDGET)
@@ -272,10 +273,28 @@ def relevance_fit(
     )
 
 
-def _check_options(noise_variance: float | None, max_iter: int, tol: float) -> None:
-    if noise_variance is not None and not noise_variance > 0:
-        raise ValueError(f"noise_variance must be positive or None, got {noise_variance}.")
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1, got {max_iter}.")
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}.")
+def choose_candidates(
+    n: int, candidates: int | Tensor | None, generator: torch.Generator | None
+) -> Tensor:
+    """Rows that may become relevance vectors, increasing, of n.
+
+    `candidates` is a number to draw (with the generator), the rows themselves, or None for all of
+    at most 20000 rows and 2000 drawn of more.
+    """
+    if isinstance(candidates, Tensor):
+        rows = candidates.unique()
+        if not len(rows) or int(rows[0]) < 0 or int(rows[-1]) >= n:
+            raise ValueError(
+                f"candidates must be rows in 0..{n - 1}, at least one; got {candidates}."
+            )
+        return rows
+    size = (n if n <= MAX_ROWS else CANDIDATES) if candidates is None else candidates
+    if size < 1:
+        raise ValueError(f"candidates must be at least 1, got {size}.")
+    if size >= n:
+        return torch.arange(n)
+    if generator is None:
+        raise ValueError(
+            f"{size} candidates of {n} rows are drawn: pass a generator, or candidates as rows."
+        )
+    return sample_without_replacement(n, size, generator=generator)

@@ -49,8 +49,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.relevance import defaults
-from skgp.inference.relevance.dictionary import choose_candidates
-from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
+from skgp.inference.relevance.evidence import RelevanceFit, choose_candidates, fit_relevance
 from skgp.inference.stochastic.basis import (
     Array,
     IndexSet,
@@ -142,14 +141,8 @@ def fit_relevance_stochastic(
     An iteration is O((n_batch + n_support) m d + n_support^2 m) for the m functions left; memory
     O((n_batch + n_support) m). With `polish`, O(n r^2) more for r survivors.
     """
-    positive = {
-        "noise_variance": noise_variance,
-        "precision_learning_rate": precision_learning_rate,
-        "n_support": n_support,
-    }
-    for name, value in positive.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}.")
+    if n_support < 1:
+        raise ValueError(f"n_support must be positive, got {n_support}.")
     options = SGDOptions(batch_size, basis_batch_size, learning_rate, max_iter=max_iter)
     rows = choose_candidates(len(X), candidates, generator)
     state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator)

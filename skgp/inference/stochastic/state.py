@@ -131,9 +131,6 @@ class SGDState(SolverState):
         generator : torch.Generator
         """
         n, m, dtype = len(X), basis.n_features, basis.dtype
-        _check_structure(n_support, n_dense, m)
-        if not noise_variance > 0:
-            raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
         rows = sample_without_replacement(n, min(n_support, n), generator=generator)
         weights = torch.zeros(m, 1 + n_dense, dtype=dtype)
         sums = torch.zeros(len(rows), 1 + n_dense, dtype=torch.float64)
@@ -290,7 +287,6 @@ class LikelihoodState(SolverState):
         generator : torch.Generator
         """
         n, m, dtype = len(X), basis.n_features, basis.dtype
-        _check_structure(n_support, n_dense, m)
         c = 1 if y.ndim == 1 else y.shape[1]
         offset = torch.zeros(c, dtype=dtype) if offset is None else offset.to(dtype)
         if offset.shape != (c,):
@@ -358,11 +354,3 @@ class LikelihoodState(SolverState):
         columns = self.weights[:, c + column * k : c + (column + 1) * k]
         tail = self.precision[k:, column].rsqrt()
         return WeightGaussian(self.weights[:, column].clone(), columns.clone(), tail)
-
-
-def _check_structure(n_support: int, n_dense: int, m: int) -> None:
-    """Refuse a negative number of support rows, and dense columns beyond the basis."""
-    if n_support < 0:
-        raise ValueError(f"n_support must be 0 (none) or more, got {n_support}.")
-    if not 0 <= n_dense <= m:
-        raise ValueError(f"n_dense must be in 0..m={m}, got {n_dense}.")

@@ -13,8 +13,7 @@ from skgp.inference.relevance.classification import (
     _inner_steps,
     fit_relevance_classifier,
 )
-from skgp.inference.relevance.dictionary import Dictionary
-from skgp.inference.relevance.steps import EvidenceState
+from skgp.inference.relevance.steps import Dictionary, EvidenceState
 from skgp.inference.stochastic.basis import KernelColumns
 from skgp.likelihoods import Bernoulli
 from tests.reference import relevance as reference
@@ -232,20 +231,3 @@ def test_posterior_pickles_small_and_predicts_the_same():
     stored = pickle.dumps(posterior)
     assert len(stored) < 10_000
     assert_same(pickle.loads(stored).mean(X), posterior.mean(X))
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"Y": torch.ones(20)}, "Y must have shape"),
-        ({"Y": torch.zeros(20, 1)}, "-1 and 1"),
-        ({"max_iter": 0}, "max_iter"),
-        ({"tol": -1.0}, "tol"),
-        ({"row_weight": -torch.ones(20)}, "sample_weight"),
-    ],
-)
-def test_bad_input_is_named(change, match):
-    X, Y = bananas(20)
-    arguments = {"Y": Y, **change}
-    with pytest.raises(ValueError, match=match):
-        fit_relevance_classifier(KERNEL, X, arguments.pop("Y"), LOGIT, **arguments)

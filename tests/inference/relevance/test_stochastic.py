@@ -283,11 +283,9 @@ def test_mean_field_posterior_pickles_small():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"noise_variance": -1.0}, "noise_variance"),
         ({"batch_size": 0}, "batch_size"),
         ({"n_support": 0}, "n_support"),
         ({"learning_rate": 0.0}, "learning_rate"),
-        ({"precision_learning_rate": 0.0}, "precision_learning_rate"),
         ({"basis_batch_size": 0}, "basis_batch_size"),
         ({"max_iter": 0}, "max_iter"),
     ],

@@ -575,8 +575,6 @@ def test_non_finite_step_is_not_taken():
     [
         (dict(bound="quadratic"), "bound must be .*'quadratic'"),
         (dict(batch_size=0), "batch_size must be positive"),
-        (dict(n_support=-1), "n_support must be 0"),
-        (dict(n_dense=99), "n_dense must be in 0..m=20"),
         (dict(offset=torch.zeros(3)), r"offset must have shape \(1,\)"),
     ],
 )
