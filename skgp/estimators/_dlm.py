@@ -21,6 +21,7 @@ from skgp.estimators._fitting import fit_context
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._validation import refuse_noise
 from skgp.kernels.gram import split_noise
+from skgp.learning import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 from skgp.likelihoods import NumericLikelihood
 
@@ -172,8 +173,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     True
     """
 
-    # Joint log-loss would drive the noise to nothing.
-    _noise_floor = 1e-4
+    _noise_floor = defaults.NOISE_FLOOR
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,

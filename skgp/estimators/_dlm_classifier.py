@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -16,15 +18,12 @@ from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import fit_context
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.learning import defaults
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
-# Rows below which none are left out to choose how classes are coupled ...
-_FEW_ROWS = 100
-# ... and entries of the c matrices n x M that are made of those left out.
-_LEFT_OUT_NUMBERS = 1e7
 
 
 class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
@@ -335,13 +334,10 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         """How far the claims of several classes count as independent, by rows left out."""
         if len(self.classes_) == 2:
             return 0.0
-        if len(data) < _FEW_ROWS:
+        if len(data) < defaults.FEW_ROWS:
             return FEW_ROWS_COUPLING
-        n_rows = max(_FEW_ROWS, int(_LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel()))
-        if len(data) > n_rows:
-            generator = backend.generator()
-            order = torch.randperm(len(data), generator=generator, device=generator.device)
-            data = data.take(order[:n_rows].sort().values)
+        n_rows = int(defaults.LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel())
+        data = data.some(max(defaults.FEW_ROWS, n_rows), backend.generator())
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 
@@ -361,8 +357,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         """Rows as tensors, those of equal inputs and labels merged."""
         rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
         Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
-        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return Data(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+        return replace(rows, y=backend.tensor(Y), scatter=None).to(backend.dtype)
 
     def _evenness(self, data: Data) -> float:
         """Share of the rarest class, relative to that of equal classes."""

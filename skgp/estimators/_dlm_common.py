@@ -20,31 +20,15 @@ from skgp.estimators._inducing import (
     warn_of_few_rows,
 )
 from skgp.estimators._options import Option, options
-from skgp.inference.sparse.sparse import SparseState
-from skgp.learning.sparse.evidence import has_evidence
-from skgp.learning.sparse.exact import is_conjugate, sparse_posterior
+from skgp.inference.collapsed import sparse_posterior
+from skgp.inference.sparse import SparseState
+from skgp.learning import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
-from skgp.learning.sparse.settings import Settings
+from skgp.learning.sparse.refine import update
+from skgp.learning.sparse.start import Problem, Settings, has_evidence, is_conjugate
 from skgp.likelihoods import Likelihood
-from skgp.models.dlm.beta_path import fit_beta_path
-from skgp.models.dlm.fit import SparseFit, fit_sparse
-from skgp.models.dlm.streaming import update
-
-# Rows below which too few could be held out to say when to stop a joint search.
-_FEW_ROWS = 100
-# Of n_inducing="auto": distinct inputs up to which a process of Gaussian noise is exact (concrete,
-# airfoil: NLPD .09, .18 below that of 200 points, in the same time); points to begin with beyond,
-# and for what has no closed form; and what a gain on held-out data may raise them to.
-_EXACT_ROWS, _AUTO_INDUCING, _AUTO_SIZES = 3000, 200, (400, 800)
-# Rows an inducing point up to which the process is nearly exact: a joint search only overfits.
-_FEW_PER_INDUCING = 2
-# Rows up to which a dense process may be searched for hyper-parameters. Falls of the objective that
-# end a search are `tol` for this many observations, of fewer as much greater: what is less than a
-# tenth of a nat of all rows is noise.
-_DENSE_ROWS, _TOL_ROWS = 500, 1e5
-# Of the log ratios of length scales, a priori, in a dense search of the default kernels: less hurts
-# where a column matters most, none overfits with many columns; counts, which tell more, do without.
-_RATIO_STD = 0.7
+from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
+from skgp.optim.stopping import StopRecorder
 
 
 class SparseGPMixin:
@@ -96,34 +80,36 @@ class SparseGPMixin:
     def _is_exact(self, data: Data, objective: Objective) -> bool:
         """Whether the fit is that of a dense process."""
         exact = self.n_inducing == "auto" and self.beta != "auto" and is_conjugate(objective)
-        return exact and len(distinct_rows(data.X.cpu().numpy())) <= _EXACT_ROWS
+        return exact and len(distinct_rows(data.X.cpu().numpy())) <= defaults.EXACT_ROWS
 
     def _settings(
         self, data: Data, objective: Objective, kernels: list[Kernel], n_inducing: int
     ) -> Settings:
         """How to search with `n_inducing` points, as the parameters say."""
         n_rows = len(data)
-        few = n_rows <= _FEW_PER_INDUCING * n_inducing
-        enough = n_rows >= _FEW_ROWS and not few
+        few = n_rows <= defaults.FEW_PER_INDUCING * n_inducing
+        enough = n_rows >= defaults.FEW_ROWS and not few
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
-        exact = n_rows <= n_inducing or not objective.family.is_gaussian
-        dense = few and exact and n_rows <= _DENSE_ROWS and has_evidence(objective, kernels)
-        counts = getattr(self, "_counts", False)
+        exact = n_rows <= n_inducing or not objective.is_gaussian
+        dense = few and exact and n_rows <= defaults.DENSE_ROWS and has_evidence(objective, kernels)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
+        default_prior = self.kernel is None and not getattr(self, "_counts", False)
+        many = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
+        few_falls = defaults.TOL_ROWS * self._evenness(data) / n_rows if dense else 1.0
         return Settings(
             # A joint search goes on where the start stops.
             start_iter=max(1, 3 * self.max_iter // 10) if joint else max(1, self.max_iter // 2),
             max_iter=self.max_iter,
-            tol=self.tol * max(1.0, _TOL_ROWS * self._evenness(data) / n_rows if dense else 1.0),
+            tol=self.tol * max(1.0, few_falls),
             early_stopping=enough if self.early_stopping == "auto" else self.early_stopping,
             validation_fraction=self.validation_fraction,
             joint=joint,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             dense_start=dense,
-            ratio_std=_RATIO_STD if self.kernel is None and not counts else None,
-            sizes=_AUTO_SIZES if self.n_inducing == "auto" and n_rows > _EXACT_ROWS else (),
+            ratio_std=defaults.RATIO_STD if default_prior else None,
+            sizes=defaults.AUTO_SIZES if many else (),
         )
 
     def _evenness(self, data: Data) -> float:
@@ -146,7 +132,7 @@ class SparseGPMixin:
         weight = None if data.weight is None else data.weight.cpu().double().numpy()
         size = self.n_inducing
         if size == "auto":
-            size = len(data) if exact else min(_AUTO_INDUCING, len(data))
+            size = len(data) if exact else min(defaults.AUTO_INDUCING, len(data))
 
         def inducing(kernel: Kernel, n_points: int = size) -> torch.Tensor:
             points = inducing_points(
@@ -159,24 +145,27 @@ class SparseGPMixin:
             )
             return backend.tensor(points)
 
-        arguments = {
-            "inducing": inducing,
-            "offset": backend.tensor(offset),
-            "generator": backend.generator(),
-            "start": self._warm_state(len(data), backend),
-            "callback": callback,
-        }
         if exact:
             settings = Settings(max_iter=self.max_iter, joint=False, exact=True)
         else:
             settings = self._settings(data, objective, kernels, size)
         if size >= len(data):  # points at all inputs are as good as can be
             objective = replace(objective, learn_inducing=False)
+        problem = Problem(
+            kernels,
+            data,
+            objective,
+            settings,
+            inducing,
+            backend.tensor(offset),
+            backend.generator(),
+            StopRecorder(callback),
+            self._warm_state(len(data), backend),
+        )
         if self.beta == "auto" and self.objective != "fitc" and len(data) > 1:
-            fit, self.beta_path_ = fit_beta_path(kernels, data, objective, settings, **arguments)
+            fit, self.beta_path_ = fit_beta_path(problem)
         else:
-            self.beta_path_ = {}
-            fit = fit_sparse(kernels, data, objective, settings, **arguments)
+            fit, self.beta_path_ = fit_sparse(problem), {}
         self._keep(fit)
         if self.n_inducing != "auto" and self.n_inducing_ < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct_rows(X)))
@@ -200,8 +189,8 @@ class SparseGPMixin:
             return None
         state = self._state(backend)
         # Points of an exact fit are too many for a sparse one.
-        sparse = self.n_inducing == "auto" and n_rows > _EXACT_ROWS
-        return None if sparse and len(state.Z) > max(_AUTO_SIZES) else state
+        sparse = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
+        return None if sparse and len(state.Z) > max(defaults.AUTO_SIZES) else state
 
     def _keep(self, fit: SparseFit) -> None:
         """Copy what was learned to attributes."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.sparse.sparse import SparsePosterior, whitened_features
+from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning import LABEL_SHARE, choose
-from skgp.learning.sparse.objective import Objective, data_loss
+from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Likelihood
 
 __all__ = [
@@ -74,11 +74,11 @@ def left_out_moments(
     """
     rows = data.to("cpu", torch.float64)
     mean, var = posterior.mean_and_variance(rows.X)
-    features = whitened_features(posterior.kernel, rows.X, posterior.Z, posterior.factor)
+    features, _ = whitened_features(posterior.kernel, rows.X, posterior.Z, posterior.factor)
     learned = (posterior.root.mT @ features).square().sum(1).mT
     with torch.enable_grad():
         moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
-        loss = data_loss(replace(objective, gradient="exact"), likelihood, rows, *moments)
+        loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
         by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, _LEAST_BETA), moments)
     left = learned / (1 - 2 * learned * by_var).clamp_min(_LEAST_SHARE)
     return mean + left * by_mean, var - learned + left

@@ -16,10 +16,9 @@ from sklearn.utils import shuffle
 from skgp import DLMGPClassifier
 from skgp.data import Data
 from skgp.estimators import log_predictive_density_scorer
-from skgp.inference.sparse.sparse import SparseState
+from skgp.inference.sparse import SparseState
 from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
-from skgp.learning.sparse.training import collapsed_posterior
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
 
@@ -79,7 +78,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     prior = SparseState.prior(kernel, family.initial(X), X[:6] + 0.1, X.new_zeros(1))
 
     def posterior(rows):
-        return prior.with_posterior(*collapsed_posterior(prior, rows, objective)).posterior()
+        return objective.with_optimum(prior, rows).posterior()
 
     likelihood = family.with_parameters(prior.likelihood)
     mean, var = left_out_moments(posterior(data), data, objective, likelihood)

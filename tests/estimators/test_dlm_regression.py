@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from skgp import DLMGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._scorers import log_predictive_density_scorer
-from skgp.models.dlm.beta_path import BETAS
+from skgp.learning.defaults import BETAS
 from tests.contracts.estimators import CountRegressorContract, Recorder
 
 QUICK = dict(n_inducing=15, max_iter=30, random_state=0)

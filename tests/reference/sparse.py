@@ -12,7 +12,7 @@ from scipy import special, stats
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.data import Data
-from skgp.inference.sparse.sparse import SparseState
+from skgp.inference.sparse import SparseState
 
 JITTER = 1e-6  # relative to the mean diagonal, in float64
 

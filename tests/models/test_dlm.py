@@ -8,28 +8,33 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
-from skgp.inference.sparse.collapsed import statistics
-from skgp.inference.sparse.square_loss import calibrated_variance, ridge, square_posterior
-from skgp.learning.sparse import bound_search
-from skgp.learning.sparse.blending import Blend
-from skgp.learning.sparse.bound_search import start_state
-from skgp.learning.sparse.holdout import held_out_losses
+from skgp.inference.collapsed import (
+    calibrated_variance,
+    ridge,
+    square_posterior,
+    statistics,
+)
+from skgp.learning import defaults
+from skgp.learning.defaults import BETAS
 from skgp.learning.sparse.objective import Objective
-from skgp.learning.sparse.settings import Settings
-from skgp.learning.sparse.training import Training, fit_posterior, total_loss
+from skgp.learning.sparse.refine import Blend
+from skgp.learning.sparse.search import BestState, Training, fit_all_rows, held_out_losses
+from skgp.learning.sparse.start import Problem, Settings, start_state
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.models.dlm import fit as module
-from skgp.models.dlm.fit import fit_sparse, has_closed_form, minimise
+from skgp.models import dlm as module
+from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, minimise
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 from tests.same import assert_same
 
 GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+
+
 STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FAMILIES = {
     "gaussian": (GAUSSIAN, "gaussian"),
     "student_t": (
-        STUDENT,
+        StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0)),
         "student_t",
     ),
     "probit": (Bernoulli("probit"), "labels"),
@@ -37,11 +42,23 @@ FAMILIES = {
     "poisson": (Poisson("exp"), "counts"),
     "softplus": (Poisson("softplus"), "counts"),
 }
+
+
 CASES = [(family, name) for family in FAMILIES for name in ("log_loss", "elbo")]
+
+
 CASES += [("gaussian", "square_loss"), ("gaussian", "fitc")]
+
+
 OF_GAUSSIAN = [case for case in CASES if case[0] == "gaussian"]
+
+
 ALONE = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
+
+
 HELD_OUT = ("log_loss", "square_loss")  # objectives that keep rows from a joint search
+
+
 QUICK = Settings(start_iter=10, max_iter=10)
 
 
@@ -50,31 +67,35 @@ def problem_of(family, n=120, **options):
     return dense.make_problem(n=n, target=target, **options), family
 
 
-def run(problem, objective, settings=QUICK, *, kernels=None, seed=0, offset=0.0, **options):
-    return fit_sparse(
+def problem_for(problem, objective, settings=QUICK, *, kernels=None, callback=None, **options):
+    """What `fit_sparse` takes, of a small problem as arrays."""
+    data = options.pop("data", problem.data)
+    offset = torch.full((data.y.shape[1],), options.pop("offset", 0.0), dtype=data.y.dtype)
+    Z = problem.tensors[0].to(data.X.dtype)
+    return Problem(
         kernels or [problem.kernel],
-        problem.data,
+        data,
         objective,
         settings,
-        inducing=options.pop("inducing", lambda kernel: problem.tensors[0]),
-        offset=torch.tensor([offset], dtype=torch.float64),
-        generator=torch.Generator().manual_seed(seed),
+        options.pop("inducing", lambda kernel: Z),
+        offset,
+        torch.Generator().manual_seed(options.pop("seed", 0)),
+        StopRecorder(callback),
         **options,
     )
 
 
+def run(problem, objective, settings=QUICK, **options):
+    return fit_sparse(problem_for(problem, objective, settings, **options))
+
+
+def run_path(problem, objective, settings=QUICK, **options):
+    return fit_beta_path(problem_for(problem, objective, settings, **options))
+
+
 def begin(problem, objective, settings, *, kernels=None):
     """The state after steps 1 and 2."""
-    return start_state(
-        kernels or [problem.kernel],
-        problem.data,
-        objective,
-        settings,
-        lambda kernel: problem.tensors[0],
-        torch.zeros(1, dtype=torch.float64),
-        torch.Generator().manual_seed(0),
-        StopRecorder(None),
-    ).state
+    return start_state(problem_for(problem, objective, settings, kernels=kernels)).state
 
 
 # ---- all objectives and families ----------------------------------------------------------------
@@ -96,10 +117,10 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(family, name, early
     )
     assert after < before - 0.1
     # What every fit reports.
-    bound = replace(objective, name="elbo", beta=1.0)
-    assert fit.elbo == pytest.approx(-total_loss(fit.state, problem.data, bound), rel=1e-9)
+    bound = objective.elbo
+    assert fit.elbo == pytest.approx(-bound.total(fit.state, problem.data), rel=1e-9)
     if name == "log_loss":
-        expected = total_loss(fit.state, problem.data, objective)
+        expected = objective.total(fit.state, problem.data)
         assert fit.loss == pytest.approx(expected, rel=1e-8)
     unit = fit.objective.unit
     assert (unit != 1.0) == (name == "square_loss")
@@ -110,16 +131,6 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(family, name, early
     np.testing.assert_equal(fit.noise_variance, noise)  # NaN equals NaN
     held_out = early_stopping and name in HELD_OUT
     assert bool(fit.history["validation"]) == (fit.held_out_loss is not None) == held_out
-
-
-def test_fit_sparse_by_the_bound_is_at_the_optimum_of_the_general_search():
-    """The collapsed form, then q(u) and hyper-parameters free: nothing is left to gain."""
-    problem, made = problem_of("gaussian")
-    objective = Objective(made, name="elbo")
-    fit = run(problem, objective, Settings(start_iter=100, max_iter=200, tol=1e-10))
-    assert fit.loss == pytest.approx(-fit.elbo, rel=1e-8)
-    free = fit_posterior(fit.state, problem.data, objective, max_iter=40, tol=0.0)
-    assert free.loss == pytest.approx(fit.loss, rel=1e-4) and free.loss <= fit.loss + 1e-6
 
 
 def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
@@ -136,15 +147,7 @@ def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
 def test_fit_sparse_of_several_functions_shares_kernel_and_points():
     problem, made = problem_of("probit")
     data = Data(problem.data.X, torch.cat([problem.data.y, -problem.data.y], dim=1))
-    fit = fit_sparse(
-        [problem.kernel],
-        data,
-        Objective(made),
-        QUICK,
-        inducing=lambda kernel: problem.tensors[0],
-        offset=torch.zeros(2).double(),
-        generator=torch.Generator().manual_seed(0),
-    )
+    fit = run(problem, Objective(made), data=data)
     assert fit.state.mean.shape == (9, 2) and fit.state.root.shape == (2, 9, 9)
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
     # The labels of the second are those of the first with the other sign.
@@ -191,16 +194,7 @@ def test_fit_sparse_in_single_precision_predicts_as_in_double(name):
     problem, made = problem_of("gaussian")
     objective = Objective(made, name=name, **ALONE)
     double = run(problem, objective)
-    data = Data(problem.data.X.float(), problem.data.y.float())
-    single = fit_sparse(
-        [problem.kernel],
-        data,
-        objective,
-        QUICK,
-        inducing=lambda kernel: problem.tensors[0].float(),
-        offset=torch.zeros(1),
-        generator=torch.Generator(),
-    )
+    single = run(problem, objective, data=problem.data.to(torch.float32))
     assert single.state.mean.dtype == torch.float32
     found, expected = (
         f.state.posterior().mean_and_variance(problem.data.X) for f in (single, double)
@@ -209,77 +203,11 @@ def test_fit_sparse_in_single_precision_predicts_as_in_double(name):
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
-def test_fit_sparse_begins_sampled_gradients_without_sampling(gradient, monkeypatch):
-    """Steps 1 and 2 and the step towards the log-loss are exact; minibatches take over."""
-    problem, made = problem_of("probit")
-    begun = []
-
-    def stub(state, data, objective, **options):
-        begun.append(state)
-        return Training(state, 0.0)
-
-    monkeypatch.setattr(module, "fit_minibatch", stub)
-    settings = replace(QUICK, early_stopping=False)
-    for objective in (Objective(made, gradient=gradient), Objective(made)):
-        run(problem, objective, replace(settings, batch_size=10))
-    torch.testing.assert_close(begun[0].root, begun[1].root)
-    torch.testing.assert_close(begun[0].mean, begun[1].mean)
-
-
-# ---- step 1: kernels ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "beta"), [("log_loss", 1.0), ("elbo", 0.3)])
-def test_start_state_takes_the_kernel_of_the_best_bound(name, beta, monkeypatch):
-    losses = {0.5: 3.0, 1.5: 1.0, 2.5: 2.0}
-    seen = []
-
-    def stub(state, data, objective, **options):
-        seen.append((state.kernel.nu, objective.name, objective.beta))
-        return Training(state, losses[state.kernel.nu])
-
-    monkeypatch.setattr(bound_search, "fit_collapsed", stub)
-    problem, made = problem_of("gaussian")
-    kernels = [Matern(1.0, nu=nu) for nu in losses]
-    begun = begin(problem, Objective(made, name=name, beta=0.3), QUICK, kernels=kernels)
-    assert begun.kernel.nu == 1.5
-    # All of them, then the best again, by the bound: with the weight of the divergence if that
-    # is the objective.
-    assert seen == [(nu, "elbo", beta) for nu in (*losses, 1.5)]
-
-
 def test_fit_sparse_chooses_a_smooth_kernel_for_a_smooth_function():
     problem, made = problem_of("gaussian")
     kernels = [1.0 * Matern([0.7, 0.7], nu=nu) for nu in (0.5, np.inf)]
     fit = run(problem, Objective(made), kernels=kernels)
     assert fit.state.kernel.k2.nu == np.inf
-
-
-def test_start_state_ranks_kernels_with_few_points_and_ends_with_all_and_more_rows(monkeypatch):
-    """Minibatches come next, and gain less from each row."""
-    problem, made = problem_of("gaussian")
-    for name, value in {
-        "_FAMILY_POINTS": 4,
-        "_START_NUMBERS": 0,
-        "_START_PER_INDUCING": 3,
-        "_MORE_PER_INDUCING": 6,
-    }.items():
-        monkeypatch.setattr(bound_search, name, value)
-    seen = []
-
-    def stub(state, data, objective, **options):
-        seen.append((len(state.Z), len(data), options["max_iter"]))
-        return Training(state, state.kernel.nu, [1.0])
-
-    monkeypatch.setattr(bound_search, "fit_collapsed", stub)
-    kernels = [Matern(1.0, nu=nu) for nu in (1.5, 0.5)]
-    begun = begin(problem, Objective(made), QUICK, kernels=kernels)
-    assert begun.kernel.nu == 0.5 and torch.equal(begun.Z, problem.tensors[0])
-    assert seen == [(3, 120, 30), (3, 120, 30), (9, 27, 10), (9, 54, 5)]
-    seen.clear()
-    begin(problem, Objective(made, name="elbo"), QUICK, kernels=kernels)
-    assert seen[2:] == [(9, 27, 10)]
 
 
 @pytest.mark.parametrize("n_kernels", [1, 2])
@@ -339,25 +267,12 @@ def test_fit_sparse_with_early_stopping_keeps_the_best_state_for_rows_held_out(n
 
 
 @pytest.mark.parametrize("family", ["gaussian", "logit"])
-def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(family, monkeypatch):
+def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(family):
     problem, made = problem_of(family)
     objective = Objective(made, beta=0.3)
-    chosen = []
-    finish = module.finish
-
-    def spy(state, data, *args):
-        chosen.append((state, len(data)))
-        return finish(state, data, *args)
-
-    monkeypatch.setattr(module, "finish", spy)
     fit = run(problem, objective, Settings(start_iter=10, max_iter=60, tol=1e-9))
-    ((state, n_rows),) = chosen
-    assert n_rows == 120
-    np.testing.assert_array_equal(fit.state.kernel.theta, state.kernel.theta)
-    assert torch.equal(fit.state.Z, state.Z) and torch.equal(fit.state.likelihood, state.likelihood)
-    assert fit.loss < total_loss(state, problem.data, objective)
     alone = replace(objective, **ALONE)
-    more = fit_posterior(fit.state, problem.data, alone, max_iter=50, tol=0.0)
+    more = fit_all_rows(fit.state, problem.data, alone, max_iter=50, tol=0.0)
     assert more.loss == pytest.approx(fit.loss, rel=1e-4)
 
 
@@ -384,7 +299,7 @@ def test_fit_sparse_by_minibatches_moves_the_mean_to_least_squares(
     mean, _ = square_posterior(sums, beta=0.1)
     assert torch.allclose(fit.state.mean, mean, rtol=1e-6, atol=1e-6) == expected
     if expected:
-        assert fit.loss == pytest.approx(total_loss(fit.state, problem.data, objective))
+        assert fit.loss == pytest.approx(objective.total(fit.state, problem.data))
 
 
 @pytest.mark.parametrize("name", ["log_loss", "square_loss"])
@@ -469,20 +384,12 @@ def test_fit_sparse_tells_the_callback_every_iteration():
     assert fit.n_iter == len(fit.history["solve"])
 
 
-def test_fit_sparse_choosing_a_kernel_stops_when_told():
-    problem, made = problem_of("gaussian")
-    kernels = [problem.kernel, 1.0 * Matern(1.0, nu=0.5)]
-    fit = run(problem, Objective(made), kernels=kernels, callback=lambda i, info: True)
-    assert type(fit.state.kernel.k2) is RBF and fit.n_iter <= 4
-
-
 # ---- how the objective is minimised -------------------------------------------------------------
 
 
-def minimised(problem, objective, settings=QUICK, watch=None):
-    state = problem.state()
-    generator = torch.Generator().manual_seed(0)
-    return minimise(state, problem.data, objective, settings, watch, generator, StopRecorder(None))
+def minimised(problem, objective, settings=QUICK):
+    made = problem_for(problem, objective, settings)
+    return minimise(problem.state(), problem.data, objective, made)
 
 
 @pytest.mark.parametrize(
@@ -497,52 +404,7 @@ def minimised(problem, objective, settings=QUICK, watch=None):
     ],
 )
 def test_closed_forms_are_those_of_gaussian_noise(name, family, expected):
-    assert has_closed_form(Objective(FAMILIES[family][0], name=name)) == expected
-
-
-SIZE = 120 * 9  # rows times inducing points
-
-
-@pytest.mark.parametrize(
-    ("objective", "settings", "joint", "alone", "expected"),
-    [
-        ({}, {}, SIZE, 0, "posterior"),
-        ({}, {}, SIZE - 1, 1e9, "minibatch"),
-        (ALONE, {}, 0, SIZE, "posterior"),
-        (ALONE, {}, 1e9, SIZE - 1, "minibatch"),
-        ({}, {"joint": False}, 0, SIZE, "posterior"),
-        ({}, {"batch_size": 10}, 1e9, 1e9, "minibatch"),
-        ({"gradient": "ups"}, {}, 1e9, 1e9, "minibatch"),
-        ({"name": "elbo"}, {"batch_size": 10}, 1e9, 1e9, "collapsed"),
-        ({"name": "square_loss"}, {}, 0, 90, "collapsed"),
-        ({"name": "fitc", "gradient": "ups"}, {}, 0, 90, "collapsed"),
-    ],
-)
-def test_minimise_takes_the_way_that_suits(
-    objective, settings, joint, alone, expected, monkeypatch
-):
-    problem, made = problem_of("gaussian")
-    called = []
-
-    def stub(way):
-        def search(state, data, objective, **options):
-            called.append((way, options))
-            return Training(state, 1.0)
-
-        return search
-
-    for way in ("posterior", "minibatch", "collapsed"):
-        monkeypatch.setattr(module, f"fit_{way}", stub(way))
-    monkeypatch.setattr(module, "_JOINT_NUMBERS", joint)
-    monkeypatch.setattr(module, "_ALONE_NUMBERS", alone)
-    minimised(problem, Objective(made, **objective), replace(QUICK, **settings))
-    ((way, options),) = called
-    assert way == expected
-    if way == "minibatch":
-        assert options["batch_size"] == settings.get("batch_size")
-        assert options["max_iter"] == 10 * module._STEPS_PER_ITERATION
-    else:
-        assert options["max_iter"] == 10
+    assert Objective(FAMILIES[family][0], name=name).has_closed_form == expected
 
 
 @pytest.mark.parametrize(("family", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
@@ -551,41 +413,38 @@ def test_minimise_when_stopped_takes_no_iteration(family, name):
     problem, made = problem_of(family)
     objective = Objective(made, name=name)
     calls = []
-    recorder = StopRecorder(lambda *call: calls.append(call))
-    recorder.stopped = True
+    stopped = problem_for(problem, objective, callback=lambda *call: calls.append(call))
+    stopped.recorder.stopped = True
     state = problem.state(made.initial(problem.tensors[0]))
-    found = minimise(state, problem.data, objective, QUICK, None, torch.Generator(), recorder)
+    found = minimise(state, problem.data, objective, stopped)
     assert calls == []
     assert found.state.kernel == state.kernel and torch.equal(found.state.Z, state.Z)
     assert torch.equal(found.state.likelihood, state.likelihood)
-    if has_closed_form(objective):
-        posterior = module.collapsed_posterior(state, problem.data, objective)
-        assert_same(found.state.mean, posterior[0])
+    if objective.has_closed_form:
+        assert_same(found.state.mean, objective.with_optimum(state, problem.data).mean)
     else:
         assert torch.equal(found.state.mean, state.mean)
-        assert found.loss == pytest.approx(total_loss(state, problem.data, objective))
+        assert found.loss == pytest.approx(objective.total(state, problem.data))
 
 
 def test_minimise_of_many_rows_in_closed_form_learns_from_some(monkeypatch):
     """Hyper-parameters from some rows, of which each weighs more beside the divergence."""
     problem, made = problem_of("gaussian", weighted=True)
-    monkeypatch.setattr(module, "_ALONE_NUMBERS", 9 * 50)
+    monkeypatch.setattr(defaults, "ALONE_NUMBERS", 9 * 50)
     seen = []
-    fit_collapsed = module.fit_collapsed
 
     def spy(state, data, objective, **options):
         seen.append((data, objective.beta))
-        return fit_collapsed(state, data, objective, **options)
+        return fit_all_rows(state, data, objective, **options)
 
-    monkeypatch.setattr(module, "fit_collapsed", spy)
+    monkeypatch.setattr(module, "fit_all_rows", spy)
     objective = Objective(made, name="elbo", beta=0.7)
     found = minimised(problem, objective)
     ((data, beta),) = seen
     assert len(data) == 50
     assert beta == pytest.approx(0.7 * data.total / problem.data.total)
     # The posterior is of all rows.
-    posterior = module.collapsed_posterior(found.state, problem.data, objective)
-    assert_same(found.state.mean, posterior[0])
+    assert_same(found.state.mean, objective.with_optimum(found.state, problem.data).mean)
 
 
 @pytest.mark.parametrize("name", ["log_loss", "elbo", "square_loss", "fitc"])
@@ -655,8 +514,7 @@ def test_fit_sparse_by_the_square_loss_at_beta_1_has_the_mean_of_the_process():
     fit = run(problem, Objective(GAUSSIAN, name="square_loss"), settings)
     bound = Objective(GAUSSIAN, name="elbo")
     begun = begin(problem, Objective(GAUSSIAN, name="square_loss"), settings)
-    mean, _ = module.collapsed_posterior(begun, problem.data, bound)
-    expected = begun.with_posterior(mean, begun.root).posterior().mean(problem.data.X)
+    expected = bound.with_optimum(begun, problem.data).posterior().mean(problem.data.X)
     found = fit.state.posterior().mean(problem.data.X)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
@@ -679,3 +537,192 @@ def test_fit_sparse_by_the_square_loss_of_constant_targets_is_finite():
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
     np.testing.assert_allclose(mean, 0, atol=1e-6)
     assert 0 < fit.noise_variance < 1e-6 and (var >= 0).all() and var.isfinite().all()
+
+
+# ---- the choice of beta --------------------------------------------------------------------------
+
+PROBIT = Bernoulli("probit")
+
+
+# ---- the order ----------------------------------------------------------------------------------
+
+
+def stub_path(losses, monkeypatch):
+    """Run a path of stubs: the state that a fit finds is its beta, with the loss ``losses[beta]``.
+
+    Returns the fit, the path, and what was minimised: (state to begin with, objective).
+    """
+    calls = []
+
+    def minimise(state, data, objective, problem, watch=None):
+        calls.append((state, objective))
+        return Training(State(objective.beta), 1.0, [objective.beta])
+
+    def score(watch, state):
+        watch.best_state = state
+        return False
+
+    def fit_sparse(problem):
+        objective = problem.objective
+        state = State(objective.beta)
+        return SparseFit(state, objective, 0.0, 0.0, 0.0, history={"start": [], "solve": []})
+
+    def held_out_losses(state, *_):
+        return torch.full((4,), losses[state], dtype=torch.float64)
+
+    for name, stub in (
+        ("minimise", minimise),
+        ("fit_sparse", fit_sparse),
+        ("held_out_losses", held_out_losses),
+    ):
+        monkeypatch.setattr(module, name, stub)
+    monkeypatch.setattr(BestState, "score", score)
+    problem = dense.make_problem()
+    start = problem.state()
+    fit, path = run_path(problem, Objective(GAUSSIAN, name="elbo"), start=start)
+    return fit, path, calls, start
+
+
+class State(float):
+    """A state that is its beta."""
+
+    kernel = None
+
+
+def losses_of(**given):
+    """Losses of all betas: of those named by their number in BETAS, else great ones."""
+    return {beta: given.get(f"b{i}", 100.0 - i) for i, beta in enumerate(BETAS)}
+
+
+def tried_in_order(calls):
+    return list(dict.fromkeys(objective.beta for _, objective in calls))
+
+
+def test_path_runs_down_from_1_then_up_from_it_and_begins_where_the_last_ended(monkeypatch):
+    losses = {beta: 10.0 - abs(3 - i) for i, beta in enumerate(BETAS)}
+    _, path, calls, start = stub_path(losses, monkeypatch)
+    assert list(path) == list(BETAS) == sorted(BETAS, reverse=True)
+    assert path == losses
+    assert tried_in_order(calls) == [*BETAS[3:], *BETAS[2::-1]]
+    assert calls[0][0] is start
+    begun = {objective.beta: state for state, objective in calls[::2]}
+    assert [begun[beta] for beta in BETAS[4:]] == list(BETAS[3:-1])
+    assert [begun[beta] for beta in (2.0, 4.0, 8.0)] == [1.0, 2.0, 4.0]
+
+
+def test_path_stops_after_two_rises_either_way(monkeypatch):
+    losses = losses_of(b3=3.0, b4=2.0, b5=2.5, b6=2.6, b7=1.0, b2=3.1, b1=3.2, b0=1.0)
+    fit, path, calls, _ = stub_path(losses, monkeypatch)
+    assert tried_in_order(calls) == [1.0, 0.5, 0.25, 0.125, 2.0, 4.0]
+    assert list(path) == [4.0, 2.0, 1.0, 0.5, 0.25, 0.125]
+    assert fit.state == 0.5 and fit.objective.beta == 0.5
+
+
+# ---- real fits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "name"),
+    [
+        (GAUSSIAN, "gaussian", "log_loss"),
+        (GAUSSIAN, "gaussian", "square_loss"),
+        (PROBIT, "labels", "log_loss"),
+    ],
+)
+def test_fit_beta_path_chooses_among_its_path_at_the_cost_of_few_fits(made, target, name):
+    problem = dense.make_problem(n=120, target=target)
+    objective = Objective(made, name=name)
+    settings = Settings(start_iter=20, max_iter=40)
+    fit, path = run_path(problem, objective, settings)
+    chosen = replace(objective, beta=fit.objective.beta, unit=fit.objective.unit)
+    assert fit.objective == chosen
+    assert fit.objective.beta in path and list(path) == [b for b in BETAS if b in path]
+    assert 1.0 in path
+    assert fit.history["validation"] == list(path.values())
+    assert fit.held_out_loss not in path.values()
+    single = run(problem, objective, settings)
+    assert fit.n_iter <= 5 * single.n_iter
+    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
+    assert mean.isfinite().all() and (var >= 0).all()
+
+
+def test_fit_beta_path_prefers_much_regularisation_where_the_noise_is_understated():
+    """Noise of a tenth of its variance: the posterior of Bayes' rule is far too sure."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (200, 1))
+    y = np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(200)
+    problem = dense.Problem(RBF(1.0), X, y, np.linspace(-3, 3, 20)[:, None])
+    family = Gaussian(0.025, bounds=(0.025, 0.025))
+    objective = Objective(family, "elbo", learn_kernel=False, learn_inducing=False)
+    fit, path = run_path(problem, objective)
+    assert fit.objective.beta > 1 and path[fit.objective.beta] < path[1.0] - 0.1
+
+
+def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
+    """Points enough for it: great weights first would leave the search in a poorer optimum."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (1200, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(1200)
+    kernel = dense.KERNELS["rbf"]().k1 * RBF(1.0)
+    problem = dense.Problem(kernel, X[:300], y[:300], np.linspace(-3, 3, 12)[:, None])
+    fresh = dense.Problem(kernel, X[300:], y[300:], problem.Z)
+    objective = Objective(GAUSSIAN)
+    settings = Settings(start_iter=30, max_iter=60)
+    chosen, _ = run_path(problem, objective, settings)
+    single = run(problem, objective, settings)
+    losses = [
+        float(held_out_losses(fit.state, objective, fresh.data).mean()) for fit in (chosen, single)
+    ]
+    assert losses[0] < losses[1] + 0.05
+
+
+def test_fit_beta_path_is_reproducible():
+    problem = dense.make_problem(n=60)
+    (first, path), (second, again) = (
+        run_path(problem, Objective(GAUSSIAN, name="elbo")) for _ in range(2)
+    )
+    assert_same(path, again)
+    assert_same(first.state.mean, second.state.mean)
+
+
+@pytest.mark.parametrize("at", [1, 12, 30])
+def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
+    problem = dense.make_problem(n=60)
+    calls = []
+
+    def callback(iteration, info):
+        calls.append(iteration)
+        return iteration >= at
+
+    fit, path = run_path(problem, Objective(GAUSSIAN), callback=callback)
+    assert calls == list(range(1, len(calls) + 1)) and len(calls) <= at + 3
+    assert 1 <= fit.n_iter <= len(calls) and len(path) >= 1
+    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
+    assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
+
+
+def test_fit_beta_path_of_two_rows():
+    problem = dense.make_problem(n=2, n_inducing=2)
+    fit, path = run_path(problem, Objective(GAUSSIAN), Settings(2, 5))
+    assert np.isfinite(list(path.values())).all() and fit.state.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("target", ["gaussian", "labels"])
+def test_parts_have_one_purpose_each(target):
+    problem = dense.make_problem(n=120, target=target)
+    parts = module._four_parts(problem_for(problem, Objective(GAUSSIAN)))
+    assert [len(part) for part in parts] == [84, 12, 12, 12]
+    assert len(torch.cat([part.X for part in parts]).unique(dim=0)) == 120
+
+
+def test_the_loss_reported_is_that_of_new_data():
+    """Mean over data sets of the loss reported, against that of new data."""
+    gaps = []
+    for seed in range(4):
+        problem = dense.make_problem(n=150, seed=seed)
+        fresh = dense.make_problem(n=600, seed=100 + seed)
+        fit, path = run_path(problem, Objective(GAUSSIAN), Settings(5, 15))
+        new = float(held_out_losses(fit.state, fit.objective, fresh.data).mean())
+        gaps.append(fit.held_out_loss - new)
+    error = np.std(gaps, ddof=1) / len(gaps) ** 0.5
+    assert np.mean(gaps) > -3 * error

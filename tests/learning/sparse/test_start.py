@@ -1,4 +1,4 @@
-"""Hyper-parameters of few rows by the evidence: the bound's optimum, priors, kernels, stops."""
+"""Hyper-parameters of few rows by the evidence: the optimum of the ELBO, priors, kernels, stops."""
 
 from dataclasses import replace
 
@@ -9,39 +9,47 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
-from skgp.learning.sparse.bound_search import start_state
-from skgp.learning.sparse.evidence import EvidenceSearch, has_evidence
 from skgp.learning.sparse.objective import Objective
-from skgp.learning.sparse.settings import Settings
-from skgp.learning.sparse.training import total_loss
+from skgp.learning.sparse.start import (
+    Problem,
+    Settings,
+    best_evidence,
+    has_evidence,
+    start_state,
+)
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 
 GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
-STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
+
+
 PROBIT = Bernoulli("probit")
+
+
 ZERO = torch.zeros(1, dtype=torch.float64)
-TIGHT = {"max_iter": 100, "tol": 1e-12}
 
 
-def search_of(problem, family, *, kernels=None, offset=ZERO, seed=0, **options):
-    search = EvidenceSearch(family, offset, **{**TIGHT, **options})
-    generator = torch.Generator().manual_seed(seed)
-    return search.choose(kernels or [problem.kernel], problem.data, generator)
-
-
-def begin(problem, objective, settings, *, kernels=None, callback=None):
-    return start_state(
+def problem_for(problem, objective, settings, *, kernels=None, callback=None, offset=ZERO, seed=0):
+    return Problem(
         kernels or [problem.kernel],
         problem.data,
         objective,
         settings,
         lambda kernel: problem.data.X,
-        ZERO.to(problem.data.X),
-        torch.Generator().manual_seed(0),
+        offset.to(problem.data.X),
+        torch.Generator().manual_seed(seed),
         StopRecorder(callback),
     )
+
+
+def search_of(problem, family, *, max_iter=100, ratio_std=None, **options):
+    settings = Settings(start_iter=max_iter, tol=1e-12, ratio_std=ratio_std)
+    return best_evidence(problem_for(problem, Objective(family), settings, **options))
+
+
+def begin(problem, objective, settings, **options):
+    return start_state(problem_for(problem, objective, settings, **options))
 
 
 def log_density(problem, fit):
@@ -60,7 +68,7 @@ def test_gaussian_evidence_is_the_dense_density(weighted):
     found = search_of(problem, GAUSSIAN, **options)
     expected = -log_density(problem, found) / problem.row_weight.sum()
     assert found.loss == pytest.approx(expected, rel=1e-9)
-    assert losses == found.history and len(losses) == 3
+    assert tuple(losses) == found.history and len(losses) == 3
 
 
 def test_gaussian_evidence_of_weights_is_that_of_repeated_rows():
@@ -84,7 +92,7 @@ def test_gaussian_evidence_is_the_bound_of_a_point_a_row():
     assert float(found.likelihood) == pytest.approx(float(expected.likelihood), abs=1e-2)
     assert dense_start.loss == pytest.approx(bound.loss, rel=1e-4)
     elbo = replace(objective, name="elbo")
-    assert total_loss(found, problem.data, elbo) == pytest.approx(dense_start.loss, rel=1e-4)
+    assert elbo.total(found, problem.data) == pytest.approx(dense_start.loss, rel=1e-4)
 
 
 def test_laplace_evidence_begins_near_the_bound_of_labels():
@@ -96,7 +104,7 @@ def test_laplace_evidence_begins_near_the_bound_of_labels():
     )
     elbo = replace(objective, name="elbo")
     found, least, prior = (
-        total_loss(state, problem.data, elbo) for state in (few, bound, problem.state(ZERO[:0]))
+        elbo.total(state, problem.data) for state in (few, bound, problem.state(ZERO[:0]))
     )
     assert found - least < 0.02 * (prior - least)
 
@@ -139,36 +147,6 @@ def test_choose_keeps_a_kernel_without_anything_free():
     assert search_of(problem, PROBIT, kernels=[kernel]).kernel == kernel
 
 
-def test_choose_begins_a_kernel_where_the_last_one_ended():
-    """One of another number of hyper-parameters begins at its own."""
-    problem = dense.make_problem(target="labels", n=60)
-    kernels = [1.0 * Matern([1.0, 1.0], nu=1.5), 3.0 * RBF([1.0, 2.0]), 2.0 * RBF(0.5)]
-    seen = []
-
-    class Spy(EvidenceSearch):
-        def fit(self, start, data, centre):
-            seen.append((start.kernel, centre))
-            return super().fit(start, data, centre)
-
-    Spy(PROBIT, ZERO, **TIGHT).choose(kernels, problem.data, torch.Generator())
-    (first, _), (second, centre), (third, _), (last, _) = seen
-    assert first == kernels[0] and third == kernels[2]
-    assert type(second.k2) is RBF and centre == kernels[1]
-    assert not np.array_equal(second.theta, kernels[1].theta)
-    assert last != third or np.array_equal(last.theta, third.theta)
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_start_by_the_evidence_where_settings_ask_for_it(asked, monkeypatch):
-    problem = dense.make_problem(target="labels")
-    called = []
-    choose = EvidenceSearch.choose
-    spy = lambda *arguments: called.append(arguments) or choose(*arguments)  # noqa: E731
-    monkeypatch.setattr(EvidenceSearch, "choose", spy)
-    begin(problem, Objective(PROBIT), Settings(start_iter=2, dense_start=asked))
-    assert len(called) == asked
-
-
 @pytest.mark.parametrize("n_kernels", [1, 2])
 def test_start_by_the_evidence_stops_when_told(n_kernels):
     problem = dense.make_problem(target="labels")
@@ -208,12 +186,7 @@ def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
         (PROBIT, {"learn_kernel": False}, 1, False),
         (Poisson("exp"), {}, 1, True),
         (Laplace(1.0), {}, 1, False),
-        (
-            STUDENT,
-            {},
-            1,
-            False,
-        ),
+        (StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0)), {}, 1, False),
     ],
 )
 def test_has_evidence_where_it_is_known_and_free(family, options, n_kernels, expected):

@@ -1,6 +1,7 @@
-"""Predictions of sparse posteriors and their gradients, against dense conditionals."""
+"""Sparse posteriors against dense conditionals: moments, coordinates, divergence, natural steps."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,19 +9,29 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.data import Data
-from skgp.inference.sparse.sparse import (
+from skgp.inference import defaults
+from skgp.inference.collapsed import elbo_posterior, statistics
+from skgp.inference.sparse import (
     FixedFeatures,
+    ReferenceGaussian,
     SparsePosterior,
     SparseState,
     inducing_factor,
-    jitter_of,
+    kl_from_standard_normal,
     latent_moments,
+    natural_gradients,
     whitened_features,
 )
+from skgp.learning.sparse.objective import Objective, Values
+from skgp.learning.sparse.search import fit_all_rows
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from tests.reference import sparse as dense
+from tests.same import assert_same
 
 NAMES = list(dense.KERNELS)
+
+
 OFFSET = torch.tensor([0.4, -1.0, 0.0], dtype=torch.float64)
 
 
@@ -55,7 +66,7 @@ def test_inducing_factor_of_repeated_points_needs_no_more_than_its_jitter(dtype)
     Z = torch.linspace(-1, 1, 20, dtype=dtype)[:, None].repeat(3, 1)
     kernel = 50.0 * RBF(0.7)
     L = inducing_factor(kernel, Z)
-    expected = kernel(Z.double().numpy()) + 50 * jitter_of(dtype) * np.eye(60)
+    expected = kernel(Z.double().numpy()) + 50 * defaults.JITTER[dtype] * np.eye(60)
     np.testing.assert_allclose(L @ L.mT, expected, atol=50 * 10 * torch.finfo(dtype).eps)
 
 
@@ -65,20 +76,14 @@ def test_inducing_factor_refuses_nan():
         inducing_factor(RBF(), Z)
 
 
-def test_inducing_factor_reads_theta_in_place_of_the_kernel():
-    problem = dense.make_problem()
-    theta = torch.tensor(problem.kernel.theta) + 0.3
-    moved = problem.kernel.clone_with_theta(theta.numpy())
-    found = inducing_factor(problem.kernel, problem.tensors[0], theta)
-    torch.testing.assert_close(found, inducing_factor(moved, problem.tensors[0]))
-
-
 def test_whitened_features_explain_the_dense_part():
     problem = dense.make_problem("matern")
     Z, X = problem.tensors[0], torch.tensor(problem.X)
-    Phi = whitened_features(problem.kernel, X, Z, inducing_factor(problem.kernel, Z))
+    Phi, left = whitened_features(problem.kernel, X, Z)
     expected = dense.explained(problem.kernel, problem.X, problem.Z)
     np.testing.assert_allclose(Phi.mT @ Phi, expected, atol=1e-10)
+    expected = dense.unexplained(problem.kernel, problem.X, problem.Z)
+    np.testing.assert_allclose(left, expected, atol=1e-10)
 
 
 # ---- moments for training -----------------------------------------------------------------------
@@ -248,24 +253,6 @@ def test_sparse_posterior_pickles_small_and_predicts_the_same():
         assert torch.equal(found, expected)
 
 
-# ---- rows and states ----------------------------------------------------------------------------
-
-
-def test_sparse_data_sums_and_selects_with_its_weights():
-    problem = dense.make_problem(weighted=True)
-    data, plain = problem.data, Data(problem.data.X, problem.data.y)
-    values = torch.arange(40.0, dtype=torch.float64)
-    assert float(data.weighted_sum(values)) == pytest.approx(problem.weight @ np.arange(40.0))
-    columns = torch.stack([values, 2 * values], dim=1)
-    assert float(data.weighted_sum(columns)) == pytest.approx(3 * problem.weight @ np.arange(40.0))
-    assert float(plain.weighted_sum(values)) == 780.0
-    assert data.total == pytest.approx(problem.weight.sum()) and plain.total == len(plain) == 40.0
-    mask = values < 3
-    for part in (data.take(torch.tensor([0, 1, 2])), data.take(mask)):
-        assert torch.equal(part.X, data.X[:3]) and torch.equal(part.weight, data.weight[:3])
-    assert plain.take(mask).weight is None
-
-
 def test_sparse_state_of_the_prior_predicts_the_prior():
     problem = dense.make_problem()
     state = SparseState.prior(problem.kernel, torch.empty(0), problem.tensors[0], OFFSET)
@@ -274,3 +261,220 @@ def test_sparse_state_of_the_prior_predicts_the_prior():
     np.testing.assert_allclose(var, 1.3, rtol=1e-9)
     state.root[0] += 1.0  # the functions share no storage
     assert torch.equal(state.root[1], torch.eye(9, dtype=torch.float64))
+
+
+M, C = 5, 2
+
+
+@pytest.fixture
+def reference():
+    return ReferenceGaussian(*dense.random_posterior(M, C))
+
+
+@pytest.fixture
+def coordinates(rng):
+    return {
+        "alpha": torch.tensor(rng.standard_normal((M, C))),
+        "triangle": torch.tensor(0.4 * rng.standard_normal((C, M * (M + 1) // 2))),
+    }
+
+
+def test_reference_starts_at_itself(reference):
+    start = reference.start()
+    mean, root = reference.posterior(**start)
+    assert_same(mean, reference.mean)
+    assert_same(root, reference.root)
+    assert start["alpha"].shape == (M, C) and start["triangle"].shape == (C, 15)
+
+
+def test_reference_posterior_is_its_equation(reference, coordinates):
+    mean, root = reference.posterior(**coordinates)
+    for c in range(C):
+        shift = reference.root[c] @ coordinates["alpha"][:, c]
+        torch.testing.assert_close(mean[:, c], reference.mean[:, c] + shift)
+        T = torch.zeros(M, M, dtype=torch.float64)
+        entries = iter(coordinates["triangle"][c])
+        for i in range(M):
+            for j in range(i + 1):
+                T[i, j] = next(entries)
+        T.diagonal().exp_()
+        torch.testing.assert_close(reference.triangle(coordinates["triangle"])[c], T)
+        torch.testing.assert_close(root[c], reference.root[c] @ T)
+    assert torch.equal(root, root.tril())
+    assert (root.diagonal(dim1=1, dim2=2) > 0).all()
+
+
+def test_reference_posterior_has_the_gradients_of_finite_differences(reference, coordinates):
+    inputs = [value.requires_grad_() for value in coordinates.values()]
+    assert torch.autograd.gradcheck(reference.posterior, inputs)
+
+
+def test_kl_from_standard_normal_is_the_dense_divergence():
+    mean, root = dense.random_posterior(M, C)
+    expected = sum(
+        dense.divergence(a.numpy(), (R @ R.mT).numpy(), np.eye(M))
+        for a, R in zip(mean.mT, root, strict=True)
+    )
+    assert float(kl_from_standard_normal(mean, root)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_kl_of_the_coordinates_is_the_divergence_from_the_reference(reference, coordinates):
+    """In these coordinates a posterior that is the next prior is N(0, I) again."""
+    mean, root = reference.posterior(**coordinates)
+    expected = 0.0
+    for c in range(C):
+        shift = (mean - reference.mean)[:, c].numpy()
+        S, prior = ((R[c] @ R[c].mT).numpy() for R in (root, reference.root))
+        expected += dense.divergence(shift, S, prior)
+    T = reference.triangle(coordinates["triangle"])
+    found = float(kl_from_standard_normal(coordinates["alpha"], T))
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_kl_from_standard_normal_has_the_gradients_of_finite_differences():
+    inputs = [value.requires_grad_() for value in dense.random_posterior(M, C)]
+    assert torch.autograd.gradcheck(kl_from_standard_normal, inputs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_reference_at_the_optimum_makes_the_hessian_the_identity(weighted):
+    """In alpha. In the entries of T it is that of |T|^2 / 2 - log |T|: 1, and 2 on the diagonal."""
+    problem = dense.make_problem(n_inducing=M, weighted=weighted)
+    Z, noise = problem.tensors
+    with torch.no_grad():
+        optimum = elbo_posterior(statistics(problem.kernel, problem.data, Z), noise)
+    reference, state = ReferenceGaussian(*optimum), problem.state()
+    objective = Objective(Gaussian(problem.noise, bounds=(1e-4, 1.0)), name="elbo")
+    theta = torch.tensor(problem.kernel.theta)
+
+    def loss(alpha, triangle):
+        values = Values(theta, state.likelihood, Z, *reference.posterior(alpha, triangle))
+        return objective.posterior_loss(state, problem.data, values)
+
+    start = tuple(reference.start().values())
+    (in_alpha, across), (_, in_triangle) = torch.autograd.functional.hessian(loss, start)
+    torch.testing.assert_close(
+        in_alpha[:, 0, :, 0], torch.eye(M, dtype=torch.float64), rtol=0, atol=1e-7
+    )
+    np.testing.assert_allclose(across, 0, atol=1e-7)
+    expected = np.where(np.equal(*np.tril_indices(M)), 2.0, 1.0)
+    np.testing.assert_allclose(in_triangle[0, :, 0], np.diag(expected), atol=1e-7)
+
+
+FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
+
+
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+
+
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
+
+
+OTHERS = {
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
+    "student_t": (STUDENT, "student_t"),
+}
+
+
+FAMILIES = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
+
+
+weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
+def natural(state, data, objective, **options):
+    """Of an objective, by its family and beta."""
+    made = objective.family.with_parameters(state.likelihood)
+    return natural_gradients(state, data, made, beta=objective.beta, **options)
+
+
+def problem_of(family, n_latent=1, offset=0.3, **options):
+    made, target = FAMILIES[family]
+    problem = replace(dense.make_problem(target=target, **options), offset=offset)
+    parameters = made.initial(torch.zeros(1, dtype=torch.float64))
+    return problem, made, problem.state(parameters, n_latent)
+
+
+# ---- natural gradients --------------------------------------------------------------------------
+
+
+@weights
+@pytest.mark.parametrize("beta", [0.2, 1.0, 4.0])
+def test_natural_gradients_reach_the_optimum_for_gaussian_noise_in_one_step(beta, weighted):
+    """From wherever they begin."""
+    problem, made, state = problem_of("gaussian", offset=0.0, weighted=weighted)
+    objective = Objective(made, name="elbo", beta=beta)
+    sums = statistics(problem.kernel, problem.data, state.Z)
+    mean, root = elbo_posterior(sums, problem.tensors[1], beta=beta)
+    for start in (state, state.with_posterior(*dense.random_posterior(9))):
+        found = natural(start, problem.data, objective, max_iter=1)
+        torch.testing.assert_close(found.mean, mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found.root, root, rtol=1e-8, atol=1e-8)
+
+
+def test_natural_gradients_take_the_offset_from_the_targets():
+    problem, made, state = problem_of("gaussian", offset=0.7)
+    objective = Objective(made, name="elbo")
+    found = natural(state, problem.data, objective, max_iter=1)
+    shifted = replace(problem, y=problem.y - 0.7, offset=0.0)
+    expected = natural(shifted.state(), shifted.data, objective, max_iter=1)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.root, expected.root)
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+@pytest.mark.parametrize("family", OTHERS)
+def test_natural_gradients_find_the_optimum_of_lbfgs(family, beta):
+    problem, made, state = problem_of(family, weighted=True)
+    objective = Objective(made, name="elbo", beta=beta, **FIXED)
+    found = natural(state, problem.data, objective, max_iter=100, tol=1e-10)
+    slow = fit_all_rows(state, problem.data, objective, max_iter=500, tol=1e-13)
+    loss = objective.total(found, problem.data)
+    # Negative curvatures, which Student's t has, are not counted: near the optimum only.
+    assert loss == pytest.approx(slow.loss, rel=1e-2 if family == "student_t" else 1e-7)
+    if family != "student_t":
+        torch.testing.assert_close(found.mean, slow.state.mean, rtol=0, atol=3e-3)
+        torch.testing.assert_close(found.root, slow.state.root, rtol=0, atol=3e-3)
+
+
+def test_natural_gradients_from_rates_far_too_low_for_a_count_do_not_lower_the_bound():
+    """A full step would take the log-rate of 3 beyond 1000."""
+    problem, made, _ = problem_of("poisson")
+    problem = replace(problem, y=np.where(np.arange(len(problem.y)) == 5, 10_000.0, problem.y))
+    objective = Objective(made, name="elbo", **FIXED)
+    state = problem.state(torch.empty(0))
+    for begun in (state, replace(state, offset=state.offset - 3)):
+        found = natural(begun, problem.data, objective)
+        before, after = (objective.total(s, problem.data) for s in (begun, found))
+        assert after < before
+        means, _ = found.posterior().mean_and_variance(problem.data.X)
+        assert means.max() < np.log(10_000) + 1
+
+
+def test_natural_gradients_of_weights_are_those_of_repeated_rows():
+    problem, made, state = problem_of("poisson")
+    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
+    objective = Objective(made, name="elbo")
+    found, expected = (
+        natural(state, p.data, objective, max_iter=5, tol=0.0)
+        for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
+    )
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.root, expected.root, rtol=1e-9, atol=1e-9)
+
+
+def test_natural_gradients_of_several_functions_are_those_of_each():
+    problem, made, state = problem_of("probit", n_latent=2)
+    y = problem.data.y
+    objective = Objective(made, name="elbo")
+    options = {"max_iter": 6, "tol": 0.0}
+    both = Data(problem.data.X, torch.cat([y, -y], dim=1))
+    found = natural(state, both, objective, **options)
+    for c, sign in enumerate((1, -1)):
+        one = Data(problem.data.X, sign * y)
+        expected = natural(problem.state(torch.empty(0)), one, objective, **options)
+        torch.testing.assert_close(found.mean[:, c : c + 1], expected.mean)
+        torch.testing.assert_close(found.root[c : c + 1], expected.root)

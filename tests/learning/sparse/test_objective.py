@@ -1,4 +1,4 @@
-"""From a state to the tensors of an optimiser and back."""
+"""The objectives against dense formulas, and from a state to the tensors of an optimiser."""
 
 from dataclasses import replace
 
@@ -7,11 +7,136 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.data import Data
 from skgp.kernels import ActiveDims
-from skgp.learning.sparse.coordinates import Coordinates
-from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli, Gaussian, StudentT
+from skgp.learning import defaults
+from skgp.learning.sparse.objective import Coordinates, Objective, Values
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from tests.reference import sparse as dense
+
+GAUSSIAN = Gaussian(0.3, bounds=(1e-3, 5.0))
+
+
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
+
+
+FAMILIES = {
+    "gaussian": (GAUSSIAN, "gaussian"),
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
+    "student_t": (STUDENT, "student_t"),
+}
+
+
+weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
+def values_of(state):
+    """The point of a state in the terms of the model."""
+    theta = torch.tensor(state.kernel.theta)
+    return Values(theta, state.likelihood, state.Z, state.mean, state.root)
+
+
+def problem_of(family, **options):
+    """A problem, its family, and a state of no particular optimum."""
+    made, target = FAMILIES[family]
+    problem = replace(dense.make_problem(target=target, **options), offset=0.2)
+    state = problem.state(made.initial(torch.zeros(1, dtype=torch.float64)))
+    posterior = dense.random_posterior(len(problem.Z))
+    return problem, made, state.with_posterior(0.3 * posterior[0], posterior[1])
+
+
+def loss_of(state, problem, objective):
+    return float(objective.posterior_loss(state, problem.data, values_of(state)))
+
+
+# ---- the objective at a point -------------------------------------------------------------------
+
+
+@weights
+@pytest.mark.parametrize("loss", ["elbo", "log_loss"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_posterior_loss_equals_the_dense_objective(family, loss, weighted):
+    problem, made, state = problem_of(family, weighted=weighted)
+    q = dense.unwhitened(problem.kernel, problem.Z, state.mean[:, 0].numpy(), state.root[0].numpy())
+    for beta in (0.0, 0.3, 1.0):
+        expected = dense.objective(problem, dense.LOG_PROB[family], *q, loss=loss, beta=beta)
+        # Gauss-Hermite with 200 nodes errs near the singularities of Student's t.
+        tolerance = 1e-4 if family == "student_t" else 1e-8
+        objective = Objective(made, name=loss, beta=beta)
+        assert loss_of(state, problem, objective) == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.parametrize("loss", ["elbo", "log_loss"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_posterior_loss_has_the_gradients_of_finite_differences(family, loss):
+    problem, made, state = problem_of(family, n=6, n_inducing=3, weighted=True)
+    point = values_of(state)
+    inputs = [value.clone().requires_grad_() for value in point if len(value)]
+
+    def value(*parts):
+        theta, *likelihood, Z, mean, root = parts
+        moved = Values(theta, likelihood[0] if likelihood else state.likelihood, Z, mean, root)
+        objective = Objective(made, name=loss, beta=0.4)
+        return objective.posterior_loss(state, problem.data, moved)
+
+    assert torch.autograd.gradcheck(value, inputs, atol=1e-4, rtol=1e-3)
+
+
+def test_posterior_loss_of_several_functions_is_the_sum_of_theirs():
+    problem, made, _ = problem_of("probit")
+    labels = torch.stack([problem.data.y[:, 0], -problem.data.y[:, 0]], dim=1)
+    mean, root = dense.random_posterior(9, 2)
+    objective = Objective(made, name="log_loss", beta=0.3)
+    both = problem.state(torch.empty(0), n_latent=2).with_posterior(mean, root)
+    data = Data(problem.data.X, labels)
+    found = float(objective.posterior_loss(both, data, values_of(both)))
+    expected = 0.0
+    for c in range(2):
+        one = problem.state(torch.empty(0)).with_posterior(mean[:, c : c + 1], root[c : c + 1])
+        part = Data(data.X, labels[:, c : c + 1])
+        expected += float(objective.posterior_loss(one, part, values_of(one)))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_posterior_loss_scales_the_rows_alone():
+    problem, made, state = problem_of("logit")
+    values, objective = values_of(state), Objective(made, beta=0.5)
+    once, thrice, rows = (
+        float(o.posterior_loss(state, problem.data, values, scale=s))
+        for o, s in ((objective, 1.0), (objective, 3.0), (replace(objective, beta=0.0), 1.0))
+    )
+    assert thrice - once == pytest.approx(2 * rows, rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["elbo", "log_loss"])
+def test_total_loss_is_the_objective_whatever_the_blocks(loss, monkeypatch):
+    problem, made, state = problem_of("student_t", weighted=True)
+    objective = Objective(made, name=loss, beta=0.4)
+    expected = loss_of(state, problem, objective)
+    for numbers in (1, 9 * 7, 1e7):
+        monkeypatch.setattr(defaults, "BLOCK_NUMBERS", numbers)
+        assert objective.total(state, problem.data) == pytest.approx(expected, rel=1e-12)
+
+
+@weights
+@pytest.mark.parametrize("beta", [0.1, 1.0, 5.0])
+def test_posterior_loss_has_no_slope_at_the_collapsed_posterior(beta, weighted):
+    problem, made, state = problem_of("gaussian", weighted=weighted)
+    state = replace(state, offset=torch.zeros(1).double())
+    objective = Objective(made, name="elbo", beta=beta)
+    optimum = objective.with_optimum(state, problem.data)
+    mean, root = (part.clone().requires_grad_() for part in (optimum.mean, optimum.root))
+    values = values_of(state)._replace(mean=mean, root=root)
+    loss = objective.posterior_loss(state, problem.data, values)
+    slopes = torch.autograd.grad(loss, (mean, root))
+    np.testing.assert_allclose(slopes[0], 0, atol=1e-6)
+    np.testing.assert_allclose(slopes[1].tril(), 0, atol=1e-6)
+
+
+# ---- coordinates ---------------------------------------------------------------------------------
 
 FAMILY = Gaussian(0.3, bounds=(1e-4, 2.0))
 
@@ -132,12 +257,3 @@ def test_coordinates_keep_dtype_and_leave_the_state_alone(problem, dtype):
         assert torch.equal(getattr(state, name), parts[name])
     np.testing.assert_array_equal(state.kernel.theta, theta)
     np.testing.assert_allclose(reached.kernel.theta, theta + 0.1, rtol=1e-5, atol=1e-6)
-
-
-def test_coordinates_pass_gradients_on(problem):
-    coordinates = around(problem)
-    parts = {name: value.requires_grad_() for name, value in coordinates.start().items()}
-    values = coordinates.values(parts)
-    total = sum(v.sum() for v in vars(values).values())
-    gradients = torch.autograd.grad(total, list(parts.values()))
-    assert all((g != 0).any() for g in gradients)

@@ -1,0 +1,403 @@
+r"""Where direct loss minimisation begins: the best kernel, points and q(u) by the ELBO.
+
+Hyper-parameters, inducing points and q(u) maximise the ELBO; of few rows, hyper-parameters maximise
+the evidence of a dense process. With an inducing point at every row the ELBO is the evidence
+itself. While rows are not many more than inducing points, the evidence costs less to maximise, a
+function of some hyper-parameters alone, than the ELBO, whose q(u) has :math:`O(c M^2)` numbers:
+
+================  ======================================================================
+likelihood        evidence
+================  ======================================================================
+Gaussian          exact (:mod:`skgp.learning.evidence`)
+labels, counts    Laplace's approximation (:mod:`skgp.learning.laplace_evidence`), summed over
+                  the latent functions
+================  ======================================================================
+
+Few rows say little of many length scales, and their ratios overfit. On the logarithm of each ratio
+to those of the kernel to begin with lies a normal prior, as in
+:mod:`skgp.learning.classification_hyperparameters`.
+
+With an inducing point at every distinct input and Gaussian noise (``dense_start``) nothing is
+approximated: hyper-parameters are found as for every dense process (:mod:`skgp.learning.search`),
+and "log_loss" has nothing to correct. What it gains over the ELBO is that variances adapt to where
+a sparse posterior errs.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.inference.collapsed import merged_column
+from skgp.inference.sparse import SparseState, natural_gradients
+from skgp.kernels.expression import WhiteKernel
+from skgp.kernels.gram import split_noise
+from skgp.learning import defaults
+from skgp.learning.evidence import ExactEvidence
+from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.search import Training, fit_all_rows
+from skgp.likelihoods import Likelihood
+from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.stopping import StopRecorder
+
+__all__ = [
+    "Problem",
+    "Settings",
+    "best_evidence",
+    "dense_start",
+    "has_evidence",
+    "is_conjugate",
+    "of_bayes_rule",
+    "optimal_posterior",
+    "start_state",
+]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a sparse GP is to be fitted to, and how.
+
+    Attributes
+    ----------
+    kernels : list of sklearn kernel expressions without noise
+        One, or several to choose from.
+    data : Data
+    objective : Objective
+    settings : Settings
+    inducing : callable
+        ``inducing(kernel, M=None)`` gives points (M, d) to begin with, in the metric of a kernel.
+    offset : Tensor of shape (c,)
+        Prior means of the latent functions.
+    generator : torch.Generator
+    recorder : StopRecorder
+        Hears of every iteration, and says when to stop.
+    start : SparseState or None
+        Of an earlier fit, to go on from.
+    """
+
+    kernels: list
+    data: Data
+    objective: Objective
+    settings: "Settings"
+    inducing: Callable[..., Tensor]
+    offset: Tensor
+    generator: torch.Generator
+    recorder: StopRecorder
+    start: SparseState | None = None
+
+    def prior(self, kernel, likelihood: Tensor | None = None) -> SparseState:
+        """The posterior of no data, at the points to begin with."""
+        if likelihood is None:
+            likelihood = self.objective.family.initial(self.data.X)
+        return SparseState.prior(kernel, likelihood, self.inducing(kernel), self.offset)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long, and on which rows, a sparse model is searched for.
+
+    Attributes
+    ----------
+    start_iter : int
+        Iterations of the start, by the ELBO.
+    max_iter : int
+        Iterations of the objective; pairs of steps, with minibatches.
+    tol : float
+        Relative fall of the objective an iteration below which a search stops.
+    early_stopping : bool
+        Whether rows are held out of a joint search.
+    validation_fraction : float
+    joint : bool
+        Whether the objective moves hyper-parameters.
+    batch_size : int or None
+        Rows of a minibatch; None takes all rows up to 1e6 / M (1e7 / M for q alone), and chooses
+        beyond.
+    learning_rate : float or None
+        Of minibatches; None for the default.
+    dense_start : bool
+        Whether the start may learn hyper-parameters by the evidence of a dense Gaussian process,
+        O(n^3) an iteration, in place of the ELBO: for few rows, as many inducing points.
+    ratio_std : float or None
+        Standard deviation a priori of the log ratios of length scales in such a start, around those
+        of the kernels; None is without a prior.
+    exact : bool
+        Whether the fit is that of a dense Gaussian process (:func:`dense_start`).
+    sizes : tuple of int
+        Numbers of inducing points, beyond those of the start, that may be tried in this order.
+    """
+
+    start_iter: int = 100
+    max_iter: int = 200
+    tol: float = 1e-6
+    early_stopping: bool = True
+    validation_fraction: float = 0.1
+    joint: bool = True
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    dense_start: bool = False
+    ratio_std: float | None = None
+    exact: bool = False
+    sizes: tuple[int, ...] = ()
+
+
+def start_state(problem: Problem) -> Training:
+    """The best kernel, and the points and q(u) that maximise the ELBO for it."""
+    data, settings, recorder = problem.data, problem.settings, problem.recorder
+    objective, generator = problem.objective, problem.generator
+    bound = objective if objective.name == "elbo" else objective.elbo
+    if settings.dense_start and has_evidence(objective, problem.kernels):
+        found = best_evidence(problem)
+        state = problem.prior(found.kernel, found.likelihood.to(data.X))
+        # Few steps: what follows searches for q(u) anyway.
+        state = optimal_posterior(state, data, bound, max_iter=defaults.FEW_STEPS)
+        loss, history = found.loss * data.total, list(found.history)
+        return Training(state, loss, history, stopped=recorder.stopped)
+
+    def maximise(state: SparseState, few: Data, max_iter: int) -> Training:
+        if not bound.has_closed_form:
+            state = optimal_posterior(state, few, bound)
+        return fit_all_rows(
+            state, few, bound, max_iter=max_iter, tol=settings.tol, callback=recorder
+        )
+
+    if len(problem.kernels) == 1:
+        state = problem.prior(problem.kernels[0])
+    else:
+        few = data.some(defaults.FAMILY_ROWS, generator)
+        tried = []
+        for kernel in problem.kernels:
+            if not recorder.stopped:
+                full = problem.prior(kernel)
+                tried.append((full, maximise(_thinned(full), few, defaults.FAMILY_ITER)))
+        full, best = min(tried, key=lambda each: each[1].loss)
+        if recorder.stopped and len(best.state.Z) == len(full.Z):
+            return best
+        # Of more points, hyper-parameters learned with few of them are a poor start.
+        state = best.state if len(best.state.Z) == len(full.Z) else full
+
+    def search(state: SparseState, per_inducing: int, max_iter: int) -> Training:
+        least = int(defaults.START_NUMBERS / state.mean.numel())
+        few = data.some(max(per_inducing * len(state.Z), least), generator)
+        return maximise(state, few, max_iter)
+
+    begun = search(state, defaults.START_PER_INDUCING, settings.start_iter)
+    if not _wants_more_rows(begun.state, data, objective) or recorder.stopped:
+        return begun
+    more = search(begun.state, defaults.MORE_PER_INDUCING, max(1, settings.start_iter // 2))
+    return replace(more, history=begun.history + more.history)
+
+
+def _thinned(state: SparseState) -> SparseState:
+    """The prior with at most 200 of the inducing points."""
+    every = -(-len(state.Z) // defaults.FAMILY_POINTS)
+    return SparseState.prior(state.kernel, state.likelihood, state.Z[::every], state.offset)
+
+
+def _wants_more_rows(state: SparseState, data: Data, objective: Objective) -> bool:
+    """Whether a longer start pays: minibatches improve points and hyper-parameters slowly.
+
+    The other objectives go on by closed forms, or have none here.
+    """
+    M = len(state.Z)
+    fewest = max(defaults.START_PER_INDUCING * M, defaults.START_NUMBERS / M)
+    many = min(len(data), defaults.MORE_PER_INDUCING * M) > fewest
+    return many and objective.name == "log_loss" and objective.is_gaussian
+
+
+def optimal_posterior(
+    state: SparseState, data: Data, bound: Objective, *, max_iter: int = 10
+) -> SparseState:
+    """The state with the q(u) that maximises the ELBO, or is near it after `max_iter` steps."""
+    if bound.has_closed_form:
+        return bound.with_optimum(state, data)
+    made = bound.family.with_parameters(state.likelihood)
+    return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
+
+
+# ------------------------------------------------------------------------- few rows: the evidence
+
+
+class _Evidence(NamedTuple):
+    """Hyper-parameters, and minus the log evidence and the log prior of the ratios, by row."""
+
+    kernel: Any
+    likelihood: Tensor  # (p,), float64
+    loss: float = math.inf
+    history: tuple[float, ...] = ()
+
+
+def has_evidence(objective: Objective, kernels: list) -> bool:
+    """Whether the evidence is the start of an objective: what is known, and free.
+
+    With Gaussian noise it does not choose among kernels: rough ones, which explain noise as signal,
+    seem the best for few rows.
+    """
+    if not objective.learn_kernel or (objective.name == "elbo" and objective.beta != 1.0):
+        return False
+    if objective.is_gaussian:
+        return objective.learn_likelihood and len(kernels) == 1
+    newton = objective.family.is_log_concave and objective.family.is_smooth
+    return newton and not objective.family.free_parameters()
+
+
+def best_evidence(problem: Problem) -> _Evidence:
+    """The best kernel: each on at most 100 rows, from where the last one ended, the best on all."""
+    data, recorder = problem.data, problem.recorder
+    centre = problem.kernels[0]
+    last = best = _Evidence(centre, problem.objective.family.initial(data.X.double()))
+    if len(problem.kernels) > 1:
+        few = data.some(defaults.SCREEN_ROWS, problem.generator)
+        for kernel in problem.kernels:
+            # Hyper-parameters of the last one, where these are as many.
+            theta = last.kernel.theta
+            begun = kernel.clone_with_theta(theta) if len(theta) == kernel.n_dims else kernel
+            last = _fit_evidence(last._replace(kernel=begun), few, kernel, problem)
+            if last.loss < best.loss:
+                best, centre = last, kernel
+            if recorder.stopped:
+                return best
+    found = _fit_evidence(best, data, centre, problem)
+    return found._replace(history=best.history + found.history)
+
+
+def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:
+    """L-BFGS from `start`, ratios drawn towards those of the kernel `centre`."""
+    family, settings = problem.objective.family, problem.settings
+    whole = start.kernel
+    if family.is_gaussian:
+        whole = whole + white_kernel(family, start.likelihood)
+    theta = torch.as_tensor(whole.theta)
+    if len(theta) == 0:
+        return start
+    if family.is_gaussian:
+        evidence = _gaussian_evidence(whole, data)
+    else:
+        evidence = _laplace_evidence(whole, data, family, problem.offset.double())
+    prior = _log_prior(centre, settings.ratio_std)
+
+    def loss(parts: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+        at = parts["theta"].detach().numpy()
+        (value, slope), (of_prior, slope_of_prior) = evidence(at), prior(at)
+        gradient = torch.as_tensor(slope + slope_of_prior) / -data.total
+        return -(value + of_prior) / data.total, {"theta": gradient}
+
+    low, high = torch.as_tensor(whole.bounds).to(theta).T
+    found = minimize_lbfgs(
+        loss,
+        {"theta": theta},
+        max_iter=settings.start_iter,
+        tol=settings.tol,
+        bounds={"theta": (low, high)},
+        callback=lambda i, info: problem.recorder(i, {"loss": info["loss"]}),
+    )
+    whole = whole.clone_with_theta(found.parameters["theta"].numpy())
+    if not family.is_gaussian:
+        return _Evidence(whole, start.likelihood, found.loss, tuple(found.history))
+    noise = start.likelihood.new_tensor([whole.k2.noise_level]).log()
+    return _Evidence(whole.k1, noise, found.loss, tuple(found.history))
+
+
+def white_kernel(family: Likelihood, noise: Tensor) -> WhiteKernel:
+    """The noise of a Gaussian family, as a kernel; fixed where its bounds are equal."""
+    low, high = (float(end.exp()) for end in family.box(noise))
+    return WhiteKernel(float(noise.exp()), (low, high) if low < high else "fixed")
+
+
+LogDensity = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and the gradient
+
+
+def _gaussian_evidence(whole, data: Data) -> LogDensity:
+    """Log evidence of a kernel with noise; O(n^3)."""
+    data = data.to(torch.float64)
+    scatter = None if data.weight is None else torch.zeros_like(data.weight)
+    exact = ExactEvidence(whole, replace(data, y=data.y[:, 0], scatter=scatter))
+    return lambda theta: exact(theta)[:2]
+
+
+def _laplace_evidence(kernel, data: Data, family: Likelihood, offset: Tensor) -> LogDensity:
+    """Log evidence summed over the latent functions; O(c n^3)."""
+    data = data.to(torch.float64)
+    exposure = None if data.offset is None else data.offset[:, 0]
+    likelihood = family.with_parameters(offset[:0]).at(exposure)
+    laplace = LaplaceEvidence(
+        kernel, data.X, data.y, likelihood=likelihood, offset=offset, row_weight=data.weight
+    )
+
+    def summed(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        values, gradient = laplace(theta)
+        return float(values.sum()), gradient
+
+    return summed
+
+
+def _log_prior(centre, ratio_std: float | None) -> LogDensity:
+    """Of the ratios in a vector of length scales to those of `centre`, up to a constant."""
+    start, vectors, end = centre.theta, [], 0
+    for hyper in centre.hyperparameters if ratio_std is not None else ():
+        if not hyper.fixed:
+            begin, end = end, end + hyper.n_elements
+            if hyper.n_elements > 1:
+                vectors.append(slice(begin, end))
+
+    def log_prior(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        deviation = np.zeros_like(theta)
+        for part in vectors:
+            moved = theta[part] - start[part]
+            deviation[part] = (moved - moved.mean()) / ratio_std
+        return -0.5 * float(deviation @ deviation), -deviation / (ratio_std or 1.0)
+
+    return log_prior
+
+
+# ------------------------------------------------------------------- an inducing point at every row
+
+
+def is_conjugate(objective: Objective) -> bool:
+    """Whether the posterior of a dense process is known in closed form, at least up to beta."""
+    by_bayes = objective.name == "log_loss" and objective.beta == 1.0 and not objective.stochastic
+    return objective.is_gaussian and (by_bayes or objective.name != "log_loss")
+
+
+def of_bayes_rule(objective: Objective) -> Objective:
+    """The objective whose optimum is the posterior of a dense process.
+
+    Hyper-parameters stay where :func:`dense_start` chose them, unless another objective moves them.
+    """
+    if objective.beta != 1.0 or objective.name == "square_loss":
+        return objective
+    return replace(objective.of_posterior_alone, name="elbo")
+
+
+def dense_start(problem: Problem) -> Training:
+    """Hyper-parameters of the greatest evidence, an inducing point at every distinct input.
+
+    Of the prior, in float64: the posterior is in closed form. O(n^3) an iteration; the search
+    begins with the hyper-parameters of an earlier fit, where there is one.
+    """
+    data, family, begun = problem.data.to(torch.float64), problem.objective.family, problem.start
+    noise = family.initial(data.X) if begun is None else begun.likelihood.double()
+    kernels = problem.kernels if begun is None else [begun.kernel]
+    kernel, history, search = kernels[0], list[float](), SearchSettings()
+    if problem.objective.learn_kernel:
+        white = white_kernel(family, noise)
+        most = min(problem.settings.max_iter, search.dense_max_iter)
+        found = fit_hyperparameters(
+            [kernel + white for kernel in kernels],
+            merged_column(data),
+            generator=problem.generator,
+            settings=replace(search, dense_max_iter=most),
+            callback=problem.recorder,
+        )
+        kernel, learned = split_noise(found.kernel)
+        noise = noise.new_tensor([learned.noise_level if learned else 0.0]).log()
+        history = [-value for value in found.history]
+    Z, offset = problem.inducing(kernel).double(), problem.offset.double()
+    state, loss = SparseState.prior(kernel, noise, Z, offset), history[-1] if history else 0.0
+    return Training(state, loss, history, stopped=problem.recorder.stopped)

@@ -1,0 +1,414 @@
+r"""Direct loss minimisation for sparse Gaussian processes: Wei, Sheth and Khardon (2021) [1]_.
+
+The posterior q(u) of a sparse GP, and its hyper-parameters, minimise the loss that the predictions
+are judged by,
+
+.. math:: \sum_i w_i\, \ell_i(q) + \beta\, \mathrm{KL}(q(u) \,\|\, p(u)), \qquad
+          \ell_i = -\log E_{q(f_i)}[p(y_i \mid f_i)] .
+
+``fit_sparse`` takes these steps. Where every input is an inducing point, Gaussian noise needs none
+of them: the posterior is that of Bayes' rule. Otherwise,
+
+1. *Kernel.* Of several families, the one whose ELBO on some rows is best.
+2. *Start.* Hyper-parameters, inducing points and q(u) maximise the ELBO, a sound if timid guide:
+   collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few rows,
+   hyper-parameters maximise the evidence itself. More inducing points follow where they predict
+   held-out data better.
+3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
+4. *Rows held out* of step 3 say when to stop the joint search, which can overfit, and whether it
+   gained anything; q(u) then learns from all rows. Step 2 saw them: the ELBO does not overfit.
+   After minibatches they also say how far the mean may move to that of least squares.
+
+=================================  ===========================================================
+paper                              here
+=================================  ===========================================================
+sections 1, 2: objectives          `learning.sparse.objective`; `inference.collapsed` for
+                                   closed forms
+section 2: sparse GPs, q(f_i)      `inference.sparse`
+section 3, supplement 1: uPS       `likelihoods.log_expectation`, `product_sampling`
+section 4, supplement 2: bMC       `likelihoods.log_expectation`
+section 6: fixed and joint DLM     steps 1 to 4: `fit_sparse`
+section 6: grid search of beta     `fit_beta_path`
+M, m, V, u                         ``len(Z)``; whitened ``mean``, ``root``: see `inference.sparse`
+=================================  ===========================================================
+
+Deviations: whitened q(u) in natural coordinates, by L-BFGS or minibatches in place of Adam;
+inducing points are learned; joint DLM starts from the ELBO; noise has a floor; expectations without
+a closed form by adaptive quadrature, more accurate than sampling and faster; batches
+(`learning.sparse.refine.update`).
+Errata: of the weight of the divergence, `inference.collapsed`; of smooth-bMC,
+`likelihoods.log_expectation`; others in the documentation ("Paper and code").
+
+References
+----------
+.. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
+.. [2] Friedman, Hastie and Tibshirani (2010), Regularization paths for generalized linear models
+   via coordinate descent: warm starts along a path.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.inference.collapsed import (
+    calibrated_state,
+    dense_posterior,
+    evidence_ratio,
+    statistics,
+)
+from skgp.inference.sparse import SparsePosterior, SparseState
+from skgp.kernels.gram import gram_diag
+from skgp.learning import choose, defaults, improves
+from skgp.learning.sparse.objective import Objective
+from skgp.learning.sparse.refine import blended, choose_blend, grown, start_log_loss
+from skgp.learning.sparse.search import (
+    BestState,
+    Training,
+    fit_all_rows,
+    fit_minibatch,
+    held_out_losses,
+    split,
+)
+from skgp.learning.sparse.start import Problem, Settings, dense_start, of_bayes_rule, start_state
+
+__all__ = ["SparseFit", "fit_beta_path", "fit_sparse", "minimise"]
+
+History = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class SparseFit:
+    """A fitted sparse GP.
+
+    Attributes
+    ----------
+    state : SparseState
+    objective : Objective
+        Minimised last, with its beta.
+    loss : float
+        Its value, summed over the rows.
+    elbo : float
+        Of the posterior, in nats (beta = 1).
+    noise_variance : float
+        Of the observations given f; NaN where it depends on f.
+    held_out_loss : float or None
+        Of the state that step 3 chose, an observation; None without rows held out.
+    n_iter : int
+        Of the longest part of steps 3 and 4; steps with minibatches count by pairs.
+    history : dict of str to list of float
+        "start", "solve": objective an observation; "validation": loss of the rows held out.
+    dense : SparsePosterior or None
+        In place of that of `state`: of a dense process.
+    """
+
+    state: SparseState
+    objective: Objective
+    loss: float
+    elbo: float
+    noise_variance: float
+    held_out_loss: float | None = None
+    n_iter: int = 1
+    history: History = field(default_factory=dict)
+    dense: SparsePosterior | None = None
+
+    def posterior(self) -> SparsePosterior:
+        """What predicts."""
+        return self.state.posterior() if self.dense is None else self.dense
+
+
+def fit_sparse(problem: Problem) -> SparseFit:
+    """Fit a sparse GP (steps 1 to 4 of the module docstring)."""
+    data, objective, settings = problem.data, problem.objective, problem.settings
+    history: History = {"start": [], "solve": [], "validation": []}
+    start = problem.start
+    if settings.exact:
+        begun = dense_start(problem)
+        start, history["start"] = begun.state, begun.history
+        data, objective = data.to(torch.float64), of_bayes_rule(objective)
+        problem = replace(problem, data=data, objective=objective)
+        if objective.name == "elbo" and objective.beta == 1.0:
+            noise = objective.family.gaussian_noise(start.likelihood)
+            dense, evidence = dense_posterior(start, data, noise)
+            n_iter = max(1, problem.recorder.n_longest)
+            return SparseFit(
+                start, objective, -evidence, evidence, float(noise), None, n_iter, history, dense
+            )
+    elif start is None:  # steps 1 and 2
+        begun = start_state(problem)
+        start, history["start"] = begun.state, begun.history
+        if not problem.recorder.stopped:
+            start = grown(start, problem)
+    can_overfit = objective.moves_hyperparameters and objective.name in ("log_loss", "square_loss")
+    if settings.early_stopping and settings.joint and can_overfit:
+        return _fit_watched(start, problem, history)
+    objective = _in_units_of(start, data, objective)
+    state = _towards_log_loss(start, data, objective, settings)
+    found = minimise(state, data, objective, problem)  # step 3
+    history["solve"] = found.history
+    return _report(found.state, objective, found.loss, None, problem, history)
+
+
+def _fit_watched(state: SparseState, problem: Problem, history: History) -> SparseFit:
+    """Steps 3 and 4 of a joint search with rows held out."""
+    kept, held_out = split(problem.data, problem.settings.validation_fraction, problem.generator)
+    objective = _in_units_of(state, kept, problem.objective)
+    state = _towards_log_loss(state, kept, objective, problem.settings)
+    # What the joint search has to beat: q(u) alone, with the hyper-parameters of the ELBO.
+    state = minimise(state, kept, objective.of_posterior_alone, _briefly(problem)).state
+    watch = BestState(objective, held_out)
+    watch.score(state)
+    before, losses_before = watch.best_state, watch.best_rows
+    found = minimise(state, kept, objective, problem, watch)
+    history["solve"], history["validation"] = found.history, watch.losses
+    improved = improves(watch.best_rows, losses_before)
+    chosen, loss = (watch.best_state, watch.loss) if improved else (before, watch.losses[0])
+    return _finish(chosen, objective, loss, problem, history, (kept, held_out))
+
+
+def _in_units_of(state: SparseState, data: Data, objective: Objective) -> Objective:
+    """The objective with the unit of beta that makes 1 the choice of the ELBO.
+
+    Only "square_loss" has one: at beta = 1, and the kernel and points of `state`, its mean is that
+    of the Gaussian process. Where noise is learned its variance in `state` does not count: after a
+    square loss it is that of the beta before.
+    """
+    if objective.name != "square_loss":
+        return objective
+    if objective.learn_likelihood:
+        with torch.no_grad():
+            return replace(objective, unit=evidence_ratio(statistics(state.kernel, data, state.Z)))
+    prior = data.weighted_sum(gram_diag(state.kernel, data.X)) / data.total
+    noise = objective.family.gaussian_noise(state.likelihood)
+    return replace(objective, unit=float(noise / prior))
+
+
+def _towards_log_loss(
+    state: SparseState, data: Data, objective: Objective, settings: Settings
+) -> SparseState:
+    """Where the search of step 3 begins."""
+    if objective.name != "log_loss":
+        return state
+    free = objective if settings.joint else objective.of_posterior_alone
+    return start_log_loss(state, data, free)
+
+
+# ------------------------------------------------------------------------ steps 3 and 4: objective
+
+
+def minimise(
+    state: SparseState,
+    data: Data,
+    objective: Objective,
+    problem: Problem,
+    watch: BestState | None = None,
+) -> Training:
+    """Step 3, by whichever of closed forms, all rows at once, and minibatches suits."""
+    settings, recorder = problem.settings, problem.recorder
+    if not (settings.joint or objective.name in ("elbo", "fitc")):
+        objective = objective.of_posterior_alone
+    closed, n_numbers = objective.has_closed_form, state.mean.numel()
+    if recorder.stopped:
+        if not closed:
+            return Training(state, objective.total(state, data), stopped=True)
+        objective = objective.of_posterior_alone  # whose optimum takes no iteration
+    options: dict[str, Any] = {"max_iter": settings.max_iter, "tol": settings.tol}
+    options |= {"callback": recorder, "watch": watch}
+    if closed:
+        few = data.some(int(defaults.ALONE_NUMBERS / n_numbers), problem.generator)
+        # Fewer rows bear as much less of the regulariser.
+        scaled = replace(objective, beta=objective.beta * few.total / data.total)
+        found = fit_all_rows(state, few, scaled, **options)
+        found = replace(found, state=objective.with_optimum(found.state, data))
+    elif _by_minibatches(state, data, objective, settings):
+        pair = defaults.STEPS_PER_ITERATION
+        options["max_iter"] *= pair
+        options |= {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
+        found = fit_minibatch(state, data, objective, generator=problem.generator, **options)
+        recorder.end_part(-(-len(found.history) // pair))
+        return found
+    else:
+        found = fit_all_rows(state, data, objective, **options)
+    recorder.end_part(len(found.history))
+    return found
+
+
+def _by_minibatches(
+    state: SparseState, data: Data, objective: Objective, settings: Settings
+) -> bool:
+    """Whether steps on some rows suit an objective without a closed form better than all rows."""
+    free = objective.moves_hyperparameters
+    most = defaults.JOINT_NUMBERS if free else defaults.ALONE_NUMBERS
+    many = len(data) * state.mean.numel() > most
+    return objective.stochastic or settings.batch_size is not None or many
+
+
+def _briefly(problem: Problem) -> Problem:
+    """With few iterations: for q(u) alone, beginning near its optimum."""
+    max_iter = max(1, int(defaults.ALONE_SHARE * problem.settings.max_iter))
+    return replace(problem, settings=replace(problem.settings, max_iter=max_iter))
+
+
+def _finish(
+    state: SparseState,
+    objective: Objective,
+    held_out_loss: float,
+    problem: Problem,
+    history: History,
+    parts: tuple[Data, Data],
+) -> SparseFit:
+    """Step 4: q(u) learns from all rows, under the hyper-parameters of `state`.
+
+    `parts` are the rows kept for step 3 and those held out. With Gaussian noise, after minibatches,
+    the mean may move to that of least squares.
+    """
+    data = problem.data
+    found = minimise(state, data, objective.of_posterior_alone, _briefly(problem))
+    end, loss = found.state, found.loss
+    blends = objective.is_gaussian and objective.name == "log_loss" and not objective.stochastic
+    blends = blends and _by_minibatches(state, data, objective, problem.settings)
+    if blends and not problem.recorder.stopped:
+        end = blended(end, data, choose_blend(state, *parts, objective))
+        loss = objective.total(end, data)
+    return _report(end, objective, loss, held_out_loss, problem, history)
+
+
+def _report(
+    state: SparseState,
+    objective: Objective,
+    loss: float,
+    held_out_loss: float | None,
+    problem: Problem,
+    history: History,
+) -> SparseFit:
+    """The result, its variances made those of a Gaussian process after a square loss."""
+    if objective.name == "square_loss" and objective.learn_likelihood:
+        state = calibrated_state(state, problem.data, beta=objective.ridge_beta)
+    return SparseFit(
+        state=state,
+        objective=objective,
+        loss=loss,
+        elbo=-objective.elbo.total(state, problem.data),
+        noise_variance=objective.family.with_parameters(state.likelihood).additive_variance(),
+        held_out_loss=held_out_loss,
+        n_iter=max(1, problem.recorder.n_longest),
+        history=history,
+    )
+
+
+# --------------------------------------------------------------------- section 6: choice of beta
+
+
+def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
+    r"""Fit with the :math:`\beta` that predicts held-out data best, and the losses of the path.
+
+    Three parts of the data are held out, each for a purpose of its own, as a loss that was chosen
+    by is too low to choose by or to report: one says when each fit stops, and which of its states
+    is kept; one chooses beta; one is scored once, by the fit that was chosen. A single fit of all
+    the data with that beta follows.
+
+    The path begins with :math:`\beta = 1`, searched for as in a fit of that weight alone. From its
+    best state it goes down, each fit beginning at the best state of the last one, q(u) first and
+    then, "joint", everything; then, from the state of :math:`\beta = 1`, it goes up likewise.
+    Losses are smooth along the path, so that either way ends once they have risen twice in a row;
+    the whole path costs about as much as two to four single fits [2]_. (One way, from the greatest
+    weight down, would end in poorer optima: what a great weight has smoothed away does not come
+    back.) Of the weights that predict equally well, within a standard error, the nearest to 1 is
+    chosen.
+
+    Returns
+    -------
+    fit : SparseFit
+        Of all rows, with the beta chosen. Its ``held_out_loss`` is of rows that neither stopped nor
+        chose.
+    path : dict of float to float
+        Mean loss, of the part that chooses, for each beta tried, in nats (half the squared error
+        for "square_loss"); empty below 30 rows, which beta = 1 is for.
+    """
+    data, settings, recorder = problem.data, problem.settings, problem.recorder
+    problem = replace(problem, objective=replace(problem.objective, beta=1.0))
+    if len(data) < defaults.FEWEST_FOR_BETA:
+        return fit_sparse(problem), {}
+    history: History = {"start": [], "solve": [], "validation": []}
+    kept, stopping, choosing, reporting = _four_parts(problem)
+    start = problem.start
+    if start is None:
+        begun = start_state(replace(problem, data=kept))
+        start, history["start"] = begun.state, begun.history
+    objective = _in_units_of(start, kept, problem.objective)
+
+    def fit_at(beta: float, state: SparseState, at: Problem) -> _Point:
+        at_beta = replace(objective, beta=beta)
+        watch = BestState(at_beta, stopping)
+        for stage, how in ((at_beta.of_posterior_alone, _briefly(problem)), (at_beta, at)):
+            found = minimise(state, kept, stage, how, watch)
+            history["solve"] += found.history
+            state = found.state
+            watch.score(state)
+        best = watch.best_state
+        return _Point(at_beta, best, held_out_losses(best, at_beta, choosing))
+
+    tried = [fit_at(1.0, _towards_log_loss(start, kept, objective, settings), problem)]
+    max_iter = max(1, settings.max_iter // defaults.BETA_STEPS)
+    warm = replace(problem, settings=replace(settings, max_iter=max_iter))
+    down, up = (b for b in defaults.BETAS if b < 1), (b for b in defaults.BETAS[::-1] if b > 1)
+    for betas in (down, up):
+        way = tried[:1]
+        for beta in betas:
+            if _has_risen(way) or recorder.stopped:
+                break
+            # Hyper-parameters that overfit must not be passed on: it is the best state that is.
+            way.append(fit_at(beta, way[-1].state, warm))
+        tried += way[1:]
+    # How far beta is from 1; of equals the greater first, which regularises more.
+    ordered = sorted(tried, key=lambda point: (abs(math.log(point.beta)), -point.beta))
+    chosen = ordered[choose([point.losses for point in ordered])]
+    path = {point.beta: point.loss for point in sorted(tried, key=lambda point: -point.beta)}
+    history["validation"] = list(path.values())
+    reported = float(held_out_losses(chosen.state, chosen.objective, reporting).mean())
+    if recorder.stopped:
+        parts = kept, stopping
+        fit = _finish(chosen.state, chosen.objective, reported, problem, history, parts)
+        return fit, path
+    of_beta = replace(problem.objective, beta=chosen.beta)
+    fit = fit_sparse(replace(problem, kernels=[chosen.state.kernel], objective=of_beta))
+    history = {name: history[name] + fit.history[name] for name in ("start", "solve")} | {
+        "validation": history["validation"]
+    }
+    return replace(fit, held_out_loss=reported, history=history), path
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One beta of the path: its best state, and the losses (n,) of the part that chooses."""
+
+    objective: Objective
+    state: SparseState
+    losses: Tensor
+
+    @property
+    def beta(self) -> float:
+        return self.objective.beta
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+
+def _four_parts(problem: Problem) -> tuple[Data, Data, Data, Data]:
+    """Training; then, of at most a fifth each, what stops, what chooses and what is reported."""
+    fraction = min(problem.settings.validation_fraction, defaults.MOST_HELD_OUT)
+    rest, stopping = split(problem.data, fraction, problem.generator)
+    both, reporting = split(rest, fraction / (1 - fraction), problem.generator)
+    training, choosing = split(both, fraction / (1 - 2 * fraction), problem.generator)
+    return training, stopping, choosing, reporting
+
+
+def _has_risen(tried: list[_Point]) -> bool:
+    """Whether the loss rose twice in a row at the end of the path."""
+    losses = [point.loss for point in tried[-defaults.MAX_RISES - 1 :]]
+    return len(losses) > defaults.MAX_RISES and all(a < b for a, b in pairwise(losses))
