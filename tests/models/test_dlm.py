@@ -28,15 +28,10 @@ from tests.reference import sparse as dense
 from tests.same import assert_same
 
 GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
-
-
 STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FAMILIES = {
     "gaussian": (GAUSSIAN, "gaussian"),
-    "student_t": (
-        StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0)),
-        "student_t",
-    ),
+    "student_t": (STUDENT, "student_t"),
     "probit": (Bernoulli("probit"), "labels"),
     "logit": (Bernoulli("logit"), "labels"),
     "poisson": (Poisson("exp"), "counts"),

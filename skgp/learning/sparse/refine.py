@@ -104,9 +104,8 @@ def broadened(state: SparseState, data: Data, objective: Objective) -> SparseSta
         var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
         divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
         for likelihood in _less_noise(state, objective):
-            rows = share * objective.data_loss(
-                objective.family.with_parameters(likelihood), some, mean, var
-            )
+            made = objective.family.with_parameters(likelihood)
+            rows = share * objective.data_loss(made, some, mean, var)
             loss = float(rows + objective.beta * divergence)
             if loss < best:
                 best, width, chosen = loss, tau, likelihood
