@@ -6,17 +6,10 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._warnings import warn_caller
+from skgp.estimators.defaults import CLUSTER_BATCH, CLUSTER_PASSES, FARTHEST, GREEDY_ROWS
 from skgp.inference.inducing import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.length_scales import length_scales
-
-# Rows that the clustering looks at, as a multiple of the centres, over all minibatches.
-_PASSES = 2
-_BATCH_ROWS = 4_096
-# Rows among which points are chosen greedily.
-_GREEDY_ROWS = 20_000
-# Length scales beyond which all rows are equally far.
-_BEYOND = 1e6
 
 #: Ways of choosing inducing points.
 INITIALISERS = ("k-means", "random", "greedy")
@@ -31,25 +24,10 @@ def inducing_points(
     sample_weight: np.ndarray | None = None,
     random_state: np.random.RandomState,
 ) -> np.ndarray:
-    """Return inducing points for the rows of X.
+    """Inducing points (at most n_points, d) for the rows of X (n, d): all that are distinct if few.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    n_points : int
-        All distinct rows are returned if there are no more.
-    kernel : Kernel
-        Without noise.
-    init : {"k-means", "random", "greedy"}, default="k-means"
-        Centres of clusters; rows at random; or one by one the row of which the points before it
-        explain the least variance.
-    sample_weight : ndarray of shape (n,), optional
-        Of the rows, for the clusters.
-    random_state : RandomState
-
-    Returns
-    -------
-    ndarray of shape (at most n_points, d)
+    Centres of clusters, of rows of some weights; rows at random; or one by one the row of which the
+    points before it explain the least variance.
     """
     if init == "k-means":
         return cluster_centres(
@@ -60,8 +38,8 @@ def inducing_points(
         return X[distinct]
     if init == "random":
         return X[random_state.choice(distinct, n_points, replace=False)]
-    if len(distinct) > _GREEDY_ROWS:
-        distinct = random_state.choice(distinct, _GREEDY_ROWS, replace=False)
+    if len(distinct) > GREEDY_ROWS:
+        distinct = random_state.choice(distinct, GREEDY_ROWS, replace=False)
     rows = X[distinct]
     return rows[greedy_variance(kernel, to_tensor(rows), n_points).numpy()]
 
@@ -83,42 +61,23 @@ def cluster_centres(
     sample_weight: np.ndarray | None = None,
     random_state: np.random.RandomState,
 ) -> np.ndarray:
-    """Return centres of clusters of the rows, in the metric of the kernel.
+    """Distinct centres of clusters of the rows of X (n, d), in the metric of a kernel.
 
     Clusters that are small in the kernel's own length scales leave less of the prior's variance
-    unexplained than as many rows at random.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    n_points : int
-        All distinct rows are returned if there are no more.
-    kernel : Kernel
-        Without noise.
-    sample_weight : ndarray of shape (n,), optional
-    random_state : RandomState
-
-    Returns
-    -------
-    ndarray of shape (at most n_points, d)
-        Distinct.
-
-    Notes
-    -----
-    About two passes over the rows, ``O(n n_points d)``.
+    unexplained than as many rows at random. About two passes over the rows, O(n n_points d).
     """
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
     scale, middle = length_scales(kernel, to_tensor(X)).numpy(), origin(to_tensor(X)).numpy()
     # Far from 0 they would lose their digits.
-    rows = np.clip((X - middle) / scale, -_BEYOND, _BEYOND).astype(np.float32)
+    rows = np.clip((X - middle) / scale, -FARTHEST, FARTHEST).astype(np.float32)
     kmeans = MiniBatchKMeans(
         n_points,
         init="random",
         n_init=1,
-        max_iter=_PASSES,
-        batch_size=max(_BATCH_ROWS, n_points),
+        max_iter=CLUSTER_PASSES,
+        batch_size=max(CLUSTER_BATCH, n_points),
         max_no_improvement=None,
         reassignment_ratio=0.0,
         compute_labels=False,
@@ -135,3 +94,38 @@ def distinct_rows(X: np.ndarray) -> np.ndarray:
     for index, row in enumerate(X):
         first.setdefault(hash(row.tobytes()), index)
     return np.fromiter(first.values(), dtype=np.int64)
+
+
+def class_centres(
+    X: np.ndarray,
+    labels: np.ndarray,
+    n_points: int,
+    kernel: Kernel,
+    *,
+    sample_weight: np.ndarray | None = None,
+    random_state: np.random.RandomState,
+) -> np.ndarray:
+    """Centres of clusters (M, d) of the rows of one class after the other; `labels` (n,) are codes.
+
+    Where classes meet, a centre of rows of both would stand for neither. Classes share the points
+    in proportion to the weights of their rows, and get one at least.
+    """
+    rows = distinct_rows(X)
+    if n_points >= len(rows):
+        return X[rows]
+    weight = np.ones(len(X)) if sample_weight is None else sample_weight
+    shares = np.bincount(labels, weights=weight)
+    edges = np.round(np.append(0, np.cumsum(shares)) / shares.sum() * n_points).astype(int)
+    centres = [
+        cluster_centres(
+            X[labels == label],
+            max(size, 1),
+            kernel,
+            sample_weight=weight[labels == label],
+            random_state=random_state,
+        )
+        for label, size in enumerate(np.diff(edges))
+        if (labels == label).any()
+    ]
+    centres = np.concatenate(centres)
+    return centres[distinct_rows(centres)]

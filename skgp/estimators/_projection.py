@@ -19,16 +19,19 @@ from sklearn.base import is_classifier
 from sklearn.neighbors import NearestNeighbors
 
 from skgp.estimators._inducing import distinct_rows
+from skgp.estimators.defaults import (
+    MANY_COLUMNS,
+    SCATTER_ROWS,
+    SPREAD_CANDIDATES,
+    SPREAD_COMPARED,
+    SPREAD_ERRORS,
+    SPREAD_NEIGHBORS,
+    TRIAL_JUDGED,
+    TRIAL_ROWS,
+)
 from skgp.learning.selection import LABEL_SHARE, held_out_rows, improves
 
-#: Columns beyond which a default kernel is one of principal components, and how many it takes.
-MANY_COLUMNS = 50
-_BLOCK = 8_192
-# Rows among which neighbours are looked for, of how many, and how many.
-_CANDIDATES, _COMPARED, _NEIGHBORS = 10_000, 2_000, 10
-_N_ERRORS = 2.0  # by which columns divided by their spread must predict better
-# Rows of a trial fit and rows held out for it, at most; what a trial has of the fit itself.
-_TRIAL_ROWS, _JUDGED = 500, 1_000
+# What a trial has of the fit itself.
 _OF_THE_FIT = (
     "method likelihood link degrees_of_freedom normalize_y optimizer device dtype n_jobs".split()
 )
@@ -36,17 +39,10 @@ _OF_THE_FIT = (
 
 @dataclass(frozen=True)
 class Projection:
-    """Inputs minus their mean, on a few directions.
+    """Inputs minus their mean, on a few directions."""
 
-    Attributes
-    ----------
-    mean : ndarray of shape (d,)
-    directions : ndarray of shape (d, p)
-        Orthonormal, or after division of its rows by the spreads of the columns.
-    """
-
-    mean: np.ndarray
-    directions: np.ndarray
+    mean: np.ndarray  # (d,)
+    directions: np.ndarray  # (d, p); orthonormal, or with rows divided by the columns' spreads
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
         """Return the coordinates of rows X (n, d), shape (n, p)."""
@@ -61,28 +57,12 @@ def principal_components(
     targets: np.ndarray | None = None,
     random_state: np.random.RandomState | None = None,
 ) -> Projection:
-    """Return the directions of greatest variance.
+    """The directions of greatest variance of X (n, d), at most d of them.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    n_directions : int
-        At most d.
-    sample_weight : ndarray of shape (n,), optional
-    targets : ndarray of shape (n, c), optional
-        By which to choose whether the columns are divided by their standard deviations first; by
-        default they are not.
-    random_state : RandomState, optional
-        Draws the rows that choose; needed with `targets`.
-
-    Returns
-    -------
-    Projection
-
-    Notes
-    -----
-    From the d x d covariance, ``O(n d^2 + d^3)``. Each direction has its largest entry positive:
-    the result does not depend on the library's choice of sign.
+    `targets` (n, c) choose whether the columns are divided by their standard deviations first, by
+    rows that `random_state` draws; without them they are not. From the d x d covariance,
+    O(n d^2 + d^3). Each direction has its largest entry positive: the result does not depend on the
+    library's choice of sign.
     """
     mean = np.average(X, axis=0, weights=sample_weight)
     covariance = _scatter(X, mean, sample_weight)
@@ -100,12 +80,10 @@ def principal_components(
 def _scatter(X: np.ndarray, mean: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Sum of squares and products (d, d) of rows less their mean."""
     total = np.zeros((X.shape[1], X.shape[1]))
-    for start in range(0, len(X), _BLOCK):
-        rows = X[start : start + _BLOCK] - mean
-        weighted = (
-            rows if sample_weight is None else rows * sample_weight[start : start + _BLOCK, None]
-        )
-        total += weighted.T @ rows
+    for start in range(0, len(X), SCATTER_ROWS):
+        rows = X[start : start + SCATTER_ROWS] - mean
+        weight = 1.0 if sample_weight is None else sample_weight[start : start + SCATTER_ROWS, None]
+        total += (weight * rows).T @ rows
     return total
 
 
@@ -128,18 +106,18 @@ def _choose(
 
     Copies of a row would predict each other in any coordinates, and count once.
     """
-    rows = random_state.permutation(distinct_rows(X))[:_CANDIDATES]
-    if len(rows) <= 2 * _NEIGHBORS:
+    rows = random_state.permutation(distinct_rows(X))[:SPREAD_CANDIDATES]
+    if len(rows) <= 2 * SPREAD_NEIGHBORS:
         return plain
     losses = [_left_out_losses(each(X[rows]), targets[rows]) for each in (plain, scaled)]
-    clear = improves(losses[1], losses[0], n_errors=_N_ERRORS, least_effect=0.0)
+    clear = improves(losses[1], losses[0], n_errors=SPREAD_ERRORS, least_effect=0.0)
     return scaled if clear else plain
 
 
 def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Squared errors (p,) of some rows predicted by the mean of those nearest to each."""
-    p = min(_COMPARED, len(Z))
-    search = NearestNeighbors(n_neighbors=_NEIGHBORS + 1, algorithm="brute").fit(Z)
+    p = min(SPREAD_COMPARED, len(Z))
+    search = NearestNeighbors(n_neighbors=SPREAD_NEIGHBORS + 1, algorithm="brute").fit(Z)
     nearest = search.kneighbors(Z[:p], return_distance=False)
     others = (nearest != np.arange(p)[:, None])[..., None]
     predicted = (targets[nearest] * others).sum(1) / others.sum(1)
@@ -157,27 +135,15 @@ def components_predict_better(
 ) -> bool:
     """Whether rows held out are predicted better from principal components than from columns.
 
-    Parameters
-    ----------
-    estimator : SWSGPRegressor or SWSGPClassifier
-        Whose fits, with default kernels and all else of the default size, are compared.
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-        Numbers, counts or classes.
-    sample_weight, exposure : ndarray of shape (n,), optional
-    seed : int
-
-    Returns
-    -------
-    bool
-        By the rule of :func:`skgp.learning.selection.choose`; the columns are the simpler.
+    By fits of an SWSGP estimator with default kernels, and all else of the default size, and the
+    rule of :func:`skgp.learning.selection.choose`; the columns are the simpler.
     """
     labels = is_classifier(estimator)
     random = np.random.RandomState(seed)
-    judged = held_out_rows(y, min(len(X) // 3, _JUDGED), random, X=X, classes=labels)
+    judged = held_out_rows(y, min(len(X) // 3, TRIAL_JUDGED), random, X=X, classes=labels)
     rows = np.flatnonzero(~judged)
-    if len(rows) > _TRIAL_ROWS:
-        left = held_out_rows(y[rows], len(rows) - _TRIAL_ROWS, random, X=X[rows], classes=labels)
+    if len(rows) > TRIAL_ROWS:
+        left = held_out_rows(y[rows], len(rows) - TRIAL_ROWS, random, X=X[rows], classes=labels)
         rows = rows[~left]
     if not judged.any():
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Real
 
 import numpy as np
@@ -10,20 +11,24 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
-from skgp.data import Data
-from skgp.estimators._backend import to_tensor
+from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
+from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._fitting import fit_context
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators._swsgp_numbers import NumbersMixin
+from skgp.estimators._validation import refuse_noise
+from skgp.estimators.defaults import SWSGP_EXACT_ROWS
+from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.gram import split_noise
+from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.likelihoods import NumericLikelihood
 
 
-class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
+class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
     r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
@@ -399,6 +404,63 @@ class SWSGPRegressor(NumbersMixin, RegressionLikelihood, SWSGPMixin, BaseGPRegre
             self._rows(data, backend), self._family(split_noise(self.kernel_)[1]), backend
         )
         return self
+
+    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
+        """Rows as tensors, merged where the likelihood allows."""
+        if self._is_gaussian:
+            return merge_replicates(X, z, sample_weight, backend.device)
+        return distinct_observations(X, z, sample_weight, backend.device, offset)
+
+    def _rows(self, data: Data, backend: Backend) -> Data:
+        """Rows in the dtype of the fit."""
+        return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
+
+    def _learn_kernel(
+        self, session, X: np.ndarray, sample_weight, data: Data, backend: Backend
+    ) -> tuple[Kernel, WhiteKernel]:
+        """Return the kernel of f and the noise that goes with it, learned if they are to be."""
+        if self._keeps_kernel(data):
+            signal, white = split_noise(self.kernel_)
+            return signal, white or WhiteKernel()
+        if self.kernel is None:
+            kernels = default_kernels(X, sample_weight)
+        else:
+            kernel = self._resolve_kernel(X, lambda: None)
+            if self._own_likelihood is not None:
+                refuse_noise(kernel, self)
+            kernels = [with_noise(kernel)]
+        if not self._learns:
+            return split_noise(kernels[0])
+        with session.stage("hyperparameters") as callback:
+            found = search_hyperparameters(
+                kernels,
+                data,
+                self._family(WhiteKernel()),
+                generator=backend.generator(),
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        return split_noise(found.kernel)
+
+    def _fit_kriging(self, kernel: Kernel, noise: float, data: Data, backend: Backend) -> None:
+        """Keep the rows that predictions are kriged from."""
+        n, rows = len(data), replace(data, y=data.y[:, None], scatter=None)
+        rows = self._kriging_rows(rows, backend)
+        self._set_neighbors(len(rows), each_row=len(rows) == n, n_latent=1)
+        columns = rows.X, rows.y, rows.weight, rows.y.new_zeros(1)
+        H, neighbors = self.n_neighbors_, self.neighbors
+        self._set_kriging(KrigingModel(kernel, noise, *columns, H, neighbors=neighbors))
+
+    def _append_kriging(self, data: Data) -> None:
+        """Krige from these rows too."""
+        rows = data.to("cpu")
+        model = self._posterior.appended(rows.X, rows.y[:, None], rows.weight)
+        n = len(model.X)
+        self.n_neighbors_ = self._neighbors_of(n, each_row=self._each_row, n_latent=1)
+        self._set_kriging(replace(model, n_neighbors=self.n_neighbors_))
+
+    def _few_points(self, n_latent: int) -> int:
+        return SWSGP_EXACT_ROWS if self._is_gaussian else 0
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

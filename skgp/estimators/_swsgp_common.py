@@ -1,6 +1,5 @@
 """What `SWSGPRegressor` and `SWSGPClassifier` share: parameters, inducing points, predictions."""
 
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral, Real
@@ -21,26 +20,24 @@ from skgp.estimators._inducing import (
 )
 from skgp.estimators._options import Option, options
 from skgp.estimators._projection import (
-    MANY_COLUMNS,
     Projection,
     components_predict_better,
     principal_components,
 )
 from skgp.estimators._warnings import warn_caller
+from skgp.estimators.defaults import (
+    MANY_COLUMNS,
+    POLISHED_SHARE,
+    SWSGP_MAX_INDUCING,
+    SWSGP_NEIGHBORS,
+)
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct
-from skgp.inference.neighbors.streaming import localized, update, update_full
+from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
 from skgp.models.swsgp import fit_swsgp
-
-# Inducing points by default: one a row, up to so many.
-_MAX_INDUCING = 100_000
-# Neighbours where there are more points than all can be.
-_NEIGHBORS = 32
-# Inducing points, of the rows, up to which "auto" polishes.
-_SPARSE = 0.25
 
 
 class SWSGPMixin:
@@ -142,7 +139,7 @@ class SWSGPMixin:
 
     def _settings(self, n_points: int, n_rows: int) -> Settings:
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
-        sparse = self.inducing == "auto" and n_points <= _SPARSE * n_rows
+        sparse = self.inducing == "auto" and n_points <= POLISHED_SHARE * n_rows
         learns = (self.inducing == "learned" or sparse) and self._learns
         return Settings(
             n_neighbors=self.n_neighbors_,
@@ -193,7 +190,7 @@ class SWSGPMixin:
 
     def _max_inducing(self) -> int:
         """Inducing points if there are as many distinct rows."""
-        return _MAX_INDUCING if self.n_inducing is None else self.n_inducing
+        return SWSGP_MAX_INDUCING if self.n_inducing is None else self.n_inducing
 
     def _warn_of_few_rows(self, n_points: int, X: torch.Tensor) -> None:
         """Warn if there are fewer distinct rows than points asked for."""
@@ -204,7 +201,7 @@ class SWSGPMixin:
         """H, of so many points, whether or not one a row."""
         if self.n_neighbors == "auto":
             few = each_row and n_points <= self._few_points(n_latent)
-            return n_points if few and self._is_fixed else min(_NEIGHBORS, n_points)
+            return n_points if few and self._is_fixed else min(SWSGP_NEIGHBORS, n_points)
         return min(self.n_neighbors, n_points)
 
     def _set_neighbors(self, n_points: int, *, each_row: bool, n_latent: int) -> None:
@@ -236,7 +233,7 @@ class SWSGPMixin:
 
     def _polishes(self, n_points: int, n_rows: int) -> bool:
         """Whether to polish: "auto" does where hyper-parameters of all rows cannot suit."""
-        asked = self.polish if self.polish != "auto" else n_points <= _SPARSE * n_rows
+        asked = self.polish if self.polish != "auto" else n_points <= POLISHED_SHARE * n_rows
         return asked and self._learns
 
     def _fit_variational(
@@ -270,7 +267,7 @@ class SWSGPMixin:
             callback=callback,
         )
         self._set_posterior(fit.state)
-        self._summary = pickle.loads(pickle.dumps(fit.summary))
+        self._set_summary(fit.summary)
         self._keep_kl_weight(fit.kl_weight)
         self.elbo_ = fit.elbo
         if start is None:
@@ -284,9 +281,15 @@ class SWSGPMixin:
         self.kl_weight_ = kl_weight
         self._kl_factor = kl_weight * self.n_neighbors_ / self.n_inducing_
 
+    def _set_summary(self, summary: Summary | None) -> None:
+        """Keep what `partial_fit` must know of the rows seen."""
+        self._summary = summary
+        if summary is not None:
+            self._summary = replace(summary, precision=summary.precision.cpu())
+
     def _set_posterior(self, state: SWSGPState) -> None:
         """Predict from this state from now on."""
-        state = pickle.loads(pickle.dumps(state)).to(torch.float64)  # from any device
+        state = state.to("cpu", torch.float64)
         self._posterior = SWSGPPosterior(state, self.n_neighbors_, self.neighbors)
         self.inducing_points_ = state.Z.numpy()
         self.n_inducing_ = state.n_inducing
@@ -295,13 +298,14 @@ class SWSGPMixin:
         """Predict by kriging from now on."""
         for name in ("kl_weight_", "elbo_", "polished_", "coupling_"):  # of an earlier method
             self.__dict__.pop(name, None)
-        self._posterior = pickle.loads(pickle.dumps(model))
+        self._posterior = model
         self.inducing_points_ = self._posterior.X.numpy()
         self.n_inducing_ = len(self.inducing_points_)
         self.n_iter_ = 1
 
     def _kriging_rows(self, data: Data, backend: Backend) -> Data:
-        """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
+        """Rows to krige from, on the CPU: all, or as many at random as ``n_inducing`` says."""
+        data = data.to("cpu", torch.float64)
         n = len(data)
         self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
         if self.n_inducing is None or self.n_inducing >= n:
@@ -341,7 +345,7 @@ class SWSGPMixin:
         else:
             if summary is None:
                 state, summary = localized(state)
-            state, self._summary = update(
+            state, summary = update(
                 state.to(backend.device).to(backend.dtype),
                 summary,
                 data.X,
@@ -353,6 +357,7 @@ class SWSGPMixin:
                 neighbors=self.neighbors,
                 **steps,
             )
+            self._set_summary(summary)
         self.n_neighbors_ = min(H, state.n_inducing)
         self._set_posterior(state)
         if self.kl_weight == "auto":
@@ -364,7 +369,7 @@ class SWSGPMixin:
             return None
         return self._posterior.state.to(backend.device).to(backend.dtype)
 
-    def _keeps_kernel(self, data: Data | Data) -> bool:
+    def _keeps_kernel(self, data: Data) -> bool:
         """Whether this fit goes on from the last, whose projection had as many components."""
         return self._goes_on and self.inducing_points_.shape[1] == data.X.shape[1]
 
@@ -388,13 +393,6 @@ class SWSGPMixin:
 
 
 def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Return the index of the point that equals each row of X, shape (n,); -1 where none does.
-
-    Parameters
-    ----------
-    X : Tensor of shape (n, d)
-    points : Tensor of shape (M, d)
-        Distinct.
-    """
+    """Index (n,) of the one of some distinct points that equals each row of X; -1 where none."""
     group = distinct(torch.cat([points, X]))[1][len(points) :]
     return torch.where(group < len(points), group, -1)

@@ -43,3 +43,39 @@ DF_BOUNDS = (2.1, 200.0)
 DF_START = 4.0
 #: What one observation is worth against a mean count of 0.
 LEAST_COUNT = 0.5
+
+# -- Inducing points and projections
+
+#: Rows that the clustering looks at, as a multiple of the centres, over all minibatches, and these.
+CLUSTER_PASSES, CLUSTER_BATCH = 2, 4_096
+#: Rows among which points are chosen greedily.
+GREEDY_ROWS = 20_000
+#: Length scales beyond which all rows are equally far.
+FARTHEST = 1e6
+#: Columns beyond which a default kernel is one of principal components, and how many it takes.
+MANY_COLUMNS = 50
+#: Rows of a covariance that are summed at once.
+SCATTER_ROWS = 8_192
+#: Whether to divide columns by their spreads: rows among which neighbours are looked for, of how
+#: many rows, how many, and standard errors by which they must predict better then.
+SPREAD_CANDIDATES, SPREAD_COMPARED, SPREAD_NEIGHBORS, SPREAD_ERRORS = 10_000, 2_000, 10, 2.0
+#: Rows of a trial fit of a projection and rows held out for it, at most.
+TRIAL_ROWS, TRIAL_JUDGED = 500, 1_000
+
+# -- Sparse within sparse
+
+#: Inducing points by default: one a row, up to so many.
+SWSGP_MAX_INDUCING = 100_000
+#: Neighbours where there are more points than all can be, and by which kernels are compared.
+SWSGP_NEIGHBORS = 32
+#: Inducing points, of the rows, up to which "auto" polishes.
+POLISHED_SHARE = 0.25
+#: Inducing points, of the rows, up to which "auto" takes centres of clusters of each class.
+CLUSTERED_SHARE = 0.3
+#: Rows up to which all are neighbours, at the cost of one factor: q(u) then is the exact GP.
+SWSGP_EXACT_ROWS = 2500
+#: The same of labels and one latent function; of c with as many numbers, c M^2.
+SWSGP_FULL_ROWS = 1000
+#: Of logs of amplitude and length scales, by default kernels
+#: (tests/benchmarks/bench_rare_class.py).
+SWSGP_SCALE_STD = 1.0

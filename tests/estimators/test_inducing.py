@@ -10,6 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct
 from skgp.estimators import _inducing as module
 from skgp.estimators._inducing import (
     INITIALISERS,
+    class_centres,
     cluster_centres,
     distinct_rows,
     inducing_points,
@@ -178,7 +179,7 @@ def test_inducing_points_chosen_greedily_are_fewer_where_no_variance_is_left(X):
 
 
 def test_inducing_points_chosen_greedily_are_sought_among_some_rows(X, monkeypatch):
-    monkeypatch.setattr(module, "_GREEDY_ROWS", 50)
+    monkeypatch.setattr(module, "GREEDY_ROWS", 50)
     seen = []
     before = module.greedy_variance
 
@@ -197,3 +198,28 @@ def test_warn_of_few_rows_names_the_numbers_and_the_remedy():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_few_rows(7, 7)
+
+
+def test_clusters_are_of_each_class_by_itself():
+    """Interleaved classes: a centre of both would lie between them."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.r_[np.zeros(300, int), np.ones(99, int), 3])
+    X = np.column_stack([np.arange(400.0), labels])
+    Z = class_centres(X, labels, 40, RBF(50.0), random_state=np.random.RandomState(0))
+    classes, sizes = np.unique(Z[:, 1], return_counts=True)
+    np.testing.assert_array_equal(classes, [0, 1, 3])  # of class 2 there are no rows
+    np.testing.assert_array_equal(sizes, [30, 10, 1])
+    # All rows, and each of them once, where they are no more.
+    twice = np.tile(np.arange(20), 2)
+    options = {"random_state": np.random.RandomState(0)}
+    Z = class_centres(X[twice], labels[twice], 20, RBF(), **options)
+    np.testing.assert_array_equal(Z, X[:20])
+
+
+def test_clusters_follow_the_weights_of_the_classes():
+    X = np.random.default_rng(0).standard_normal((200, 2))
+    labels = np.repeat([0, 1], 100)
+    options = {"sample_weight": 1.0 + 2 * labels, "random_state": np.random.RandomState(0)}
+    X[100:, 0] += 100
+    Z = class_centres(X, labels, 40, RBF(), **options)
+    assert (Z[:, 0] > 50).sum() == 30 and len(Z) == 40

@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import expit
 from scipy.stats import norm
 from sklearn.datasets import load_digits, make_classification, make_moons
@@ -16,8 +15,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
-from skgp.data import Data
-from skgp.estimators._swsgp_labels import class_centres
 from skgp.inference.neighbors import posterior
 from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, sklearn_checks
@@ -221,31 +218,6 @@ def test_more_points_than_rows_are_lowered_with_a_warning(method, moons):
 
 
 # ---- inducing points -----------------------------------------------------------------------------
-
-
-def test_clusters_are_of_each_class_by_itself():
-    """Interleaved classes: a centre of both would lie between them."""
-    rng = np.random.default_rng(0)
-    labels = rng.permutation(np.r_[np.zeros(300, int), np.ones(99, int), 3])
-    X, Y = np.column_stack([np.arange(400.0), labels]), 2 * np.eye(4)[labels] - 1
-    data = Data(torch.from_numpy(X), torch.from_numpy(Y), None)
-    Z = class_centres(data, 40, RBF(50.0), np.random.RandomState(0))
-    classes, sizes = np.unique(Z[:, 1], return_counts=True)
-    np.testing.assert_array_equal(classes, [0, 1, 3])  # of class 2 there are no rows
-    np.testing.assert_array_equal(sizes, [30, 10, 1])
-    # All rows, and each of them once, where they are no more.
-    Z = class_centres(data.take(torch.arange(20).repeat(2)), 20, RBF(), np.random.RandomState(0))
-    np.testing.assert_array_equal(Z, X[:20])
-
-
-def test_clusters_follow_the_weights_of_the_classes():
-    X = np.random.default_rng(0).standard_normal((200, 2))
-    labels = np.repeat([-1.0, 1.0], 100)[:, None]
-    weight = torch.from_numpy(np.where(labels[:, 0] > 0, 3.0, 1.0))
-    X[100:, 0] += 100
-    data = Data(torch.from_numpy(X), torch.from_numpy(labels), weight)
-    Z = class_centres(data, 40, RBF(), np.random.RandomState(0))
-    assert (Z[:, 0] > 50).sum() == 30 and len(Z) == 40
 
 
 def test_auto_takes_clusters_for_few_points(moons):

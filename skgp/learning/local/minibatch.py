@@ -9,7 +9,12 @@ whose mean over all such sets, or over the sets of a partition, is the bound its
 :math:`O(b H^3)` whatever M, but for passes over the vectors that Adam keeps.
 
 The steps are taken in coordinates of natural units (`Coordinates`). The rate stays flat, then falls
-linearly to 0, which averages the noise of the minibatches away.
+linearly to 0, which averages the noise of the minibatches away. In these units the bound an
+observation has a curvature of about 1 / N, and a gradient at x standard deviations from the optimum
+is x / N. With :math:`\epsilon` = rate / N Adam's step is there x, that of Newton. The usual
+:math:`10^{-8}` makes steps of whole rates of gradients that are rounding alone, as they are where a
+closed form has found the means: data that differed by 1e-14 had means that differed by up to 2% of
+their spread after 5 steps as after 2500, at lower bounds than with this.
 
 Unwhitened means are strongly coupled, and Adam is slow to learn them where H is large. It does
 best what the closed forms cannot: hyper-parameters and inducing points together with q(u), from
@@ -146,7 +151,8 @@ def fit_minibatch(
     around = Coordinates(state, objective)
     leaves = {name: value.clone().requires_grad_() for name, value in around.start().items()}
     loss = _MinibatchLoss(around, leaves, data, search, min(batch_size, len(data)), generator)
-    loop = _Steps(leaves, loss, around.bounds(), callback=_Reports(callback))
+    eps = RATE_SHARES["mean"] * learning_rate / data.total
+    loop = _Steps(leaves, loss, around.bounds(), eps, callback=_Reports(callback))
     if settle:
         loop.settle(max_iter, learning_rate)
     else:
@@ -276,10 +282,12 @@ class _Steps(TrainingLoop):
         parameters: Mapping[str, Tensor],
         compute_loss: Callable[[int], Tensor],
         bounds: Mapping[str, tuple[Tensor, Tensor]],
+        eps: float,
         **options,
     ) -> None:
         groups = [{"params": [leaf], "share": RATE_SHARES[k]} for k, leaf in parameters.items()]
-        super().__init__(parameters, compute_loss, Adam(groups, betas=ADAM_MOMENTS), **options)
+        adam = Adam(groups, betas=ADAM_MOMENTS, eps=eps)
+        super().__init__(parameters, compute_loss, adam, **options)
         self.bounds = {name: box for name, box in bounds.items() if name in parameters}
         self.project()
 
