@@ -35,20 +35,16 @@ from skgp.inference.relevance.steps import DesignSource, Dictionary, EvidenceSta
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.tensor_state import TensorState
 from skgp.optim.stopping import StopRecorder
 
 
-class OneVsRestPosterior:
+class OneVsRestPosterior(TensorState):
     """Latent functions of the columns, each a Gaussian on vectors of its own; offset (c,)."""
 
     def __init__(self, columns: list, offset: Tensor) -> None:
         self.columns = columns
-        self._offset = tuple(offset.tolist())
-
-    @property
-    def offset(self) -> Tensor:
-        """Constants added to the means, shape (c,)."""
-        return torch.tensor(self._offset, dtype=torch.float64)
+        self.offset = offset.double()
 
     def mean(self, X: Tensor) -> Tensor:
         """Means of the latent functions, shape (p, c)."""

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from skgp.inference.stochastic import defaults
 from skgp.inference.stochastic.basis import Array, StochasticBasis, take_rows
-from skgp.inference.stochastic.defaults import PATIENCE, SMOOTHING
 from skgp.inference.stochastic.state import SolverState
 from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement
 
@@ -142,8 +142,10 @@ class StochasticSolver:
             If a step is not finite. It names iteration and parameter and carries the last good
             state.
         """
-        tol = self.options.tol
-        rule = None if tol is None else LossPlateau(tol=tol, patience=PATIENCE, smoothing=SMOOTHING)
+        tol, patience = self.options.tol, defaults.PATIENCE
+        rule = None
+        if tol is not None:
+            rule = LossPlateau(tol=tol, patience=patience, smoothing=defaults.SMOOTHING)
         for iteration in range(self.first, self.first + self.options.max_iter):
             info = self.iterate(iteration)
             self.state.n_iter = iteration + 1

@@ -282,9 +282,8 @@ class LikelihoodState(SolverState):
         n_support : int, default=200
             Rows whose features shape the directions of "nystrom" and whose latent means are
             followed exactly; 0 for none.
-        optimizer : {"nystrom", "adagrad", "adam"}, optional
-            "adagrad" is the paper's. By default "nystrom" where there are support rows.
-        generator : torch.Generator
+        optimizer, generator
+            As for `SGDState.start`.
         """
         n, m, dtype = len(X), basis.n_features, basis.dtype
         c = 1 if y.ndim == 1 else y.shape[1]

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.inference.stochastic import defaults as constants
 from skgp.inference.stochastic.basis import (
     FourierBasis,
     InducingBasis,
@@ -545,11 +546,12 @@ def test_warm_start_goes_on_from_the_state():
     assert gap(DenseElbo(basis, X, y), fit) < 0.01
 
 
-def test_callback_and_tolerance_stop():
+def test_callback_and_tolerance_stop(monkeypatch):
+    monkeypatch.setattr(constants, "PATIENCE", 20)
     X, y = binary_data()
     fit = Fit(fourier_basis(), X, y, callback=lambda iteration, info: iteration == 4)
     assert fit.state.n_iter == len(fit.history["loss"]) == 5
-    assert Fit(fourier_basis(), X, y, tol=2.0, **dict(SAMPLES, max_iter=600)).state.n_iter < 600
+    assert Fit(fourier_basis(), X, y, tol=2.0, **dict(SAMPLES, max_iter=200)).state.n_iter < 200
 
 
 def test_float32_is_kept():
