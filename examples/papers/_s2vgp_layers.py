@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.inducing.conditionals import condition
-from skgp.inference.markov.inducing.pair_sites import Chain, PairSites, infer_pairs
-from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.conditionals import condition
+from skgp.inference.markov.pairs import Chain, PairSites, infer_pairs
+from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matvec

@@ -16,8 +16,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
 from skgp import StateSpaceGPClassifier
-from skgp.inference.markov.inducing.conditionals import condition
-from skgp.inference.markov.inducing.fit import fit_inducing
+from skgp.inference.markov.conditionals import condition
+from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series, make_series
 from skgp.likelihoods import Gaussian, Likelihood, StudentT
 from skgp.optim.lbfgs import minimize_lbfgs

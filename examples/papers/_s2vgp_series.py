@@ -216,9 +216,9 @@ def learn_harmonics(series: Series, n_harmonics: int) -> tuple[Any, float]:
 
     def loss(leaves: dict[str, Tensor]) -> Tensor:
         parameters, noise = form.parameters(tie @ leaves["free"] + shift), leaves["noise"]
-        found = objective(form.at(parameters.detach()), noise.detach())
+        found = objective([form.at(parameters.detach())], noise.detach())
         # A plane through the value with the known slopes carries them into torch's graph.
-        plane = (parameters - parameters.detach()) @ found.dynamics_gradient
+        plane = (parameters - parameters.detach()) @ found.gradients()[0]
         plane = plane + (noise - noise.detach()) @ found.likelihood_gradient
         return -(found.value + plane) / series.total
 

@@ -12,10 +12,9 @@ import torch
 from qsgp import data_path
 from torch import Tensor
 
-from skgp.inference.markov.inducing.fit import fit_inducing
-from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.state import SeriesState
+from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence, VariationalEvidence
 from skgp.learning.markov.search import maximise
@@ -95,7 +94,7 @@ def learn_gaussian(
     """Fit by the evidence, or by its bound where there are knots; the best of several starts."""
     family = Gaussian(noise, bounds=(1e-8, 10.0))
     objective = GaussianEvidence(series) if knots is None else VariationalEvidence(series, family)
-    searches = [maximise(kernel, objective, family, knots=knots) for kernel in kernels]
+    searches = [maximise([kernel], objective, family, knots=knots) for kernel in kernels]
     best = max(searches, key=lambda search: search.value)
     return condition_gaussian(best.kernel, float(best.parameters[0].exp()), series, knots)
 
@@ -107,11 +106,11 @@ def condition_gaussian(
     family = Gaussian(noise, bounds=(noise, noise))
     if knots is None:
         log_noise = torch.tensor([math.log(noise)], dtype=torch.float64)
-        value = GaussianEvidence(series)(dynamics_of(kernel), log_noise).value
+        value = GaussianEvidence(series)([dynamics_of(kernel)], log_noise).value
         state: State = SeriesState(kernel, series.times, *series.gaussian_sites(noise), 0.0)
     else:
         likelihood = family.with_parameters(torch.tensor([math.log(noise)], dtype=torch.float64))
         # The first sites of Gaussian noise are the best.
         found = fit_inducing(dynamics_of(kernel), knots, series, likelihood, max_iter=1)
-        value, state = found.elbo, InducingState(kernel, knots, found.sites)
+        value, state = found.elbo, InducingState(kernel, knots, found.posterior.sites)
     return GaussianFit(kernel, noise, value, state)

@@ -29,8 +29,8 @@ from _s2vgp_study import (
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
-from skgp.inference.markov.inducing.fit import fit_inducing
-from skgp.inference.markov.inducing.pair_sites import PairSites
+from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.pairs import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.likelihoods import Gaussian
 
@@ -244,4 +244,4 @@ def _sites(kernel: Any, knots: Tensor, x: np.ndarray, y: np.ndarray, noise: floa
     """Sites of a layer that has seen y at x, with noise of a standard deviation."""
     series = make_series(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = Gaussian(noise**2)
-    return fit_inducing(dynamics_of(kernel), knots, series, likelihood, max_iter=1).sites
+    return fit_inducing(dynamics_of(kernel), knots, series, likelihood, max_iter=1).posterior.sites

@@ -13,7 +13,7 @@ from skgp.estimators._compat import StrOptions, warn_at_bounds
 from skgp.estimators._fitting import fit_context, in_few_threads
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.inference.markov.left_out import left_out_moments
+from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
 

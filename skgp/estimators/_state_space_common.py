@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,17 +22,14 @@ from skgp.estimators._series_kernels import (
     default_series_kernels,
     summands,
 )
-from skgp.estimators._state_space_rows import Rows
-from skgp.inference.markov.additive.binning import make_bins
-from skgp.inference.markov.additive.state import AdditiveState
-from skgp.inference.markov.additive.tables import AdditiveStatistics
-from skgp.inference.markov.inducing.state import InducingState
-from skgp.inference.markov.state import SeriesState
+from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.additive_states import AdditiveState
+from skgp.inference.markov.series import Series, make_series
+from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
-from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
-from skgp.models.state_space.fit import fit_series
-from skgp.models.state_space.streaming import add_rows
+from skgp.linalg.tensor_state import TensorState
+from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
 # Bins of a column of an additive model.
 _N_BINS = 512
@@ -43,11 +41,41 @@ _FEW_ROWS = 1000
 State = SeriesState | InducingState | AdditiveState
 
 
-class StateSpaceMixin:
-    """Parameters, fit and predictions; a face adds the likelihood.
+@dataclass(frozen=True)
+class Rows(TensorState):
+    """Training rows: inputs (n, c), targets (n, t), weights and log-exposures (n,) or None."""
 
-    A face has the parameters of ``_state_space_constraints``, and the hooks and attributes of a
-    base class of :mod:`skgp.estimators`.
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+    log_exposure: Tensor | None = None
+
+    def series(self) -> list[Series]:
+        """One series a target."""
+        return [make_series(self.x[:, 0], y, self.weight, self.log_exposure) for y in self.y.T]
+
+    def joined(self, other: "Rows") -> "Rows":
+        """These rows, then others."""
+        pairs = ((self.weight, other.weight, 1.0), (self.log_exposure, other.log_exposure, 0.0))
+        x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
+        return Rows(x, y, *(self._joined(other, *pair) for pair in pairs))
+
+    def _joined(
+        self, other: "Rows", mine: Tensor | None, others: Tensor | None, default: float
+    ) -> Tensor | None:
+        """A column of both, `default` where one has none; None where neither has."""
+        if mine is None and others is None:
+            return None
+        mine = self.x.new_full((len(self.x),), default) if mine is None else mine
+        others = other.x.new_full((len(other.x),), default) if others is None else others
+        return torch.cat([mine, others])
+
+
+class StateSpaceMixin:
+    """Parameters, fit and predictions; an estimator adds the likelihood.
+
+    It has the parameters of ``_state_space_constraints``, and the hooks and attributes of a base
+    class of :mod:`skgp.estimators`.
     """
 
     _state_space_constraints: dict[str, list[Any]] = {
@@ -156,7 +184,7 @@ class StateSpaceMixin:
                 optimise=self._learns,
                 **search,
             )
-            self._keep_additive(fits)
+            self._keep(fits)
             self._stream = data if stream or len(X) <= _FEW_ROWS else None
             parameters = fits[0].parameters
         # What a warm start needs besides the states.
@@ -203,7 +231,7 @@ class StateSpaceMixin:
             start=start,
             **search,
         )
-        self._keep(fit.states, fit.value, fit.n_iter, fit.history)
+        self._keep([fit])
         return fit.parameters
 
     def _fit_additive(
@@ -212,7 +240,7 @@ class StateSpaceMixin:
         data: Rows | AdditiveStatistics,
         family: Likelihood,
         **options: Any,
-    ) -> list[AdditiveState]:
+    ) -> list[Fit]:
         """Fit additive models with some kernels, one a column, for every target."""
         options["posterior"] = self.posterior
         if isinstance(data, AdditiveStatistics):
@@ -232,14 +260,6 @@ class StateSpaceMixin:
             )
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
         ]
-
-    def _keep_additive(self, fits: list[AdditiveState]) -> None:
-        self._keep(
-            fits,
-            sum(fit.elbo for fit in fits),
-            sum(fit.n_iter for fit in fits),
-            [value for fit in fits for value in fit.history],
-        )
 
     def _stream_of(self, rows: Rows, family: Likelihood) -> Rows | AdditiveStatistics:
         """What to keep of rows so that others can join them."""
@@ -273,7 +293,7 @@ class StateSpaceMixin:
             self._add_to_columns(rows, family)
             return
         states = [
-            add_rows(state, series, likelihood)
+            state.with_rows(series, likelihood)  # type: ignore[union-attr]
             for state, series in zip(self._states, rows.series(), strict=True)
         ]
         self._states = pickle.loads(pickle.dumps(states))
@@ -298,19 +318,21 @@ class StateSpaceMixin:
             parameters=to_tensor(self._likelihood_parameters),
             optimise=False,
         )
-        self._stream, self._states = stream, pickle.loads(pickle.dumps(fits))
-        self._evidence = float(sum(fit.elbo for fit in fits))
+        states = [state for fit in fits for state in fit.states]
+        self._stream, self._states = stream, pickle.loads(pickle.dumps(states))
+        self._evidence = float(sum(fit.value for fit in fits))
 
     def _n_bins(self) -> int:
         """Bins of a column of an additive model."""
         return _N_BINS if self.n_inducing in (None, "auto") else self.n_inducing
 
-    def _keep(self, states, evidence: float, n_iter: int, history: list[float]) -> None:
+    def _keep(self, fits: Sequence[Fit]) -> None:
         """Copy what was learned to attributes."""
-        self._states = pickle.loads(pickle.dumps(list(states)))  # from any device
-        self._evidence = float(evidence)
-        self.n_iter_ = n_iter
-        self.history_ = {"solve": history}
+        states = [state for fit in fits for state in fit.states]
+        self._states = pickle.loads(pickle.dumps(states))  # from any device
+        self._evidence = float(sum(fit.value for fit in fits))
+        self.n_iter_ = sum(fit.n_iter for fit in fits)
+        self.history_ = {"solve": [value for fit in fits for value in fit.history]}
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""

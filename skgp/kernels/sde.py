@@ -16,13 +16,12 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
+from .defaults import TOLERANCE
 from .expression import Binder, check_kernel, summands
 from .sde_dynamics import Block, Dynamics
 from .sde_expression import check_one_input, expand
 
 __all__ = ["StateSpace", "has_state_space", "state_space"]
-
-TOLERANCE = 1e-8
 
 
 def has_state_space(kernel: Kernel) -> bool:

@@ -14,8 +14,6 @@ derivatives are closed forms: with :math:`r_i = \lambda_i t` and :math:`w_i = \s
           \frac{\partial Q}{\partial \log v} = Q.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property, reduce
@@ -25,36 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sde_primitives import Primitive
+from .defaults import TILE_ENTRIES
+from .sde_processes import Primitive
 
 __all__ = ["Block", "Dynamics"]
 
-# Entries of a block's matrices for the gaps that are worked on together: they stay in a core's
-# cache through all passes.
-_TILE_ENTRIES = 2**16
-
 
 class Block:
-    """One component: the product of processes at given rates.
+    """One component: the product of processes at given rates per unit of time; none for a constant.
 
-    Parameters
-    ----------
-    variance : float
-    primitives : sequence of Primitive
-        None of them for a constant.
-    rates : sequence of float
-        Per unit of time.
-
-    Attributes
-    ----------
-    n_states : int
-    kind : str
-        The names of the primitives, joined by " * "; "constant" without any.
-    observation : Tensor of shape (d,)
-    stationary : Tensor of shape (d, d)
-        Variance included.
-    horizon : float
-        Gap from which F is 0; inf for a component that never forgets.
+    `kind` joins the names of the primitives; the variance is in `stationary`; from the `horizon` on
+    F is 0, which is inf for a component that never forgets.
     """
 
     def __init__(
@@ -150,7 +129,7 @@ class Block:
         return gaps if self.primitives else gaps.clamp(max=0)
 
     def _tiles(self, n: int) -> list[slice]:
-        size = max(512, _TILE_ENTRIES // self.n_states**2)
+        size = max(512, TILE_ENTRIES // self.n_states**2)
         return [slice(start, start + size) for start in range(0, n, size)]
 
     def _factors(self, gap: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -199,18 +178,18 @@ class Block:
 
 
 class Dynamics:
-    """A state-space form at numbers: plain tensors, no autograd; made when first asked for.
+    r"""A state-space form at numbers: plain tensors, no autograd; made when first asked for.
 
-    Parameters
-    ----------
-    blocks : sequence of Block
+    Its parameters (q,) are the log variances of the blocks, then the log rates of their factors;
+    over a time t, with constant matrices that commute with F,
+
+    .. math:: \frac{\partial F}{\partial \log \lambda_i} = t B_i F, \qquad
+              \frac{\partial Q}{\partial \log \lambda_i} = t F W_i F^\top.
 
     Attributes
     ----------
-    n_states : int
-        d.
-    n_parameters : int
-        q: a log variance for each block, then the log rates of their factors.
+    n_states, n_parameters : int
+        d and q.
     blocks : list of (slice, Block)
         The states of each component. F, Q and P0 are 0 between blocks.
     observation : Tensor of shape (d,)
@@ -236,26 +215,12 @@ class Dynamics:
         return torch.block_diag(*(block.stationary for _, block in self.blocks))
 
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """Transition matrices and noise covariances over time gaps.
+        """Transition matrices F and noise covariances Q (d, d, n) over time gaps (n,): s' = F s +
+        N(0, Q).
 
-        Parameters
-        ----------
-        gaps : Tensor of shape (n,)
-            Not negative, float64, in units of time. 0 gives I and 0; inf gives 0 and P0.
-
-        Returns
-        -------
-        F, Q : Tensor of shape (d, d, n)
-            s' = F s + N(0, Q). Entry (i, j) of Q is accurate relative to sqrt(Q_ii Q_jj).
-
-        Raises
-        ------
-        ValueError
-            For an infinite gap where a component never forgets (a Cosine, a periodic kernel).
-
-        Notes
-        -----
-        Cost O(n d^2) and the exponentials.
+        Gaps are not negative, float64; 0 gives I and 0; inf gives 0 and P0, and a ValueError where
+        a component never forgets (a Cosine, a periodic kernel). Entry (i, j) of Q is accurate
+        relative to sqrt(Q_ii Q_jj). O(n d^2) and the exponentials.
         """
         if len(self.blocks) == 1:
             return self.blocks[0][1].transition(gaps)
@@ -266,17 +231,8 @@ class Dynamics:
         return F, Q
 
     def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Covariance of f over lags, and its derivatives in the parameters.
-
-        Parameters
-        ----------
-        lags : ndarray of shape (n,)
-            Not negative, finite.
-
-        Returns
-        -------
-        k : ndarray of shape (n,)
-        slopes : ndarray of shape (q, n)
+        """Covariance (n,) of f over lags (n,), finite, and its derivatives in the parameters, (q,
+        n).
         """
         values, slopes = zip(*(block.covariance(lags) for _, block in self.blocks), strict=True)
         return reduce(np.add, values), np.stack(
@@ -284,29 +240,17 @@ class Dynamics:
         )
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
-        r"""Contraction of the transition's derivatives, summed over gaps.
+        r"""Contraction of the transition's derivatives, summed over gaps (n,); (q,).
 
         .. math:: \sum_n \langle \bar F_n, \partial F_n / \partial p \rangle
                   + \langle \bar Q_n, \partial Q_n / \partial p \rangle.
 
-        Parameters
-        ----------
-        gaps : Tensor of shape (n,)
-        F_bar, Q_bar : Tensor of shape (d, d, n)
-            What lies between the blocks is not read. Q_bar need not be symmetric.
-
-        Returns
-        -------
-        Tensor of shape (q,)
-            In the order of the form's parameters.
+        Entries of F_bar, Q_bar (d, d, n) between the blocks are not read; Q_bar need not be
+        symmetric.
         """
-        return self.block_gradient(gaps, [(F_bar[s, s], Q_bar[s, s]) for s, _ in self.blocks])
-
-    def block_gradient(self, gaps: Tensor, bars: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """As `transition_gradient`, from the pairs (F_bar, Q_bar) of each block."""
         by_variance, by_rate = [], []
-        for (_, block), (F_bar, Q_bar) in zip(self.blocks, bars, strict=True):
-            slope, slopes = block.gradient(gaps, F_bar, Q_bar)
+        for s, block in self.blocks:
+            slope, slopes = block.gradient(gaps, F_bar[s, s], Q_bar[s, s])
             by_variance.append(slope)
             by_rate += slopes
         return torch.tensor(by_variance + by_rate, dtype=torch.float64)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "identity_plus",
     "inner",
     "inverse_and_log_det",
     "matmul",
@@ -19,17 +20,11 @@ __all__ = [
     "symmetrize",
 ]
 
-UNROLLED = 6  # inner dimensions up to here are unrolled
+UNROLLED = 6  # mathematical: inner dimensions up to here are unrolled, at equal results
 
 
 def matmul(A: Tensor, B: Tensor) -> Tensor:
-    """Product ``A B``, of shape ``(d, f, *batch)``; the batch shapes broadcast.
-
-    Parameters
-    ----------
-    A : Tensor of shape (d, e, *batch)
-    B : Tensor of shape (e, f, *batch)
-    """
+    """Product ``A B``, (d, f, *batch), of (d, e, *batch) and (e, f, *batch); batches broadcast."""
     if A.shape[1] > UNROLLED:
         return _batch_last(_batch_first(A) @ _batch_first(B))
     out = A[:, 0, None] * B[0]
@@ -63,16 +58,17 @@ def symmetrize(A: Tensor) -> Tensor:
     return (A + A.transpose(0, 1)).mul_(0.5)
 
 
+def identity_plus(M: Tensor) -> Tensor:
+    """``I + M``, in place."""
+    M.diagonal(dim1=0, dim2=1).add_(1.0)
+    return M
+
+
 def inverse_and_log_det(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse and log-determinant of matrices with positive determinants.
+    """Inverse (d, d, *batch) and log-determinant (*batch) of matrices with positive determinants.
 
     Cofactors up to d = 3, LU with pivoting beyond. A determinant that is not positive gives a
     log-determinant of NaN or -inf and no error: the callers look at their result once.
-
-    Returns
-    -------
-    inverse : Tensor of shape (d, d, *batch)
-    log_det : Tensor of shape batch
     """
     if len(A) > 3:
         first = _batch_first(A)

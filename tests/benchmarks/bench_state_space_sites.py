@@ -15,7 +15,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
-from skgp.inference.markov.posterior import posterior
+from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import state_space
@@ -94,7 +94,7 @@ def test_bench_appendix_d():
     def fit():
         series = make_series(x, y)
         sites = fit_sites(dynamics(), series, LOGIT)
-        smoothed = posterior(dynamics(), series.times, sites.beta, sites.weight)
+        smoothed = Posterior(dynamics(), series.times, sites.beta, sites.weight)
         return sites, smoothed.marginals(x_test)
 
     (sites, moments), seconds = timed(fit)

@@ -224,7 +224,7 @@ def test_gaps_and_few_inducing_states_leave_a_fit():
     x = np.sort(rng.uniform(0, 40, 130))
     y = np.sin(x) + 0.3 * np.sin(3.1 * x) + 0.1 * rng.standard_normal(130)
     gap = (x > 20) & (x < 24)
-    kernel = 1.0 * RBF(0.5) + WhiteKernel(0.01)
+    kernel = 1.0 * RBF(0.8) + WhiteKernel(0.02)
     fit = StateSpaceGPRegressor(kernel, n_inducing=15).fit(x[:, None], np.where(gap, np.nan, y))
     rest = StateSpaceGPRegressor(kernel, n_inducing=15).fit(x[~gap, None], y[~gap])
     assert_same(fit.predict(x[:, None]), rest.predict(x[:, None]))

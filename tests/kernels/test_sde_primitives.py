@@ -8,8 +8,15 @@ import pytest
 import torch
 from scipy import special
 
-from skgp.kernels.sde_primitives import MATERN12, MATERN32, MATERN52, ROTATION, lower_gamma
-from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIAN6
+from skgp.kernels.sde_processes import (
+    GAUSSIAN4,
+    GAUSSIAN6,
+    MATERN12,
+    MATERN32,
+    MATERN52,
+    ROTATION,
+    lower_gamma,
+)
 
 PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, GAUSSIAN6]
 each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda p: p.name)

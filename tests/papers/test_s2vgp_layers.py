@@ -6,8 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from examples.papers._s2vgp_layers import StateSpaceLayer, fit_layers
-from skgp.inference.markov.inducing.fit import fit_inducing
-from skgp.inference.markov.inducing.pair_sites import PairSites
+from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.pairs import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Gaussian
@@ -36,15 +36,15 @@ def layer_of(sites=None):
 
 
 def test_marginals_are_those_of_the_fit(data, fitted):
-    layer = layer_of(fitted.sites)
+    layer = layer_of(fitted.posterior.sites)
     mean, var = layer.marginals(data[0].reshape(3, 5))
-    torch.testing.assert_close(mean.reshape(-1), fitted.mean + 0.5 + 2 * data[0])
-    torch.testing.assert_close(var.reshape(-1), fitted.var)
-    torch.testing.assert_close(layer.state().moments(data[0])[1], fitted.var)
+    torch.testing.assert_close(mean.reshape(-1), fitted.posterior.mean + 0.5 + 2 * data[0])
+    torch.testing.assert_close(var.reshape(-1), fitted.posterior.var)
+    torch.testing.assert_close(layer.state().moments(data[0])[1], fitted.posterior.var)
 
 
 def test_derivatives_agree_with_finite_differences(data, fitted):
-    layer, x = layer_of(fitted.sites), data[0][[0, 6, 14]].clone()
+    layer, x = layer_of(fitted.posterior.sites), data[0][[0, 6, 14]].clone()
     moments = layer._moments
 
     def outputs(theta, x, mean, cov):
@@ -58,7 +58,7 @@ def test_derivatives_agree_with_finite_differences(data, fitted):
 
 
 def test_gradient_of_kl_is_that_at_fixed_q(fitted):
-    layer, step = layer_of(fitted.sites), 1e-5
+    layer, step = layer_of(fitted.posterior.sites), 1e-5
     gradient = torch.autograd.grad(layer.kl(), layer.theta)[0]
     second = layer._pairs.second_moments()
 
@@ -85,15 +85,19 @@ def test_one_natural_step_fits_gaussian_noise(data, fitted):
     loss = layer.kl() - Gaussian(0.1).expected_log_prob(y, *layer.marginals(x)).sum()
     loss.backward()
     layer.natural_step(1.0)
-    torch.testing.assert_close(layer.sites.linear, fitted.sites.linear, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(layer.sites.precision, fitted.sites.precision, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        layer.sites.linear, fitted.posterior.sites.linear, rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(
+        layer.sites.precision, fitted.posterior.sites.precision, rtol=1e-9, atol=1e-9
+    )
     layer.refresh()
     bound = Gaussian(0.1).expected_log_prob(y, *layer.marginals(x)).sum() - layer.kl()
     assert bound.item() == pytest.approx(fitted.elbo, abs=1e-8)
 
 
 def test_samples_have_the_moments_of_the_marginals(data, fitted, generator):
-    layer, x = layer_of(fitted.sites), data[0]
+    layer, x = layer_of(fitted.posterior.sites), data[0]
     with torch.no_grad():
         draws = layer.sample(x.expand(2000, -1), generator)
         mean, var = layer.marginals(x)
@@ -112,7 +116,7 @@ def test_a_step_that_leaves_no_valid_posterior_is_shortened(data):
 
 
 def test_sites_without_valid_ones_to_go_back_to_lose_their_negative_precisions(fitted):
-    sites = fitted.sites
+    sites = fitted.posterior.sites
     negative = sites.precision.clone()
     negative[0, 0, 1] -= 1e4
     layer = layer_of(PairSites(sites.linear, negative))

@@ -6,73 +6,18 @@ The last chunk is padded with points that weigh nothing.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Chunks", "Dynamics", "Transitions"]
+from skgp.inference.markov.defaults import MAX_CHUNKS, MAX_TABLE, MIN_LENGTH, TILE_BYTES
+from skgp.kernels.sde_dynamics import Dynamics
 
-MAX_CHUNKS = 3840  # few enough for the working set of a step to stay in cache
-MIN_LENGTH = 6  # of a chunk, where the tree over the chunks costs about as much as they do
-TILE_BYTES = 2**29  # what the arrays over a tile of chunks may take
-MAX_TABLE = 512  # distinct gaps up to which transitions are looked up
-
-
-class Dynamics(Protocol):
-    r"""A stationary linear stochastic differential equation; :mod:`skgp.kernels.sde` makes them.
-
-    The kernel is a sum of components, each a variance times a product of dimensionless processes
-    that run at rates of their own. Its *parameters* (q,) are the log variances of the components,
-    then the log rates, and over a time t
-
-    .. math:: \frac{\partial F}{\partial \log \lambda_i} = t B_i F, \qquad
-              \frac{\partial Q}{\partial \log \lambda_i} = t F W_i F^\top
-
-    with constant matrices that commute with F.
-
-    Attributes
-    ----------
-    n_states : int
-        d.
-    blocks : list of (slice, object)
-        States of each component; F, Q and P0 are block-diagonal in them.
-    observation : Tensor of shape (d,)
-        H, with f = H s.
-    stationary : Tensor of shape (d, d)
-        Covariance P0 of the state far from all data.
-    """
-
-    n_states: int
-    blocks: list[tuple[slice, Any]]
-
-    @property
-    def observation(self) -> Tensor:
-        """See above."""
-
-    @property
-    def stationary(self) -> Tensor:
-        """See above."""
-
-    def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """F and Q over gaps (n,), each (d, d, n)."""
-
-    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """k over lags (n,), and its derivatives in the parameters, (q, n)."""
-
-    def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
-        """Sum over n of <F_bar, dF/dp> + <Q_bar, dQ/dp> for each parameter, (q,)."""
+__all__ = ["Chunks", "Steps", "Transitions"]
 
 
 class Chunks:
-    """How n points are laid out as L rows of C chunks.
-
-    Parameters
-    ----------
-    n : int
-        At least 1.
-    """
+    """How n points, at least 1, are laid out as L rows of C chunks."""
 
     def __init__(self, n: int) -> None:
         target = min(MAX_CHUNKS, max(1, n // MIN_LENGTH))
@@ -105,15 +50,9 @@ class Transitions:
     """F and Q of every step, computed once for equal gaps.
 
     On a regular grid one transition serves all points; few distinct gaps are looked up in a table.
-    Gaps that differ by no more than the rounding of the times count as equal.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (n,)
-        Time since the point before; infinite where nothing is remembered. That of the first point
-        is not read: a stationary prior may stand at any distance before it.
-    chunks : Chunks
+    Gaps that differ by no more than the rounding of the times count as equal. `gaps` (n,) are times
+    since the point before; infinite where nothing is remembered. That of the first point is not
+    read: a stationary prior may stand at any distance before it.
     """
 
     def __init__(self, dynamics: Dynamics, gaps: Tensor, chunks: Chunks) -> None:

@@ -19,24 +19,15 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Dynamics
+from skgp.inference.markov.defaults import MAX_RATIO, MAX_TIMES
+from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 
 __all__ = ["DensePosterior", "DensePrior"]
 
-MAX_TIMES = 256  # where it costs nearly as much as a sweep
-_MAX_RATIO = 1e4  # of weight to prior precision: the condition number of B is m times that
-
 
 class DensePrior:
-    """The covariance of a short series, made once for whatever sites it is given.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (m,)
-        As `is_short` asks for.
-    """
+    """The covariance of a short series (m,), made once for whatever sites it is given."""
 
     def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
         m = len(gaps)
@@ -47,31 +38,28 @@ class DensePrior:
         self.K = np.empty((m, m))
         self.K[row, column] = self.K[column, row] = k
 
-    @staticmethod
-    def is_short(gaps: Tensor) -> bool:
-        """Whether a series (m,) is short, in main memory, and of one piece."""
+    @classmethod
+    def of(cls, dynamics: Dynamics, gaps: Tensor) -> "DensePrior | None":
+        """That of a series (m,), if it is short, in main memory, and of one piece."""
         short = len(gaps) <= MAX_TIMES and gaps.device.type == "cpu"
-        return short and bool(gaps[1:].isfinite().all())
+        return cls(dynamics, gaps) if short and bool(gaps[1:].isfinite().all()) else None
 
     def suits(self, weight: Tensor) -> bool:
         """Whether weights (m,) are neither negative nor large."""
         low, high = weight.aminmax()
-        return float(low) >= 0 and float(high) * self.K[0, 0] <= _MAX_RATIO
+        return float(low) >= 0 and float(high) * self.K[0, 0] <= MAX_RATIO
+
+    def contract(self, bar: np.ndarray) -> Tensor:
+        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its lower half is read."""
+        lower = bar[self.pairs]
+        lower[self.pairs[0] == self.pairs[1]] *= 0.5  # the others stand for both triangles
+        return torch.from_numpy(self.slopes @ lower)
 
 
 class DensePosterior:
-    """Log normaliser of the sites, its slopes, and the marginals of f; see `smoother.Evidence`.
+    """Log normaliser of sites (m,), its slopes, and the marginals of f; see `smoother.Evidence`.
 
-    Parameters
-    ----------
-    prior : DensePrior
-    beta, weight : Tensor of shape (m,)
-    centre : Tensor of shape (m,) or None
-
-    Attributes
-    ----------
-    log_normalizer : float
-    mean, var : Tensor of shape (m,)
+    `centre` (m,) is that of `smoother.evidence`.
     """
 
     def __init__(
@@ -110,9 +98,7 @@ class DensePosterior:
         """Derivative of the log normaliser in the parameters of the dynamics, (q,)."""
         inverse, _ = lapack.dpotri(self._L, lower=True)
         root, alpha = self._root, self._alpha
-        slope = alpha[:, None] * alpha - root[:, None] * inverse * root
-        slope.flat[:: len(root) + 1] *= 0.5  # the others stand for both triangles
-        return torch.from_numpy(self._prior.slopes @ slope[self._prior.pairs])
+        return self._prior.contract(alpha[:, None] * alpha - root[:, None] * inverse * root)
 
 
 @lru_cache(maxsize=16)

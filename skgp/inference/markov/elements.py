@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from skgp.linalg.small_matrices import (
+    identity_plus,
     inner,
     inverse_and_log_det,
     matmul,
@@ -38,27 +39,14 @@ __all__ = ["Element", "ElementTree", "combine", "pull", "push"]
 
 @dataclass(frozen=True)
 class Element:
-    r"""Stretches of a state-space model; see the module for what the letters mean.
+    """Stretches of a state-space model; see the module for what the letters mean."""
 
-    Attributes
-    ----------
-    A : Tensor of shape (d, d, *batch, c)
-    b : Tensor of shape (d, *batch, c)
-    P : Tensor of shape (d, d, *batch, c)
-        Symmetric, positive semi-definite.
-    eta : Tensor of shape (d, *batch, c)
-    J : Tensor of shape (d, d, *batch, c)
-        Symmetric.
-    ll : Tensor of shape (*batch, c)
-        Nats.
-    """
-
-    A: Tensor
-    b: Tensor
-    P: Tensor
-    eta: Tensor
-    J: Tensor
-    ll: Tensor
+    A: Tensor  # (d, d, *batch, c)
+    b: Tensor  # (d, *batch, c)
+    P: Tensor  # (d, d, *batch, c), positive semi-definite
+    eta: Tensor  # (d, *batch, c)
+    J: Tensor  # (d, d, *batch, c), symmetric
+    ll: Tensor  # (*batch, c), nats
 
     def __len__(self) -> int:
         """How many elements lie one after the other."""
@@ -83,7 +71,7 @@ class Element:
 
 
 def combine(first: Element, second: Element) -> Element:
-    r"""Join elements: `first` runs up to where `second` begins.
+    r"""Join elements one by one: `first` runs up to where `second` begins.
 
     With :math:`G = (I + P_1 J_2)^{-1}` and the state in the middle integrated out,
 
@@ -95,16 +83,7 @@ def combine(first: Element, second: Element) -> Element:
         \ell &= \ell_1 + \ell_2 + \tfrac12 [\eta_2^\top G P_1 \eta_2 + 2 \eta_2^\top G b_1
         - b_1^\top J_2 G b_1 - \log |I + P_1 J_2|].
 
-    Parameters
-    ----------
-    first, second : Element
-        Joined one by one.
-
-    Returns
-    -------
-    Element
-        Its constants are NaN where the weights of the data are so negative that the integral over
-        the middle state diverges.
+    Constants are NaN where the weights of the data are so negative that the integral diverges.
     """
     GA, Gm, GP, gain = _meet(first.A, first.b, first.P, second.eta, second.J)
     return Element(
@@ -118,21 +97,10 @@ def combine(first: Element, second: Element) -> Element:
 
 
 def push(element: Element, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take a Gaussian state at the start through the element and its data.
+    """Take a Gaussian state at the start, given the past, through the element and its data.
 
-    Parameters
-    ----------
-    element : Element
-    mean : Tensor of shape (d, *batch, c)
-    cov : Tensor of shape (d, d, *batch, c)
-        Of the state at the start, given what lies before.
-
-    Returns
-    -------
-    mean, cov : Tensor
-        Of the state at the end, given what lies before and the data of the element.
-    log_density : Tensor of shape (*batch, c)
-        Of the element's data given what lies before.
+    ``mean`` (d, *batch, c), ``cov`` (d, d, *batch, c). Returns mean and covariance at the end, and
+    the log-density (*batch, c) of the element's data given what lies before.
     """
     _, Gm, GP, gain = _meet(None, mean, cov, element.eta, element.J)
     pushed = matvec(element.A, Gm) + element.b
@@ -141,21 +109,12 @@ def push(element: Element, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def pull(element: Element, eta: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Take what is known of the state at the end back to the start.
+    """Take what is known of the state at the end, exp(eta's - s'J s / 2), back to the start.
 
-    Parameters
-    ----------
-    element : Element
-    eta : Tensor of shape (d, *batch, c)
-    J : Tensor of shape (d, d, *batch, c)
-        The future weighs the state at the end by :math:`\exp(\eta^\top s - s^\\top J s / 2)`.
-
-    Returns
-    -------
-    eta, J : Tensor
-        The same of the state at the start, the data of the element being taken in.
+    ``eta`` (d, *batch, c), ``J`` (d, d, *batch, c). Returns the same of the state at the start, the
+    data of the element being taken in.
     """
-    G, _ = inverse_and_log_det(_identity_plus(matmul(element.P, J)))
+    G, _ = inverse_and_log_det(identity_plus(matmul(element.P, J)))
     GA = matmul(G, element.A)
     return _past_eta(element, GA, eta, J), _past_J(element, GA, J)
 
@@ -163,18 +122,8 @@ def pull(element: Element, eta: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
 class ElementTree:
     """All groupings of consecutive elements that scans in both directions need.
 
-    Neighbours are joined pairwise until one element is left; Gaussians are then pushed, and
-    information is pulled, down the tree. O(c d^3) for c elements, in 2 log2(c) steps.
-
-    Parameters
-    ----------
-    elements : Element
-        At least one.
-
-    Attributes
-    ----------
-    total : Element
-        All of them joined, c = 1.
+    Neighbours are joined pairwise until one element, `total`, is left; Gaussians are then pushed,
+    and information is pulled, down the tree. O(c d^3) for c elements, in 2 log2(c) steps.
     """
 
     def __init__(self, elements: Element) -> None:
@@ -187,16 +136,8 @@ class ElementTree:
     def starts(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussians of the state at the start of every element, given all the data before.
 
-        Parameters
-        ----------
-        mean : Tensor of shape (d, *batch)
-        cov : Tensor of shape (d, d, *batch)
-            Of the state at the start of the first element.
-
-        Returns
-        -------
-        mean : Tensor of shape (d, *batch, c)
-        cov : Tensor of shape (d, d, *batch, c)
+        From mean (d, *batch) and covariance (d, d, *batch) at the start of the first: (d, *batch,
+        c) and (d, d, *batch, c).
         """
         mean, cov = mean[..., None], cov[..., None]
         for level in reversed(self._levels[:-1]):
@@ -207,13 +148,9 @@ class ElementTree:
         return mean, cov
 
     def futures(self) -> tuple[Tensor, Tensor]:
-        """What all the data after the end of every element say of the state there.
+        """What all the data after the end of every element say of the state there, as of `pull`.
 
-        Returns
-        -------
-        eta : Tensor of shape (d, *batch, c)
-        J : Tensor of shape (d, d, *batch, c)
-            See :func:`pull`; zero at the end of the last element.
+        (d, *batch, c) and (d, d, *batch, c); zero at the end of the last element.
         """
         eta, J = torch.zeros_like(self.total.eta), torch.zeros_like(self.total.J)
         for level in reversed(self._levels[:-1]):
@@ -234,7 +171,7 @@ def _meet(
 
     The mass is that at s = 0.
     """
-    G, log_det = inverse_and_log_det(_identity_plus(matmul(P, J)))
+    G, log_det = inverse_and_log_det(identity_plus(matmul(P, J)))
     P_eta = matvec(P, eta)
     Gm = matvec(G, b + P_eta)
     # [eta'G P eta + 2 eta'G b - b'J G b] / 2, and with b'G' eta = b'(I - J G P) eta it is
@@ -242,12 +179,6 @@ def _meet(
     gain = 0.5 * (inner(eta - matvec(J, b), Gm) + inner(eta, b) - log_det)
     GA = G if A is None else matmul(G, A)
     return GA, Gm, matmul(G, P), gain
-
-
-def _identity_plus(M: Tensor) -> Tensor:
-    """``I + M``, in place."""
-    M.diagonal(dim1=0, dim2=1).add_(1.0)
-    return M
 
 
 def _past_eta(first: Element, GA: Tensor, eta: Tensor, J: Tensor) -> Tensor:

@@ -1,16 +1,24 @@
-r"""Natural-gradient ascent of an evidence bound in Gaussian sites.
+r"""Variational inference under any likelihood by Gaussian sites: natural gradients.
 
 The posterior of f is approximated by the Gaussian process q that the prior and the sites
-:math:`\exp(\beta f - \omega f^2 / 2)` give. With :math:`N(m_i, v_i)` the marginal of q in row i,
-and :math:`g_i = E_q[\partial \log p]`, :math:`h_i = E_q[\partial^2 \log p]`, the natural gradient
-of the bound is the way to the targets [1]_
+:math:`\exp(\beta f - \omega f^2 / 2)` give; with one at every time, the best q of all has this
+form [1]_. With Z the normaliser of the sites and :math:`N(m_i, v_i)` the marginal of q in row i,
+
+.. math::
+    \mathcal{L} = \log Z + \sum_i w_i E_q[\log p(y_i \mid f_i)]
+                  - \sum_t \big[\beta_t m_t - \tfrac12 \omega_t (m_t^2 + v_t)\big]
+
+is the ELBO. With :math:`g_i = E_q[\partial \log p]` and :math:`h_i = E_q[\partial^2 \log p]` its
+natural gradient is the way to the targets [2]_
 
 .. math:: \omega_i^* = -h_i, \qquad \beta_i^* = g_i + \omega_i^* m_i,
 
 summed over the rows that share a site; a step
 :math:`\lambda \leftarrow (1 - \rho) \lambda + \rho \lambda^*` of :math:`\lambda = (\beta, \omega)`
-that is short enough raises the bound. :math:`\rho` is 1 unless the bound falls, when it is halved.
-The targets of Gaussian noise do not depend on q: they are exact at once.
+that is short enough raises the ELBO. :math:`\rho` is 1 unless the ELBO falls, when it is halved.
+The targets of Gaussian noise do not depend on q: they are exact at once. Where the sites have
+converged, the ELBO is stationary in them, so that its gradient in the parameters of the dynamics is
+that of log Z with the sites held.
 
 Likelihoods that are not log-concave
 ------------------------------------
@@ -18,12 +26,13 @@ Outliers make :math:`h_i` positive, and the optimum may have negative :math:`\om
 such sites leave no valid q. The first steps therefore go, in rows with positive :math:`h_i`, to the
 parabola that has the slope :math:`g_i` at :math:`m_i` and its top at the mode :math:`f_i^*` of the
 likelihood, :math:`\omega_i = g_i / (f_i^* - m_i) \ge 0`. For Student's t that is the
-reweighted least squares of the EM algorithm. The targets above take over when the bound has nearly
+reweighted least squares of the EM algorithm. The targets above take over when the ELBO has nearly
 settled.
 
 References
 ----------
-.. [1] Khan and Lin (2017), Conjugate-computation variational inference; Chang, Wilkinson, Khan and
+.. [1] Opper and Archambeau (2009), The variational Gaussian approximation revisited.
+.. [2] Khan and Lin (2017), Conjugate-computation variational inference; Chang, Wilkinson, Khan and
    Solin (2020), Fast variational learning in state-space Gaussian process models.
 """
 
@@ -36,47 +45,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.markov.defaults import ROUNDING, SETTLED, SHORTEST, TILE
 from skgp.likelihoods import Likelihood
 from skgp.optim.loop import NonFiniteLossError
 
-__all__ = ["Ascent", "Point", "SiteBound", "climb", "expectations", "likelihood_gradient"]
+__all__ = ["Point", "SiteBound", "SiteFit", "climb", "expectations", "likelihood_gradient"]
 
 Callback = Callable[[int, dict], bool | None]
-
-_TILE = 2**16  # rows whose expectations are taken together: temporaries of 0.5 MB
-_SETTLED = 1e-2  # nats an observation, gained by a step, at which caution is given up
-_SHORTEST = 2.0**-10  # step at which the search is given up
-_ROUNDING = 1e-12  # of the bound's terms, which cancel: what it may fall by
 
 
 @dataclass(frozen=True)
 class Point:
-    """Sites that were tried, and what came of it.
+    """Sites that were tried, and what came of it."""
 
-    Attributes
-    ----------
-    beta, weight : Tensor of shape (m,)
-    found : Any
-        The posterior that they give, as the bound makes it.
-    elbo : float
-        The bound, in nats.
-    rounding : float
-        What it may be wrong by.
-    mean, var : Tensor of shape (n,)
-        Of f in each row, prior mean included.
-    slope, curvature : Tensor of shape (n,)
-        Expected derivatives of the log-density of each row.
-    """
-
-    beta: Tensor
-    weight: Tensor
-    found: Any
-    elbo: float
-    rounding: float
-    mean: Tensor
-    var: Tensor
-    slope: Tensor
-    curvature: Tensor
+    beta: Tensor  # (m,)
+    weight: Tensor  # (m,)
+    found: Any  # the posterior that they give, as the bound makes it
+    elbo: float  # nats
+    rounding: float  # what it may be wrong by
+    mean: Tensor  # (n,) of f in each row, prior mean included
+    var: Tensor  # (n,)
+    slope: Tensor  # (n,) expected derivatives of the log-density of each row
+    curvature: Tensor  # (n,)
 
     @property
     def has_valley(self) -> bool:
@@ -85,25 +75,13 @@ class Point:
 
 
 class SiteBound(ABC):
-    """An evidence bound as a function of m sites for n rows.
-
-    Attributes
-    ----------
-    likelihood : Likelihood
-    y : Tensor of shape (n,)
-    offset : float
-        Prior mean of f.
-    total : float
-        Weight of all rows.
-    negligible : float
-        Expected gain, as a part of the tolerance, that is not worth a step.
-    """
+    """An ELBO as a function of m sites for n rows."""
 
     likelihood: Likelihood
-    y: Tensor
-    offset: float
-    total: float
-    negligible: float
+    y: Tensor  # (n,)
+    offset: float  # prior mean of f
+    total: float  # weight of all rows
+    negligible: float  # expected gain, as a part of the tolerance, that is not worth a step
 
     @abstractmethod
     def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
@@ -124,24 +102,17 @@ class SiteBound(ABC):
         rows: tuple[Tensor, Tensor],
         divergence: tuple[float, ...],
     ) -> Point | None:
-        """The point of valid sites; None where the bound is not finite.
+        """The point of valid sites with their posterior; None where the ELBO is not finite.
 
-        Parameters
-        ----------
-        sites : (Tensor, Tensor) of shapes (m,)
-        found : Any
-            Their posterior.
-        rows : (Tensor, Tensor) of shapes (n,)
-            Mean, the prior's included, and variance of f in each row.
-        divergence : tuple of float
-            Terms that add up to that of the posterior from the prior.
+        `rows` are mean, the prior's included, and variance of f in each row (n,); `divergence`
+        terms that add up to that of the posterior from the prior.
         """
         expected, slope, curvature = expectations(self.likelihood, self.y, *rows)
         fit = self.fit(expected)
         elbo = fit - sum(divergence)
         if not math.isfinite(elbo):
             return None
-        rounding = _ROUNDING * (abs(fit) + sum(map(abs, divergence)))
+        rounding = ROUNDING * (abs(fit) + sum(map(abs, divergence)))
         return Point(*sites, found, elbo, rounding, *rows, slope, curvature)
 
     @abstractmethod
@@ -169,21 +140,32 @@ class SiteBound(ABC):
 
 
 @dataclass(frozen=True)
-class Ascent:
-    """Outcome of :func:`climb`.
-
-    Attributes
-    ----------
-    point : Point
-        The highest found.
-    n_iter : int
-        Evaluations of the bound, the first one included.
-    converged : bool
-    """
+class SiteFit:
+    """The best sites found, and the posterior that they give."""
 
     point: Point
-    n_iter: int
+    n_iter: int  # evaluations of the ELBO, the first one included
     converged: bool
+
+    @property
+    def beta(self) -> Tensor:
+        """(m,)."""
+        return self.point.beta
+
+    @property
+    def weight(self) -> Tensor:
+        """(m,)."""
+        return self.point.weight
+
+    @property
+    def elbo(self) -> float:
+        """In nats; given sites of the past, of the rows given those."""
+        return self.point.elbo
+
+    @property
+    def posterior(self) -> Any:
+        """What `bound` made of the sites."""
+        return self.point.found
 
 
 def climb(
@@ -193,31 +175,34 @@ def climb(
     max_iter: int = 50,
     tol: float = 1e-6,
     callback: Callback | None = None,
-) -> Ascent:
-    """Maximise a bound by natural-gradient steps.
+) -> SiteFit:
+    """Maximise an ELBO by natural-gradient steps.
 
     Parameters
     ----------
     bound : SiteBound
     start : (Tensor, Tensor) of shapes (m,), optional
-        Sites to begin with; left aside if they give no valid posterior. By default parabolas that
-        touch the rows' log-densities: the optimum for Gaussian noise.
+        Sites to begin with, such as those of hyper-parameters nearby; left aside if they give no
+        valid posterior. By default parabolas that touch the rows' log-densities at their modes, or
+        at the prior mean where there is none (labels, a count of 0): the optimum for Gaussian
+        noise.
     max_iter : int, default=50
         Largest number of evaluations, at least 1.
     tol : float, default=1e-6
         The search ends where steps are expected to gain less, in nats an observation.
     callback : callable, optional
         Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every step that raised the
-        bound, the loss being its negative; returning True ends the search.
+        ELBO, the loss being its negative; returning True ends the search.
 
     Returns
     -------
-    Ascent
+    SiteFit
+        With the highest ELBO found.
 
     Raises
     ------
     NonFiniteLossError
-        If the bound is not finite where the search begins.
+        If the ELBO is not finite where the search begins.
     ValueError
         If `max_iter` is less than 1, or y holds a value that the likelihood refuses.
     """
@@ -230,7 +215,7 @@ def climb(
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
     converged, stopped, gain = False, is_to_stop(), math.inf
-    while n_iter < max_iter and step >= _SHORTEST and not (stopped or converged):
+    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
         cautious = cautious and point.has_valley
         target = bound.targets(point, cautious)
         if not cautious and bound.expected_gain(point, *target) <= bound.negligible * enough:
@@ -247,9 +232,9 @@ def climb(
         # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
         to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
         stopped, converged = is_to_stop(), to_come <= enough and not cautious
-        cautious = cautious and gain > max(enough, _SETTLED * bound.total)
+        cautious = cautious and gain > max(enough, SETTLED * bound.total)
         step = min(1.0, 2 * step)
-    return Ascent(point, n_iter, converged)
+    return SiteFit(point, n_iter, converged)
 
 
 def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple[Point, bool]:
@@ -272,14 +257,14 @@ def expectations(
     likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
-    if len(y) <= _TILE:
+    if len(y) <= TILE:
         return likelihood.expected_log_prob_and_derivatives(y, mean, var)
 
     def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         part = likelihood.rows(rows)
         return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
 
-    tiles = (slice(start, start + _TILE) for start in range(0, len(y), _TILE))
+    tiles = (slice(start, start + TILE) for start in range(0, len(y), TILE))
     expected, slope, curvature = zip(*map(tile, tiles), strict=True)
     return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
 
@@ -292,14 +277,8 @@ def likelihood_gradient(
 ) -> Tensor:
     """Gradient of the expected log-density in the parameters (p,) of the likelihood.
 
-    Parameters
-    ----------
-    family : Likelihood
-    parameters : Tensor of shape (p,)
-    rows : tuple of three Tensor of shape (n,)
-        Targets, means and variances of f.
-    weighted : callable
-        Maps values of the rows (n,) to values that add up to their weighted sum.
+    `rows` are targets, means and variances of f, (n,) each; `weighted` maps values of the rows (n,)
+    to values that add up to their weighted sum.
     """
     if not parameters.numel():
         return parameters

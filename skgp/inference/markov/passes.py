@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Dynamics, Steps
+from skgp.inference.markov.chunks import Steps
 from skgp.inference.markov.elements import Element
+from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.small_matrices import inner, matmul, matvec
 
 __all__ = [
@@ -39,12 +40,7 @@ Sites = tuple[Tensor, Tensor]  # beta and omega, each (L, C)
 
 
 class Model:
-    """The zeros in the observation row and between components, which need no arithmetic.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    """
+    """The zeros in the observation row and between components, which need no arithmetic."""
 
     def __init__(self, dynamics: Dynamics) -> None:
         self.n_states = dynamics.n_states
@@ -99,22 +95,10 @@ class Model:
         return self.times(F, self.times(F, P).transpose(0, 1))
 
 
-def chunk_elements(model: Model, steps: Steps, sites: Sites, *, constants: bool = True) -> Element:
-    """Take the data of every chunk into one element.
+def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
+    """Take the data of every chunk into one element, from before its first point to its last.
 
-    Parameters
-    ----------
-    model : Model
-    steps : Steps
-    sites : pair of Tensor of shape (L, C)
-    constants : bool, default=True
-        Whether their constants `ll` are wanted; they are 0 otherwise.
-
-    Returns
-    -------
-    Element
-        C of them, each from before the first point of its chunk to its last. A constant is NaN
-        where a D is negative, which weights below 0 may make it; nothing else suffers.
+    Their constants `ll` are left at 0: the filter has log Z (`filtered_log_normalizer`).
     """
     beta, omega = sites
     d, n_chunks = model.n_states, beta.shape[1]
@@ -122,66 +106,36 @@ def chunk_elements(model: Model, steps: Steps, sites: Sites, *, constants: bool 
     P, J = torch.zeros_like(A), torch.zeros_like(A)
     b, eta = torch.zeros_like(A[0]), torch.zeros_like(A[0])
     ll = torch.zeros_like(A[0, 0])
-    e, g = torch.empty_like(ll), torch.empty_like(ll)
-    D = torch.empty_like(beta)
+    e, g, D = (torch.empty_like(ll) for _ in range(3))
     for j in range(len(beta)):
         F, Q = steps[j]
         A, b = model.times(F, A), model.times(F, b)
         P = model.sandwich(F, P).add_(Q)
         k, a = model.observe(P), model.observe(A)
-        site, f = (beta[j], omega[j]), (model.observe(b), model.observe(k))
-        u = _meet(site, f, e, g, D[j])
-        if constants:  # beta m - omega m^2 / 2 + u^2 p / (2 D), doubled
-            ll.addcmul_(site[0] + u, f[0]).addcmul_(u.mul_(f[1]), e)
+        _meet((beta[j], omega[j]), (model.observe(b), model.observe(k)), e, g, D)
         scaled = a * g
         eta.addcmul_(a, e)
         J.addcmul_(a[:, None], scaled)
         b = b.addcmul(k, e)
         A = A.addcmul(k[:, None], scaled, value=-1)
-        P = model.condition(P, k, g, D[j])
-    if constants:
-        ll = 0.5 * (ll - D.log_().sum(0))
+        P = model.condition(P, k, g, D)
     return Element(A, b, P, eta, J, ll)
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """The filter over a tile of chunks.
+    """The filter over a tile of chunks."""
 
-    Attributes
-    ----------
-    mean : Tensor of shape (L, d, C)
-    cov : Tensor of shape (L, d, d, C)
-        Of the state predicted: given all the data before the point.
-    e, g, D : Tensor of shape (L, C)
-        See the module.
-    end : pair of Tensor
-        Mean and covariance of the state at the ends, their data taken in.
-    """
-
-    mean: Tensor
-    cov: Tensor
-    e: Tensor
+    mean: Tensor  # (L, d, C) of the state predicted: given all the data before the point
+    cov: Tensor  # (L, d, d, C)
+    e: Tensor  # (L, C), as g and D: see the module
     g: Tensor
     D: Tensor
-    end: Gaussian
+    end: Gaussian  # of the state at the ends, their data taken in
 
 
 def filter_chunks(model: Model, steps: Steps, sites: Sites, start: Gaussian) -> Filtered:
-    """Run the filter through every chunk of a tile.
-
-    Parameters
-    ----------
-    model : Model
-    steps : Steps
-    sites : pair of Tensor of shape (L, C)
-    start : pair of Tensor, (d, C) and (d, d, C)
-        State before the chunk, given all the data before.
-
-    Returns
-    -------
-    Filtered
-    """
+    """Run the filter through every chunk of a tile, from the states given the data before it."""
     beta, omega = sites
     length, n_chunks = beta.shape
     d = model.n_states
@@ -205,21 +159,13 @@ def filtered_log_normalizer(
 ) -> float:
     r"""Sum over a tile of the log integrals of the sites over what was predicted of f, in nats.
 
-    With the site divided by its value at c, a factor :math:`\exp(\beta' (f - c) - \omega
-    (f - c)^2 / 2)` with :math:`\beta' = \beta - \omega c`, they are
+    With the sites divided by their values at c, `centre` (L, C), factors :math:`\exp(\beta' (f - c)
+    - \omega (f - c)^2 / 2)` with :math:`\beta' = \beta - \omega c`, they are
 
     .. math:: \frac{\beta' (m - c) - \omega (m - c)^2 / 2 + \beta'^2 p / 2}{D}
               - \tfrac12 \log |D|,
 
     where no large terms cancel if c is near :math:`\beta / \omega`.
-
-    Parameters
-    ----------
-    model : Model
-    sites : pair of Tensor of shape (L, C)
-    filtered : Filtered
-    centre : Tensor of shape (L, C) or None
-        c; None for 0.
     """
     (beta, omega), m = sites, model.observe(filtered.mean.movedim(1, 0))
     if centre is not None:
@@ -233,25 +179,11 @@ def filtered_log_normalizer(
 def smooth_chunks(
     model: Model, steps: Steps, filtered: Filtered, end: Gaussian, visit: "Visitor"
 ) -> tuple[Tensor, Tensor, Gaussian]:
-    r"""Come back through every chunk of a tile.
+    r"""Come back through every chunk of a tile, from (r, N) at its end; `visit` sees every step.
 
-    Parameters
-    ----------
-    model : Model
-    steps : Steps
-    filtered : Filtered
-    end : pair of Tensor, (d, C) and (d, d, C)
-        (r, N) at the ends of the chunks: what the data after them say.
-    visit : Visitor
-        Is handed every step.
-
-    Returns
-    -------
-    mean, var : Tensor of shape (L, C)
-        Of f given all data, :math:`H m + p e + s / D` and :math:`p / D - t / D^2` with
-        :math:`s = k^\top r`, :math:`t = k^\top N k` before the point's own data are taken in.
-    start : pair of Tensor, (d, C) and (d, d, C)
-        (r, N) before the first points of the chunks: what all data from there on say.
+    Returns mean and variance (L, C) of f given all data, :math:`H m + p e + s / D` and
+    :math:`p / D - t / D^2` with :math:`s = k^\top r`, :math:`t = k^\top N k` before the point's own
+    data are taken in, and (r, N) before the first points of the chunks.
     """
     r, N = (x.clone() for x in end)
     mean, var = torch.empty_like(filtered.e), torch.empty_like(filtered.e)
@@ -284,11 +216,9 @@ class Visitor:
         """Before point j: (r, N) belong to the state filtered at point j - 1."""
 
 
-def _meet(site: Gaussian, f: Gaussian, e: Tensor, g: Tensor, D: Tensor) -> Tensor:
-    """Write e, g and D of sites (beta, omega) that meet f (m, p); return ``u = D e``."""
+def _meet(site: Gaussian, f: Gaussian, e: Tensor, g: Tensor, D: Tensor) -> None:
+    """Write e, g and D of sites (beta, omega) that meet f (m, p)."""
     (beta, omega), (m, p) = site, f
     torch.mul(omega, p, out=D).add_(1.0)
-    u = torch.addcmul(beta, omega, m, value=-1)
-    torch.div(u, D, out=e)
+    torch.addcmul(beta, omega, m, value=-1, out=e).div_(D)
     torch.div(omega, D, out=g)
-    return u

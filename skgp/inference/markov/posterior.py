@@ -1,33 +1,47 @@
-"""The posterior of a series: marginals, joint covariances and samples at any times.
+r"""The posterior of a series: marginals, joint covariances and samples at any times.
 
 Between two points of the series the state filtered at the left one is pushed forwards and what the
 smoother knows at the right one, (r, N) of :mod:`.passes`, is pulled back; marginals cost O(d^3) a
 new time. What is joint over many times runs along the *conditional chain*: given the states before
 and all data, :math:`s_n = T_n s_{n-1} + c_n + N(0, C_n)`, with
 
-.. math:: G_n = (I + Q_n J_n)^{-1}, \\quad T_n = G_n F_n, \\quad C_n = G_n Q_n, \\quad
-          c_n = C_n \\eta_n
+.. math:: G_n = (I + Q_n J_n)^{-1}, \quad T_n = G_n F_n, \quad C_n = G_n Q_n, \quad
+          c_n = C_n \eta_n
 
-for the information :math:`\\exp(\\eta^\\top s - s^\\top J s / 2)` on the state from its own site
-and all later ones. No covariance is inverted and weights may be negative.
+for the information :math:`\exp(\eta^\top s - s^\top J s / 2)` on the state from its own site
+and all later ones. No covariance is inverted and weights may be negative. The chain is made from
+the back of each chunk to its front, all chunks side by side, and then run from front to back: once
+from zero to learn what a chunk does to its start, then, the starts being known, for good.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Dynamics, Steps
-from skgp.inference.markov.conditional_chain import chain_products, sample_chain
-from skgp.inference.markov.passes import Filtered, Gaussian, Model, Visitor
+from skgp.inference.markov.chunks import Steps
+from skgp.inference.markov.passes import Filtered, Gaussian, Model, Sites, Visitor
 from skgp.inference.markov.smoother import Smoother
-from skgp.linalg.small_matrices import inner, matmul, matvec
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.small_matrices import (
+    identity_plus,
+    inner,
+    inverse_and_log_det,
+    matmul,
+    matvec,
+    square_root,
+    symmetrize,
+)
 
-__all__ = ["Posterior", "posterior"]
+__all__ = ["Posterior"]
 
 
-def posterior(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> "Posterior":
-    r"""Condition a state-space process on Gaussian sites.
+class Posterior:
+    r"""What all the data say of f at any times.
+
+    The smoothed states of a series that fits in a tile (half a gigabyte) are kept; a longer one is
+    run through again at each call, in O(n d^3).
 
     Parameters
     ----------
@@ -37,10 +51,6 @@ def posterior(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> "P
     beta, weight : Tensor of shape (n,)
         Sites :math:`\exp(\beta f - \omega f^2 / 2)`; zeros for a missing value.
 
-    Returns
-    -------
-    Posterior
-
     Raises
     ------
     ValueError
@@ -48,25 +58,14 @@ def posterior(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> "P
     NotPositiveDefiniteError
         If negative weights leave no proper posterior.
     """
-    gaps = x.diff(prepend=x[:1])
-    if bool((gaps < 0).any()):
-        raise ValueError("x must be in rising order: sort the times and their sites together.")
-    return Posterior(dynamics, x, beta, weight)
-
-
-class Posterior:
-    """What all the data say of f at any times; made by :func:`posterior`.
-
-    Notes
-    -----
-    The smoothed states of a series that fits in a tile (half a gigabyte) are kept; a longer one is
-    run through again at each call, in O(n d^3).
-    """
 
     def __init__(self, dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> None:
+        gaps = x.diff(prepend=x[:1])
+        if bool((gaps < 0).any()):
+            raise ValueError("x must be in rising order: sort the times and their sites together.")
         self._dynamics, self._x, self._beta, self._weight = dynamics, x, beta, weight
-        self._smoother = Smoother(dynamics, x.diff(prepend=x[:1]), beta, weight)
-        self._model = Model(dynamics)
+        self._smoother = Smoother(dynamics, gaps, beta, weight)
+        self._model = self._smoother.model
         self._kept: list[_Run] | None = None
         if self._smoother.has_negative_weights or self._fits:
             for _ in self._runs():
@@ -99,7 +98,7 @@ class Posterior:
         V = P - matmul(matmul(P, N), P)
         smoother, places = self._merged(x_sorted)
         # Row i: state at time i against f at the times before, from Cov(s_i, f_i) = V_i H'.
-        forward = chain_products(smoother, places)
+        forward = _chain_products(smoother, places)
         V_h = self._model.observe(V)  # (d, m)
         H, covariance = self._dynamics.observation.to(V), V.new_zeros(len(x_new), len(x_new))
         with_past = torch.zeros_like(V_h)
@@ -113,20 +112,13 @@ class Posterior:
         return self._model.observe(mean)[back], covariance[back][:, back]
 
     def sample(self, x_new: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Joint draws of f at times in any order, exact, (m, n_samples).
+        """Joint draws of f at times (m,) in any order, exact, (m, n_samples).
 
-        O((n + m) d^2 (d + n_samples)).
-
-        Parameters
-        ----------
-        x_new : Tensor of shape (m,)
-        n_samples : int
-        generator : torch.Generator
-            On the device of the series.
+        O((n + m) d^2 (d + n_samples)); the generator is on the device of the series.
         """
         x_sorted, order = x_new.sort(stable=True)
         smoother, places = self._merged(x_sorted)
-        draws = sample_chain(smoother, places, n_samples, generator)
+        draws = _sample_chain(smoother, places, n_samples, generator)
         return draws[order.argsort()]
 
     def _merged(self, x_sorted: Tensor) -> tuple[Smoother, Tensor]:
@@ -210,3 +202,157 @@ def _project(row: Tensor, m: Tensor, P: Tensor, r: Tensor, N: Tensor) -> tuple[T
     k = torch.einsum("i,ijn->jn", row, P)
     var = row @ k - inner(k, matvec(N, k))
     return row @ m + inner(k, r), var.clamp_(min=0)
+
+
+class _Chain(NamedTuple):
+    """The conditional chain over a tile of chunks."""
+
+    T: Tensor  # (d, d, L, C)
+    c: Tensor  # (d, L, C)
+    C: Tensor  # (d, d, L, C)
+
+
+def _sample_chain(
+    smoother: Smoother, places: Tensor, n_samples: int, generator: torch.Generator
+) -> Tensor:
+    """Draw f jointly at the points of some indices `places` (m,), (m, n_samples)."""
+    start = _sample_start(smoother, n_samples, generator)  # (d, S)
+    chunks = smoother.chunks
+    out = start.new_empty(len(places), n_samples)
+    for tile in smoother.tiles(width=(smoother.model.n_states + 1) * n_samples):
+        chain = _make_chain(smoother, tile)
+        noise = _draw(chain.T.new_empty, (len(start), n_samples, *chain.c.shape[1:]), generator)
+        moves = matmul(square_root(chain.C), noise).add_(chain.c[:, None])
+        f, start = _run(smoother.model, chain.T, moves, start)  # (S, L, C)
+        chunk = places.div(chunks.length, rounding_mode="floor")
+        here = (chunk >= tile.start) & (chunk < tile.stop)
+        out[here] = f[:, places[here] % chunks.length, chunk[here] - tile.start].T
+    return out
+
+
+def _chain_products(smoother: Smoother, places: Tensor) -> Tensor:
+    """Products of the chain's T from each of some points to the next, (d, d, m).
+
+    `places` (m,) are their indices, rising; the first product is that from before the series.
+    """
+    chunks, d = smoother.chunks, smoother.model.n_states
+    prior = smoother.prior[1]
+    marked = torch.zeros(chunks.n, dtype=prior.dtype, device=prior.device)
+    marked[places] = 1.0
+    marks = chunks.spread(marked) > 0
+    out = prior.new_empty(d, d, len(places))
+    carry = torch.eye(d, dtype=prior.dtype, device=prior.device)
+    for tile in smoother.tiles():
+        products, carry = _marked_products(_make_chain(smoother, tile).T, marks[:, tile], carry)
+        chunk = places.div(chunks.length, rounding_mode="floor")
+        here = (chunk >= tile.start) & (chunk < tile.stop)
+        out[..., here] = products[:, :, places[here] % chunks.length, chunk[here] - tile.start]
+    return out
+
+
+def _make_chain(smoother: Smoother, tile: slice) -> _Chain:
+    """Come back through a tile with all that later data say of the state."""
+    steps, sites = smoother.transitions.over(tile), smoother.sites_of(tile)
+    eta, J = (x[..., tile].contiguous() for x in smoother.boundaries[1])
+    length, n_chunks = sites[0].shape
+    d = smoother.model.n_states
+    T, C = eta.new_empty(d, d, length, n_chunks), eta.new_empty(d, d, length, n_chunks)
+    c = eta.new_empty(d, length, n_chunks)
+    for j in reversed(range(length)):
+        eta, J = _take_in(smoother.model, sites, j, eta, J)
+        T[:, :, j], C[:, :, j] = _conditional(steps, j, J)
+        c[:, j] = matvec(C[:, :, j], eta)
+        back = T[:, :, j].transpose(0, 1)
+        F, _ = steps[j]
+        eta, J = matvec(back, eta), symmetrize(matmul(back, matmul(J, F.expand_as(J))))
+    return _Chain(T, c, C)
+
+
+def _take_in(model: Model, sites: Sites, j: int, eta: Tensor, J: Tensor) -> Gaussian:
+    """Information with that of the points' own sites."""
+    beta, omega = sites
+    eta, J = eta.clone(), J.clone()
+    model.add_observed(eta, beta[j])
+    half = torch.zeros_like(eta)
+    model.add_observed(half, 0.5 * omega[j])
+    model.add_observed_outer(J, half)
+    return eta, J
+
+
+def _conditional(steps: Steps, j: int, J: Tensor) -> tuple[Tensor, Tensor]:
+    """``G F`` and ``G Q`` for ``G = (I + Q J)^-1``."""
+    F, Q = steps[j]
+    G, _ = inverse_and_log_det(identity_plus(matmul(Q, J)))
+    return matmul(G, F), symmetrize(matmul(G, Q))
+
+
+def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator) -> Tensor:
+    """Draw the state before the first point, given all data, (d, n_samples)."""
+    _, P = smoother.prior
+    total = smoother.tree.total
+    cov = torch.linalg.solve(torch.eye(len(P)).to(P) + P @ total.J[..., 0], P)
+    noise = _draw(P.new_empty, (len(P), n_samples), generator)
+    return cov @ total.eta + square_root(symmetrize(cov)) @ noise
+
+
+def _run(model: Model, T: Tensor, moves: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Run ``s = T s + move`` through a tile from a state (d, S): f (S, L, C) and the last state."""
+    d, n_samples, length, n_chunks = moves.shape
+    A = torch.eye(d).to(T)[..., None].expand(d, d, n_chunks)
+    s = moves.new_zeros(d, n_samples, n_chunks)
+    for j in range(length):
+        A, s = matmul(T[:, :, j], A), matmul(T[:, :, j], s).add_(moves[:, :, j])
+    ends = _scan(A, s, start)  # (d, S, C)
+    s = torch.cat([start[..., None], ends[..., :-1]], -1)
+    f = moves.new_empty(n_samples, length, n_chunks)
+    for j in range(length):
+        s = matmul(T[:, :, j], s).add_(moves[:, :, j])
+        f[:, j] = model.observe(s)
+    return f, ends[..., -1]
+
+
+def _scan(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
+    """States after each of the maps ``A s + b`` in turn, (d, S, C), by doubling."""
+    b = b.clone()
+    b[..., 0] += A[..., 0] @ start
+    shift, A = 1, A.clone()
+    while shift < A.shape[-1]:
+        b[..., shift:] += matmul(A[..., shift:], b[..., :-shift])
+        A[..., shift:] = matmul(A[..., shift:], A[..., :-shift])
+        shift *= 2
+    return b
+
+
+def _marked_products(T: Tensor, marks: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of T since the last marked point, (d, d, L, C): at every point, and after the tile.
+
+    `marks` (L, C); `carry` (d, d) is the product that comes into the tile.
+    """
+    eye = torch.eye(len(T)).to(T)[..., None]
+    since = eye.expand(*T.shape[:2], T.shape[3])
+    products = torch.empty_like(T)
+    for j in range(T.shape[2]):
+        products[:, :, j] = matmul(T[:, :, j], since)
+        since = torch.where(marks[j], eye, products[:, :, j])
+    into = _scan_products(since, marks.any(0), carry)
+    first = (marks.cumsum(0) - marks.int()) == 0  # no mark before in the chunk
+    whole = matmul(products, into[:, :, None, :-1])
+    return torch.where(first, whole, products), into[..., -1]
+
+
+def _scan_products(since: Tensor, has_mark: Tensor, carry: Tensor) -> Tensor:
+    """Products that come into each chunk and out of the last, (d, d, C + 1), by doubling."""
+    products = torch.cat([carry[..., None], since], -1)
+    closed = torch.cat([has_mark.new_ones(1), has_mark])
+    shift = 1
+    while shift < products.shape[-1]:
+        longer = matmul(products[..., shift:], products[..., :-shift])
+        longer = torch.where(closed[shift:], products[..., shift:], longer)
+        products = torch.cat([products[..., :shift], longer], -1)
+        closed = torch.cat([closed[:shift], closed[shift:] | closed[:-shift]])
+        shift *= 2
+    return products
+
+
+def _draw(new_empty, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return new_empty(shape).normal_(generator=generator)

@@ -20,29 +20,14 @@ __all__ = ["Series", "make_series"]
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in the order of their times.
+    """Rows in the order of their times."""
 
-    Attributes
-    ----------
-    times : Tensor of shape (m,)
-        Distinct, rising, float64.
-    index : Tensor of shape (n,) or None
-        Which of them each row has, rising; None where every row has one of its own (m = n).
-    y : Tensor of shape (n,)
-    weight : Tensor of shape (n,) or None
-        Likelihood weights; None for 1.
-    breaks : Tensor of shape (k,) or None
-        Positions among the times where a new stretch begins, independent of the one before.
-    log_exposure : Tensor of shape (n,) or None
-        Of counts, for the likelihood.
-    """
-
-    times: Tensor
-    index: Tensor | None
-    y: Tensor
-    weight: Tensor | None = None
-    breaks: Tensor | None = None
-    log_exposure: Tensor | None = None
+    times: Tensor  # (m,) distinct, rising, float64
+    index: Tensor | None  # (n,) the time of each row, rising; None where m = n
+    y: Tensor  # (n,)
+    weight: Tensor | None = None  # (n,) of the likelihood; None for 1
+    breaks: Tensor | None = None  # (k,) where among the times an independent stretch begins
+    log_exposure: Tensor | None = None  # (n,) of counts, for the likelihood
 
     @cached_property
     def gaps(self) -> Tensor:
@@ -93,14 +78,7 @@ class Series:
         return -0.5 * (self.total * math.log(2 * math.pi * noise) + self.squares / noise)
 
     def rows(self, rows: Tensor, breaks: Tensor | None = None) -> "Series":
-        """The series of some rows (k,), rising.
-
-        Parameters
-        ----------
-        rows : Tensor of shape (k,)
-        breaks : Tensor, optional
-            Positions among `rows` where a new stretch begins.
-        """
+        """The series of some rows (k,), rising; `breaks` are positions among them."""
         x = self.at_rows(self.times)[rows]
         columns = (None if c is None else c[rows] for c in (self.weight, self.log_exposure))
         part = _merge(x, self.y[rows], *columns)
@@ -125,22 +103,7 @@ class Series:
 def make_series(
     x: Tensor, y: Tensor, weight: Tensor | None = None, log_exposure: Tensor | None = None
 ) -> Series:
-    """Sort rows by time and find equal times.
-
-    Parameters
-    ----------
-    x : Tensor of shape (n,)
-        Times in any order, finite.
-    y : Tensor of shape (n,)
-    weight : Tensor of shape (n,), optional
-        Positive.
-    log_exposure : Tensor of shape (n,), optional
-
-    Returns
-    -------
-    Series
-        O(n log n); of copies.
-    """
+    """Sort rows (n,) with finite times by time, and find equal times. O(n log n); of copies."""
     x = x.double()
     x, order = x.sort(stable=True)
     columns = (None if c is None else c[order] for c in (weight, log_exposure))

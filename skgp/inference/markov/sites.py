@@ -1,72 +1,22 @@
-r"""Variational inference of a series under any likelihood, with one Gaussian site a time.
-
-The posterior of f is approximated by the Gaussian process q that the prior and the sites
-:math:`\exp(\beta_t f - \omega_t f^2 / 2)` give; the best q of all has this form [1]_. Its marginals
-:math:`N(m_t, v_t)` and the normaliser Z of the sites take one sweep (:mod:`.smoother`), and
-
-.. math::
-    \mathcal{L} = \log Z + \sum_i w_i E_q[\log p(y_i \mid f_i)]
-                  - \sum_t \big[\beta_t m_t - \tfrac12 \omega_t (m_t^2 + v_t)\big]
-
-is a lower bound of the log evidence, which natural gradients maximise (:mod:`.natural`).
-
-Where the sites have converged, the bound is stationary in them, so that its gradient in the
-parameters of the dynamics is that of log Z with the sites held.
-
-References
-----------
-.. [1] Opper and Archambeau (2009), The variational Gaussian approximation revisited.
-"""
+"""Inference of a series under any likelihood, with one Gaussian site a time (:mod:`.natural`)."""
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Dynamics
-from skgp.inference.markov.dense import DensePosterior
-from skgp.inference.markov.natural import Point, SiteBound, climb
+from skgp.inference.markov.defaults import LEAST_SHARE
+from skgp.inference.markov.dense import DensePosterior, DensePrior
+from skgp.inference.markov.natural import Point, SiteBound, SiteFit, climb, expectations
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.smoother import Evidence, dense_prior, evidence
+from skgp.inference.markov.smoother import Evidence, evidence
+from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 
-__all__ = ["SeriesBound", "Sites", "fit_sites", "sites_mean"]
-
-Callback = Callable[[int, dict], bool | None]
-
-
-@dataclass(frozen=True)
-class Sites:
-    r"""One Gaussian site a time, and the posterior that they give.
-
-    Attributes
-    ----------
-    beta, weight : Tensor of shape (m,)
-        :math:`\beta` and :math:`\omega` of each distinct time.
-    elbo : float
-        The bound, in nats; with a base, of the rows given the past.
-    mean, var : Tensor of shape (m,)
-        Of f less its prior mean, under q.
-    parameter_gradient : Tensor of shape (q,)
-        Gradient of log Z with all sites held: of the bound, where they have converged.
-    n_iter : int
-        Sweeps through the series.
-    converged : bool
-    """
-
-    beta: Tensor
-    weight: Tensor
-    elbo: float
-    mean: Tensor
-    var: Tensor
-    parameter_gradient: Tensor
-    n_iter: int
-    converged: bool
+__all__ = ["SeriesBound", "fit_sites", "left_out_moments", "sites_mean"]
 
 
 def fit_sites(
@@ -76,17 +26,17 @@ def fit_sites(
     *,
     offset: float = 0.0,
     base: tuple[Tensor, Tensor] | None = None,
-    start: tuple[Tensor, Tensor] | None = None,
-    max_iter: int = 50,
-    tol: float = 1e-6,
-    callback: Callback | None = None,
-) -> Sites:
+    **options: Any,
+) -> SiteFit:
     r"""Find the Gaussian process nearest to the posterior, for fixed hyper-parameters.
+
+    O(m d^3 + n) a sweep, for d states. Labels and counts take about five sweeps where times are
+    dense and ten where they are sparse; prior variances of 100 may take 50.
 
     Parameters
     ----------
     dynamics : Dynamics
-        Of f, from `skgp.kernels.sde`.
+        Of f, from `skgp.kernels.state_space`.
     series : Series
         m times and n rows.
     likelihood : Likelihood
@@ -95,53 +45,20 @@ def fit_sites(
         Prior mean of f.
     base : (Tensor, Tensor) of shapes (m,), optional
         Sites that stand besides those sought, such as what rows of the past have left.
-    start : (Tensor, Tensor) of shapes (m,), optional
-        :math:`\beta` and :math:`\omega` to begin with, such as those of hyper-parameters nearby;
-        left aside if they give no valid posterior. By default each row has the parabola that
-        touches its log-density at the mode, or at the prior mean where there is
-        none (labels, a count of 0).
-    max_iter : int, default=50
-        Largest number of sweeps, at least 1.
-    tol : float, default=1e-6
-        The search ends where steps are expected to gain less, in nats an observation.
-    callback : callable, optional
-        Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every sweep that raised the
-        bound, the loss being its negative; returning True ends the search.
+    **options
+        ``start``, ``max_iter``, ``tol`` and ``callback`` of `climb`.
 
     Returns
     -------
-    Sites
-        With the highest bound found; `converged` tells whether the tolerance was met.
-
-    Raises
-    ------
-    NonFiniteLossError
-        If the bound is not finite where the search begins.
-    ValueError
-        If `max_iter` is less than 1, or y holds a value that the likelihood refuses.
-
-    Notes
-    -----
-    O(m d^3 + n) a sweep, for d states. Labels and counts take about five sweeps where times are
-    dense and ten where they are sparse; prior variances of 100 may take 50.
+    SiteFit
+        Its posterior has ``mean`` and ``var`` (m,) of f less its prior mean, and
+        ``parameter_gradient`` (q,): of log Z with all sites held.
     """
-    bound = _ExactBound(dynamics, series, likelihood, offset, base)
-    end = climb(bound, start=start, max_iter=max_iter, tol=tol, callback=callback)
-    point, found = end.point, end.point.found
-    return Sites(
-        point.beta,
-        point.weight,
-        point.elbo,
-        found.mean,
-        found.var,
-        found.parameter_gradient,
-        end.n_iter,
-        end.converged,
-    )
+    return climb(_ExactBound(dynamics, series, likelihood, offset, base), **options)
 
 
 class SeriesBound(SiteBound):
-    """The bound of a series, one site a time, whatever infers f from the sites."""
+    """The ELBO of a series, one site a time, whatever infers f from the sites."""
 
     negligible = 1e-3  # the expected gain below is rough
 
@@ -154,11 +71,8 @@ class SeriesBound(SiteBound):
     def infer(self, beta: Tensor, weight: Tensor) -> tuple[Any, tuple[float, ...]] | None:
         """What sites (m,), (m,) say of f; None where they leave no valid posterior.
 
-        Returns
-        -------
-        found : object with ``mean`` and ``var`` (m,) of f less its prior mean
-        divergence : tuple of float
-            Terms that add up to that of the posterior from the prior.
+        Returns an object with ``mean`` and ``var`` (m,) of f less its prior mean, and terms that
+        add up to the divergence of the posterior from the prior.
         """
 
     def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
@@ -205,7 +119,7 @@ class _ExactBound(SeriesBound):
         self._dynamics, self._base, self._before = dynamics, base, 0.0
         H = dynamics.observation
         self._variance = float(H @ dynamics.stationary @ H)
-        self._prior = dense_prior(dynamics, series.gaps)
+        self._prior = DensePrior.of(dynamics, series.gaps)
         if base is not None:
             self._before = evidence(dynamics, series.gaps, *base).log_normalizer
 
@@ -236,3 +150,38 @@ class _ExactBound(SeriesBound):
         Little noise would else make terms in log Z and in what the sites expect that cancel.
         """
         return torch.where(weight * self._variance > 1, beta / weight, 0.0)
+
+
+def left_out_moments(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each row, the row's own site divided out.
+
+    Where the sites have converged, that of a row is :math:`\omega = -E_q[\partial^2 \log p]`,
+    :math:`\beta = E_q[\partial \log p] + \omega m`, so that
+
+    .. math:: v' = \frac{v}{1 - \omega v}, \qquad m' = m - v' E_q[\partial \log p].
+
+    Exact leave-one-out for a site at every time, given those of the others and the
+    hyper-parameters. Of inducing states it takes the row to tell of f and not of their projection:
+    the same where they are dense enough.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+    y : Tensor of shape (n,)
+    mean, var : Tensor of shape (n,)
+        Of f under q, prior mean included.
+    weight : Tensor of shape (n,), optional
+        One unit of weight is left out, or what there is: a weight of 2 equals the row given twice.
+
+    Returns
+    -------
+    mean, var : Tensor of shape (n,)
+    """
+    _, slope, curvature = expectations(likelihood, y, mean, var)
+    if weight is not None:
+        left = weight.clamp_max(1.0)
+        slope, curvature = left * slope, left * curvature
+    cavity = var / (1 + curvature * var).clamp_min(LEAST_SHARE)
+    return mean - cavity * slope, cavity

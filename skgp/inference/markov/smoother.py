@@ -34,10 +34,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Chunks, Dynamics, Steps, Transitions
+from skgp.inference.markov.chunks import Chunks, Steps, Transitions
+from skgp.inference.markov.defaults import LEAST_PIVOT, MISFIT
 from skgp.inference.markov.dense import DensePosterior, DensePrior
-from skgp.inference.markov.elements import Element, ElementTree, push
-from skgp.inference.markov.parameter_gradient import parameter_gradient
+from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,
     Gaussian,
@@ -49,68 +49,27 @@ from skgp.inference.markov.passes import (
     filtered_log_normalizer,
     smooth_chunks,
 )
+from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.linalg.small_matrices import inverse_and_log_det, matmul, matvec, symmetrize
+from skgp.linalg.small_matrices import (
+    identity_plus,
+    inverse_and_log_det,
+    matmul,
+    matvec,
+    symmetrize,
+)
 
-__all__ = ["Evidence", "Smoother", "dense_prior", "evidence", "log_normalizer"]
-
-_LEAST_PIVOT = 3e-5  # of |1 + weight * var|, by whose square a variance loses digits
-_MISFIT = 1e-5  # of what is known between two chunks, relative to its largest entry
+__all__ = ["Evidence", "Smoother", "evidence"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    r"""Normaliser of the sites and what its derivatives are made of.
+    """Normaliser of the sites and what its derivatives are made of."""
 
-    Attributes
-    ----------
-    log_normalizer : float
-        :math:`\log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f)`, nats;
-        less :math:`\sum_n (\beta_n c_n - \omega_n c_n^2 / 2)` if centred.
-    parameter_gradient : Tensor of shape (q,)
-        Its derivative in the log variances and log rates of the dynamics.
-    mean, var : Tensor of shape (n,)
-        Of f given all sites; :math:`\partial \log Z / \partial \beta = m` and
-        :math:`\partial \log Z / \partial \omega = -(m^2 + v) / 2`.
-    """
-
-    log_normalizer: float
-    parameter_gradient: Tensor
-    mean: Tensor
-    var: Tensor
-
-
-@torch.inference_mode()
-def log_normalizer(dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor) -> float:
-    r"""Log of the integral of the sites over the prior, in nats.
-
-    .. math:: \log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f).
-
-    The Gaussian log marginal likelihood is :math:`\log Z - \sum [\log(2 \pi \sigma^2)
-    + y^2 / \sigma^2] / 2` over the values observed.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (n,)
-        Time from the point before, not negative; the first is not read. Infinite where nothing is
-        remembered.
-    beta, weight : Tensor of shape (n,)
-        Sites of the points in order of time.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If negative weights leave no proper posterior.
-    """
-    smoother = Smoother(dynamics, gaps, beta, weight, constants=True)
-    if not smoother.has_negative_weights:
-        return smoother.log_normalizer
-    return sum(smoother.tile_log_normalizer(tile, run) for tile, _, run in smoother.filtered())
+    log_normalizer: float  # nats
+    parameter_gradient: Tensor  # (q,), in the log variances and log rates of the dynamics
+    mean: Tensor  # (n,) of f given all sites: the derivative in beta
+    var: Tensor  # (n,); the derivative in omega is -(mean^2 + var) / 2
 
 
 def evidence(
@@ -124,26 +83,36 @@ def evidence(
 ) -> Evidence | DensePosterior:
     r"""Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
 
-    Errors are those of :func:`log_normalizer`. O(n d^3) time; memory 5 n d^2 numbers, in tiles
-    beyond half a gigabyte.
+    .. math:: \log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f).
+
+    O(n d^3) time; memory 5 n d^2 numbers, in tiles beyond half a gigabyte.
 
     Parameters
     ----------
-    dynamics, gaps, beta, weight
-        See :func:`log_normalizer`.
+    dynamics : Dynamics
+    gaps : Tensor of shape (n,)
+        Time from the point before, not negative; the first is not read. Infinite where nothing is
+        remembered.
+    beta, weight : Tensor of shape (n,)
+        Sites of the points in order of time; zeros for a missing value.
     centre : Tensor of shape (n,), optional
         Values c of f near which the sites are: each is divided by its value there. Where weights
         are large, log Z is a small difference of terms like :math:`\omega c^2 / 2`, which
         :math:`c = \beta / \omega` leaves out from the start.
     prior : DensePrior, optional
-        Of these dynamics and gaps, if made before (`dense_prior`).
+        Of these dynamics and gaps, if made before.
 
     Returns
     -------
     Evidence, or what has its attributes
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If negative weights leave no proper posterior.
     """
     _check_shapes(gaps, beta, weight)
-    prior = dense_prior(dynamics, gaps) if prior is None else prior
+    prior = DensePrior.of(dynamics, gaps) if prior is None else prior
     if prior is not None and prior.suits(weight):
         return DensePosterior(prior, beta, weight, centre)
     chunks = Chunks(len(gaps))
@@ -161,41 +130,14 @@ def evidence(
     return Evidence(value, gradient.clone(), chunks.gather(mean), chunks.gather(var))
 
 
-def dense_prior(dynamics: Dynamics, gaps: Tensor) -> DensePrior | None:
-    """The covariance of a series, if it is short, for several calls of `evidence`."""
-    return DensePrior(dynamics, gaps) if DensePrior.is_short(gaps) else None
-
-
 class Smoother:
-    """A series with its sites, in chunks; the chunks are joined when first asked for.
+    """A series (n,) with its sites, in chunks; the chunks are joined when first asked for."""
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps, beta, weight : Tensor of shape (n,)
-    constants : bool, default=False
-        Whether `log_normalizer` is wanted.
-
-    Attributes
-    ----------
-    chunks : Chunks
-    sites : pair of Tensor of shape (L, C)
-    transitions : Transitions
-    """
-
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        gaps: Tensor,
-        beta: Tensor,
-        weight: Tensor,
-        *,
-        constants: bool = False,
-    ) -> None:
+    def __init__(self, dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor) -> None:
         _check_shapes(gaps, beta, weight)
-        self.dynamics, self.model, self._constants = dynamics, Model(dynamics), constants
+        self.dynamics, self.model = dynamics, Model(dynamics)
         self.chunks = Chunks(len(gaps))
-        self.sites = self.chunks.spread(beta), self.chunks.spread(weight)
+        self.sites = self.chunks.spread(beta), self.chunks.spread(weight)  # (L, C) each
         self.transitions = Transitions(dynamics, gaps, self.chunks)
         P0 = dynamics.stationary.to(beta)
         self.prior = torch.zeros_like(P0[0]), P0
@@ -205,22 +147,10 @@ class Smoother:
     def tree(self) -> ElementTree:
         """The chunks with their data, joined."""
         parts = [
-            chunk_elements(
-                self.model,
-                self.transitions.over(tile),
-                self.sites_of(tile),
-                constants=self._constants,
-            )
+            chunk_elements(self.model, self.transitions.over(tile), self.sites_of(tile))
             for tile in self.tiles()
         ]
         return ElementTree(parts[0] if len(parts) == 1 else Element.join(*parts))
-
-    @cached_property
-    def log_normalizer(self) -> float:
-        """Log Z in nats, by the elements alone: for weights that are not negative."""
-        mean, cov = self.prior
-        *_, value = push(self.tree.total, mean[:, None], cov[..., None])
-        return float(value[0])
 
     @cached_property
     def boundaries(self) -> tuple[Gaussian, Gaussian]:
@@ -230,11 +160,8 @@ class Smoother:
     def filtered(self) -> Iterator[tuple[slice, Steps, Filtered]]:
         """Run the filter, tile by tile of chunks.
 
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If negative weights leave no proper posterior, which may be known only after the last
-            tile.
+        That negative weights leave no proper posterior may be known, and raised, after the last
+        tile only.
         """
         (mean, cov), _ = self.boundaries
         negative = 0
@@ -273,9 +200,7 @@ class Smoother:
         _, (eta, J) = self.boundaries
         eta, J = eta[..., tile].contiguous(), J[..., tile].contiguous()
         m, P = run.end
-        M = matmul(J, P)
-        M.diagonal(dim1=0, dim2=1).add_(1.0)
-        inverse, _ = inverse_and_log_det(M)
+        inverse, _ = inverse_and_log_det(identity_plus(matmul(J, P)))
         return matvec(inverse, eta - matvec(J, m)), symmetrize(matmul(inverse, J))
 
     def tiles(self, width: int = 0) -> Iterator[slice]:
@@ -288,13 +213,7 @@ class Smoother:
 
 
 class Moments(Visitor):
-    """Sums over the way back from which the gradient in the dynamics' parameters is made.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (L, C)
-    """
+    """Sums over the way back from which the gradient in the dynamics' parameters is made."""
 
     def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
         self._dynamics = dynamics
@@ -331,10 +250,28 @@ class Moments(Visitor):
                 self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
 
     def gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the dynamics' parameters, (q,)."""
-        return parameter_gradient(
-            self._dynamics, self._gaps, self._transition, self._noise, self._scale
-        )
+        """Derivative of the log normaliser in the dynamics' parameters, (q,).
+
+        The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
+        to them, over which F is easily inverted.
+        """
+        gap, F = self._short_gap()
+        inverse = torch.linalg.inv(F)
+        F_bar = self._transition @ inverse.T / gap
+        Q_bar = inverse.T @ self._noise @ inverse / (2 * gap)
+        gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
+        for i, (states, _) in enumerate(self._dynamics.blocks):
+            gradient[i] = 0.5 * self._scale[states, states].sum()
+        return gradient
+
+    def _short_gap(self) -> tuple[Tensor, Tensor]:
+        """A gap (1,) over which the state hardly moves, and its F (d, d)."""
+        gap = self._gaps.new_ones(1)
+        while True:
+            F = self._dynamics.transition(gap)[0][..., 0]
+            if float((F - torch.eye(len(F)).to(F)).abs().max()) < 0.1:
+                return gap, F
+            gap = gap / 16
 
 
 def _minus_slope(r: Tensor, N: Tensor) -> Tensor:
@@ -351,7 +288,7 @@ def _negative_eigenvalues(D: Tensor, omega: Tensor) -> int:
 def _check_pivots(run: Filtered) -> None:
     """Refuse a D that is not finite, or so near 0 that variances lose half their digits."""
     low = float(run.D.abs().min())
-    if not (low > _LEAST_PIVOT and math.isfinite(low)):
+    if not (low > LEAST_PIVOT and math.isfinite(low)):
         raise NotPositiveDefiniteError(
             f"1 + weight * var must not vanish at any site, got {low:.3g} in size: the posterior "
             "is not proper, or not to be told from one that is not. Halve the step that made the "
@@ -367,7 +304,7 @@ def _check_joints(ends: Tensor, starts: Tensor) -> None:
     """
     ends, starts = ends[..., :-1], starts[..., 1:]
     scale = 1.0 + ends.abs().amax((0, 1)) if ends.shape[-1] else ends.sum((0, 1))
-    if not bool(((ends - starts).abs() <= _MISFIT * scale).all()):
+    if not bool(((ends - starts).abs() <= MISFIT * scale).all()):
         raise NotPositiveDefiniteError(
             "Rounding has spoilt what the smoother knows between two chunks: the negative weights "
             "leave a posterior that is nearly improper. Halve the step that made them, or bound "

@@ -1,93 +1,88 @@
-r"""What the hyper-parameters of a series are judged by, each evaluation and its gradient in O(n).
+r"""What the hyper-parameters of state-space models are judged by, with gradients in closed form.
 
-With :math:`Z(\beta, \omega)` the normaliser of the sites (:mod:`.smoother`), the log marginal
-likelihood of Gaussian noise is
+With :math:`Z(\beta, \omega)` the normaliser of the sites (:mod:`skgp.inference.markov.smoother`),
+the log marginal likelihood of a series under Gaussian noise is
 
 .. math:: \log p(y) = \log Z - \tfrac12 \sum_i w_i [\log 2 \pi \sigma^2 + y_i^2 / \sigma^2],
           \qquad \frac{\partial \log Z}{\partial \beta_t} = m_t, \quad
           \frac{\partial \log Z}{\partial \omega_t} = -\tfrac12 (m_t^2 + v_t),
 
-and its variational bound for other likelihoods (:mod:`.sites`) and for inducing states
-(:mod:`.inducing.fit`) has, where the sites have converged, the gradient of log Z with the sites
-held.
+and the ELBO, for other likelihoods (:mod:`~skgp.inference.markov.natural`) and for inducing states
+(:mod:`~skgp.inference.markov.inducing`), has, where the sites have converged, the gradient of log Z
+with the sites held. An evaluation of a series is O(n). Additive models have the same with the sum
+of the components for f.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.inducing.fit import InducingFit, fit_inducing
-from skgp.inference.markov.natural import likelihood_gradient
+from skgp.inference.markov.additive_binned import AdditivePosterior, Tables, bin_priors
+from skgp.inference.markov.additive_bins import AdditiveStatistics
+from skgp.inference.markov.additive_rows import RowsPosterior, condition_rows
+from skgp.inference.markov.additive_sites import AdditiveBound, DistinctRows, Rows, binned_state
+from skgp.inference.markov.additive_states import AdditiveState
+from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.natural import SiteFit, climb, likelihood_gradient
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.sites import Sites, fit_sites
+from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde_dynamics import Dynamics
+from skgp.learning.markov.defaults import ADDITIVE_TOL, SITES_TOL
 from skgp.likelihoods import Likelihood
 
 __all__ = [
+    "BinnedEvidence",
     "Evaluation",
     "GaussianEvidence",
     "Objective",
+    "RowsElbo",
+    "RowsEvidence",
     "SharedEvidence",
     "VariationalEvidence",
     "find_sites",
 ]
 
-_TOL = 1e-8  # nats an observation to which a bound is found
-
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evidence in nats, and its gradients.
-
-    Attributes
-    ----------
-    value : float
-    dynamics_gradient : Tensor of shape (q,)
-        In the log variances and rates of the dynamics.
-    likelihood_gradient : Tensor of shape (p,)
-        In the parameters of the family.
-    knot_gradient : Tensor of shape (M,) or None
-        In the places of the inducing states, where there are any.
-    """
+    """Evidence or ELBO in nats, and its gradients."""
 
     value: float
-    dynamics_gradient: Tensor
-    likelihood_gradient: Tensor
-    knot_gradient: Tensor | None = None
+    posterior: Any
+    likelihood_gradient: Tensor  # (p,) in the parameters of the family
+    gradients: Callable[[], list[Tensor]]  # (q_j,) in the parameters of each component's dynamics
+    knot_gradient: Tensor | None = None  # (M,) in the inducing locations, where there are any
 
 
 class Objective(Protocol):
     """The evidence of data as a function of their dynamics and their likelihood.
 
-    Attributes
-    ----------
-    total : float
-        Number of observations, or the sum of their weights.
+    An ELBO is good to about `tol` nats an observation, where the objective heeds it.
     """
 
-    total: float
+    total: float  # number of observations, or the sum of their weights
 
     def __call__(
-        self, dynamics: Dynamics, parameters: Tensor, knots: Tensor | None, *, tol: float
+        self,
+        dynamics: Sequence[Dynamics],
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = SITES_TOL,
     ) -> Evaluation:
-        """Evaluate at dynamics, parameters (p,) of the likelihood's family and knots (M,).
+        """Evaluate at dynamics, one a component, parameters (p,) of the family, and knots (M,)."""
 
-        A bound is good to about `tol` nats an observation.
-        """
+
+# ---- series ----------------------------------------------------------------------------------
 
 
 class GaussianEvidence:
-    """Exact log marginal likelihood under Gaussian noise.
-
-    Parameters
-    ----------
-    series : Series
-    """
+    """Exact log marginal likelihood of a series under Gaussian noise."""
 
     def __init__(self, series: Series) -> None:
         self.series = series
@@ -99,74 +94,58 @@ class GaussianEvidence:
 
     def __call__(
         self,
-        dynamics: Dynamics,
+        dynamics: Sequence[Dynamics],
         parameters: Tensor,
         knots: Tensor | None = None,
         *,
-        tol: float = _TOL,
+        tol: float = SITES_TOL,
     ) -> Evaluation:
         series, noise = self.series, float(parameters[0].exp())
         beta, omega = series.gaussian_sites(noise)
-        found = evidence(dynamics, series.gaps, beta, omega, centre=self._centre)
+        found = evidence(dynamics[0], series.gaps, beta, omega, centre=self._centre)
         constant = series.total * math.log(2 * math.pi * noise) + self._scatter / noise
         misfit = (found.mean - self._centre) ** 2 + found.var
         slope = 0.5 * (float(omega @ misfit) - series.total + self._scatter / noise)
         return Evaluation(
             found.log_normalizer - 0.5 * constant,
-            found.parameter_gradient,
+            found,
             parameters.new_tensor([slope]),
+            lambda: [found.parameter_gradient],
         )
 
 
 class VariationalEvidence:
-    """Evidence bound of the Gaussian process nearest to the posterior, at its best.
+    """ELBO of the Gaussian process nearest to the posterior of a series, at its best.
 
     With knots the process is one that the states there decide. The sites of an evaluation are where
     the next one starts.
-
-    Parameters
-    ----------
-    series : Series
-    family : Likelihood
-    offset : float
-        Prior mean of f.
-
-    Attributes
-    ----------
-    sites : (Tensor, Tensor) of shapes (m,) or None
-        Of the last evaluation.
     """
 
     def __init__(self, series: Series, family: Likelihood, offset: float = 0.0) -> None:
         self.series, self.family, self.offset = series, family, offset
         self.total = series.total
-        self.sites: tuple[Tensor, Tensor] | None = None
+        self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
 
     def __call__(
         self,
-        dynamics: Dynamics,
+        dynamics: Sequence[Dynamics],
         parameters: Tensor,
         knots: Tensor | None = None,
         *,
-        tol: float = _TOL,
+        tol: float = SITES_TOL,
     ) -> Evaluation:
+        likelihood, series = self.family.with_parameters(parameters), self.series
         found = find_sites(
-            dynamics,
-            self.series,
-            self.family.with_parameters(parameters),
-            offset=self.offset,
-            knots=knots,
-            start=self.sites,
-            tol=tol,
+            dynamics[0], series, likelihood, self.offset, knots, start=self.sites, tol=tol
         )
-        self.sites = found.beta, found.weight
-        series = self.series
-        mean, var = series.at_rows(found.mean) + self.offset, series.at_rows(found.var)
+        self.sites, q = (found.beta, found.weight), found.posterior
+        rows = series.y, series.at_rows(q.mean) + self.offset, series.at_rows(q.var)
         return Evaluation(
             found.elbo,
-            found.parameter_gradient,
-            likelihood_gradient(self.family, parameters, (series.y, mean, var), series.sums),
-            found.knot_gradient if isinstance(found, InducingFit) else None,
+            q,
+            likelihood_gradient(self.family, parameters, rows, series.sums),
+            lambda: [q.parameter_gradient],
+            None if knots is None else q.knot_gradient,
         )
 
 
@@ -174,27 +153,13 @@ def find_sites(
     dynamics: Dynamics,
     series: Series,
     likelihood: Likelihood,
-    *,
     offset: float,
     knots: Tensor | None,
+    *,
     start: tuple[Tensor, Tensor] | None = None,
-    tol: float = _TOL,
-) -> Sites | InducingFit:
-    """The best sites of a series, for states at all times or, if given, at knots only.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    series : Series
-    likelihood : Likelihood
-    offset : float
-        Prior mean of f.
-    knots : Tensor of shape (M,) or None
-    start : (Tensor, Tensor) of shapes (m,), optional
-        Sites of hyper-parameters nearby.
-    tol : float, default=1e-8
-        The search ends with a step that gains less, in nats an observation.
-    """
+    tol: float = SITES_TOL,
+) -> SiteFit:
+    """The best sites of a series, for states at all times or, if given, at knots (M,) only."""
     if knots is None:
         return fit_sites(dynamics, series, likelihood, offset=offset, start=start, tol=tol)
     if likelihood.is_gaussian:  # of which the first sites are the best
@@ -203,13 +168,7 @@ def find_sites(
 
 
 class SharedEvidence:
-    """Sum of the evidences of several latent processes that share dynamics and likelihood.
-
-    Parameters
-    ----------
-    objectives : sequence of Objective
-        Of the same rows.
-    """
+    """Sum of the evidences of several latent processes that share dynamics and likelihood."""
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
         self.objectives = objectives
@@ -217,18 +176,132 @@ class SharedEvidence:
 
     def __call__(
         self,
-        dynamics: Dynamics,
+        dynamics: Sequence[Dynamics],
         parameters: Tensor,
         knots: Tensor | None = None,
         *,
-        tol: float = _TOL,
+        tol: float = SITES_TOL,
     ) -> Evaluation:
         found = [objective(dynamics, parameters, knots, tol=tol) for objective in self.objectives]
         return Evaluation(
             sum(each.value for each in found),
-            torch.stack([each.dynamics_gradient for each in found]).sum(0),
+            [each.posterior for each in found],
             torch.stack([each.likelihood_gradient for each in found]).sum(0),
+            lambda: [torch.stack([each.gradients()[0] for each in found]).sum(0)],
             None
             if knots is None
             else torch.stack([cast(Tensor, each.knot_gradient) for each in found]).sum(0),
         )
+
+
+# ---- additive models -------------------------------------------------------------------------
+
+
+class _AdditiveEvidence:
+    """Log marginal likelihood of an additive model under Gaussian noise, in closed form."""
+
+    total: float
+    _squares: float  # weighted sum of those of y less the prior mean
+
+    def __call__(
+        self,
+        dynamics: Sequence[Dynamics],
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = SITES_TOL,
+    ) -> Evaluation:
+        noise = float(parameters[0].exp())
+        q = self._condition(dynamics, noise)
+        constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
+        slope = 0.5 * (self._misfit(q) / noise + q.spread - self.total)
+        value = q.log_normalizer + constant
+        return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
+
+    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> Any:
+        """The posterior."""
+        raise NotImplementedError
+
+    def _misfit(self, q: Any) -> float:
+        """Weighted sum of the squares of y less the posterior mean."""
+        raise NotImplementedError
+
+
+class BinnedEvidence(_AdditiveEvidence):
+    """From the statistics of binned rows: exact (`joint`), or its bound by the mean field."""
+
+    def __init__(self, statistics: AdditiveStatistics, offset: float, joint: bool) -> None:
+        self.total, self._offset = statistics.weight, offset
+        self._bins, self._joint = statistics.bins, joint
+        self._cross = statistics.cross
+        self._sums, self._squares = statistics.centred(offset)
+
+    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> AdditivePosterior:
+        tables = Tables(self._cross, 1 / noise, self._sums / noise)
+        return AdditivePosterior(bin_priors(dynamics, self._bins.columns), tables, self._joint)
+
+    def _misfit(self, q: AdditivePosterior) -> float:
+        return self._squares - float(q.mean @ (2 * self._sums - self._cross @ q.mean))
+
+    def state(self, kernels: Sequence[Any], q: AdditivePosterior) -> AdditiveState:
+        """What predicts, with the components' kernels and the posterior of an evaluation."""
+        return binned_state(kernels, q, self._bins, self._cross.diagonal(), self._offset)
+
+
+class RowsEvidence(_AdditiveEvidence):
+    """In the space of the distinct rows, in O(m^3)."""
+
+    def __init__(self, rows: DistinctRows) -> None:
+        series = rows.series
+        self._rows, self.total = rows, series.total
+        # Targets less the prior mean, so that nothing cancels in their squares.
+        self._series = Series(series.times, series.index, rows.y - rows.offset, series.weight)
+        self._squares = self._series.squares
+
+    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> RowsPosterior:
+        prior, (linear, curved) = self._rows.prior(dynamics), self._series.gaussian_sites(noise)
+        return condition_rows(prior, linear, curved)
+
+    def _misfit(self, q: RowsPosterior) -> float:
+        residual = self._series.y - self._series.at_rows(q.mean)
+        return float(self._series.sums(residual**2).sum())
+
+    def state(self, kernels: Sequence[Any], q: RowsPosterior) -> AdditiveState:
+        """What predicts, with the components' kernels and the posterior of an evaluation."""
+        return self._rows.state(kernels, q)
+
+
+class RowsElbo:
+    """ELBO of the Gaussian nearest to the posterior of an additive model, for any likelihood.
+
+    The sites of an evaluation are where the next one starts; `tol` is theirs, in nats a row.
+    """
+
+    def __init__(
+        self, rows: Rows, family: Likelihood, *, max_iter: int = 50, tol: float = ADDITIVE_TOL
+    ) -> None:
+        self.rows, self.family = rows, family
+        self.total = float(rows.weighted(torch.ones_like(rows.y)).sum())
+        self._max_iter, self._tol = max_iter, tol
+        self._sites: tuple[Tensor, Tensor] | None = None
+
+    def __call__(
+        self,
+        dynamics: Sequence[Dynamics],
+        parameters: Tensor,
+        knots: Tensor | None = None,
+        *,
+        tol: float = SITES_TOL,
+    ) -> Evaluation:
+        bound = AdditiveBound(
+            self.rows, dynamics, self.family.with_parameters(parameters), self.total
+        )
+        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol).point
+        self._sites, q = (point.beta, point.weight), point.found
+        rows = self.rows.y, point.mean, point.var
+        slope = likelihood_gradient(self.family, parameters, rows, self.rows.weighted)
+        return Evaluation(point.elbo, q, slope, q.gradients)
+
+    def state(self, kernels: Sequence[Any], q: Any) -> AdditiveState:
+        """What predicts, with the components' kernels and the posterior of an evaluation."""
+        return self.rows.state(kernels, q)

@@ -1,99 +1,74 @@
-"""Hyper-parameters of a series by its evidence: L-BFGS-B over ``theta`` and the likelihood's own.
-
-Where there are several kernels, the first finds the length scale: of many rows on some 2000, once
-spread evenly (which shows slow motion) and once in stretches of consecutive ones (which shows quick
-motion), and all rows say which is right. From there the kernels compete on some 20000 rows of that
-kind. Few rows tell less, and labels less than numbers: scales far below the gaps between them are
-not tried, nor are kernels of many hyper-parameters.
-"""
+"""Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.series import Series
-from skgp.learning.markov.kernel_parameters import KernelParameters
+from skgp.kernels.sde import state_space
+from skgp.learning.markov.defaults import INNER, LEAST_GAP
 from skgp.learning.markov.objectives import Evaluation, Objective
 from skgp.likelihoods import Likelihood
 from skgp.optim.lbfgs import minimize_lbfgs
 
-__all__ = ["Search", "choose_kernel", "maximise"]
+__all__ = ["Climb", "KernelParameters", "Search", "maximise"]
 
 Callback = Callable[[int, dict], bool | None]
 
-_SCALE_ROWS, _CHOICE_ROWS = 2000, 20_000
-_N_STRETCHES = 10
-# The choice ends with gains of _CHOICE_NATS in all, or of few rows with _CHOICE_TOL an observation.
-_LEAST_GAP = 1e-6  # between knots that are learned, of their span
-_CHOICE_ITER, _CHOICE_TOL, _CHOICE_NATS, _START_TOL = 25, 1e-5, 0.01, 1e-3
-# That a kernel besides the first needs, of a curvature of at most 1: in series drawn from kernels
-# of nu 1/2 to infinity, a choice by 60 numbers predicts better, and one by 320 labels does not yet.
-_ROWS_A_PARAMETER = 25
-_LEAST_SCALE = 0.1  # of a short gap: below, the rows look like white noise whatever the scale
-_INNER = 0.1  # of a search's tolerance: that of a bound
-#: Multiples of the length scale that a start tries.
-_SCALES = 10.0 ** np.array([0.75, 0.0, -0.75, -1.5, -2.25, -3.0])
+_ROUNDING = 1e-11  # mathematical: of log parameters
+_LEAST = 1e-12  # mathematical: beside 1
 
 
 @dataclass
 class Search:
-    """Where a search ended.
+    """Where a search ended."""
 
-    Attributes
-    ----------
-    kernel : Kernel
-        With the hyper-parameters found.
-    parameters : Tensor of shape (p,)
-        Of the likelihood's family.
-    value : float
-        The evidence, in nats.
-    n_iter : int
-    history : list of float
-        Evidence an observation after each iteration.
-    knots : Tensor of shape (M,) or None
-        Of inducing states, where they end.
-    """
-
-    kernel: Any
-    parameters: Tensor
-    value: float
+    kernels: list[Any]  # one a component, with the hyper-parameters found
+    parameters: Tensor  # (p,) of the likelihood's family
+    value: float  # the evidence, in nats
     n_iter: int = 0
-    history: list[float] = field(default_factory=list)
-    knots: Tensor | None = None
+    history: list[float] = field(default_factory=list)  # evidence an observation, by iteration
+    knots: Tensor | None = None  # (M,) inducing locations, where they end
+
+    @property
+    def kernel(self) -> Any:
+        """The only one."""
+        return self.kernels[0]
 
 
 def maximise(
-    kernel: Any,
+    kernels: Sequence[Any],
     objective: Objective,
     family: Likelihood,
     *,
     parameters: Tensor | None = None,
     knots: Tensor | None = None,
     learn_knots: bool = False,
+    amplitudes: bool = False,
     max_iter: int = 100,
     tol: float = 1e-7,
     callback: Callback | None = None,
 ) -> Search:
-    """Climb the evidence from a kernel's own hyper-parameters, within their bounds.
+    """Climb the evidence from the kernels' own hyper-parameters, within their bounds.
 
     Parameters
     ----------
-    kernel : Kernel
-        Without noise.
+    kernels : sequence of Kernel
+        One a component, without noise.
     objective : Objective
     family : Likelihood
-        Of the likelihood: bounds, and start unless `parameters` are given.
+        Bounds of its free parameters, and start unless `parameters` are given.
     parameters : Tensor of shape (p,), optional
         Of the likelihood, to start from.
     knots : Tensor of shape (M,), optional
-        Of inducing states; by default there is a state at every time.
+        Inducing locations; by default there is a state at every time.
     learn_knots : bool, default=False
         Whether they move, their order kept.
+    amplitudes : bool, default=False
+        Whether components may be of no use: see `_Coordinates`.
     max_iter : int, default=100
         0 evaluates only.
     tol : float, default=1e-7
@@ -104,42 +79,106 @@ def maximise(
     -------
     Search
     """
-    climb = _Climb(KernelParameters(kernel), objective, family, knots, _INNER * tol)
+    climb = Climb(kernels, objective, family, knots=knots, amplitudes=amplitudes, tol=INNER * tol)
     start = climb.start(parameters, learn_knots)
     if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
         value = climb.evaluate(start).value
-        return Search(kernel, start["likelihood"], value, knots=knots)
-    return _run(climb, start, max_iter, tol, callback)
+        return Search(list(kernels), start["likelihood"], value, knots=knots)
+    return climb.run(start, max_iter, tol, callback)
 
 
-def _run(
-    climb: "_Climb",
-    start: dict[str, Tensor],
-    max_iter: int,
-    tol: float,
-    callback: Callback | None = None,
-) -> Search:
-    """Climb from somewhere to the top."""
-    found = minimize_lbfgs(
-        climb.loss,
-        start,
-        max_iter=max_iter,
-        tol=tol,
-        bounds=climb.bounds(start),
-        callback=callback,
-    )
-    return Search(
-        climb.kernel.clone_with_theta(found.parameters["theta"].numpy()),
-        found.parameters["likelihood"],
-        -found.loss * climb.objective.total,
-        found.n_iter,
-        [-value for value in found.history],
-        climb.places(found.parameters),
-    )
+class KernelParameters:
+    """A kernel, and the parameters of its state-space form as a function of theta.
+
+    Log variances and log rates are affine functions of theta for most kernels. These are found out
+    once, where torch's way through a kernel expression takes longer than the evidence of few rows.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.form = kernel, state_space(kernel)
+        self.start = torch.from_numpy(kernel.theta.copy())
+        self._slopes, self._level = self._affine()
+
+    @property
+    def is_amplitude(self) -> Tensor:
+        """Which entries of theta, (t,), scale variances and nothing else."""
+        if self._slopes is None:
+            return torch.zeros(len(self.start), dtype=torch.bool)
+        rates = self._slopes[len(self.form.order) :]
+        return (rates.abs() < _ROUNDING).all(0)
+
+    def parameters(self, theta: Tensor) -> Tensor:
+        """Of the form, (q,), without a graph."""
+        if self._slopes is None:
+            return self.form.parameters(theta).detach()
+        return self._level + self._slopes @ (theta - self.start)
+
+    def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
+        """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
+        if self._slopes is not None:
+            return slope @ self._slopes
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
+
+    def _affine(self) -> tuple[Tensor | None, Tensor]:
+        """Slopes (q, t) where the parameters are affine in theta, and the parameters at start."""
+        at = self.form.parameters
+        level = at(self.start)
+        steps = torch.eye(len(self.start), dtype=torch.float64)
+        slopes = level.new_zeros(len(level), len(steps))
+        for i, step in enumerate(steps):
+            slopes[:, i] = at(self.start + step) - level
+        far = torch.linspace(-0.7, 0.9, len(steps), dtype=torch.float64)
+        off = at(self.start + far) - level - slopes @ far
+        return (slopes if bool((off.abs() < _ROUNDING).all()) else None), level
 
 
-class _Climb:
-    """The evidence as a loss of tensors: ``theta``, ``likelihood`` and the places of knots.
+class _Coordinates:
+    r"""Where a search is: theta of all components, (t,).
+
+    In an additive model :math:`z = \log(1 + s / s_0)` stands for an amplitude s: the evidence falls
+    as :math:`s^2` with a component that it has no use for. In :math:`\log s` that is a slope that
+    never ends, which L-BFGS walks down while it should attend to the others; in z, linear in s
+    where s is small, it is a parabola like any other.
+    """
+
+    def __init__(self, kernels: Sequence[Any], amplitudes: bool) -> None:
+        self.components = [KernelParameters(kernel) for kernel in kernels]
+        self.origin = torch.cat([each.start for each in self.components])
+        self._is_amplitude = torch.cat([each.is_amplitude for each in self.components])
+        if not amplitudes:
+            self._is_amplitude = torch.zeros_like(self._is_amplitude)
+        boxes = [torch.tensor(kernel.bounds).reshape(-1, 2).double() for kernel in kernels]
+        self.low, self.high = torch.cat(boxes).unbind(1)
+
+    def of(self, theta: Tensor) -> Tensor:
+        """Coordinates of theta (t,)."""
+        z = torch.log1p(((theta - self.origin) / 2).exp())
+        return torch.where(self._is_amplitude, z, theta)
+
+    def theta(self, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Theta at coordinates (t,), and its derivatives in them."""
+        z = torch.where(self._is_amplitude, place, 1.0).clamp(min=_LEAST)
+        amplitude = self.origin + 2 * z.expm1().log(), 2 * z.exp() / z.expm1()
+        return (
+            torch.where(self._is_amplitude, amplitude[0], place),
+            torch.where(self._is_amplitude, amplitude[1] * (place >= _LEAST), 1.0),
+        )
+
+    def split(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """The part of each component."""
+        return theta.split([len(each.start) for each in self.components])
+
+    def kernels(self, place: Tensor) -> list[Any]:
+        """The kernels at coordinates (t,)."""
+        theta = self.theta(place)[0].clamp(self.low, self.high)
+        parts = zip(self.components, self.split(theta), strict=True)
+        return [each.kernel.clone_with_theta(part.numpy()) for each, part in parts]
+
+
+class Climb:
+    """The evidence as a loss of tensors: ``place``, ``likelihood`` and the places of knots.
 
     Knots move by the first of them and the logarithms of the gaps, which keeps their order. The
     tensors are in main memory, wherever the data are.
@@ -147,218 +186,87 @@ class _Climb:
 
     def __init__(
         self,
-        place: KernelParameters,
+        kernels: Sequence[Any],
         objective: Objective,
         family: Likelihood,
-        knots: Tensor | None,
-        tol: float,
+        *,
+        knots: Tensor | None = None,
+        amplitudes: bool = False,
+        tol: float = 0.0,
     ) -> None:
-        self.place, self.objective, self.family = place, objective, family
+        self.place = _Coordinates(kernels, amplitudes)
+        self.objective, self.family = objective, family
         self.knots, self.tol = knots, tol
-        self.kernel = place.kernel
+
+    def run(
+        self, start: dict[str, Tensor], max_iter: int, tol: float, callback: Callback | None = None
+    ) -> Search:
+        """Climb from somewhere to the top."""
+        bounds = self.bounds(start)
+        found = minimize_lbfgs(
+            self.loss, start, max_iter=max_iter, tol=tol, bounds=bounds, callback=callback
+        )
+        return Search(
+            self.place.kernels(found.parameters["place"]),
+            found.parameters["likelihood"],
+            -found.loss * self.objective.total,
+            found.n_iter,
+            [-value for value in found.history],
+            self.knots_at(found.parameters),
+        )
 
     def start(self, parameters: Tensor | None, learn_knots: bool) -> dict[str, Tensor]:
         """Where the search begins."""
-        theta = torch.tensor(self.kernel.theta, dtype=torch.float64)
-        likelihood = self.family.initial(theta) if parameters is None else parameters
-        start = {"theta": theta, "likelihood": likelihood}
+        origin = self.place.of(self.place.origin)
+        likelihood = self.family.initial(origin) if parameters is None else parameters
+        start = {"place": origin, "likelihood": likelihood}
         if self.knots is not None and learn_knots:
-            knots = self.knots.to(theta)
+            knots = self.knots.to(origin)
             start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
         return start
 
     def bounds(self, start: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Lower and upper bounds of what moves."""
-        of_theta = torch.tensor(self.kernel.bounds, dtype=torch.float64).reshape(-1, 2)
         bounds = {
-            "theta": (of_theta[:, 0], of_theta[:, 1]),
-            "likelihood": self.family.box(start["theta"]),
+            "place": (self.place.of(self.place.low), self.place.of(self.place.high)),
+            "likelihood": self.family.box(start["place"]),
         }
         if "log_gaps" in start:
             # Knots that meet, or leave, would take the transitions between them to a limit.
             first, gaps = start["first"], start["log_gaps"]
             span = float(gaps.exp().sum())
-            ends = (math.log(part * span) for part in (_LEAST_GAP, 2.0))
+            ends = (math.log(part * span) for part in (LEAST_GAP, 2.0))
             low, high = (torch.full_like(gaps, end) for end in ends)
             bounds |= {"first": (first - span, first + span), "log_gaps": (low, high)}
         return bounds
 
-    def places(self, leaves: dict[str, Tensor]) -> Tensor | None:
+    def knots_at(self, leaves: dict[str, Tensor]) -> Tensor | None:
         """The knots (M,), where the data are."""
         if self.knots is None or "first" not in leaves:
             return self.knots
         first, log_gaps = leaves["first"].detach(), leaves["log_gaps"].detach()
         return torch.cat([first, first + log_gaps.exp().cumsum(0)]).to(self.knots)
 
+    @torch.no_grad()
     def evaluate(self, leaves: dict[str, Tensor]) -> Evaluation:
-        """Evidence and its gradients."""
-        return self.objective(
-            self.place.form.at(self.place.parameters(leaves["theta"].detach())),
-            leaves["likelihood"].detach(),
-            self.places(leaves),
-            tol=self.tol,
-        )
+        """Evidence, and what its gradients are made of."""
+        theta, _ = self.place.theta(leaves["place"])
+        parts = zip(self.place.components, self.place.split(theta), strict=True)
+        dynamics = [each.form.at(each.parameters(part)) for each, part in parts]
+        likelihood = leaves["likelihood"].detach()
+        return self.objective(dynamics, likelihood, self.knots_at(leaves), tol=self.tol)
 
     def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Negative evidence an observation, and its gradients."""
-        found, theta = self.evaluate(leaves), leaves["theta"].detach()
-        slopes = {
-            "theta": self.place.pull(theta, found.dynamics_gradient.to(theta)),
-            "likelihood": found.likelihood_gradient,
-        }
+        found, (theta, slope) = self.evaluate(leaves), self.place.theta(leaves["place"].detach())
+        parts = zip(self.place.components, self.place.split(theta), found.gradients(), strict=True)
+        pulled = torch.cat([each.pull(part, bar.to(part)) for each, part, bar in parts])
+        slopes = {"place": pulled * slope, "likelihood": found.likelihood_gradient}
         if "first" in leaves and found.knot_gradient is not None:
-            slope = found.knot_gradient.to(theta)
+            knots = found.knot_gradient.to(theta)
             # A gap moves all knots behind it.
-            behind = slope[1:].flip(0).cumsum(0).flip(0)
-            slopes["first"] = slope.sum()[None]
+            behind = knots[1:].flip(0).cumsum(0).flip(0)
+            slopes["first"] = knots.sum()[None]
             slopes["log_gaps"] = behind * leaves["log_gaps"].detach().exp()
         scale = -1 / self.objective.total
         return scale * found.value, {name: scale * slope for name, slope in slopes.items()}
-
-
-def choose_kernel(
-    kernels: Sequence[Any],
-    make_objective: Callable[[Sequence[Series]], Objective],
-    processes: Sequence[Series],
-    family: Likelihood,
-    callback: Callback | None = None,
-) -> Search:
-    """Choose among kernels by the evidence; the first one also finds the length scale.
-
-    Parameters
-    ----------
-    kernels : sequence of Kernel
-        Without noise. Only such as forget: stretches of rows stand apart.
-    make_objective : callable
-        Makes the objective of the series of all latent processes.
-    processes : sequence of Series
-        Of the same rows, one a latent process.
-    family : Likelihood
-        Of the likelihood.
-    callback : callable, optional
-        Called after every kernel; True ends the choice.
-
-    Returns
-    -------
-    Search
-        To be continued on all rows.
-    """
-
-    n_rows = len(processes[0].y)
-
-    def part(kind: str, most: int) -> list[Series]:
-        few = n_rows <= 2 * most
-        return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
-
-    whole = make_objective(processes)
-    kernels = _affordable(kernels, n_rows * min(1.0, family.information))
-    if n_rows <= 2 * _SCALE_ROWS:
-        if len(kernels) == 1:  # the climb is the caller's
-            return _search_scale(kernels[0], whole, family, processes[0], climbs=False)
-        kind, best = "all", _search_scale(kernels[0], whole, family, processes[0])
-    else:
-        parts = [(kind, part(kind, _SCALE_ROWS)) for kind in _PARTS]
-        kind, best = max(
-            (
-                (kind, _search_scale(kernels[0], make_objective(rows), family, rows[0]))
-                for kind, rows in parts
-            ),
-            key=lambda pair: _value(pair[1], whole, family),
-        )
-    objective = whole if n_rows <= 2 * _CHOICE_ROWS else make_objective(part(kind, _CHOICE_ROWS))
-
-    def climb_from(kernel: Any, parameters: Tensor | None) -> Search:
-        climb = _Climb(KernelParameters(kernel), objective, family, None, 0.0)
-        return _climb(climb, climb.start(parameters, False))
-
-    searches = []
-    for number, kernel in enumerate(kernels):
-        if number:
-            # Noise that a rough kernel explains away is not there for a smooth one to begin with.
-            start = _with_length_scale_of(kernel, best.kernel)
-            searches.append(climb_from(start, None))
-        elif kind == "all":  # it has climbed there
-            searches.append(best)
-        else:
-            searches.append(climb_from(best.kernel, best.parameters))
-        if callback is not None and callback(number, {"loss": -searches[-1].value}):
-            break
-    # Akaike's criterion: a nat for every hyper-parameter.
-    return max(searches, key=lambda search: search.value - len(search.kernel.theta))
-
-
-#: Ways to take some rows of many.
-_PARTS: dict[str, Callable[[Series, int], Series]] = {
-    "spread": lambda series, n_rows: series.thinned(n_rows),
-    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // _N_STRETCHES),
-}
-
-
-def _value(search: Search, objective: Objective, family: Likelihood) -> float:
-    """Evidence of other data at the hyper-parameters that a search found."""
-    return maximise(
-        search.kernel, objective, family, parameters=search.parameters, max_iter=0
-    ).value
-
-
-def _climb(climb: _Climb, start: dict[str, Tensor]) -> Search:
-    """A search that is short, for comparison."""
-    tol = _choice_tol(climb.objective)
-    climb.tol = _INNER * tol
-    return _run(climb, start, _CHOICE_ITER, tol)
-
-
-def _choice_tol(objective: Objective) -> float:
-    return max(_CHOICE_TOL, _CHOICE_NATS / objective.total)
-
-
-def _search_scale(
-    kernel: Any, objective: Objective, family: Likelihood, series: Series, *, climbs: bool = True
-) -> Search:
-    """The best of several multiples of a kernel's length scales, or where a climb from it ends."""
-    climb = _Climb(KernelParameters(kernel), objective, family, None, _INNER * _START_TOL)
-    start = climb.start(None, False)
-    thetas = torch.from_numpy(_scaled(kernel, _telling_scales(kernel, series)))
-    values = [climb.evaluate(start | {"theta": theta}).value for theta in thetas]
-    best = int(np.argmax(values))
-    if climbs:
-        return _climb(climb, start | {"theta": thetas[best]})
-    return Search(kernel.clone_with_theta(thetas[best].numpy()), start["likelihood"], values[best])
-
-
-def _telling_scales(kernel: Any, series: Series) -> np.ndarray:
-    """Multiples of the length scales that are not all noise between the rows."""
-    gaps, own = series.gaps[1:], kernel.theta[_is_length_scale(kernel)]
-    gaps = gaps[gaps.isfinite()]
-    if not (len(gaps) and len(own)):
-        return _SCALES[1:2]
-    short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
-    telling = np.exp(own.mean()) * _SCALES >= _LEAST_SCALE * short
-    return _SCALES[: max(2, int(telling.sum()))]
-
-
-def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Any]:
-    """The first kernel, and those whose hyper-parameters so many rows can tell."""
-    first, *others = kernels
-    return [first, *(k for k in others if _ROWS_A_PARAMETER * len(k.theta) <= n_rows)]
-
-
-def _is_length_scale(kernel: Any) -> np.ndarray:
-    """Which of the free hyper-parameters, (p,), are length scales."""
-    names = [(h.name, h.n_elements) for h in kernel.hyperparameters if not h.fixed]
-    return np.array([name.endswith("length_scale") for name, n in names for _ in range(n)], bool)
-
-
-def _scaled(kernel: Any, factor: np.ndarray) -> np.ndarray:
-    """Theta (..., p) with the length scales multiplied by factors (...), within their bounds."""
-    moved = np.log(factor)[..., None] * _is_length_scale(kernel)
-    return np.clip(kernel.theta + moved, *kernel.bounds.T)
-
-
-def _with_length_scale_of(kernel: Any, other: Any) -> Any:
-    """The kernel with length scales of the geometric mean that those of another have."""
-    mine, theirs = _is_length_scale(kernel), _is_length_scale(other)
-    if not (mine.any() and theirs.any()):
-        return kernel
-    factor = np.exp(other.theta[theirs].mean() - kernel.theta[mine].mean())
-    return kernel.clone_with_theta(_scaled(kernel, factor))

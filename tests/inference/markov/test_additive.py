@@ -1,78 +1,95 @@
-"""Additive state-space GPs against dense GPs on the rows, and against dense mean fields."""
+"""Additive state-space GPs, in bins and in the space of the rows, against dense GPs on the rows."""
 
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
-from skgp.inference.markov.additive.binning import make_bins
-from skgp.inference.markov.additive.inference import AdditivePosterior, Prior, Tables
-from skgp.inference.markov.additive.tables import AdditiveStatistics
-from skgp.kernels.sde import state_space
-from skgp.learning.markov.additive_objectives import VariationalRows
+from skgp.inference.markov.additive_binned import AdditivePosterior, Tables, bin_priors
+from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.additive_rows import (
+    CORRELATIONS,
+    Covariances,
+    RowsPrior,
+    condition_rows,
+)
+from skgp.inference.markov.additive_sites import BinnedRows, distinct_rows
+from skgp.inference.markov.additive_states import BinnedState, RowsState
+from skgp.kernels import Cosine, sde_processes, state_space
+from skgp.learning.markov.objectives import RowsElbo
+from skgp.learning.markov.search import KernelParameters
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.models.state_space.additive import fit_additive, fit_additive_statistics
-from skgp.models.state_space.binned import BinnedRows
+from skgp.models.state_space import fit_additive, fit_additive_statistics
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
-from tests.reference.vgp import expected_log_prob
+from tests.reference.vgp import expected_log_prob, maximise_vgp
 
 KERNELS = [1.3 * Matern(0.7, nu=1.5), 0.5 * Matern(1.0, nu=2.5) + 0.2 * Matern(2.0, nu=0.5)]
 NOISE = 0.09
+GAUSSIAN = Gaussian(NOISE, bounds=(1e-6, 10.0))
+FAMILIES = {
+    "probit": Bernoulli("probit"),
+    "student_t": StudentT(0.02**0.5, 3.0, scale_bounds=(0.01, 1.0), df_bounds=(1.0, 10.0)),
+    "poisson": Poisson(),
+}
+each_family = pytest.mark.parametrize(
+    "family", [GAUSSIAN, FAMILIES["probit"], FAMILIES["student_t"]], ids=["gaussian", *FAMILIES][:3]
+)
+# Values of bins, between them and beyond them.
+NEW = torch.tensor(
+    [[0.25, 0.5], [0.3, -0.7], [-9.0, 1.0], [1.1, 30.0], [0.25, 0.5]], dtype=torch.float64
+)
+ROUTES = {
+    "rows": {"posterior": "joint"},
+    "bins": {"posterior": "joint", "binned": True},
+    "mean_field": {"posterior": "mean_field"},
+}
+each_route = pytest.mark.parametrize("route", ROUTES)
+exact_route = pytest.mark.parametrize("route", ["rows", "bins"])
 
 
-def make_rows(n=60, seed=0):
-    """Two correlated columns of few values (n, 2), and a sum of functions of them."""
-    rng = np.random.default_rng(seed)
-    first = rng.integers(-8, 9, n) / 4
-    X = np.column_stack([first, np.round(2 * first + rng.normal(size=n)) / 2])
+def make_data(n=60, family=GAUSSIAN):
+    """Two columns of numbers (n, 2), five rows given twice, and targets."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 2))
+    X[-5:] = X[:5]
     y = 3 + np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] ** 2 + 0.3 * rng.normal(size=n)
+    if family is FAMILIES["probit"]:
+        y = np.where(y > 3.2, 1.0, -1.0)
+    elif family is FAMILIES["poisson"]:
+        y = np.round(np.maximum(y - 2, 0))
+    elif family is FAMILIES["student_t"]:
+        y[::8] += 4.0
     return torch.from_numpy(X), torch.from_numpy(y)
 
 
-def targets_of(family, y):
-    """Counts, labels or numbers made of y."""
-    if isinstance(family, StudentT):
-        return y + torch.where(torch.arange(len(y)) % 10 == 0, 4.0, 0.0).to(y)
-    if isinstance(family, Poisson):
-        return (y - 2).clamp(min=0).round()
-    return torch.where(y > y.mean(), 1.0, -1.0).to(y)
+def fit(X, y, weight=None, family=GAUSSIAN, *, route="rows", kernels=KERNELS, **options):
+    options = ROUTES[route] | options
+    if options.pop("binned", False):
+        options["bins"] = make_bins(X)
+    return fit_additive(kernels, X, y, weight, family, **options)
 
 
-def noise_family(variance=NOISE):
-    return Gaussian(variance, bounds=(1e-6, 10.0))
+def fixed(*data, **options):
+    """A fit without a search, and its state."""
+    found = fit(*data, optimise=False, **options)
+    return found.states[0], found
 
 
-def fixed_fit(X, y, weight=None, family=None, **options):
-    """A fit without a search."""
-    family = noise_family() if family is None else family
-    return fit_additive(KERNELS, X, y, weight, family, optimise=False, **options)
+def dynamics_of(kernels=KERNELS):
+    return [state_space(kernel).at() for kernel in kernels]
 
 
-def grams(X, Z=None):
-    """Covariances of the components, in NumPy."""
-    return component_grams(KERNELS, X, Z)
-
-
-def dense_gp(X, y):
-    """An exact additive GP on the rows."""
-    return AdditiveGP(KERNELS, X, y, NOISE)
-
-
-def new_inputs():
-    """Bins, values between them and values beyond them, (5, 2)."""
-    return torch.tensor(
-        [[0.25, 0.5], [0.3, -0.7], [-9.0, 1.0], [1.1, 30.0], [0.25, 0.5]], dtype=torch.float64
-    )
-
-
-def assert_close(found, expected, tol=1e-9):
+def assert_close(found, expected, tol=1e-8):
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=tol, atol=tol)
 
 
+# ---- bins --------------------------------------------------------------------------------------
+
+
 def test_bins_keep_few_values_as_they_are():
-    X, _ = make_rows()
+    X, _ = make_data()
     bins = make_bins(X)
     for j, part in enumerate(bins.slices):
         assert_close(bins.values[part], np.unique(X[:, j]), 0)
@@ -112,53 +129,46 @@ def test_bins_take_neighbouring_floats_apart():
     assert make_bins(x[:, None]).index(x[:, None])[0].tolist() == [1, 2, 0]
 
 
-def test_joint_posterior_equals_dense_gp():
-    X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior="joint"), dense_gp(X, y), new_inputs()
-    assert_close(state.elbo, dense.log_likelihood)
-    mean, covariance = dense.moments(new)
-    found_mean, var = state.moments(new)
-    assert_close(found_mean - float(y.mean()), mean)
-    assert_close(var, np.diagonal(covariance))
-    assert_close(state.covariance(new)[1], covariance)
+# ---- Gaussian noise ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("posterior", ["mean_field", "joint"])
-def test_means_are_those_of_the_dense_gp_and_components_sum_to_them(posterior):
-    X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior=posterior), dense_gp(X, y), new_inputs()
-    means, _ = state.components(new)
+@exact_route
+def test_exact_posterior_equals_the_dense_gp(route):
+    X, y = make_data()
+    (state, found), dense = fixed(X, y, route=route), AdditiveGP(KERNELS, X, y, NOISE)
+    assert isinstance(state, RowsState if route == "rows" else BinnedState)
+    assert_close(found.value, dense.log_likelihood)
+    mean, covariance = dense.moments(NEW)
+    assert_close(state.moments(NEW)[0] - float(y.mean()), mean)
+    assert_close(state.moments(NEW)[1], np.diagonal(covariance))
+    assert_close(state.covariance(NEW)[1], covariance)
+
+
+@each_route
+def test_components_are_those_of_the_dense_gp_about_their_means(route):
+    X, y = make_data()
+    (state, _), dense = fixed(X, y, route=route), AdditiveGP(KERNELS, X, y, NOISE)
+    means, variances = state.components(NEW)
+    centring = np.hstack([np.eye(len(NEW)), -np.full((len(NEW), len(X)), 1 / len(X))])
     for j in range(2):
-        expected = dense.component(j, new)[0] - dense.component(j, X)[0].mean()
-        assert_close(means[:, j], expected)
-    assert_close(means.sum(1) + state.offset, state.moments(new)[0], 1e-12)
+        mean, V = dense.component(j, torch.cat([NEW, X]))
+        assert_close(means[:, j], centring @ mean)
+        if route != "mean_field":
+            assert_close(variances[:, j], np.diagonal(centring @ V @ centring.T))
+    assert_close(means.sum(1) + state.offset, state.moments(NEW)[0], 1e-12)
     assert_close(state.components(X)[0].mean(0), np.zeros(2))
 
 
-def test_joint_component_variances_equal_those_of_the_dense_gp():
-    X, y = make_rows()
-    state, dense, new = fixed_fit(X, y, posterior="joint"), dense_gp(X, y), new_inputs()
-    centring = np.hstack([np.eye(len(new)), -np.full((len(new), len(X)), 1 / len(X))])
-    for j in range(2):
-        V = dense.component(j, torch.cat([new, X]))[1]
-        expected = np.diagonal(centring @ V @ centring.T)
-        assert_close(state.components(new)[1][:, j], expected)
-
-
 def test_mean_field_stays_as_it_is_under_backfitting():
-    X, y = make_rows()
-    state = fixed_fit(X, y)
-    levels = state.components(new_inputs())[0] - torch.stack(
-        [
-            each.posterior.marginals(x)[0]
-            for each, x in zip(state.series, new_inputs().T.contiguous(), strict=True)
-        ],
-        1,
-    )
+    X, y = make_data()
+    state, _ = fixed(X, y, route="mean_field")
+    columns = zip(state.series, NEW.T.contiguous(), strict=True)
+    fields = torch.stack([each.posterior.marginals(x)[0] for each, x in columns], 1)
+    levels = state.components(NEW)[0] - fields
     means = (state.components(X)[0] - levels[0]).numpy()
     residual, covariance = (y - y.mean()).numpy() - means.sum(1), 0.0
     centring = np.eye(len(X)) - 1 / len(X)
-    for j, K in enumerate(grams(X)):
+    for j, K in enumerate(component_grams(KERNELS, X)):
         mean, V, _ = natural_step(K, means[:, j], residual / NOISE, np.full(len(X), -1 / NOISE))
         assert_close(means[:, j], mean)
         assert_close(state.components(X)[1][:, j], np.diagonal(centring @ V @ centring.T))
@@ -169,18 +179,17 @@ def test_mean_field_stays_as_it_is_under_backfitting():
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_posterior_gradients_are_those_of_the_normalizer(joint):
-    X, y = make_rows()
+    X, y = make_data()
     kernels = [KERNELS[1], 0.8 * Matern(2.0, nu=1.5) * ExpSineSquared(1.0, 2.0)]
     statistics = AdditiveStatistics.empty(make_bins(X), float(y.mean()))
     statistics.add(X, y)
     tables = Tables(statistics.cross, 1 / NOISE, statistics.sums / NOISE)
-    times = [statistics.bins.values[part] for part in statistics.bins.slices]
     forms = [state_space(kernel) for kernel in kernels]
     start = [form.parameters().detach() for form in forms]
 
     def at(parameters):
         dynamics = [f.at(p) for f, p in zip(forms, parameters, strict=True)]
-        return AdditivePosterior(Prior.of_each(dynamics, times), tables, joint)
+        return AdditivePosterior(bin_priors(dynamics, statistics.bins.columns), tables, joint)
 
     direction = [torch.linspace(-1, 1.2, len(p), dtype=torch.float64) for p in start]
     step = 1e-5
@@ -193,79 +202,111 @@ def test_posterior_gradients_are_those_of_the_normalizer(joint):
     assert slope == pytest.approx((up - down) / (2 * step), rel=1e-7)
 
 
-@pytest.mark.parametrize("posterior", ["mean_field", "joint"])
-def test_search_climbs_the_evidence_to_where_it_is_level(posterior):
-    X, y = make_rows()
-    state = fit_additive(KERNELS, X, y, None, noise_family(1.0), posterior=posterior, tol=1e-12)
-    assert (np.diff(state.history) > -1e-10).all() and state.n_iter == len(state.history)
-    assert state.history[-1] * len(y) == pytest.approx(state.elbo, rel=1e-7)
-    for factor in (0.9, 1.1):
-        other = fit_additive(
-            state.kernels, X, y, None, noise_family(state.noise * factor), optimise=False,
-            posterior=posterior,
-        )  # fmt: skip
-        assert other.elbo < state.elbo
-        kernels = [
-            state.kernels[0].clone_with_theta(state.kernels[0].theta * factor),
-            state.kernels[1],
-        ]
-        family = noise_family(state.noise)
-        other = fit_additive(kernels, X, y, None, family, optimise=False, posterior=posterior)
-        assert other.elbo < state.elbo
-
-
-def test_weights_are_repeated_rows():
-    X, y = make_rows()
-    counts = torch.arange(len(y)) % 3 + 1
-    repeated = [t.repeat_interleave(counts, 0) for t in (X, y)]
-    for family in (noise_family(), Bernoulli()):
-        labels = [t if family.is_gaussian else (t - 3).sign() for t in (y, repeated[1])]
-        weighted = fixed_fit(X, labels[0], counts.double(), family, n_bins=12)
-        state = fixed_fit(repeated[0], labels[1], None, family, n_bins=12)
-        assert weighted.elbo == pytest.approx(state.elbo, rel=1e-10)
-        for found, expected in zip(weighted.components(X), state.components(X), strict=True):
-            assert_close(found, expected, 1e-8)
-
-
 def test_statistics_of_batches_are_those_of_all_rows():
-    X, y = make_rows()
+    X, y = make_data()
     bins = make_bins(X, n_bins=12)
     statistics = AdditiveStatistics.empty(bins, origin=2.0)
     for rows in (slice(0, 7), slice(7, 40), slice(40, None)):
         statistics.add(X[rows], y[rows])
-    streamed = fit_additive_statistics(
-        KERNELS, pickle.loads(pickle.dumps(statistics)), noise_family(), max_iter=5
-    )
-    batch = fit_additive(KERNELS, X, y, None, noise_family(), bins=bins, max_iter=5)
-    assert streamed.elbo == pytest.approx(batch.elbo, rel=1e-9)
-    assert_close(streamed.moments(new_inputs())[0], batch.moments(new_inputs())[0], 1e-7)
+    stored = pickle.loads(pickle.dumps(statistics))
+    streamed = fit_additive_statistics(KERNELS, stored, GAUSSIAN, max_iter=5)
+    batch = fit(X, y, route="mean_field", bins=bins, max_iter=5)
+    assert streamed.value == pytest.approx(batch.value, rel=1e-9)
+    (state,), (expected,) = streamed.states, batch.states
+    assert_close(state.moments(NEW)[0], expected.moments(NEW)[0], 1e-7)
+
+
+@pytest.mark.parametrize("noise", [1e-8, 1e-4, 1e8])
+def test_evidence_of_rows_keeps_its_digits_at_any_noise(noise):
+    """log N(y | 0, K + noise I) where the variance of the prior is 1e12 times the noise."""
+    X = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 2)))
+    y = torch.sin(X[:, 0])
+    kernels = [5e3 * Matern(7.0, nu=1.5), 50.0 * Matern(3.0, nu=2.5)]
+    weight = torch.full_like(y, 1 / noise)
+    prior = RowsPrior(dynamics_of(kernels), X.T.contiguous())
+    posterior = condition_rows(prior, weight * y, weight)
+    found = posterior.log_normalizer - 0.5 * float(weight @ y**2)
+    found -= 0.5 * len(y) * np.log(2 * np.pi * noise)
+    A = sum(component_grams(kernels, X)) + noise * np.eye(len(y))
+    alpha = np.linalg.solve(A, y.numpy())
+    expected = -0.5 * (y.numpy() @ alpha + np.linalg.slogdet(2 * np.pi * A)[1])
+    assert abs(found - expected) < 1e-5 * (1 + abs(expected))
+    np.testing.assert_allclose(posterior.alpha, alpha, rtol=1e-4, atol=1e-6 * np.abs(alpha).max())
+
+
+# ---- covariances of the rows -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        KERNELS,
+        [0.7 * RBF(0.5) + 2.0, Matern(1.0, nu=0.5) * Cosine(1.3)],
+        [1.0 * Matern(2.0, nu=1.5) * ExpSineSquared(1.5, 1.2), Matern(1.0, nu=1.5)],
+    ],
+    ids=["matern", "rbf_constant_cosine", "periodic"],
+)
+def test_covariances_are_those_of_the_kernels(kernels, monkeypatch):
+    monkeypatch.setattr("skgp.inference.markov.additive_rows.COVARIANCES", 100)
+    X, _ = make_data()
+    found, expected = Covariances(dynamics_of(kernels)), component_grams(kernels, NEW, X)
+    x, new = X.T.contiguous(), NEW.T.contiguous()
+    assert_close(found.each(new, x), np.stack(expected), 1e-8)
+    assert_close(found.total(new, x), sum(expected), 1e-8)
+    assert_close(found.symmetric(x), sum(component_grams(kernels, X)), 1e-8)
+    own = [np.diagonal(K).max() for K in component_grams(kernels, X)]
+    assert_close(found.variances, own, 1e-8)
+    shares = torch.linspace(0, 1, len(X), dtype=torch.float64)
+    assert_close(found.levels(x, shares), found.each(x, x) @ shares, 1e-13)
+
+
+def test_covariance_gradients_are_those_of_differences():
+    X, _ = make_data(12)
+    kernels = [KERNELS[1], 2.0 * Matern(2.0, nu=1.5) * Cosine(1.2) + 1.0 * RBF(1.1) + 0.5]
+    x, K_bar = X.T.contiguous(), torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    K_bar = (K_bar + K_bar.T).double()
+    forms = [state_space(kernel) for kernel in kernels]
+    start = [form.parameters().detach() for form in forms]
+
+    def contraction(parameters):
+        dynamics = [form.at(p) for form, p in zip(forms, parameters, strict=True)]
+        return float((Covariances(dynamics).symmetric(x) * K_bar).sum())
+
+    found = Covariances(dynamics_of(kernels)).gradient(x, K_bar)
+    for j, p in enumerate(start):
+        for i in range(len(p)):
+            values = []
+            for step in (1e-5, -1e-5):
+                moved = [each.clone() for each in start]
+                moved[j][i] += step
+                values.append(contraction(moved))
+            assert float(found[j][i]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+
+
+def test_covariances_know_every_process():
+    processes = [
+        each for each in vars(sde_processes).values() if isinstance(each, sde_processes.Primitive)
+    ]
+    assert {each.name for each in processes} == set(CORRELATIONS)
+
+
+# ---- other likelihoods -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize(
-    "family",
-    [
-        Bernoulli("probit"),
-        Poisson(),
-        StudentT(0.2**0.5, 4.0, scale_bounds=(0.01, 1.0)),
-    ],
-    ids=["probit", "poisson", "student_t"],
-)
-def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
-    X, y = make_rows(100)
-    y = targets_of(family, y)
-    likelihood = family.with_parameters(family.initial(y))
-    bins = make_bins(X)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_sites_in_bins_stay_as_they_are_under_a_dense_natural_step(family, joint):
+    X, y = make_data(80, family)
+    likelihood, bins = family.with_parameters(family.initial(y)), make_bins(X)
     rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
-    objective = VariationalRows(rows, family, tol=1e-16, max_iter=200)
-    forms = [state_space(kernel) for kernel in KERNELS]
-    found = objective([f.at() for f in forms], family.initial(y))
+    objective = RowsElbo(rows, family, tol=1e-16, max_iter=200)
+    found = objective(dynamics_of(), family.initial(y))
     mean, var = rows.moments(found.posterior)
     first, second = (d.numpy() for d in likelihood.expected_derivatives(y, mean, var))
     parts = [
         found.posterior.mean[p][i.long()] for p, i in zip(bins.slices, rows.index, strict=True)
     ]
-    means, priors = torch.stack(parts).numpy(), grams(X)
+    means, priors = torch.stack(parts).numpy(), component_grams(KERNELS, X)
     if joint:  # one Gaussian for the sum
         means, priors = means.sum(0)[None], [sum(priors)]
     new_var, divergence = 0.0, 0.0
@@ -278,57 +319,175 @@ def test_sites_stay_as_they_are_under_a_dense_natural_step(family, joint):
     assert found.value == pytest.approx(elbo, rel=1e-7)
 
 
+@pytest.mark.parametrize("name", ["probit", "student_t"])
+def test_sites_of_rows_stay_as_they_are_under_a_dense_natural_step(name):
+    family = FAMILIES[name]
+    X, y = make_data(40, family)
+    rows = distinct_rows(X, y, None, 0.3)
+    found = RowsElbo(rows, family, tol=1e-13, max_iter=200)(dynamics_of(), family.initial(y))
+    q = found.posterior
+    assert (name == "student_t") == bool((q.weight < 0).any())
+    likelihood = family.with_parameters(family.initial(y))
+    mean, var = (rows.series.at_rows(each) for each in (q.mean, q.var))
+    slopes = likelihood.expected_derivatives(rows.y, mean + rows.offset, var)
+    first, second = (rows.sums(each).numpy() for each in slopes)
+    K = sum(component_grams(KERNELS, rows.x.T))
+    new, V, divergence = natural_step(K, q.mean.numpy(), first, second)
+    assert_close(q.mean, new, 1e-5)
+    assert_close(q.var, np.diagonal(V), 1e-5)
+    expected = likelihood.expected_log_prob(rows.y, mean + rows.offset, var).sum()
+    assert found.value == pytest.approx(float(expected) - divergence, rel=1e-7)
+
+
+def test_labels_have_the_best_gaussian_of_all():
+    family = FAMILIES["probit"]
+    X, y = make_data(10, family)
+    rows = distinct_rows(X, y, None, 0.3)
+    found = RowsElbo(rows, family, tol=1e-13)(dynamics_of(), y[:0])
+    K = torch.from_numpy(sum(component_grams(KERNELS, rows.x.T)))
+    likelihood = family.with_parameters(y[:0])
+    bound, mean, var = maximise_vgp(likelihood, K, rows.series.index, rows.y, offset=0.3)
+    assert found.value == pytest.approx(bound, abs=1e-8)
+    assert_close(found.posterior.mean, mean, 1e-4)
+    assert_close(found.posterior.var, var, 1e-4)
+
+
+@each_family
+def test_state_of_rows_predicts_what_its_posterior_says(family):
+    X, y = make_data(40, family)
+    state, _ = fixed(X, y, family=family, offset=0.3)
+    rows = distinct_rows(X, y, None, 0.3)
+    K = sum(component_grams(KERNELS, rows.x.T))
+    cross, prior = sum(component_grams(KERNELS, NEW, rows.x.T)), sum(component_grams(KERNELS, NEW))
+    W = np.diag(state.weight.numpy())
+    alpha = np.linalg.solve(np.eye(len(K)) + W @ K, state.beta.numpy())
+    V = prior - cross @ np.linalg.solve(np.eye(len(K)) + W @ K, W) @ cross.T
+    assert_close(state.moments(NEW)[0], 0.3 + cross @ alpha, 1e-8)
+    assert_close(state.moments(NEW)[1], np.diagonal(V), 1e-8)
+    assert_close(state.covariance(NEW)[1], V, 1e-8)
+
+
+# ---- fits ----------------------------------------------------------------------------------------
+
+
+@each_family
+@each_route
+def test_weights_are_repeated_rows(family, route):
+    X, y = make_data(40, family)
+    counts = torch.arange(len(y)) % 3 + 1
+    weighted, state = fixed(X, y, counts.double(), family, route=route)[::-1]
+    X2, y2 = (t.repeat_interleave(counts, 0) for t in (X, y))
+    repeated, expected = fixed(X2, y2, None, family, route=route)[::-1]
+    assert weighted.value == pytest.approx(repeated.value, rel=1e-9)
+    for a, b in zip(state.components(NEW), expected.components(NEW), strict=True):
+        assert_close(a, b, 1e-7)
+
+
+@each_family
+@each_route
+def test_search_climbs_the_evidence_to_where_it_is_level(family, route):
+    X, y = make_data(40, family)
+    options = {"offset": 2.5, "route": route}
+    found = fit(X, y, family=family, tol=1e-10, **options)
+    (state,) = found.states
+    assert (np.diff(found.history) > -1e-9).all() and found.n_iter == len(found.history)
+    assert found.history[-1] * len(y) == pytest.approx(found.value, abs=1e-4)
+    assert found.value > fixed(X, y, family=family, **options)[1].value + 0.1
+    options |= {"parameters": found.parameters, "family": family}
+    for j, kernel in enumerate(state.kernels):
+        for step in (-0.2, 0.2):
+            kernels = list(state.kernels)
+            kernels[j] = kernel.clone_with_theta(np.clip(kernel.theta + step, *kernel.bounds.T))
+            assert fixed(X, y, kernels=kernels, **options)[1].value < found.value + 1e-5
+
+
 def test_search_learns_the_parameters_of_the_likelihood():
-    X, y = make_rows(100)
     family = StudentT(1.0, 10.0, scale_bounds=(0.01, 3.2), df_bounds=(1.0, 100.0))
-    y = targets_of(family, y)
-    start = fixed_fit(X, y, family=family)
-    state = fit_additive(KERNELS, X, y, None, family, max_iter=30)
-    assert state.elbo > start.elbo + 10 and state.parameters.exp()[0] < 0.3
-    assert (np.diff(state.history) > -1e-8).all()
+    X, y = make_data(100, FAMILIES["student_t"])
+    start = fixed(X, y, family=family, route="mean_field")[1]
+    found = fit(X, y, family=family, route="mean_field", max_iter=30)
+    assert found.value > start.value + 10 and found.parameters.exp()[0] < 0.3
+    assert (np.diff(found.history) > -1e-8).all()
 
 
-@pytest.mark.parametrize("posterior", ["mean_field", "joint"])
-def test_samples_have_the_moments_of_the_posterior(posterior):
-    X, y = make_rows()
-    state, new = fixed_fit(X, y, posterior=posterior), new_inputs()
-    n_samples = 4000
-    draws = state.samples(new, n_samples, torch.Generator().manual_seed(0))
-    mean, covariance = state.covariance(new)
+def test_search_sets_a_useless_component_aside_within_bounds():
+    rng = np.random.default_rng(0)
+    X = torch.from_numpy(rng.normal(size=(40, 2)))
+    kernels = [1.0 * Matern(1.0, nu=1.5), 1.0 * Matern(1.0, nu=1.5)]
+    kernels[1].k1.constant_value_bounds = (1e-3, 10.0)
+    (state,) = fit(X, X[:, 0].sin(), kernels=kernels, posterior="auto").states
+    assert np.exp(state.kernels[1].theta[0]) < 0.01
+    assert (state.kernels[1].theta >= state.kernels[1].bounds[:, 0]).all()
+
+
+@pytest.mark.parametrize(
+    "kernel", [KERNELS[1], 2.0 * Matern(2.0) * ExpSineSquared(1.5, 1.2)], ids=["affine", "curved"]
+)
+def test_component_pulls_gradients_as_autograd_does(kernel):
+    component = KernelParameters(kernel)
+    theta = (component.start + 0.3).requires_grad_()
+    parameters = component.form.parameters(theta)
+    slope = torch.linspace(-1, 1.5, len(parameters), dtype=torch.float64)
+    expected = torch.autograd.grad(parameters @ slope, theta)[0]
+    assert_close(component.pull(theta.detach(), slope), expected, 1e-12)
+    assert_close(component.parameters(theta.detach()), parameters.detach(), 1e-12)
+    assert component.is_amplitude.any() == (kernel is KERNELS[1])
+
+
+def test_route_is_by_posterior_rows_and_bins():
+    X = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 2)))
+    y, probit = X[:, 0].sin(), FAMILIES["probit"]
+
+    def kind(X, y, family=GAUSSIAN, posterior="auto"):
+        state, _ = fixed(X, y, family=family, posterior=posterior)
+        return type(state), getattr(state, "coupling", 1) is not None
+
+    assert kind(X, y) == kind(X, y, posterior="joint") == (RowsState, True)
+    assert kind(X, y, posterior="mean_field") == (BinnedState, False)
+    assert kind((2 * X).round(), y) == (BinnedState, True)
+    assert kind(X, y.sign(), probit) == (RowsState, True)
+    assert kind(X.repeat(80, 1), y.sign().repeat(80), probit) == (BinnedState, False)
+    assert kind(X.repeat(80, 1), y.repeat(80)) == (BinnedState, True)
+
+
+@each_route
+def test_samples_have_the_moments_of_the_posterior(route):
+    (state, _), n_samples = fixed(*make_data(), route=route), 4000
+    draws = state.samples(NEW, n_samples, torch.Generator().manual_seed(0))
+    mean, covariance = state.covariance(NEW)
     z = (draws.mean(1) - mean) / (covariance.diagonal() / n_samples).sqrt()
     assert z.abs().max() < 4
-    found = torch.cov(draws)
     variances = covariance.diagonal()
     error = ((variances[:, None] * variances + covariance**2) / n_samples).sqrt()
-    assert ((found - covariance) / error).abs().max() < 4
+    assert ((torch.cov(draws) - covariance) / error).abs().max() < 4
     assert_close(draws[0], draws[4], 1e-6)
 
 
-def test_state_pickles_small_and_predicts_the_same():
-    X, y = make_rows(400)
-    state = fixed_fit(X, y)
-    state.moments(X)
+@pytest.mark.parametrize(("route", "most"), [("rows", 8 * 5 * 100 + 4000), ("mean_field", 8000)])
+def test_state_pickles_small_and_predicts_the_same(route, most):
+    X, y = make_data(100 if route == "rows" else 400)
+    X = X if route == "rows" else (4 * X).round() / 4
+    state, _ = fixed(X, y, route=route)
+    expected = state.moments(NEW)
     data = pickle.dumps(state)
-    assert len(data) < 8000
-    assert_close(pickle.loads(data).moments(X)[1], state.moments(X)[1], 0)
+    assert len(data) < most
+    for found, value in zip(pickle.loads(data).moments(NEW), expected, strict=True):
+        assert_close(found, value, 0)
 
 
 def test_callback_stops_the_search():
-    X, y = make_rows()
     seen = []
-    state = fit_additive(
-        KERNELS, X, y, None, noise_family(), callback=lambda i, info: seen.append(info) or i == 2
-    )
-    assert state.n_iter == 2 and np.isfinite(seen[0]["loss"])
+    found = fit(*make_data(), callback=lambda i, info: seen.append(info) or i == 2)
+    assert found.n_iter == 2 and np.isfinite(seen[0]["loss"])
 
 
 def test_bad_arguments_are_named():
-    X, y = make_rows()
+    X, y = make_data()
     with pytest.raises(ValueError, match="one kernel for each of the 2 columns"):
-        fit_additive(KERNELS[:1], X, y, None, noise_family())
+        fit(X, y, kernels=KERNELS[:1])
     with pytest.raises(ValueError, match="posterior must be one of"):
-        fixed_fit(X, y, posterior="exact")
+        fit(X, y, posterior="exact")
     with pytest.raises(ValueError, match="n_bins must be at least 2"):
-        fixed_fit(X, y, n_bins=1)
+        fit(X, y, n_bins=1)
     with pytest.raises(ValueError, match="2 columns that the bins were made of"):
         make_bins(X).index(X[:, :1])

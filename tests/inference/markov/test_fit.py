@@ -8,11 +8,10 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skgp.inference.markov.inducing.state import InducingState
 from skgp.inference.markov.series import make_series
-from skgp.inference.markov.state import SeriesState
+from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.models.state_space.fit import fit_series
+from skgp.models.state_space import fit_series
 from tests.same import assert_same
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))

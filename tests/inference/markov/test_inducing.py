@@ -8,15 +8,14 @@ import torch
 from scipy.optimize import minimize
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
-from skgp.inference.markov.inducing import draws as draws_module
-from skgp.inference.markov.inducing.conditionals import condition
-from skgp.inference.markov.inducing.fit import InducingEvidence, fit_inducing
-from skgp.inference.markov.inducing.knots import place_knots, shortest_scale
-from skgp.inference.markov.inducing.pair_sites import Chain, PairSites, infer_pairs
-from skgp.inference.markov.inducing.state import InducingState
+from skgp.inference.markov import draws as draws_module
+from skgp.inference.markov.conditionals import condition
+from skgp.inference.markov.inducing import fit_inducing, infer_inducing, place_knots, shortest_scale
 from skgp.inference.markov.natural import expectations
+from skgp.inference.markov.pairs import Chain, PairSites, infer_pairs
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
 from skgp.kernels.specs import Cosine
 from skgp.learning.markov.objectives import VariationalEvidence
@@ -72,7 +71,7 @@ def labels(x, rng):
 
 def test_moments_and_normaliser_agree_with_dense_algebra(kernel, times, f_sites):
     dynamics, (beta, weight) = dynamics_of(kernel), f_sites
-    found = InducingEvidence(times, KNOTS)(dynamics, None, beta, weight)
+    found = infer_inducing(condition(dynamics, KNOTS, times), beta, weight)
     Kuu, A, residual = inducing_matrices(dynamics, KNOTS, times)
     b, w = beta.numpy(), weight.numpy()
     log_z, mean, cov = site_posterior(Kuu, A.T @ b, A.T * w @ A)
@@ -103,8 +102,8 @@ def test_gradients_agree_with_finite_differences(kernel, rng, f_sites):
     parameters = form.parameters().detach()
 
     def value(parameters, knots):
-        evidence = InducingEvidence(times, knots)
-        return evidence(form.at(parameters), None, beta, weight).log_normalizer
+        rows = condition(form.at(parameters), knots, times)
+        return infer_inducing(rows, beta, weight).log_normalizer
 
     rows = condition(form.at(parameters), KNOTS, times)
     pairs = infer_pairs(rows.chain, rows.collect(beta, weight))
@@ -127,14 +126,16 @@ def test_gaussian_bound_is_that_of_titsias_after_one_step(kernel, times, rng):
     assert fit.elbo == pytest.approx(expected, abs=1e-8)
     assert fit.converged and fit.n_iter <= 2
     target, _ = _natural_target(dynamics, series, Gaussian(0.1), fit)
-    torch.testing.assert_close(target.linear, fit.sites.linear, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(target.precision, fit.sites.precision, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(target.linear, fit.posterior.sites.linear, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        target.precision, fit.posterior.sites.precision, rtol=1e-12, atol=1e-12
+    )
 
 
 def _natural_target(dynamics, series, likelihood, fit):
     rows = condition(dynamics, KNOTS, series.times)
-    _, slope, curvature = expectations(likelihood, series.y, fit.mean, fit.var)
-    return rows.collect(slope - curvature * fit.mean, -curvature), rows
+    _, slope, curvature = expectations(likelihood, series.y, fit.posterior.mean, fit.posterior.var)
+    return rows.collect(slope - curvature * fit.posterior.mean, -curvature), rows
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,9 @@ def test_knots_at_all_times_are_exact_inference(rng):
     exact = fit_sites(dynamics, series, Poisson(), offset=0.2, tol=1e-12)
     assert len(knots) == 30
     assert fit.elbo == pytest.approx(exact.elbo, abs=1e-7)
-    torch.testing.assert_close(fit.parameter_gradient, exact.parameter_gradient, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        fit.posterior.parameter_gradient, exact.posterior.parameter_gradient, atol=1e-4, rtol=0
+    )
 
 
 def test_gradient_at_converged_sites_is_that_of_the_optimum(rng):
@@ -184,14 +187,16 @@ def test_gradient_at_converged_sites_is_that_of_the_optimum(rng):
         return fit_inducing(form.at(parameters), knots, series, Bernoulli("logit"), tol=1e-14)
 
     found, step = fit(parameters), 1e-4
-    for i, slope in enumerate(found.parameter_gradient):
+    for i, slope in enumerate(found.posterior.parameter_gradient):
         change = torch.zeros_like(parameters)
         change[i] = step
         difference = fit(parameters + change).elbo - fit(parameters - change).elbo
         assert float(slope) == pytest.approx(difference / (2 * step), abs=1e-6)
     change = torch.tensor([0, step, 0, 0], dtype=torch.float64)
     difference = fit(parameters, KNOTS + change).elbo - fit(parameters, KNOTS - change).elbo
-    assert float(found.knot_gradient[1]) == pytest.approx(difference / (2 * step), abs=1e-5)
+    assert float(found.posterior.knot_gradient[1]) == pytest.approx(
+        difference / (2 * step), abs=1e-5
+    )
 
 
 def test_step_is_the_natural_gradient_through_mean_parameters(rng):
@@ -252,9 +257,9 @@ def test_batches_of_gaussian_rows_add_up(rng):
     for rows in torch.arange(30).split(10):
         batch = make_series(x[rows], y[rows])
         fit = fit_inducing(dynamics, KNOTS, batch, likelihood, base=base)
-        base, total = fit.sites, total + fit.elbo
-    torch.testing.assert_close(base.linear, whole.sites.linear)
-    torch.testing.assert_close(base.precision, whole.sites.precision)
+        base, total = fit.posterior.sites, total + fit.elbo
+    torch.testing.assert_close(base.linear, whole.posterior.sites.linear)
+    torch.testing.assert_close(base.precision, whole.posterior.sites.precision)
     assert total == pytest.approx(whole.elbo, abs=1e-9)
 
 
@@ -265,9 +270,11 @@ def test_streamed_counts_come_near_all_at_once(rng):
     base = None
     for rows in torch.arange(300).split(100):
         batch = make_series(x[rows], y[rows])
-        base = fit_inducing(dynamics, KNOTS, batch, Poisson(), base=base).sites
+        base = fit_inducing(dynamics, KNOTS, batch, Poisson(), base=base).posterior.sites
     mean, _ = InducingState(KERNELS["matern32"], KNOTS, base).moments(x.sort().values)
-    assert float((mean - whole.mean).abs().max()) < 0.1 * float(whole.mean.std())
+    assert float((mean - whole.posterior.mean).abs().max()) < 0.1 * float(
+        whole.posterior.mean.std()
+    )
 
 
 def test_likelihood_with_heavy_tails_converges_and_bounds_exact_inference(rng):
@@ -307,7 +314,7 @@ def test_components_sum_to_f(times, f_sites):
 @pytest.mark.parametrize("crowded", [64, 1])
 def test_samples_have_the_joint_moments(kernel, times, f_sites, rng, crowded, monkeypatch):
     """Times in any order, several between two knots and one twice; crowds divided or not."""
-    monkeypatch.setattr(draws_module, "_CROWDED", crowded)
+    monkeypatch.setattr(draws_module, "CROWDED", crowded)
     times = torch.cat([times, times[3:4]])[torch.tensor(rng.permutation(15))]
     beta, weight = f_sites
     sites = condition(dynamics_of(kernel), KNOTS, times[:14]).collect(beta, weight)
@@ -371,14 +378,16 @@ def test_learned_knots_raise_the_bound(rng):
     start = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
     family = Poisson()
     objective = VariationalEvidence(series, family)
-    found = maximise(kernel, objective, family, knots=start, learn_knots=True, tol=1e-7)
+    found = maximise([kernel], objective, family, knots=start, learn_knots=True, tol=1e-7)
     knots = found.knots
     before, after = (fit_inducing(dynamics, z, series, Poisson()) for z in (start, knots))
     assert bool((knots.diff() > 0).all())
     quantiles = fit_inducing(dynamics, place_knots(series.times, 4), series, Poisson())
     assert after.elbo == pytest.approx(found.value, abs=1e-4)
     assert after.elbo > max(before.elbo, quantiles.elbo)
-    assert float(after.knot_gradient.norm()) < 1e-2 * float(before.knot_gradient.norm())
+    assert float(after.posterior.knot_gradient.norm()) < 1e-2 * float(
+        before.posterior.knot_gradient.norm()
+    )
 
 
 @pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
@@ -390,9 +399,12 @@ def test_knots_and_times_close_together_and_far_apart(nu, rng):
     for knots in (series.times, torch.cat([series.times, series.times + 1e-7]).sort().values):
         fit = fit_inducing(dynamics, knots, series, Gaussian(0.01))
         assert fit.elbo == pytest.approx(exact.elbo, abs=1e-9)
-        torch.testing.assert_close(fit.mean, exact.mean, rtol=0, atol=1e-9)
+        torch.testing.assert_close(fit.posterior.mean, exact.posterior.mean, rtol=0, atol=1e-9)
         torch.testing.assert_close(
-            fit.parameter_gradient, exact.parameter_gradient, rtol=1e-8, atol=1e-8
+            fit.posterior.parameter_gradient,
+            exact.posterior.parameter_gradient,
+            rtol=1e-8,
+            atol=1e-8,
         )
 
 
@@ -405,8 +417,8 @@ def test_knots_closer_than_a_smooth_process_moves_are_exact_inference(gap, rng):
     x, y = x.numpy(), y.numpy()
     K = 2.0 * np.exp(-0.5 * (x[:, None] - x) ** 2)
     gain = K @ np.linalg.inv(K + 0.1 * np.eye(20))
-    np.testing.assert_allclose(fit.mean, gain @ y, atol=1e-3)
-    np.testing.assert_allclose(fit.var, (K - gain @ K).diagonal(), rtol=1e-2)
+    np.testing.assert_allclose(fit.posterior.mean, gain @ y, atol=1e-3)
+    np.testing.assert_allclose(fit.posterior.var, (K - gain @ K).diagonal(), rtol=1e-2)
 
 
 def test_errors_name_the_argument():

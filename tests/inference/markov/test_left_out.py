@@ -5,9 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
-from skgp.inference.markov.left_out import left_out_moments
 from skgp.inference.markov.series import make_series
-from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.sites import fit_sites, left_out_moments
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Gaussian
@@ -22,7 +21,7 @@ def test_left_out_moments_are_those_without_a_unit_of_the_row(likelihood, rng):
     series = make_series(x, y, weight)
     dynamics, offset = state_space(2.0 * Matern(1.0, nu=1.5)).at(), 0.4
     sites = fit_sites(dynamics, series, likelihood, offset=offset, tol=1e-14, max_iter=200)
-    mean, var = series.at_rows(sites.mean) + offset, series.at_rows(sites.var)
+    mean, var = series.at_rows(sites.posterior.mean) + offset, series.at_rows(sites.posterior.var)
     found = left_out_moments(likelihood, series.y, mean, var, series.weight)
     slope, curvature = likelihood.expected_derivatives(series.y, mean, var)
     for row in range(12):

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.inference.markov import chunks
-from skgp.inference.markov.posterior import posterior
+from skgp.inference.markov.posterior import Posterior
 from skgp.kernels.sde import state_space
 from tests.reference.state_space import awkward_series, dense_posterior, model_covariance
 from tests.same import assert_same
@@ -34,7 +34,7 @@ class Problem:
         self.form, self.dynamics = form, form.at()
 
     def posterior(self):
-        return posterior(self.dynamics, *map(torch.tensor, (self.x, self.beta, self.weight)))
+        return Posterior(self.dynamics, *map(torch.tensor, (self.x, self.beta, self.weight)))
 
     def dense(self):
         """Mean (m,) and covariance (m, m) at the new times."""
@@ -134,7 +134,7 @@ def test_latent_projections_are_the_parts_of_f():
 def test_no_new_times_give_empty_answers(n):
     x, beta, weight = (torch.tensor(a[:n]) for a in awkward_series(40))
     form = state_space(KERNELS["sum"])
-    found = posterior(form.at(), x, beta, weight)
+    found = Posterior(form.at(), x, beta, weight)
     none = torch.zeros(0, dtype=torch.float64)
     assert [t.shape for t in found.marginals(none)] == [(0,), (0,)]
     assert [t.shape for t in found.covariance(none)] == [(0,), (0, 0)]
@@ -145,7 +145,7 @@ def test_times_that_fall_are_refused():
     x = torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64)
     form = state_space(KERNELS["matern"])
     with pytest.raises(ValueError, match="rising order"):
-        posterior(form.at(), x, x, x)
+        Posterior(form.at(), x, x, x)
 
 
 def test_predictions_and_samples_where_the_filter_has_no_covariance(generator):

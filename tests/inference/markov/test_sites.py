@@ -74,8 +74,8 @@ def test_fit_sites_finds_the_dense_optimum(name):
     )
     assert found.converged and len(series.times) < len(y)
     np.testing.assert_allclose(found.elbo, elbo, atol=1e-8)
-    np.testing.assert_allclose(found.mean, mean, atol=1e-6)
-    np.testing.assert_allclose(found.var, var, atol=1e-6)
+    np.testing.assert_allclose(found.posterior.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(found.posterior.var, var, atol=1e-6)
 
 
 def test_fit_sites_is_exact_at_once_for_gaussian_noise():
@@ -87,8 +87,8 @@ def test_fit_sites_is_exact_at_once_for_gaussian_noise():
     assert found.converged and found.n_iter == 1
     value = exact.log_normalizer + centred.gaussian_constant(noise)
     np.testing.assert_allclose(found.elbo, value, rtol=1e-12)
-    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-12)
-    np.testing.assert_allclose(found.var, exact.var, atol=1e-12)
+    np.testing.assert_allclose(found.posterior.mean, exact.mean, atol=1e-12)
+    np.testing.assert_allclose(found.posterior.var, exact.var, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["logit", "exp", "student_t"])
@@ -96,8 +96,8 @@ def test_parameter_gradient_is_that_of_the_converged_bound(name):
     series = make_series(*problem(name))
     likelihood, step = LIKELIHOODS[name], 1e-4
     found = fit_sites(dynamics_of(), series, likelihood, **TIGHT)
-    for i, slope in enumerate(found.parameter_gradient):
-        shift = step * torch.eye(len(found.parameter_gradient), dtype=torch.float64)[i]
+    for i, slope in enumerate(found.posterior.parameter_gradient):
+        shift = step * torch.eye(len(found.posterior.parameter_gradient), dtype=torch.float64)[i]
         high, low = (
             fit_sites(dynamics_of(shift=sign * shift), series, likelihood, **TIGHT).elbo
             for sign in (1, -1)
@@ -113,7 +113,7 @@ def test_likelihood_gradient_is_that_of_the_expected_log_density():
         return fit_sites(dynamics_of(), series, StudentT(*logs.exp()), **TIGHT)
 
     found = fit(logs)
-    mean, var = series.at_rows(found.mean), series.at_rows(found.var)
+    mean, var = series.at_rows(found.posterior.mean), series.at_rows(found.posterior.var)
     expected = StudentT(*logs.exp()).expected_log_prob(series.y, mean, var)
     (gradient,) = torch.autograd.grad(series.sums(expected).sum(), logs)
     for i, slope in enumerate(gradient):
@@ -152,7 +152,7 @@ def test_fit_sites_withstands_extreme_targets(likelihood, y, span):
     x = span * torch.rand(len(y), generator=generator, dtype=torch.float64)
     found = fit_sites(dynamics_of(), make_series(x, y.double()), likelihood, offset=1.0)
     assert found.converged and found.n_iter < 30
-    assert found.mean.isfinite().all() and (found.var > 0).all()
+    assert found.posterior.mean.isfinite().all() and (found.posterior.var > 0).all()
 
 
 def test_outliers_hardly_move_a_student_t_fit():
@@ -160,7 +160,7 @@ def test_outliers_hardly_move_a_student_t_fit():
     clean, spoiled = torch.sin(2 * x), torch.sin(2 * x)
     spoiled[::8] += 50.0
     means = [
-        fit_sites(dynamics_of(), make_series(x, y), StudentT(0.1, 3.0)).mean
+        fit_sites(dynamics_of(), make_series(x, y), StudentT(0.1, 3.0)).posterior.mean
         for y in (clean, spoiled)
     ]
     np.testing.assert_allclose(*means, atol=0.05)
@@ -228,4 +228,4 @@ def test_evidence_given_a_base_adds_up_to_that_of_all_rows(noise):
     second = fit_sites(dynamics_of(), part(~past), likelihood, base=base, **TIGHT)
     assert first.elbo + second.elbo == pytest.approx(at_once.elbo, rel=1e-6)
     torch.testing.assert_close(base[0] + second.beta, at_once.beta)
-    torch.testing.assert_close(second.mean, at_once.mean, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(second.posterior.mean, at_once.posterior.mean, rtol=1e-6, atol=1e-8)

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import chunks, dense
-from skgp.inference.markov.smoother import evidence, log_normalizer
+from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from tests.reference.state_space import (
@@ -61,8 +61,6 @@ def test_evidence_equals_the_dense_gp_with_its_gradient_in_theta(case):
     assert_close_to_dense(found, dense)
     (parameters @ found.parameter_gradient).backward()
     np.testing.assert_allclose(theta.grad, dense.gradient, rtol=2e-10, atol=2e-10 * len(x))
-    value = log_normalizer(dynamics, *tensors(x, beta, weight))
-    assert value == pytest.approx(found.log_normalizer, rel=1e-12, abs=1e-10)
 
 
 @each_series_kernel(exact=False)
@@ -149,8 +147,6 @@ def test_later_data_make_good_for_negative_weights(n, kernel):
     np.testing.assert_allclose(found.log_normalizer, dense.log_normalizer, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.mean, dense.mean, rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.var, np.diag(dense.cov), rtol=1e-8)
-    value = log_normalizer(dynamics_of(kernel), *series)
-    assert value == pytest.approx(dense.log_normalizer, rel=1e-9)
     # Turned round, the negative weights come after the data that make good for them.
     back = evidence(dynamics_of(kernel), *tensors(x, beta[::-1].copy(), weight[::-1].copy()))
     assert back.log_normalizer == pytest.approx(found.log_normalizer, rel=1e-9)
@@ -191,14 +187,13 @@ def test_pivots_near_zero_are_exact_or_refused(near):
     np.testing.assert_allclose(found.var, np.diag(dense.cov), rtol=1e-13 / near**2)
 
 
-@pytest.mark.parametrize("function", [evidence, log_normalizer])
 @pytest.mark.parametrize("tile_bytes", [2**29, 30_000])
-def test_negative_weights_that_are_too_large_are_refused(monkeypatch, function, tile_bytes):
+def test_negative_weights_that_are_too_large_are_refused(monkeypatch, tile_bytes):
     monkeypatch.setattr(chunks, "TILE_BYTES", tile_bytes)
     x, beta, weight = awkward_series(80)
     weight[[10, 11]] = -40.0
     with pytest.raises(NotPositiveDefiniteError, match="negative eigenvalues.*Halve the step"):
-        function(dynamics_of(MATERN), *tensors(x, beta, weight))
+        evidence(dynamics_of(MATERN), *tensors(x, beta, weight))
 
 
 def test_centred_normaliser_leaves_out_the_sites_at_their_centres(rng):
@@ -233,10 +228,9 @@ def test_little_noise_and_long_series_are_not_for_the_dense_route():
     dynamics, gaps = dynamics_of(MATERN), torch.full((50,), 0.1, dtype=torch.float64)
     weight = torch.ones_like(gaps)
     gap = gaps.index_fill(0, torch.tensor([20]), torch.inf)
-    prior = dense.DensePrior(dynamics, gaps)
+    prior = dense.DensePrior.of(dynamics, gaps)
     assert prior.suits(weight) and not (prior.suits(1e8 * weight) or prior.suits(-weight))
-    short = dense.DensePrior.is_short
-    assert short(gaps) and not (short(gap) or short(gaps.repeat(9)))
+    assert all(dense.DensePrior.of(dynamics, each) is None for each in (gap, gaps.repeat(9)))
 
 
 def test_evidence_may_enter_a_graph():

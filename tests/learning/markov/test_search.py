@@ -1,5 +1,7 @@
 """The search of hyper-parameters: optima against scikit-learn's dense GP, bounds, the choice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,16 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.inference.markov.series import make_series
-from skgp.learning.markov import search as hyperparameters
+from skgp.learning.markov import choice
+from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.defaults import SCALES
 from skgp.learning.markov.objectives import (
     Evaluation,
     GaussianEvidence,
     SharedEvidence,
     VariationalEvidence,
 )
-from skgp.learning.markov.search import Search, choose_kernel, maximise
+from skgp.learning.markov.search import Search, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -40,7 +44,7 @@ def data():
 
 def test_optimum_is_that_of_the_dense_gp(data):
     x, y = data
-    found = maximise(matern(1.5, 3.0), GaussianEvidence(make_series(x, y)), NOISE, tol=1e-12)
+    found = maximise([matern(1.5, 3.0)], GaussianEvidence(make_series(x, y)), NOISE, tol=1e-12)
     dense = GaussianProcessRegressor(matern(1.5, 3.0) + WhiteKernel(0.1)).fit(x[:, None], y)
     assert found.value == pytest.approx(dense.log_marginal_likelihood_value_, abs=1e-5)
     theta = np.append(found.kernel.theta, found.parameters)
@@ -53,7 +57,9 @@ def test_optimum_is_that_of_the_dense_gp(data):
 def test_bounds_and_fixed_values_are_kept(data):
     x, y = data
     kernel = ConstantKernel(2.0, "fixed") * Matern(0.2, (0.1, 0.3), nu=0.5)
-    found = maximise(kernel, GaussianEvidence(make_series(x, y)), Gaussian(0.3, bounds=(0.3, 0.3)))
+    found = maximise(
+        [kernel], GaussianEvidence(make_series(x, y)), Gaussian(0.3, bounds=(0.3, 0.3))
+    )
     assert found.kernel.k1.constant_value == 2.0
     assert found.kernel.k2.length_scale == pytest.approx(0.3, rel=1e-12)
     assert found.parameters.exp().item() == pytest.approx(0.3, rel=1e-12)
@@ -65,7 +71,7 @@ def test_nothing_to_learn_is_evaluated_only(data):
     kept = ConstantKernel(1.0, "fixed") * Matern(1.0, "fixed", nu=1.5)
     for kernel, max_iter in ((matern(1.5), 0), (kept, 100)):
         found = maximise(
-            kernel, objective, NOISE, max_iter=max_iter, parameters=torch.tensor([-2.0]).double()
+            [kernel], objective, NOISE, max_iter=max_iter, parameters=torch.tensor([-2.0]).double()
         )
         assert found.kernel is kernel or found.kernel == kernel
         if max_iter == 0:
@@ -82,7 +88,7 @@ def test_callback_stops_the_search(data):
         return len(heard) == 2
 
     objective = GaussianEvidence(make_series(x, y))
-    found = maximise(matern(1.5, 8.0), objective, NOISE, callback=callback)
+    found = maximise([matern(1.5, 8.0)], objective, NOISE, callback=callback)
     assert found.n_iter == len(heard) == 2
     assert -heard[-1][1] * 80 == pytest.approx(found.value)
 
@@ -93,7 +99,7 @@ def test_parameters_of_the_likelihood_are_learned_too():
     y[::10] += torch.from_numpy(3 * np.random.default_rng(0).standard_normal(20))
     family = StudentT(0.1**0.5, 4.0, scale_bounds=(0.001, 3.2), df_bounds=(2.1, 200.0))
     series = make_series(torch.from_numpy(x), y)
-    found = maximise(matern(1.5), VariationalEvidence(series, family), family, max_iter=30)
+    found = maximise([matern(1.5)], VariationalEvidence(series, family), family, max_iter=30)
     scale, df = (0.5 * found.parameters[0]).exp().item(), found.parameters[1].exp().item()
     assert scale == pytest.approx(0.1, rel=0.5) and df < 4
     assert found.kernel.k2.length_scale == pytest.approx(2.0, rel=0.6)
@@ -103,13 +109,13 @@ def test_processes_share_what_is_learned():
     """The gradient of a sum: its optimum is a compromise, better for both than either's own."""
     x = torch.linspace(0, 20, 60, dtype=torch.float64)
     series = [make_series(x, draw(matern(1.5, scale), x.numpy(), 0.2)) for scale in (0.5, 4.0)]
-    alone = [maximise(matern(1.5), GaussianEvidence(each), NOISE) for each in series]
+    alone = [maximise([matern(1.5)], GaussianEvidence(each), NOISE) for each in series]
     shared = SharedEvidence([GaussianEvidence(each) for each in series])
-    both = maximise(matern(1.5), shared, NOISE)
+    both = maximise([matern(1.5)], shared, NOISE)
     scales = [search.kernel.k2.length_scale for search in (alone[0], both, alone[1])]
     assert scales[0] < scales[1] < scales[2]
     for search in alone:
-        value = maximise(search.kernel, shared, NOISE, parameters=search.parameters, max_iter=0)
+        value = maximise([search.kernel], shared, NOISE, parameters=search.parameters, max_iter=0)
         assert both.value > value.value
 
 
@@ -158,8 +164,8 @@ def test_labels_have_an_evidence_too():
     y = torch.where(draw(matern(1.5, 2.0, 4.0), x, 0.0, seed=1) > 0, 1.0, -1.0).double()
     family = Bernoulli()
     objective = VariationalEvidence(make_series(torch.from_numpy(x), y), family)
-    found = maximise(matern(1.5, 0.1), objective, family, max_iter=12)
-    start = maximise(matern(1.5, 0.1), objective, family, max_iter=0)
+    found = maximise([matern(1.5, 0.1)], objective, family, max_iter=12)
+    start = maximise([matern(1.5, 0.1)], objective, family, max_iter=0)
     assert found.value > start.value + 2
     assert 0.5 < found.kernel.k2.length_scale < 8
 
@@ -172,10 +178,10 @@ def no_climbs(monkeypatch):
     """A choice ends where it starts."""
 
     def stay(climb, start):
-        kernel = climb.kernel.clone_with_theta(start["theta"].numpy())
-        return Search(kernel, start["likelihood"], climb.evaluate(start).value)
+        kernels = climb.place.kernels(start["place"])
+        return Search(kernels, start["likelihood"], climb.evaluate(start).value)
 
-    monkeypatch.setattr(hyperparameters, "_climb", stay)
+    monkeypatch.setattr(choice, "_short_climb", stay)
 
 
 class Prize:
@@ -187,9 +193,9 @@ class Prize:
         self.prize = prize
 
     def __call__(self, dynamics, parameters, knots=None, *, tol):
-        value = self.prize * (len(dynamics.blocks) - 1)
-        flat = torch.zeros(dynamics.n_parameters, dtype=torch.float64)
-        return Evaluation(value, flat, torch.zeros_like(parameters))
+        value = self.prize * (len(dynamics[0].blocks) - 1)
+        flat = torch.zeros(dynamics[0].n_parameters, dtype=torch.float64)
+        return Evaluation(value, None, torch.zeros_like(parameters), lambda: [flat])
 
 
 @pytest.mark.parametrize(("prize", "n_theta"), [(1.9, 2), (2.1, 4)])
@@ -220,9 +226,9 @@ def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_cli
 
     def search_scale(kernel, objective, family, series):
         assert objective.total < 5000
-        return Search(matern(1.5, next(starts)), torch.tensor([np.log(0.09)]), 0.0)
+        return Search([matern(1.5, next(starts))], torch.tensor([np.log(0.09)]), 0.0)
 
-    monkeypatch.setattr(hyperparameters, "_search_scale", search_scale)
+    monkeypatch.setattr(choice, "_search_scale", search_scale)
     found = choose_kernel([matern(1.5)], lambda p: GaussianEvidence(p[0]), [series], NOISE)
     assert found.kernel.k2.length_scale == pytest.approx(1.5)
 
@@ -244,8 +250,8 @@ def test_a_climb_starts_from_the_best_of_several_length_scales(no_climbs, data):
 def test_length_scales_far_below_the_gaps_are_not_tried(own):
     times = torch.arange(50, dtype=torch.float64)
     series = make_series(times, torch.zeros(50).double())
-    tried = own * hyperparameters._telling_scales(matern(1.5, own), series)
-    untried = own * hyperparameters._SCALES[len(tried) :]
+    tried = own * choice._telling_scales(matern(1.5, own), series)
+    untried = own * SCALES[len(tried) :]
     assert len(tried) >= 2 and (untried < 0.1).all()
     assert (tried[2:] >= 0.1).all() and len(untried)
 
@@ -256,11 +262,9 @@ def test_gradients_come_home_from_where_the_data_are(data):
     class Elsewhere(GaussianEvidence):
         def __call__(self, *arguments, **options):
             found = super().__call__(*arguments, **options)
-            return Evaluation(
-                found.value, found.dynamics_gradient.float(), found.likelihood_gradient
-            )
+            return replace(found, gradients=lambda: [found.gradients()[0].float()])
 
     x, y = data
-    found = maximise(matern(1.5, 3.0), Elsewhere(make_series(x, y)), NOISE)
-    expected = maximise(matern(1.5, 3.0), GaussianEvidence(make_series(x, y)), NOISE)
+    found = maximise([matern(1.5, 3.0)], Elsewhere(make_series(x, y)), NOISE)
+    expected = maximise([matern(1.5, 3.0)], GaussianEvidence(make_series(x, y)), NOISE)
     assert found.value == pytest.approx(expected.value, abs=1e-3)

@@ -1,4 +1,4 @@
-r"""Predictions of a fitted additive model: the sum and its components, at any inputs.
+r"""Predictions of an additive model: the sum and its components, at any inputs.
 
 A level may move from one component to another without changing the sum. Components are therefore
 reported about their own mean over the training rows, with the bins' shares :math:`p_j` of the
@@ -10,12 +10,19 @@ rows' weight,
 
 and the offset takes the means up, so that offset and components sum to the prediction.
 
-With the covariance :math:`S_j(x, \cdot)` of the mean field between x and the bins, the exact
-posterior's covariance of components j and k is :math:`\delta_{jk} S_j(x, x') - S_j(x, \cdot)
-C_{jk} S_k(\cdot, x')` (:mod:`.inference`), whether x is a bin or not.
+In bins, with the covariance :math:`S_j(x, \cdot)` of the mean field between x and the bins, the
+exact posterior's covariance of components j and k is :math:`\delta_{jk} S_j(x, x') - S_j(x, \cdot)
+C_{jk} S_k(\cdot, x')` (:mod:`.additive_binned`), whether x is a bin or not. In the space of the
+rows, with the covariances :math:`k_j(x, \cdot)` of component j at x with the sum at the rows, the
+level :math:`\ell_j = \sum_i p_i k_j(x_i, \cdot)`, and :math:`\alpha`, R of :mod:`.additive_rows`,
+
+.. math:: E \bar f_j(x) = a^\top \alpha, \qquad
+          \operatorname{var} \bar f_j(x) = k_j(0) - 2\, k_j(x, \cdot)\, p + \ell_j^\top p
+          - a^\top R\, a, \qquad a = k_j(x, \cdot) - \ell_j.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, combinations_with_replacement, pairwise
 from typing import Any
@@ -23,110 +30,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.state import SeriesState
+from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
+from skgp.inference.markov.defaults import BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
+from skgp.inference.markov.states import LazyState, SeriesState
+from skgp.kernels.sde import state_space
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.tensor_state import TensorState
 
-__all__ = ["AdditiveState", "BinnedState", "Outcome"]
-
-_ROWS = 2**14  # of a batch of predictions
-_VALUES = 1024  # whose joint covariance with the bins is held at a time
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a search ended.
-
-    Attributes
-    ----------
-    parameters : Tensor of shape (p,)
-        Of the likelihood's family.
-    noise : float
-        Variance of the noise; NaN where it depends on the sum.
-    elbo : float
-        Evidence in nats.
-    n_iter : int
-    history : list of float
-        Evidence a row after each iteration.
-    """
-
-    parameters: Tensor
-    noise: float
-    elbo: float
-    n_iter: int
-    history: list[float]
+__all__ = ["AdditiveState", "BinnedState", "RowsState"]
 
 
 class AdditiveState(TensorState, ABC):
-    """Posterior of a sum of functions of one column each, c in all.
+    """Posterior of a sum of functions of one column each, c in all."""
 
-    Attributes
-    ----------
-    kernels : list of Kernel
-        Of each component.
-    posterior : {"mean_field", "joint"}
-        A product over the components, or exact (for other likelihoods than Gaussian the best
-        Gaussian).
-    offset : float
-        What the components leave: their sum is about 0 over the training rows.
-    parameters : Tensor of shape (p,)
-        Of the likelihood's family.
-    noise : float
-        Variance of the noise; NaN where it depends on the sum.
-    spread : Tensor of shape (c,)
-        How far the rows are from their bins, root mean square; to be small beside length scales.
-    elbo : float
-        Evidence in nats: of the binned model; a lower bound unless posterior and likelihood are
-        exact.
-    n_iter : int
-    history : list of float
-        Evidence a row after each iteration.
-    """
-
-    offset: float
-    parameters: Tensor
-    noise: float
-    spread: Tensor
-    elbo: float
-    n_iter: int
-    history: list[float]
+    offset: float  # what the components leave: their sum is about 0 over the training rows
 
     @property
     @abstractmethod
     def kernels(self) -> list[Any]:
         """Of each component."""
 
-    @property
-    @abstractmethod
-    def posterior(self) -> str:
-        """Which it is."""
-
     @abstractmethod
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the sum.
-
-        Parameters
-        ----------
-        X : Tensor of shape (n, c)
-            Any inputs: between those seen and beyond them too.
-
-        Returns
-        -------
-        mean, var : Tensor of shape (n,)
-        """
+        """Mean and variance (n,) of the sum at X (n, c): between those seen and beyond them too."""
 
     @abstractmethod
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances of the components, each about its mean over the training rows.
+        """Means and variances (n, c) of the components, each about its mean over the training rows.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n, c)
-
-        Returns
-        -------
-        mean, var : Tensor of shape (n, c)
-            The means and the offset sum to those of `moments`.
+        The means and the offset sum to those of `moments`.
         """
 
     @abstractmethod
@@ -142,52 +74,26 @@ class AdditiveState(TensorState, ABC):
 
 @dataclass(frozen=True)
 class BinnedState(AdditiveState):
-    r"""The posterior in bins.
+    """The posterior in bins: 4 M numbers, and M^2 where it is exact.
 
-    Attributes
-    ----------
-    series : tuple of SeriesState
-        Of each component at its m_j bins, under the mean field; centred by their offsets.
-    offset : float
-    shares : Tensor of shape (M,)
-        Share of the training rows' weight in each bin.
-    coupling : Tensor of shape (M, M) or None
-        C of the exact posterior; None for the mean field.
-    spread, parameters, noise, elbo, n_iter, history
-        See `AdditiveState`.
-
-    Notes
-    -----
-    Pickles as 4 M numbers, and M^2 with an exact posterior. Moments are O(n c), or O(n M c) where
-    the posterior is exact.
+    Moments are O(n c), or O(n M c) where it is exact.
     """
 
-    series: tuple[SeriesState, ...]
+    series: tuple[SeriesState, ...]  # each component under the mean field, centred by its offset
     offset: float
-    shares: Tensor
-    coupling: Tensor | None
-    spread: Tensor
-    parameters: Tensor
-    noise: float
-    elbo: float
-    n_iter: int
-    history: list[float]
+    shares: Tensor  # (M,) of the training rows' weight in each bin
+    coupling: Tensor | None  # (M, M), C of the exact posterior; None for the mean field
 
     @property
     def kernels(self) -> list[Any]:
         """Of each component."""
         return [each.kernel for each in self.series]
 
-    @property
-    def posterior(self) -> str:
-        """Exact where there is a coupling."""
-        return "mean_field" if self.coupling is None else "joint"
-
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         means, variances = self._marginals(X)
         mean, var = means.sum(1) + self.offset, variances.sum(1)
         if self.coupling is not None:
-            batches = [self._shared_var(rows, self.coupling) for rows in X.split(_ROWS)]
+            batches = [self._shared_var(rows, self.coupling) for rows in X.split(BATCH_ROWS)]
             var = var - torch.cat(batches)
         return mean, var.clamp_(min=0)
 
@@ -258,7 +164,7 @@ class BinnedState(AdditiveState):
         times = self.series[j].times
         found = [
             self.series[j].covariance(torch.cat([values, times]))[1][: len(values), len(values) :]
-            for values in x.split(_VALUES)
+            for values in x.split(BATCH_VALUES)
         ]
         return torch.cat(found)
 
@@ -277,3 +183,66 @@ class BinnedState(AdditiveState):
 def _distinct_of_columns(X: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Distinct values of every column, and which of them each row has."""
     return [column.unique(return_inverse=True) for column in X.T.contiguous()]
+
+
+@dataclass(frozen=True)
+class RowsState(LazyState, AdditiveState):
+    """The exact posterior, in the space of the m distinct training rows: m (c + 3) numbers.
+
+    What predictions need is worked out at the first of them, in O(m^3). Means are O(n m c),
+    variances O(n m^2), of components O(n m^2 c).
+    """
+
+    parts: tuple[Any, ...]  # the kernels
+    X: Tensor  # (m, c)
+    beta: Tensor  # (m,) sites of the sum less its prior mean
+    weight: Tensor  # (m,)
+    shares: Tensor  # (m,) of the training rows' weight
+    offset: float
+
+    @property
+    def kernels(self) -> list[Any]:
+        """Of each component."""
+        return list(self.parts)
+
+    def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        q, levels = self.posterior
+        level, prior_var = levels.sum(0), sum(q.prior.covariances.variances)
+        mean, var = X.new_empty(len(X)), X.new_empty(len(X))
+        for rows, x in self._batches(X):
+            k = q.prior.covariances.total(x, q.prior.x)
+            mean[rows] = (k - level) @ q.alpha + self.offset
+            var[rows] = prior_var - q.reduce(k.T)
+        return mean, var.clamp_(min=0)
+
+    def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        q, levels = self.posterior
+        prior_var = X.new_tensor(q.prior.covariances.variances)
+        mean, var = torch.empty_like(X), torch.empty_like(X)
+        for rows, x in self._batches(X):
+            k = q.prior.covariances.each(x, q.prior.x)  # (c, b, m)
+            var[rows] = prior_var + levels @ self.shares - 2 * (k @ self.shares).T
+            k -= levels[:, None]
+            mean[rows] = (k @ q.alpha).T
+            for j, about in enumerate(k):
+                var[rows, j] -= q.reduce(about.T)
+        return mean, var.clamp_(min=0)
+
+    def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        q, _ = self.posterior
+        x = X.T.contiguous()
+        k = q.prior.covariances.total(q.prior.x, x)
+        return self.moments(X)[0], q.prior.covariances.symmetric(x) - q.reduce_all(k)
+
+    def _infer(self) -> tuple[RowsPosterior, Tensor]:
+        """The posterior, and the components' levels (c, m)."""
+        dynamics = [state_space(kernel).at() for kernel in self.parts]
+        prior = RowsPrior(dynamics, self.X.T.contiguous())
+        return condition_rows(prior, self.beta, self.weight), prior.levels(self.shares)
+
+    def _batches(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Batches of new rows: which, and as columns."""
+        size = max(1, BATCH_NUMBERS // self.X.numel())
+        for a in range(0, len(X), size):
+            rows = slice(a, min(len(X), a + size))
+            yield rows, X[rows].T.contiguous()

@@ -17,14 +17,13 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.inducing.conditionals import condition
-from skgp.inference.markov.inducing.pair_sites import PairPosterior
+from skgp.inference.markov.conditionals import condition
+from skgp.inference.markov.defaults import CROWDED
+from skgp.inference.markov.pairs import PairPosterior
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.small_matrices import matmul, square_root
 
 __all__ = ["draw_jointly"]
-
-_CROWDED = 64  # times in an interval
 
 
 def draw_jointly(
@@ -42,7 +41,7 @@ def draw_jointly(
     states = _draw_states(pairs, n_samples, generator)
     times, place = torch.unique(x, return_inverse=True)
     most = int(torch.bincount(torch.searchsorted(knots, times, right=True)).max()) if len(x) else 0
-    if most > _CROWDED:
+    if most > CROWDED:
         some = times[:: math.isqrt(most)]
         some = some[~torch.isin(some, knots)]
         rows = torch.eye(dynamics.n_states, dtype=x.dtype)
@@ -75,20 +74,9 @@ def _given_states(
     rows: Tensor,
     generator: torch.Generator,
 ) -> Tensor:
-    """Draw some functions of the state at times, given the states at knots.
+    """Draw functions of the state, `rows` (p, d), at rising times (n,), given the states at knots.
 
-    Parameters
-    ----------
-    knots : Tensor of shape (M,)
-    states : Tensor of shape (M, d, S)
-    times : Tensor of shape (n,)
-        Rising.
-    rows : Tensor of shape (p, d)
-        The functions.
-
-    Returns
-    -------
-    Tensor of shape (n, p, S)
+    `states` (M, d, S). Returns (n, p, S).
     """
     d, n_samples = states.shape[1:]
     interval = torch.searchsorted(knots, times, right=True)

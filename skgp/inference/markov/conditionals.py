@@ -8,9 +8,9 @@ after, and :math:`(A_{12}, Q_{12})` between the knots,
     c = A_2 Q_1 H^\top, \quad g = Q_{12}^{-1} c, \\
     h_1 &= A_1^\top H^\top - A_{12}^\top g, \qquad T = H Q_1 H^\top - g^\top c
 
-(Adam et al., 2020, A.1; the covariances there have :math:`A^\top P_0` for :math:`P_0 A^\top`).
-Before the first knot :math:`A_1 = A_{12} = 0` and :math:`Q_1 = Q_{12} = P_0`; after the last one
-c = 0.
+(Adam et al., 2020, eqs. 12-14 and A.1; the covariances there have :math:`A^\top P_0` for
+:math:`P_0 A^\top`). Before the first knot :math:`A_1 = A_{12} = 0` and :math:`Q_1 = Q_{12} = P_0`;
+after the last one c = 0.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.inducing.pair_sites import Chain, PairPosterior, PairSites
+from skgp.inference.markov.defaults import ENTRIES, PAIRS
+from skgp.inference.markov.pairs import Chain, PairPosterior, PairSites
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.small_matrices import (
     inner,
@@ -31,35 +32,18 @@ from skgp.linalg.small_matrices import (
 
 __all__ = ["Conditionals", "condition"]
 
-_TILE = 2**14  # pairs of times that are worked on together
-_TILE_ENTRIES = 2**18  # of the largest temporary of a tile of rows: 2 MB
-
 
 @dataclass(frozen=True)
 class Conditionals:
-    """What the states at the knots say of f at n times.
-
-    Attributes
-    ----------
-    chain : Chain
-    knots : Tensor of shape (M,)
-    x : Tensor of shape (n,)
-    observation : Tensor of shape (d,)
-        H.
-    interval : Tensor of int64, shape (n,)
-        0 before the first knot, M from the last one on.
-    h : Tensor of shape (2d, n)
-    T : Tensor of shape (n,)
-        Variance of f given the states; not negative.
-    """
+    """What the states at the knots say of f at n times."""
 
     chain: Chain
-    knots: Tensor
-    x: Tensor
-    observation: Tensor
-    interval: Tensor
-    h: Tensor
-    T: Tensor
+    knots: Tensor  # (M,)
+    x: Tensor  # (n,)
+    observation: Tensor  # (d,), H
+    interval: Tensor  # (n,) int64: 0 before the first knot, M from the last one on
+    h: Tensor  # (2d, n)
+    T: Tensor  # (n,) variance of f given the states; not negative
 
     def marginals(self, pairs: PairPosterior) -> tuple[Tensor, Tensor]:
         """Mean and variance of f, (n,) each; O(n d^2)."""
@@ -90,7 +74,7 @@ class Conditionals:
         first, second = later.nonzero(as_tuple=True)
         values = self.x.new_empty(len(first))
         for i, j, at in zip(
-            *(t.split(_TILE) for t in (first, second, torch.arange(len(first)))), strict=True
+            *(t.split(PAIRS) for t in (first, second, torch.arange(len(first)))), strict=True
         ):
             F, _ = self.chain.dynamics.transition(self.x[j] - self.x[i])
             ahead = inner(self.observation[:, None], matvec(F, legs.q[:, i]))
@@ -101,21 +85,7 @@ class Conditionals:
         return residual
 
     def collect(self, beta: Tensor, weight: Tensor) -> PairSites:
-        r"""Sum of the sites of f, as sites of the pairs.
-
-        .. math:: \lambda_k = \sum_n \beta_n h_n, \qquad
-                  \Lambda_k = \sum_n \omega_n h_n h_n^\top \qquad (n \text{ in interval } k).
-
-        Parameters
-        ----------
-        beta, weight : Tensor of shape (n,)
-            Of :math:`\exp(\beta f - \omega f^2 / 2)`.
-
-        Returns
-        -------
-        PairSites
-            O(n d^2).
-        """
+        """Sum of the sites of f (n,), as sites of the pairs: lambda and Lambda above; O(n d^2)."""
         d2, size = len(self.h), len(self.knots) + 1
         linear = self.h.new_empty(d2, size)
         precision = self.h.new_empty(d2, d2, size)
@@ -131,24 +101,11 @@ class Conditionals:
         return torch.bincount(self.interval, weights=values, minlength=size)
 
     def gradient(self, pairs: PairPosterior, beta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Gradient of :math:`\log Z - \tfrac12 \sum_n \omega_n T_n`, the sites of f held.
+        r"""Gradient of :math:`\log Z - \tfrac12 \sum_n \omega_n T_n`, the sites (n,) of f held.
 
-        Parameters
-        ----------
-        pairs : PairPosterior
-            Given ``collect(beta, weight)``.
-        beta, weight : Tensor of shape (n,)
-
-        Returns
-        -------
-        parameters : Tensor of shape (q,)
-            Gradient in the log variances and rates of the dynamics.
-        knots : Tensor of shape (M,)
-            Gradient in the knots.
-
-        Notes
-        -----
-        O((n + M) d^3), through all three transitions of each row by hand.
+        `pairs` are given ``collect(beta, weight)``. Returns it in the log variances and rates of
+        the dynamics, (q,), and in the knots, (M,). O((n + M) d^3), through all three transitions of
+        each row by hand.
         """
         backward = _Backward(self)
         second = pairs.second_moments()
@@ -169,29 +126,17 @@ class Conditionals:
         return parameters, backward.before - backward.after
 
     def _tiles(self) -> Iterator[slice]:
-        size = max(256, _TILE_ENTRIES // len(self.h) ** 2)
+        size = max(256, ENTRIES // len(self.h) ** 2)
         return (slice(i, i + size) for i in range(0, len(self.x), size))
 
 
 def condition(
     dynamics: Dynamics, knots: Tensor, x: Tensor, observation: Tensor | None = None
 ) -> Conditionals:
-    """Find f's distribution at times given the states at knots.
+    """Find f's distribution at times (n,), in any order, given the states at knots (M,), rising.
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-    knots : Tensor of shape (M,)
-        Rising.
-    x : Tensor of shape (n,)
-        In any order, finite.
-    observation : Tensor of shape (d,), optional
-        H, of another function of the state than f, such as one of its components.
-
-    Returns
-    -------
-    Conditionals
-        O(n d^3 + M d^3) time, O(n d) memory.
+    `observation` (d,) is H, if of another function of the state than f, such as a component. O(n
+    d^3 + M d^3) time, O(n d) memory.
     """
     chain = Chain.of(dynamics, knots)
     interval = torch.searchsorted(knots, x, right=True)

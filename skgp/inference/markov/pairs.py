@@ -28,6 +28,7 @@ from torch import Tensor
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.linalg.small_matrices import (
+    identity_plus,
     inner,
     inverse_and_log_det,
     matmul,
@@ -42,18 +43,10 @@ __all__ = ["Chain", "PairPosterior", "PairSites", "infer_pairs"]
 
 @dataclass(frozen=True)
 class PairSites(TensorState):
-    r"""Sites on pairs of neighbouring states, or sums and averages of such.
+    """Sites on pairs of neighbouring states, or sums and averages of such."""
 
-    Attributes
-    ----------
-    linear : Tensor of shape (2d, M + 1)
-        :math:`\lambda`.
-    precision : Tensor of shape (2d, 2d, M + 1)
-        :math:`\Lambda`, symmetric.
-    """
-
-    linear: Tensor
-    precision: Tensor
+    linear: Tensor  # (2d, M + 1), lambda
+    precision: Tensor  # (2d, 2d, M + 1), Lambda, symmetric
 
     @staticmethod
     def zeros(n_states: int, n_knots: int) -> "PairSites":
@@ -75,20 +68,11 @@ class PairSites(TensorState):
 
 @dataclass(frozen=True)
 class Chain:
-    """Prior of the states at knots.
-
-    Attributes
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (M - 1,)
-        Between knots.
-    F, Q : Tensor of shape (d, d, M + 1)
-        Transition of every interval.
-    """
+    """Prior of the states at knots."""
 
     dynamics: Dynamics
-    gaps: Tensor
-    F: Tensor
+    gaps: Tensor  # (M - 1,) between knots
+    F: Tensor  # (d, d, M + 1), of every interval
     Q: Tensor
 
     @staticmethod
@@ -112,24 +96,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class PairPosterior:
-    r"""Gaussian q of the pairs, given all sites.
+    """Gaussian q of the pairs, given all sites."""
 
-    Attributes
-    ----------
-    log_normalizer : float
-        Log of the integral of the sites over the prior, in nats; NaN if it diverges. Its
-        derivative in the sites are the moments of the pairs.
-    mean : Tensor of shape (2d, M + 1)
-    cov : Tensor of shape (2d, 2d, M + 1)
-        Of :math:`v_k`; those of a state that two pairs share agree.
-    F_bar, Q_bar : Tensor of shape (d, d, M + 1)
-        Derivatives of the log normaliser in the transitions, the sites held.
-    """
-
-    log_normalizer: float
-    mean: Tensor
-    cov: Tensor
-    F_bar: Tensor
+    log_normalizer: float  # of the sites, nats; NaN if the integral diverges
+    mean: Tensor  # (2d, M + 1)
+    cov: Tensor  # (2d, 2d, M + 1); those of a state that two pairs share agree
+    F_bar: Tensor  # (d, d, M + 1) derivatives of the log normaliser, the sites held
     Q_bar: Tensor
 
     @property
@@ -171,18 +143,7 @@ class PairPosterior:
 
 
 def infer_pairs(chain: Chain, sites: PairSites) -> PairPosterior:
-    """Posterior of every pair of neighbouring states.
-
-    Parameters
-    ----------
-    chain : Chain
-    sites : PairSites
-
-    Returns
-    -------
-    PairPosterior
-        O(M d^3), in a tree: no loop over knots.
-    """
+    """Posterior of every pair of neighbouring states; O(M d^3), in a tree without a loop."""
     tree = ElementTree(_elements(chain, sites))
     nowhere = torch.zeros_like(tree.total.P[..., 0])
     before = tree.starts(nowhere[0], nowhere)
@@ -192,19 +153,11 @@ def infer_pairs(chain: Chain, sites: PairSites) -> PairPosterior:
     return PairPosterior(float(tree.total.ll[0]), mean, cov, F_bar, Q_bar)
 
 
-def _parts(sites: PairSites) -> tuple[Tensor, ...]:
-    """lambda_1, lambda_2, Lambda_11, Lambda_21, Lambda_22."""
-    d = len(sites.linear) // 2
-    linear, precision = sites.linear, sites.precision
-    first, second = slice(0, d), slice(d, None)
-    blocks = precision[first, first], precision[second, first], precision[second, second]
-    return linear[first], linear[second], *blocks
-
-
 def _elements(chain: Chain, sites: PairSites) -> Element:
-    linear1, linear2, L11, L21, L22 = _parts(sites)
-    F, Q = chain.F, chain.Q
-    W, log_det = inverse_and_log_det(_identity_plus(matmul(Q, L22)))
+    F, Q, d = chain.F, chain.Q, len(chain.F)
+    linear1, linear2 = sites.linear.split(d)
+    L11, L21, L22 = sites.precision[:d, :d], sites.precision[d:, :d], sites.precision[d:, d:]
+    W, log_det = inverse_and_log_det(identity_plus(matmul(Q, L22)))
     P = symmetrize(matmul(W, Q))
     b = matvec(P, linear2)
     WF = matmul(W, F)
@@ -237,7 +190,7 @@ def _pair_moments(
     linear, precision = sites.linear.clone(), sites.precision.clone()
     linear[d:] += eta
     precision[d:, d:] += J
-    G, _ = inverse_and_log_det(_identity_plus(matmul(prior, precision)))
+    G, _ = inverse_and_log_det(identity_plus(matmul(prior, precision)))
     mean = torch.cat([start, matvec(chain.F, start)]) + matvec(prior, linear)
     return matvec(G, mean), symmetrize(matmul(G, prior))
 
@@ -252,19 +205,13 @@ def _transition_slopes(
     :math:`Q^{-1} E[n] = a - B u_k`, which needs no inverse of Q.
     """
     eta, J = after
-    _, linear2, _, L21, L22 = _parts(sites)
     d = len(eta)
+    linear2, L21, L22 = sites.linear[d:], sites.precision[d:, :d], sites.precision[d:, d:]
     ahead = J + L22
-    W, _ = inverse_and_log_det(_identity_plus(matmul(ahead, chain.Q)))
+    W, _ = inverse_and_log_det(identity_plus(matmul(ahead, chain.Q)))
     a = matvec(W, eta + linear2)
     B = matmul(W, L21 + matmul(ahead, chain.F))
     u, S = mean[:d], cov[:d, :d]
     r, BS = a - matvec(B, u), matmul(B, S)
     G = outer(r, r) + matmul(BS, B.transpose(0, 1)) - matmul(W, ahead)
     return outer(r, u) - BS, 0.5 * symmetrize(G)
-
-
-def _identity_plus(M: Tensor) -> Tensor:
-    """``I + M``, in place."""
-    M.diagonal(dim1=0, dim2=1).add_(1.0)
-    return M

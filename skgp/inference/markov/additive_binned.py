@@ -5,7 +5,7 @@ The sites of the rows tie the components together,
 .. math:: \exp\big( b^\top f - \tfrac12 f^\top N f \big), \qquad f = (f_1, \dots, f_c), \qquad
           f_j \sim N(0, K_j) \text{ at the } m_j \text{ bins of column } j,
 
-with cross tables :math:`N = Z^\top \Omega Z` (:mod:`.tables`). The best mean field
+with cross tables :math:`N = Z^\top \Omega Z` (:mod:`.additive_bins`). The best mean field
 :math:`q = \prod_j q_j` has
 
 .. math:: S_j = (K_j^{-1} + D_j)^{-1}, \qquad m_j = S_j \beta_j, \qquad
@@ -42,30 +42,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.markov.dense import DensePrior
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 
-__all__ = ["AdditivePosterior", "Prior", "Tables"]
-
-_PAIRS = 2**15  # of times whose transitions are held together
+__all__ = ["AdditivePosterior", "Tables", "bin_priors"]
 
 
 @dataclass(frozen=True)
 class Tables:
-    r"""Sites of the rows of an additive model, in bins.
+    """Sites of the rows of an additive model, in bins."""
 
-    Attributes
-    ----------
-    cross : Tensor of shape (M, M)
-        Cross tables.
-    scale : float
-        N is `scale` times these: one copy serves every noise variance.
-    linear : Tensor of shape (M,)
-        b.
-    """
-
-    cross: Tensor
-    scale: float
-    linear: Tensor
+    cross: Tensor  # (M, M)
+    scale: float  # N is this times the cross tables: one copy serves every noise variance
+    linear: Tensor  # (M,), b
 
     @property
     def weight(self) -> Tensor:
@@ -73,108 +62,25 @@ class Tables:
         return self.cross.diagonal() * self.scale
 
 
-class Prior:
-    """Covariance of one component at its bins, and its gradient.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    times : Tensor of shape (m,)
-        Distinct, rising.
-
-    Attributes
-    ----------
-    parts : Tensor of shape (p, m, m)
-        Covariance of each block of the dynamics. From the transitions between neighbours, in m
-        steps, O(m^2 d^2).
-    """
-
-    def __init__(self, dynamics: Any, times: Tensor) -> None:
-        self._dynamics, self._times = dynamics, times
-        observe = times.new_zeros(len(dynamics.blocks), dynamics.n_states)
-        for row, (states, _) in zip(observe, dynamics.blocks, strict=True):
-            row[states] = dynamics.observation[states]
-        F, _ = dynamics.transition(times.diff(prepend=times[:1]))
-        own = dynamics.stationary @ dynamics.observation
-        past = times.new_zeros(len(own), len(times))  # covariance of the state now with each f
-        self.parts = times.new_zeros(len(observe), len(times), len(times))
-        for k in range(len(times)):
-            past[:, :k] = F[:, :, k] @ past[:, :k]
-            past[:, k] = own
-            self.parts[:, k, : k + 1] = observe @ past[:, : k + 1]
-        self.parts += self.parts.tril(-1).mT
-
-    @classmethod
-    def of_each(cls, dynamics: Sequence[Any], times: Sequence[Tensor]) -> "list[Prior]":
-        """Priors of several components."""
-        return [cls(*each) for each in zip(dynamics, times, strict=True)]
-
-    @property
-    def covariance(self) -> Tensor:
-        """K, (m, m)."""
-        return self.parts.sum(0)
-
-    def gradient(self, K_bar: Tensor) -> Tensor:
-        r"""Contraction :math:`\langle \bar K, \partial K / \partial p \rangle`, (q,).
-
-        Parameters
-        ----------
-        K_bar : Tensor of shape (m, m)
-            Symmetric.
-        """
-        dynamics = self._dynamics
-        total = torch.zeros(dynamics.n_parameters, dtype=torch.float64)
-        own = dynamics.stationary @ dynamics.observation
-        later, earlier = torch.tril_indices(len(K_bar), len(K_bar), -1)
-        for i, k in zip(later.split(_PAIRS), earlier.split(_PAIRS), strict=True):
-            gaps, slope = self._times[i] - self._times[k], 2 * K_bar[i, k]
-            still = slope.new_zeros(())
-            bars = [
-                (
-                    (dynamics.observation[s, None] * own[s])[..., None] * slope,
-                    still.expand(block.n_states, block.n_states, len(gaps)),
-                )
-                for s, block in dynamics.blocks
-            ]
-            total += dynamics.block_gradient(gaps, bars)
-        total[: len(self.parts)] += (self.parts * K_bar).sum((1, 2))  # the log variances
-        return total
+def bin_priors(dynamics: Sequence[Any], columns: Sequence[Tensor]) -> list[DensePrior]:
+    """Covariances of the components at the bins (m_j,) of each column."""
+    pairs = zip(dynamics, columns, strict=True)
+    return [DensePrior(each, t.diff(prepend=t[:1])) for each, t in pairs]
 
 
 class AdditivePosterior:
-    """Posterior at the bins, by the mean field or exact.
+    """Posterior at the M bins of all columns, exact (`joint`) or by the mean field.
 
-    Parameters
-    ----------
-    priors : sequence of Prior
-        One a component, of M bins in all.
-    tables : Tables
-    joint : bool
-        Whether exact rather than by the mean field.
-
-    Attributes
-    ----------
-    mean : Tensor of shape (M,)
-    beta : Tensor of shape (M,)
-        Sites of each component given the others; their weights are those of the tables.
-    log_normalizer : float
-        Of the sites, in nats; a lower bound of it by the mean field.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If negative weights leave no proper posterior.
-
-    Notes
-    -----
-    :math:`O(M^3)`: for M = 1800 in 8 columns and with the gradients, 0.3 s on one core, 0.6 s for
-    the exact posterior. Memory 3 or 4 matrices of M x M.
+    `beta` (M,) are the sites of each component given the others, their weights those of the tables;
+    the log normaliser is a lower bound by the mean field. :math:`O(M^3)`: for M = 1800 in 8 columns
+    and with the gradients, 0.3 s on one core, 0.6 s for the exact posterior. Memory 3 or 4 matrices
+    of M x M.
     """
 
-    def __init__(self, priors: Sequence[Prior], tables: Tables, joint: bool) -> None:
+    def __init__(self, priors: Sequence[DensePrior], tables: Tables, joint: bool) -> None:
         self.priors, self.tables, self.joint = priors, tables, joint
         self.weight = tables.weight
-        ends = torch.tensor([0] + [p.parts.shape[-1] for p in priors]).cumsum(0).tolist()
+        ends = torch.tensor([0] + [len(prior.K) for prior in priors]).cumsum(0).tolist()
         self.parts = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.roots, log_dets = zip(*map(self._root, self.priors, self.parts), strict=True)
         self._OR = self._others_root()
@@ -246,7 +152,7 @@ class AdditivePosterior:
             if self.joint:
                 U = self._T[part] - D[:, None] * self._ST[j]
                 K_bar += U @ U.T
-            found.append(prior.gradient(0.5 * K_bar))
+            found.append(prior.contract(K_bar.numpy()))
         return found
 
     @property
@@ -262,9 +168,9 @@ class AdditivePosterior:
         """``S_j T_j``, (m_j, M) each."""
         return [R @ (R.T @ self._T[p]) for R, p in zip(self.roots, self.parts, strict=True)]
 
-    def _root(self, prior: Prior, part: slice) -> tuple[Tensor, Tensor]:
+    def _root(self, prior: DensePrior, part: slice) -> tuple[Tensor, Tensor]:
         """R (m, m) and log|I + K D|."""
-        L = jittered_cholesky(prior.covariance).factor
+        L = jittered_cholesky(torch.from_numpy(prior.K)).factor
         inner = (L.T * self.weight[part]) @ L
         inner.diagonal().add_(1.0)
         C = jittered_cholesky(inner).factor

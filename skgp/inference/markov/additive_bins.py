@@ -1,0 +1,214 @@
+r"""Columns of inputs as few values each, and what then is left of the rows.
+
+A column with at most `n_bins` distinct values keeps them. Any other is cut where
+
+.. math:: \tfrac12 \big[ P(x' \le x) + (x - x_{\min}) / (x_{\max} - x_{\min}) \big]
+
+passes a multiple of 1 / `n_bins`: no bin then holds more than 2 / `n_bins` of the rows (unless
+they share one value, which is never split) or spans more than 2 / `n_bins` of the range. Quantiles
+alone would leave the thin tails to bins wider than a length scale, equal widths the dense parts.
+A bin stands at the mean of its rows, so that a function f with slope f' is off by
+:math:`f' (x - t)` in a row, which averages out over the bin to first order and adds
+:math:`(f' \cdot` `spread` :math:`)^2` to the noise.
+
+With the indicators :math:`Z` (n, M) of the bins of all columns side by side, the likelihood of the
+bins' values :math:`f = (f_1, \dots, f_c)` under Gaussian noise depends on the rows through
+
+.. math:: N = Z^\top W Z, \qquad Z^\top W y, \qquad y^\top W y
+
+alone. They add up over batches of rows, so that a stream of them is fitted exactly in
+:math:`O(M^2)` memory.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.defaults import CELLS, FEWEST_BINS
+from skgp.linalg.tensor_state import TensorState
+
+__all__ = ["AdditiveStatistics", "Bins", "add_cross_tables", "bin_sums", "make_bins", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Bins(TensorState):
+    """The M values that stand for those of each of c columns, one column after the other."""
+
+    sizes: tuple[int, ...]  # of each column
+    values: Tensor  # (M,) rising within a column
+    edges: Tensor  # (M,) largest input of each bin; infinite for the last of a column
+    #: (c,) root mean square distance of the rows from their bins' values, in units of the column:
+    #: to be small beside the length scale. 0 where no values were merged.
+    spread: Tensor
+
+    @property
+    def slices(self) -> list[slice]:
+        """Where each column lies among the M values."""
+        return [slice(*ends) for ends in pairwise(accumulate(self.sizes, initial=0))]
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """The values of each column."""
+        return list(self.values.split(self.sizes))
+
+    def index(self, X: Tensor) -> Tensor:
+        """Bin of every input of X (n, c), counted within its column, (c, n); int16 where that
+        suffices.
+
+        Values of a new row may lie between those seen, or beyond: the nearest bin has them.
+        """
+        if X.ndim != 2 or X.shape[1] != len(self.sizes):
+            raise ValueError(
+                f"X must have the {len(self.sizes)} columns that the bins were made of; got shape "
+                f"{tuple(X.shape)}."
+            )
+        dtype = torch.int16 if max(self.sizes) <= torch.iinfo(torch.int16).max else torch.int32
+        found = torch.empty(X.shape[1], len(X), dtype=dtype)
+        for column, part in enumerate(self.slices):
+            edges = self.edges[part][:-1].contiguous()
+            found[column] = torch.bucketize(X[:, column].contiguous(), edges, out_int32=True)
+        return found
+
+
+def make_bins(
+    X: Tensor, weight: Tensor | None = None, *, n_bins: int = 512, most_bins: int = 2048
+) -> Bins:
+    """Choose the bins of every column of X (n, c); O(c n log n).
+
+    A weight of 2 counts as two rows. Where `most_bins`, of all columns together, is less than they
+    would have, those with most bins share the loss, down to 16 a column.
+    """
+    if n_bins < 2:
+        raise ValueError(f"n_bins must be at least 2; got {n_bins}.")
+    distinct = [_distinct(X[:, j].contiguous(), weight) for j in range(X.shape[1])]
+    level = _level([len(values) for values, _ in distinct], n_bins, most_bins)
+    columns = [_bin_column(*each, level) for each in distinct]
+    values, edges, spread = zip(*columns, strict=True)
+    sizes = tuple(map(len, values))
+    return Bins(sizes, torch.cat(values), torch.cat(edges), torch.stack(spread))
+
+
+def _level(sizes: list[int], n_bins: int, most_bins: int) -> int:
+    """Most bins of a column with which those of all columns are at most `most_bins`."""
+    levels = range(min(FEWEST_BINS, n_bins), n_bins + 1)
+    excess = [sum(min(size, level) for size in sizes) > most_bins for level in levels]
+    return levels[max(0, excess.index(True) - 1)] if True in excess else n_bins
+
+
+def _bin_column(distinct: Tensor, mass: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (m,), edges (m,) and spread () of a column with the weights of its values."""
+    if len(distinct) <= n_bins:
+        return distinct, _edges(distinct, distinct), distinct.new_zeros(())
+    share = (mass.cumsum(0) - 0.5 * mass) / mass.sum()
+    place = (distinct - distinct[0]) / (distinct[-1] - distinct[0])
+    cut = (0.5 * n_bins * (share + place)).long().clamp(max=n_bins - 1)
+    label, count = torch.unique_consecutive(cut, return_inverse=True, return_counts=True)[1:]
+
+    def sums(each: Tensor) -> Tensor:
+        return distinct.new_zeros(len(count)).index_add_(0, label, each)
+
+    last = count.cumsum(0) - 1
+    origin = distinct[last]  # differences are summed, so that far from 0 no digits are lost
+    values = origin + sums(mass * (distinct - origin[label])) / sums(mass)
+    spread = (mass @ (distinct - values[label]) ** 2 / mass.sum()).sqrt()
+    return values, _edges(distinct[last - count + 1], distinct[last]), spread
+
+
+def _distinct(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Distinct values, rising, and the weight of the rows at each."""
+    if weight is None:
+        values, count = torch.unique(x, return_counts=True)
+        return values, count.to(x)
+    values, inverse = torch.unique(x, return_inverse=True)
+    return values, x.new_zeros(len(values)).index_add_(0, inverse, weight)
+
+
+def _edges(first: Tensor, last: Tensor) -> Tensor:
+    """Halfway between the largest value of a bin and the smallest of the next, which is beyond."""
+    middle = last[:-1] + 0.5 * (first[1:] - last[:-1])
+    below_next = torch.nextafter(first[1:], torch.full_like(first[1:], -torch.inf))
+    return torch.cat([torch.minimum(middle, below_next), last.new_full((1,), torch.inf)])
+
+
+def add_cross_tables(table: Tensor, bins: Bins, index: Tensor, weight: Tensor | None) -> None:
+    r"""Add :math:`Z^\top W Z` of some rows, with bins (c, n), to a table (M, M), in place.
+
+    :math:`O(n c^2)`, each pair of columns in one pass; of few rows one column and many others. A
+    weight of None stands for 1.
+    """
+    parts, sizes, (c, n) = bins.slices, bins.sizes, index.shape
+    table.diagonal().add_(bin_sums(bins, index, weight))
+    width = max(1, CELLS // max(1, n))
+    for j in range(c):
+        for first in range(j + 1, c, width):
+            some = slice(first, min(first + width, c))
+            across = slice(parts[first].start, parts[some.stop - 1].stop)
+            size = across.stop - across.start
+            starts = torch.tensor([part.start - across.start for part in parts[some]])
+            cell = index[some] + starts.to(index.device)[:, None] + size * index[j].long()
+            each = None if weight is None else weight.expand_as(cell).reshape(-1)
+            counts = torch.bincount(cell.reshape(-1), each, sizes[j] * size)
+            counts = counts.reshape(sizes[j], size)
+            table[parts[j], across] += counts
+            table[across, parts[j]] += counts.T
+
+
+def bin_sums(bins: Bins, index: Tensor, values: Tensor | None) -> Tensor:
+    r"""Sums :math:`Z^\top u`, (M,), of values (n,) of the rows; None counts the rows."""
+    sums = [
+        torch.bincount(each.long(), values, size)
+        for each, size in zip(index, bins.sizes, strict=True)
+    ]
+    return torch.cat(sums).double()
+
+
+def rows_of(bins: Bins, index: Tensor, values: Tensor) -> Tensor:
+    r"""Sums :math:`Z u` over the columns, (n,), of values (M,) of the bins."""
+    total = values.new_zeros(index.shape[1])
+    for each, part in zip(index, bins.slices, strict=True):
+        total += values[part][each.int()]
+    return total
+
+
+@dataclass
+class AdditiveStatistics(TensorState):
+    """Sufficient statistics of an additive model with Gaussian noise; batches add to them."""
+
+    bins: Bins  # fixed before the first row
+    cross: Tensor  # (M, M) weight of the rows in each pair of bins
+    sums: Tensor  # (M,) weighted sum of y less the origin in each bin
+    squares: float = 0.0  # weighted sums of the squares of y less the origin, of that, and of 1
+    total: float = 0.0
+    weight: float = 0.0
+    origin: float = 0.0  # about the mean of y, so that the squares do not cancel
+
+    @classmethod
+    def empty(cls, bins: Bins, origin: float = 0.0) -> "AdditiveStatistics":
+        """Statistics of no rows."""
+        size = len(bins.values)
+        cross = torch.zeros(size, size, dtype=torch.float64)
+        return cls(bins, cross, torch.zeros(size, dtype=torch.float64), origin=origin)
+
+    def add(self, X: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+        """Take in a batch of rows X (n, c), y (n,), in O(n c^2); a weight of 2 is two rows."""
+        index = self.bins.index(X)
+        y = y.double() - self.origin
+        weighted = y if weight is None else weight * y
+        add_cross_tables(self.cross, self.bins, index, weight)
+        self.sums += bin_sums(self.bins, index, weighted)
+        self.squares += float(weighted @ y)
+        self.total += float(weighted.sum())
+        self.weight += float(len(y) if weight is None else weight.sum())
+
+    @property
+    def mean(self) -> float:
+        """Weighted mean of y."""
+        return self.origin + self.total / self.weight
+
+    def centred(self, offset: float) -> tuple[Tensor, float]:
+        """Sums (M,) and squares of y less an offset."""
+        shift = offset - self.origin
+        squares = self.squares - 2 * shift * self.total + shift**2 * self.weight
+        return self.sums - shift * self.cross.diagonal(), squares

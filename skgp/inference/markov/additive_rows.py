@@ -1,0 +1,377 @@
+r"""An additive model under one Gaussian site a distinct row, in the space of the rows.
+
+Covariances of the components, and their gradients, are
+
+.. math:: k_j(t) = \sum_{b \in j} v_b \prod_{i \in b} c_i(\lambda_{bi} |t|), \qquad
+          \frac{\partial k_j}{\partial \log v_b} = v_b \prod_i c_i, \qquad
+          \frac{\partial k_j}{\partial \log \lambda_{bi}}
+          = v_b\, r c_i'(r) \prod_{k \ne i} c_k, \quad r = \lambda_{bi} |t|.
+
+With K the covariance of the sum :math:`\eta` of the components at the m distinct rows and sites
+:math:`\exp(\beta^\top \eta - \tfrac12 \eta^\top W \eta)`, W diagonal,
+
+.. math:: V = (K^{-1} + W)^{-1}, \qquad \mu = V \beta = K \alpha, \qquad \alpha = \beta - W \mu,
+          \qquad \log Z = \tfrac12 \beta^\top \mu - \tfrac12 \log |I + K W|,
+
+.. math:: \frac{\partial \log Z}{\partial K} = \tfrac12 (\alpha \alpha^\top - R), \qquad
+          R = W - W V W, \qquad
+          \operatorname{cov}(f(x), g(x')) = k_{fg}(x, x') - k_f(x, \cdot) R\, k_g(\cdot, x')
+
+for any functions f and g that are jointly Gaussian with the rows, the components among them. Where
+no weight is negative,
+
+.. math:: B = I + W^{1/2} K W^{1/2} = L L^\top, \qquad R = T^\top T, \qquad T = L^{-1} W^{1/2}
+
+(Rasmussen and Williams, Algorithms 2.1 and 3.2): nothing is divided by a small weight, and the
+eigenvalues of B are 1 or more. Outliers leave negative weights, and then, with
+:math:`K = L_K L_K^\top`,
+
+.. math:: B = I + L_K^\top W L_K = L L^\top, \qquad V = S^\top S, \qquad S = L^{-1} L_K^\top.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.defaults import COVARIANCES
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+
+__all__ = ["Covariances", "RowsPosterior", "RowsPrior", "condition_rows"]
+
+
+def _matern12(r: Tensor) -> tuple[Tensor, Tensor]:
+    e = r.neg().exp_()
+    return e, (r * e).neg_()
+
+
+def _matern32(r: Tensor) -> tuple[Tensor, Tensor]:
+    e = r.neg().exp_()
+    re = r * e
+    return e.add_(re), re.mul_(r).neg_()
+
+
+def _matern52(r: Tensor) -> tuple[Tensor, Tensor]:
+    e = r.neg().exp_()
+    linear = (r * e).add_(e)  # (1 + r) e
+    third = (r * r).mul_(1 / 3)
+    return torch.addcmul(linear, third, e), third.mul_(linear).neg_()
+
+
+def _rotation(r: Tensor) -> tuple[Tensor, Tensor]:
+    return r.cos(), r.sin().mul_(r).neg_()
+
+
+def _gaussian(r: Tensor) -> tuple[Tensor, Tensor]:
+    squares = r * r
+    value = (squares * -0.5).exp_()
+    return value, squares.mul_(value).neg_()
+
+
+# By the primitive's name: c(r) and r c'(r).
+CORRELATIONS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "matern12": _matern12,
+    "matern32": _matern32,
+    "matern52": _matern52,
+    "rotation": _rotation,
+    "gaussian4": _gaussian,
+    "gaussian6": _gaussian,
+}
+
+
+@dataclass
+class _Group:
+    """Blocks that are products of the same processes, g of them with k factors each."""
+
+    names: tuple[str, ...]  # of the processes
+    columns: list[int] = field(default_factory=list)  # (g,) the component of each block
+    variances: list[float] = field(default_factory=list)  # (g,)
+    rates: list[list[float]] = field(default_factory=list)  # (g, k)
+    #: Where log variances (g,) and log rates (g, k) stand among the parameters of all components.
+    places: list[int] = field(default_factory=list)
+    rate_places: list[list[int]] = field(default_factory=list)
+
+    def gaps(self, left: Tensor, right: Tensor) -> Tensor:
+        """Distances (g, n, m) of the inputs (c, n) and (c, m)."""
+        return (left[self.columns, :, None] - right[self.columns, None]).abs_()
+
+    def factors(self, gaps: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """c and r c' of each factor, (g, n, m)."""
+        rates = gaps.new_tensor(self.rates)
+        return [
+            CORRELATIONS[name](gaps * rates[:, i, None, None]) for i, name in enumerate(self.names)
+        ]
+
+    def correlations(self, left: Tensor, right: Tensor) -> Tensor:
+        """Products of the factors, (g, n, m)."""
+        gaps = self.gaps(left, right)
+        if not self.names:
+            return torch.ones_like(gaps)
+        return reduce(torch.mul, [value for value, _ in self.factors(gaps)])
+
+    def slopes(self, left: Tensor, right: Tensor, K_bar: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Contractions (g,) of K_bar (n, m) with the derivatives in log variances and log rates."""
+        gaps = self.gaps(left, right)
+        variances, bar = gaps.new_tensor(self.variances), K_bar.reshape(-1)
+
+        def contract(values: Tensor) -> Tensor:
+            return variances * (values.reshape(len(values), -1) @ bar)
+
+        if not self.names:
+            return contract(torch.ones_like(gaps)), []
+        factors = self.factors(gaps)
+        by_rate = [
+            contract(reduce(torch.mul, [slope] + [v for k, (v, _) in enumerate(factors) if k != i]))
+            for i, (_, slope) in enumerate(factors)
+        ]
+        return contract(reduce(torch.mul, [value for value, _ in factors])), by_rate
+
+
+class Covariances:
+    """Covariance functions of all c components, at fixed hyper-parameters.
+
+    Inputs are (c, n): a row for each component. O(n m) a block of the dynamics. Blocks of the same
+    make are worked on together, whatever their columns, a few rows at a time, so that what is held
+    stays in a core's cache and a model of many columns of few rows takes few calls. The processes
+    that stand for a squared exponential are given its own covariance here.
+    """
+
+    def __init__(self, dynamics: Sequence[Dynamics]) -> None:
+        self._sizes = [each.n_parameters for each in dynamics]
+        #: k_j(0) of each component.
+        self.variances = [sum(b.variance for _, b in each.blocks) for each in dynamics]
+        groups: dict[tuple[str, ...], _Group] = {}
+        start = 0
+        for column, each in enumerate(dynamics):
+            place = start + len(each.blocks)  # of the next log rate
+            for k, (_, block) in enumerate(each.blocks):
+                names = tuple(primitive.name for primitive in block.primitives)
+                group = groups.setdefault(names, _Group(names))
+                group.columns.append(column)
+                group.variances.append(block.variance)
+                group.rates.append(list(block.rates))
+                group.places.append(start + k)
+                group.rate_places.append(list(range(place, place + len(names))))
+                place += len(names)
+            start += each.n_parameters
+        self._groups = list(groups.values())
+
+    def total(self, left: Tensor, right: Tensor) -> Tensor:
+        """Covariance of the sum between inputs (c, n) and (c, m), (n, m)."""
+        found = left.new_empty(left.shape[1], right.shape[1])
+        for rows in self._rows(*found.shape):
+            found[rows] = self._sum(left[:, rows], right)
+        return found
+
+    def each(self, left: Tensor, right: Tensor) -> Tensor:
+        """Covariances of the components between inputs (c, n) and (c, m), (c, n, m)."""
+        found = left.new_zeros(len(left), left.shape[1], right.shape[1])
+        for group in self._groups:
+            variances = left.new_tensor(group.variances)[:, None, None]
+            columns = torch.tensor(group.columns, device=left.device)
+            found.index_add_(0, columns, group.correlations(left, right).mul_(variances))
+        return found
+
+    def levels(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Products of the covariances at inputs (c, n) with a vector (n,), (c, n)."""
+        parts = [self.each(x[:, rows], x) @ shares for rows in self._rows(x.shape[1], x.shape[1])]
+        return torch.cat(parts, 1)
+
+    def symmetric(self, x: Tensor) -> Tensor:
+        """Covariance of the sum at inputs (c, n), (n, n)."""
+        n = x.shape[1]
+        found = x.new_zeros(n, n)
+        for rows in self._rows(n, n):
+            found[rows, : rows.stop] = self._sum(x[:, rows], x[:, : rows.stop])
+        found.tril_()
+        return found.add_(found.tril(-1).T)
+
+    def gradient(self, x: Tensor, K_bar: Tensor) -> list[Tensor]:
+        r"""Contractions of a symmetric matrix with the derivatives of K in each component, (q_j,).
+
+        :math:`\langle \bar K, \partial K / \partial p_j \rangle` for inputs (c, n) and K_bar (n,
+        n).
+        """
+        lower = K_bar.tril(-1).mul_(2)
+        lower.diagonal().copy_(K_bar.diagonal())
+        total = x.new_zeros(sum(self._sizes))
+        for rows in self._rows(*K_bar.shape):
+            bar = lower[rows, : rows.stop]
+            for group in self._groups:
+                slope, slopes = group.slopes(x[:, rows], x[:, : rows.stop], bar)
+                total[group.places] += slope
+                for at, each in zip(zip(*group.rate_places, strict=True), slopes, strict=True):
+                    total[list(at)] += each
+        return list(total.cpu().split(self._sizes))
+
+    def _sum(self, left: Tensor, right: Tensor) -> Tensor:
+        found = left.new_zeros(left.shape[1] * right.shape[1])
+        for group in self._groups:
+            values = group.correlations(left, right).reshape(len(group.columns), -1)
+            found += left.new_tensor(group.variances) @ values
+        return found.reshape(left.shape[1], -1)
+
+    def _rows(self, n: int, m: int) -> Iterator[slice]:
+        """Blocks of the n rows of a matrix of m columns."""
+        widest = max(len(group.columns) for group in self._groups)
+        height = max(1, COVARIANCES // (widest * max(1, m)))
+        return (slice(a, min(n, a + height)) for a in range(0, n, height))
+
+
+class RowsPrior:
+    """Covariance K (m, m) of the sum at the distinct rows x (c, m), for fixed dynamics."""
+
+    def __init__(self, dynamics: Sequence[Any], x: Tensor) -> None:
+        self.covariances, self.x = Covariances(dynamics), x
+        self.K = self.covariances.symmetric(x)
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Lower Cholesky factor of K."""
+        return jittered_cholesky(self.K).factor
+
+    def levels(self, shares: Tensor) -> Tensor:
+        r"""Covariance :math:`\sum_i p_i k_j(x_i, \cdot)` of each component's mean, (c, m), by
+        shares p.
+        """
+        return self.covariances.levels(self.x, shares)
+
+
+class RowsPosterior:
+    """What both forms of the posterior share; made by `condition_rows`.
+
+    O(m^3) and two or three matrices of m x m; what is asked for later takes as much again.
+    """
+
+    alpha: Tensor  # (m,)
+    var: Tensor  # (m,) of the sum at the rows
+    reduction: Tensor  # R, (m, m)
+    _chol: Tensor
+
+    def __init__(self, prior: RowsPrior, beta: Tensor, weight: Tensor) -> None:
+        self.prior, self.beta, self.weight = prior, beta, weight
+        self._solve()
+        # Where the site is sharper than the prior, K alpha would lose the digits that mu has.
+        sharp = weight * prior.K.diagonal() > 1
+        self.mean = torch.where(sharp, (beta - self.alpha) / weight, prior.K @ self.alpha)
+        self._log_det = float(log_det(self._chol))
+        self.log_normalizer = 0.5 * (float(beta @ self.mean) - self._log_det)
+
+    @property
+    def divergence(self) -> float:
+        """Of the posterior from the prior, in nats."""
+        squares = float(self.weight @ (self.mean**2 + self.var))
+        return 0.5 * (float(self.beta @ self.mean) + self._log_det - squares)
+
+    def gradients(self) -> list[Tensor]:
+        """Derivatives of the log normaliser in the parameters of each component, (q_j,)."""
+        K_bar = torch.addr(self.reduction, self.alpha, self.alpha, beta=-0.5, alpha=0.5)
+        return self.prior.covariances.gradient(self.prior.x, K_bar)
+
+    @property
+    def spread(self) -> float:
+        """The trace of V W."""
+        return float(self.weight @ self.var)
+
+    def gain(self, push: Tensor) -> float:
+        r"""Half of :math:`p^\top V p`: what moving :math:`\beta` by p (m,) adds to log Z."""
+        moved = self.prior.K @ push
+        return 0.5 * (float(push @ moved) - float(self.reduce(moved[:, None])))
+
+    def reduce(self, k: Tensor) -> Tensor:
+        """``k_i' R k_i`` for covariances k_i with the rows, the columns of k (m, p): (p,)."""
+        raise NotImplementedError
+
+    def reduce_all(self, k: Tensor) -> Tensor:
+        """``k' R k``, (p, p)."""
+        raise NotImplementedError
+
+    def _solve(self) -> None:
+        """Find alpha and the factor of B."""
+        raise NotImplementedError
+
+
+class _Convex(RowsPosterior):
+    """No weight is negative."""
+
+    def _solve(self) -> None:
+        K = self.prior.K
+        self._root = self.weight.sqrt()
+        B = (self._root[:, None] * K).mul_(self._root)
+        B.diagonal().add_(1.0)
+        self._chol = jittered_cholesky(B).factor
+        # With beta = beta_0 + W^1/2 b, beta_0 where W is 0: alpha = beta_0 + W^1/2 B^-1 (b - W^1/2
+        # K beta_0). The difference beta - W mu has no digits left where the noise is small.
+        absent = self._root == 0
+        b = torch.where(absent, 0, self.beta / self._root)
+        beta_0 = torch.where(absent, self.beta, 0)
+        b -= self._root * (K @ beta_0)
+        self.alpha = beta_0 + self._root * cho_solve(self._chol, b)
+
+    @cached_property
+    def var(self) -> Tensor:  # type: ignore[override]
+        return (self.prior.K.diagonal() - self.reduce(self.prior.K)).clamp_(min=0)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return torch.cholesky_inverse(self._chol)
+
+    @property
+    def reduction(self) -> Tensor:  # type: ignore[override]
+        return (self._root[:, None] * self._inverse).mul_(self._root)
+
+    @property
+    def spread(self) -> float:
+        # V W has the trace of I - B^-1, of which gradients need the inverse anyway.
+        return float((1 - self._inverse.diagonal()).sum())
+
+    def reduce(self, k: Tensor) -> Tensor:
+        return self._half(k).square_().sum(0)
+
+    def reduce_all(self, k: Tensor) -> Tensor:
+        half = self._half(k)
+        return half.T @ half
+
+    def _half(self, k: Tensor) -> Tensor:
+        """``T k``."""
+        return torch.linalg.solve_triangular(self._chol, self._root[:, None] * k, upper=False)
+
+
+class _Mixed(RowsPosterior):
+    """Some weights are negative."""
+
+    def _solve(self) -> None:
+        L = self.prior.factor
+        B = L.T @ (self.weight[:, None] * L)
+        B.diagonal().add_(1.0)
+        self._chol = jittered_cholesky(B).factor
+        self._S = torch.linalg.solve_triangular(self._chol, L.T, upper=False)
+        self.alpha = self.beta - self.weight * (self._S.T @ (self._S @ self.beta))
+
+    @cached_property
+    def var(self) -> Tensor:  # type: ignore[override]
+        return self._S.square().sum(0)
+
+    @property
+    def reduction(self) -> Tensor:  # type: ignore[override]
+        SW = self._S * self.weight
+        return torch.diag(self.weight) - SW.T @ SW
+
+    def reduce(self, k: Tensor) -> Tensor:
+        half = self._S @ (self.weight[:, None] * k)
+        return self.weight @ k.square() - half.square_().sum(0)
+
+    def reduce_all(self, k: Tensor) -> Tensor:
+        weighted = self.weight[:, None] * k
+        half = self._S @ weighted
+        return k.T @ weighted - half.T @ half
+
+
+def condition_rows(prior: RowsPrior, beta: Tensor, weight: Tensor) -> RowsPosterior:
+    """Posterior given sites (m,), (m,); negative weights may leave no proper one, which raises."""
+    kind = _Convex if bool((weight >= 0).all()) else _Mixed
+    return kind(prior, beta, weight)

@@ -1,0 +1,198 @@
+r"""Doubly sparse variational GPs: the states u at M knots stand for those at all times.
+
+The ELBO is that of every sparse variational GP. Its best q is the prior
+times sites on pairs of neighbouring states, and those are sums over the rows,
+
+.. math:: \lambda_k = \sum_n \beta_n h_n, \qquad \Lambda_k = \sum_n \omega_n h_n h_n^\top,
+          \qquad \beta_n = g_n + \omega_n m_n, \quad \omega_n = -2\, \partial \ell_n / \partial v_n
+
+with :math:`\ell_n` the expected log-density of the row and :math:`g_n` its derivative in the mean:
+the sites of exact inference (:mod:`.natural`), projected. A natural-gradient step of rate
+:math:`\rho` moves the sites that fraction of the way to these sums (eqs. 17-20, B.2). It is what
+differentiating between mean and natural parameters through the reverse subset inverse gives, and
+needs no such operator. Rows enter by sums per interval: O(n d^3 + M d^3), no loop over rows or
+knots. In terms of sites of f the ELBO is that of exact inference, with
+
+.. math:: \log Z - \tfrac12 \sum_n \omega_n T_n
+
+in place of the log normaliser: its derivatives are the moments, :math:`m_n` in :math:`\beta_n` and
+:math:`-(m_n^2 + v_n) / 2` in :math:`\omega_n`. For Gaussian noise it is the bound of Titsias, after
+one step.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.conditionals import Conditionals, condition
+from skgp.inference.markov.defaults import MAX_KNOTS, PER_SCALE
+from skgp.inference.markov.natural import SiteFit, climb
+from skgp.inference.markov.pairs import PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.sites import SeriesBound, sites_mean
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.likelihoods import Likelihood
+
+__all__ = ["InducingPosterior", "fit_inducing", "infer_inducing", "place_knots", "shortest_scale"]
+
+
+@dataclass(frozen=True)
+class InducingPosterior:
+    """What sites of f (n,), projected to the pairs, say of f at the same times."""
+
+    rows: Conditionals
+    sites: PairSites  # of the pairs; with the base, if any: all that predictions need besides knots
+    pairs: PairPosterior
+    beta: Tensor
+    weight: Tensor
+    log_normalizer: float  # of the pairs, less half the sum of weight * T
+    mean: Tensor  # (n,) of f less its prior mean
+    var: Tensor
+
+    @property
+    def parameter_gradient(self) -> Tensor:
+        """Of the log normaliser in the parameters of the dynamics (q,), all sites held."""
+        return self._gradients[0]
+
+    @property
+    def knot_gradient(self) -> Tensor:
+        """Of the log normaliser in the knots (M,)."""
+        return self._gradients[1]
+
+    @cached_property
+    def _gradients(self) -> tuple[Tensor, Tensor]:
+        return self.rows.gradient(self.pairs, self.beta, self.weight)
+
+
+def fit_inducing(
+    dynamics: Dynamics,
+    knots: Tensor,
+    series: Series,
+    likelihood: Likelihood,
+    *,
+    offset: float = 0.0,
+    base: PairSites | None = None,
+    **options: Any,
+) -> SiteFit:
+    """Maximise the ELBO over q by natural-gradient steps, for fixed hyper-parameters.
+
+    O((n + M) d^3) a pass, and as much for the gradients when they are first asked for.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+        Of f.
+    knots : Tensor of shape (M,)
+        Rising.
+    series : Series
+        m times and n rows.
+    likelihood : Likelihood
+        One that takes all rows alike. Unimodal in f.
+    offset : float, default=0.0
+        Prior mean of f.
+    base : PairSites, optional
+        What rows of the past have left: the rows of `series` are added to them.
+    **options
+        ``start``, ``max_iter``, ``tol`` and ``callback`` of `climb`.
+
+    Returns
+    -------
+    SiteFit
+        Its posterior is an `InducingPosterior`.
+
+    Raises
+    ------
+    ValueError
+        If the knots are not rising and finite.
+    """
+    return climb(_InducingBound(dynamics, knots, series, likelihood, offset, base), **options)
+
+
+def infer_inducing(
+    rows: Conditionals, beta: Tensor, weight: Tensor, base: PairSites | None = None
+) -> InducingPosterior:
+    """Posterior given sites of f (n,) and sites of the pairs that stand besides."""
+    sites = rows.collect(beta, weight)
+    sites = sites if base is None else sites.plus(base)
+    pairs = infer_pairs(rows.chain, sites)
+    value = pairs.log_normalizer - 0.5 * float(weight @ rows.T)
+    return InducingPosterior(rows, sites, pairs, beta, weight, value, *rows.marginals(pairs))
+
+
+class _InducingBound(SeriesBound):
+    """Inference through the states at the knots."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        knots: Tensor,
+        series: Series,
+        likelihood: Likelihood,
+        offset: float,
+        base: PairSites | None,
+    ) -> None:
+        super().__init__(series, likelihood, offset)
+        _check_knots(knots)
+        self._rows, self._base = condition(dynamics, knots, series.times), base
+        # The ELBO of all rows so far, less what it was before these came.
+        chain = self._rows.chain
+        self._before = 0.0 if base is None else infer_pairs(chain, base).log_normalizer
+
+    def infer(
+        self, beta: Tensor, weight: Tensor
+    ) -> tuple[InducingPosterior, tuple[float, ...]] | None:
+        found = infer_inducing(self._rows, beta, weight, self._base)
+        if not (found.pairs.is_proper and bool((found.var >= 0).all())):
+            return None
+        of_sites = sites_mean(beta, weight, found.mean, found.var)
+        return found, (of_sites, -found.log_normalizer, self._before)
+
+
+def _check_knots(knots: Tensor) -> None:
+    if not (knots.ndim == 1 and len(knots) and bool(knots.isfinite().all())):
+        raise ValueError(f"knots must be one or more finite times; got {knots}.")
+    if not bool((knots.diff() > 0).all()):
+        raise ValueError(
+            "knots must rise strictly; sort them and drop those that coincide (torch.unique does "
+            "both)."
+        )
+
+
+def shortest_scale(dynamics: Dynamics) -> float:
+    """Shortest time over which a component of f changes; inf for constants."""
+    rates = [rate for _, block in dynamics.blocks for rate in block.rates]
+    return 1 / max(rates) if rates else math.inf
+
+
+def place_knots(times: Tensor, n_knots: int | None = None, *, scale: float | None = None) -> Tensor:
+    """Put knots at quantiles of the times (n,), distinct and rising, and more where f would move.
+
+    At most `n_knots`, by default 1000. Not with these: where knots with times in between are
+    further apart than a tenth of the `scale` of f's changes, those times are thinned to that
+    spacing and added. As many knots as times are exact inference.
+    """
+    if n_knots is not None and n_knots < 1:
+        raise ValueError(f"n_knots must be at least 1; got {n_knots}.")
+    n = len(times)
+    size = min(n, MAX_KNOTS if n_knots is None else n_knots)
+    index = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
+    if n_knots is None and scale is not None and size > 1:
+        index = _refined(times, index, scale / PER_SCALE)
+    return times[index]
+
+
+def _refined(times: Tensor, index: Tensor, spacing: float) -> Tensor:
+    """Positions of knots among the times, with those added that wide intervals ask for."""
+    start = times[index[:-1]]
+    owner = torch.searchsorted(index, torch.arange(len(times)), right=True) - 1
+    owner = owner.clamp_max(len(start) - 1)
+    # The first time of every cell of the spacing, counted from the knot before.
+    cell = ((times - start[owner]) / spacing).floor()
+    first = torch.ones_like(owner, dtype=torch.bool)
+    first[1:] = (owner.diff() != 0) | (cell.diff() != 0)
+    wide = (times[index].diff() > spacing)[owner]
+    return torch.cat([index, (first & wide).nonzero()[:, 0]]).unique()

@@ -1,1 +1,0 @@
-"""S2VGP: states at inducing times decide the whole process."""

@@ -1,0 +1,201 @@
+r"""Posteriors of a series as its kernel and the sites that its data left: predictions, new rows.
+
+With sites at all times or, doubly sparse, at knots. The posterior so far, prior times sites, is the
+prior of rows that come later, hyper-parameters kept. With Gaussian noise their sites are known at
+once, and the result is that of all rows together. Of other likelihoods the sites of the new rows
+are sought with those of old held, as a *base* of `fit_sites` or `fit_inducing`.
+
+New times beyond the knots get knots of their own, as far apart as those before are in the middle.
+Intervals that are new have no sites yet, and the site of what was the last interval, which tells of
+the state at its inner end alone, is one of the interval that follows that state now: appending
+zeros is exact.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.conditionals import Conditionals, condition
+from skgp.inference.markov.defaults import ADDED_ITER, ADDED_TOL, PER_SCALE
+from skgp.inference.markov.draws import draw_jointly
+from skgp.inference.markov.inducing import fit_inducing, shortest_scale
+from skgp.inference.markov.pairs import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.posterior import Posterior
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.sites import fit_sites
+from skgp.kernels.sde import state_space
+from skgp.kernels.sde_dynamics import Dynamics
+from skgp.likelihoods import Likelihood
+from skgp.linalg.tensor_state import TensorState
+
+__all__ = ["InducingState", "LazyState", "SeriesState"]
+
+
+class LazyState(TensorState):
+    """What predictions need is worked out at the first of them and is not pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("_known", None)
+        return state
+
+    @property
+    def posterior(self) -> Any:
+        """The posterior, kept after the first call."""
+        if "_known" not in self.__dict__:
+            self.__dict__["_known"] = self._infer()
+        return self.__dict__["_known"]
+
+    def _infer(self) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SeriesState(LazyState):
+    """Posterior of f given one Gaussian site a time: 3 m numbers, worked out in O(m d^3)."""
+
+    kernel: Any  # of f, without noise
+    times: Tensor  # (m,) distinct, rising
+    beta: Tensor  # (m,)
+    weight: Tensor  # (m,)
+    offset: float = 0.0  # prior mean of f
+
+    def _infer(self) -> Posterior:
+        dynamics = state_space(self.kernel).at()
+        return Posterior(dynamics, self.times, self.beta, self.weight)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at any times, each (n,)."""
+        mean, var = self.posterior.marginals(x)
+        return mean + self.offset, var
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and joint covariance (n, n) of f at any times."""
+        mean, covariance = self.posterior.covariance(x)
+        return mean + self.offset, covariance
+
+    def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of f at any times, (n, n_samples)."""
+        return self.posterior.sample(x, n_samples, generator) + self.offset
+
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
+        rows = torch.stack([row for _, row in state_space(self.kernel).summands()])
+        return self.posterior.latent(x, rows)
+
+    def with_rows(self, series: Series, likelihood: Likelihood) -> "SeriesState":
+        """The posterior given more rows: sites at the union of the times, of equal ones added.
+
+        O(m log m) for Gaussian noise, else O(m d^3) a step. NonFiniteLossError if the ELBO of the
+        new rows is not finite where the search begins.
+        """
+        times, place = torch.unique(torch.cat([self.times, series.times]), return_inverse=True)
+        before, new = place.split([len(self.times), len(series.times)])
+        beta, weight = (
+            times.new_zeros(len(times)).index_copy_(0, before, old)
+            for old in (self.beta, self.weight)
+        )
+        if likelihood.is_gaussian:
+            noise = likelihood.additive_variance()
+            linear = (series.totals - self.offset * series.counts) / noise
+            zeros = torch.zeros_like(beta)
+            added = zeros.index_add(0, new, linear), zeros.index_add(0, new, series.counts / noise)
+        else:
+            index = new if series.index is None else new[series.index]
+            rows = replace(series, times=times, index=index)
+            base, dynamics = (beta, weight), state_space(self.kernel).at()
+            found = fit_sites(
+                dynamics, rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
+            )
+            added = found.beta, found.weight
+        return SeriesState(self.kernel, times, beta + added[0], weight + added[1], self.offset)
+
+
+@dataclass(frozen=True)
+class InducingState(LazyState):
+    """Posterior of f given sites on the states at knots: 4 d^2 M numbers, whatever the rows."""
+
+    kernel: Any  # of f, without noise
+    knots: Tensor  # (M,) rising
+    sites: PairSites
+    offset: float = 0.0  # prior mean of f
+
+    def _infer(self) -> tuple[Dynamics, PairPosterior]:
+        dynamics = state_space(self.kernel).at()
+        return dynamics, infer_pairs(Chain.of(dynamics, self.knots), self.sites)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at any times, each (n,)."""
+        mean, var = self._at(x).marginals(self.posterior[1])
+        return mean + self.offset, var
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and joint covariance (n, n) of f at any times."""
+        rows, pairs = self._at(x), self.posterior[1]
+        return rows.marginals(pairs)[0] + self.offset, rows.covariance(pairs)
+
+    def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of f at any times, (n, n_samples); linear in n (:mod:`.draws`)."""
+        dynamics, pairs = self.posterior
+        draws = draw_jointly(dynamics, self.knots, pairs, x, n_samples, generator)
+        return draws + self.offset
+
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
+        pairs = self.posterior[1]
+        rows = [row for _, row in state_space(self.kernel).summands()]
+        found = [self._at(x, row).marginals(pairs) for row in rows]
+        mean, var = (torch.stack(each, -1) for each in zip(*found, strict=True))
+        return mean, var
+
+    def with_rows(self, series: Series, likelihood: Likelihood) -> "InducingState":
+        """The posterior given more rows, in O(M d^3) and as much a row and step; see above."""
+        dynamics = state_space(self.kernel).at()
+        state = self._with_knots_for(series.times, dynamics)
+        found = fit_inducing(
+            dynamics,
+            state.knots,
+            series,
+            likelihood,
+            offset=self.offset,
+            base=state.sites,
+            # Of Gaussian noise the first sites are the best.
+            max_iter=1 if likelihood.is_gaussian else ADDED_ITER,
+            tol=ADDED_TOL,
+        )
+        return replace(state, sites=found.posterior.sites)
+
+    def _at(self, x: Tensor, observation: Tensor | None = None) -> Conditionals:
+        return condition(self.posterior[0], self.knots, x, observation)
+
+    def _with_knots_for(self, times: Tensor, dynamics: Dynamics) -> "InducingState":
+        """The same posterior, with knots as far as the times (rising) reach."""
+        knots = self.knots
+        spacing = (
+            float(knots.diff().median()) if len(knots) > 1 else shortest_scale(dynamics) / PER_SCALE
+        )
+        after = _beyond(times[times > knots[-1]], float(knots[-1]), spacing)
+        before = -_beyond(-times[times < knots[0]].flip(0), -float(knots[0]), spacing).flip(0)
+        pad = len(before), len(after)
+        sites = PairSites(
+            torch.nn.functional.pad(self.sites.linear, pad),
+            torch.nn.functional.pad(self.sites.precision, pad),
+        )
+        return replace(self, knots=torch.cat([before, knots, after]), sites=sites)
+
+
+def _beyond(times: Tensor, edge: float, spacing: float) -> Tensor:
+    """The last of the times (rising, beyond the edge) in each cell of a width, but for close ones.
+
+    The first cell begins at the edge. A time less than half a cell away needs no knot.
+    """
+    if not len(times) or not math.isfinite(spacing):
+        return times[:0]
+    cell = ((times - edge) / spacing).floor()
+    last = torch.ones_like(cell, dtype=torch.bool)
+    last[:-1] = cell.diff() != 0
+    found = times[last]
+    return found[found.diff(prepend=found.new_tensor([edge])) > spacing / 2]

@@ -1,0 +1,371 @@
+r"""State-space Gaussian processes: Markov in time, so that n points cost O(n) [1]_.
+
+============================================  ====================================================
+Adam et al. (2020)                            code
+============================================  ====================================================
+:math:`s(x)`, F, H; eq. 7                     `skgp.kernels.state_space`
+:math:`A_{n}, Q_{n}`; eqs. 9, 10              F and Q of ``Dynamics.transition``
+exact inference (2.3)                         :mod:`skgp.inference.markov.smoother`, ``posterior``
+z, :math:`u = s(z)`, M (3.1)                  knots, states at the knots: ``n_inducing``
+:math:`v_n, P_n, T_n`; eqs. 13, 14, A.1       pair, h, T of ``conditionals``; h for H P
+btd: natural parameters of q less those of    ``PairSites`` of ``pairs``
+the prior; eqs. 15, 16 (3.2, 3.4)
+S2VGP (3.3)                                   ``inducing``
+natural gradients; eqs. 17-20, B.2            ``natural``
+joint draws (A.2)                             ``draws``
+Gaussian likelihood, any other                Gaussian sites: :math:`\beta, \omega` of each time
+additive models (4.3, C.3)                    `fit_additive`; ``additive_*``
+:math:`z^{(i)}`                               bins: the distinct values where few
+============================================  ====================================================
+
+An additive model is a sum of independent processes, one a column,
+
+.. math:: y_i \sim p(y \mid \eta_i), \qquad \eta_i = o + \sum_{j=1}^c f_j(x_{ij}), \qquad
+          f_j \sim GP(0, k_j).
+
+Deviations
+----------
+- The default is exact inference, with a site at every time for likelihoods that are not Gaussian;
+  inducing states are for small fitted models and rows in batches.
+- q is the prior times sites on pairs of neighbouring states. The natural-gradient step averages
+  these; it equals the paper's, which goes through the reverse subset inverse (B.3, Algorithms 1, 2)
+  and needs no such operator. No covariance is inverted.
+- Hyper-parameters maximise the ELBO with q at its optimum, by L-BFGS; the paper takes steps of Adam
+  in turn. There are no minibatches: a pass over all rows is linear in them, and batches add up.
+- Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
+  its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
+  processes; its means are exact, its variances too small and its ELBO low by as much as the columns
+  are correlated. ``posterior="joint"`` is the exact posterior (for other likelihoods the best
+  Gaussian) of the binned model, at about three times the cost. Few rows stay in their own space.
+
+Errata of the paper
+-------------------
+A.1: :math:`\Sigma_{vv}` has :math:`P_0 A^\top` above the diagonal and :math:`A P_0` below,
+:math:`\Sigma_{sv} = [A_{-t} P_0, P_0 A_{t+}^\top]`. Eq. 12 conditions on s(x_n), not f(x_n).
+Eq. 15 lacks the logarithm of :math:`|\Sigma_{uu}|`. B.2: to maximise, a step is
+:math:`\xi + \gamma \tilde\nabla`. Eqs. 25 and 26: the blocks off the diagonal are
+:math:`-L_{op}^{-1} L_{op,n} L_{nn}^{-1}`. Algorithm 1: blocks have r + 1 rows, and the input is the
+band of :math:`Q^{-1}`. Algorithm 2: :math:`\bar c = -c^{-1} H^\top \bar l e^\top c^{-1}`.
+
+References
+----------
+.. [1] Adam, Eleftheriadis, Durrande, Artemev and Hensman (2020), Doubly sparse variational
+   Gaussian processes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
+from skgp.inference.markov.additive_sites import BinnedRows, distinct_rows
+from skgp.inference.markov.additive_states import AdditiveState
+from skgp.inference.markov.inducing import place_knots, shortest_scale
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.states import InducingState, SeriesState
+from skgp.kernels.sde import state_space
+from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.defaults import FAR, FEW_ROWS
+from skgp.learning.markov.objectives import (
+    BinnedEvidence,
+    GaussianEvidence,
+    Objective,
+    RowsElbo,
+    RowsEvidence,
+    SharedEvidence,
+    VariationalEvidence,
+    find_sites,
+)
+from skgp.learning.markov.search import Search, maximise
+from skgp.likelihoods import Likelihood
+
+__all__ = ["Fit", "fit_additive", "fit_additive_statistics", "fit_series"]
+
+Callback = Callable[[int, dict], bool | None]
+
+_POSTERIORS = ("auto", "mean_field", "joint")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit found."""
+
+    states: Sequence[SeriesState | InducingState | AdditiveState]  # one a latent process
+    parameters: Tensor  # (p,) of the likelihood's family
+    value: float  # log marginal likelihood or ELBO, in nats; of bins, of the binned model
+    n_iter: int  # of the search of hyper-parameters
+    history: list[float]  # evidence an observation after each
+
+
+# ---- one column ------------------------------------------------------------------------------
+
+
+def fit_series(
+    kernels: Sequence[Any],
+    processes: Sequence[Series],
+    family: Likelihood,
+    *,
+    offsets: Sequence[float],
+    n_inducing: int | str | None = None,
+    learn_inducing: bool = False,
+    learn: bool = True,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    start: Tensor | None = None,
+    callback: Callback | None = None,
+) -> Fit:
+    """Fit state-space GPs that share kernel and likelihood.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        Without noise; the evidence chooses where there are several. If nothing is learned, the
+        first.
+    processes : sequence of Series
+        Of the same rows, one a latent process.
+    family : Likelihood
+    offsets : sequence of float
+        Prior mean of each; 0 for Gaussian noise.
+    n_inducing : int, "auto" or None, default=None
+        Number of inducing states; "auto" for as many as the kernel's length scale asks for, None
+        for a site at every time.
+    learn_inducing : bool, default=False
+        Whether their places are learned.
+    learn : bool, default=True
+        Whether hyper-parameters move within their bounds.
+    max_iter, tol
+        Of the search: see `maximise`.
+    start : Tensor of shape (p,), optional
+        Parameters of the likelihood to start from.
+    callback : callable, optional
+        Called after every kernel that is tried and every iteration of the search as
+        ``callback(number, {"loss": ...})``; True ends both.
+    """
+
+    def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
+        closed = family.is_gaussian and not sparse
+        objectives: list[Objective] = [
+            GaussianEvidence(series) if closed else VariationalEvidence(series, family, offset)
+            for series, offset in zip(processes, offsets, strict=True)
+        ]
+        return SharedEvidence(objectives)
+
+    stopped = False
+
+    def report(number: int, info: dict) -> bool:
+        nonlocal stopped
+        stopped = stopped or (callback is not None and bool(callback(number, info)))
+        return stopped
+
+    kernel = kernels[0]
+    if learn and len(kernels) > 1:  # eq. 7: which F and H
+        chosen = choose_kernel(kernels, make_objective, processes, family, report)
+        kernel, start = chosen.kernel, chosen.parameters
+    knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
+    objective = make_objective(processes, sparse=knots is not None)
+    found = maximise(  # 2.3, 3.3: theta by the evidence or the ELBO
+        [kernel],
+        objective,
+        family,
+        parameters=start,
+        knots=knots,
+        learn_knots=learn and learn_inducing,
+        max_iter=max_iter if learn and not stopped else 0,
+        tol=tol,
+        callback=report,
+    )
+    states = [  # 3.4: q at the theta found
+        _state(found, series, family, offset, getattr(each, "sites", None))
+        for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
+    ]
+    return Fit(states, found.parameters, found.value, found.n_iter, found.history)
+
+
+def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor | None:
+    """Places of the inducing states."""
+    if n_inducing is None:
+        return None
+    if n_inducing == "auto":
+        return place_knots(times, scale=shortest_scale(state_space(kernel).at()))
+    return place_knots(times, int(n_inducing))
+
+
+def _state(
+    found: Search,
+    series: Series,
+    family: Likelihood,
+    offset: float,
+    start: tuple[Tensor, Tensor] | None,
+) -> SeriesState | InducingState:
+    """The posterior of a series under the hyper-parameters found; sites to start from."""
+    if found.knots is None and family.is_gaussian:  # 2.3
+        sites = series.gaussian_sites(float(found.parameters[0].exp()))
+        return SeriesState(found.kernel, series.times, *sites, offset)
+    dynamics, likelihood = state_space(found.kernel).at(), family.with_parameters(found.parameters)
+    last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20
+    if found.knots is None:
+        return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
+    return InducingState(found.kernel, found.knots, last.posterior.sites, offset)
+
+
+# ---- additive models, section 4.3 --------------------------------------------------------------
+
+
+def fit_additive(
+    kernels: Sequence[Any],
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    family: Likelihood,
+    *,
+    posterior: str = "mean_field",
+    offset: float | None = None,
+    log_exposure: Tensor | None = None,
+    bins: Bins | None = None,
+    n_bins: int = 512,
+    most_bins: int = 2048,
+    **search: Any,
+) -> Fit:
+    """Fit an additive model.
+
+    In bins: O(n c^2) once for Gaussian noise, O(n c) (joint: O(n c^2)) for every step of the sites
+    of another likelihood. Up to 3000 rows of which no more are distinct than there are bins, the
+    exact posterior is found in the space of the rows, in O(n^2 (n + c)) an iteration.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        One a column, without noise; the search starts from their hyper-parameters.
+    X : Tensor of shape (n, c)
+        float64, finite.
+    y : Tensor of shape (n,)
+    weight : Tensor of shape (n,) or None
+        A weight of 2 counts as two rows.
+    family : Likelihood
+    posterior : {"auto", "mean_field", "joint"}, default="mean_field"
+        A product over the components, or exact. "auto" is exact where the noise is Gaussian or
+        there are at most 3000 rows.
+    offset : float, optional
+        Prior mean of the sum: by default that with which a constant fits y best.
+    log_exposure : Tensor of shape (n,), optional
+        Of counts; requires an `offset`.
+    bins : Bins, optional
+        Instead of those of X; then rows are put in bins, however few.
+    n_bins, most_bins : int
+        Of a column and of all: see `make_bins`. A fit in bins costs O(most_bins^3) an iteration.
+    **search
+        ``parameters`` of the likelihood to start from, ``optimise`` (True), ``max_iter`` (100),
+        ``tol`` (1e-6) and ``callback``: see `maximise`.
+
+    Raises
+    ------
+    ValueError
+        If `posterior` is unknown, the number of kernels is not that of the columns, or a kernel
+        has no state-space form.
+    """
+    _check(kernels, X.shape[1], posterior)
+    gaussian, few = family.is_gaussian, len(X) <= FEW_ROWS
+    joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
+    if offset is None:
+        offset = _prior_mean(family, search.get("parameters"), y, weight)
+    given = bins
+    bins = make_bins(X, weight, n_bins=n_bins, most_bins=most_bins) if bins is None else bins
+    objective: Any
+    if joint and few and given is None:
+        rows = distinct_rows(X, y, weight, offset, log_exposure)
+        if rows.x.shape[1] <= len(bins.values):
+            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, family)
+            return _climb(kernels, objective, family, **search)
+    if gaussian:
+        statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
+        statistics.add(X, y, weight)
+        objective = BinnedEvidence(statistics, offset, joint)
+    else:
+        binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint, log_exposure)
+        objective = RowsElbo(binned, family)
+    return _climb(kernels, objective, family, **search)
+
+
+def fit_additive_statistics(
+    kernels: Sequence[Any],
+    statistics: AdditiveStatistics,
+    family: Likelihood,
+    *,
+    posterior: str = "mean_field",
+    offset: float | None = None,
+    **search: Any,
+) -> Fit:
+    """Fit an additive model with Gaussian noise to the statistics of rows that are gone.
+
+    Exactly what `fit_additive`, which see, finds from all the rows at once in the same bins.
+    """
+    _check(kernels, len(statistics.bins.sizes), posterior)
+    offset = statistics.mean if offset is None else offset
+    objective = BinnedEvidence(statistics, offset, posterior in ("auto", "joint"))
+    return _climb(kernels, objective, family, **search)
+
+
+def _climb(
+    kernels: Sequence[Any],
+    objective: Any,
+    family: Likelihood,
+    *,
+    parameters: Tensor | None = None,
+    optimise: bool = True,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    callback: Callback | None = None,
+) -> Fit:
+    """Hyper-parameters of all components and of the noise at once, and the posterior there."""
+    if optimise:
+        options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
+        found = maximise(
+            kernels, objective, family, parameters=parameters, amplitudes=True, **options
+        )
+    else:
+        start = family.initial(torch.empty(0, dtype=torch.float64))
+        found = Search(list(kernels), start if parameters is None else parameters, 0.0)
+    with torch.no_grad():
+        dynamics = [state_space(kernel).at() for kernel in found.kernels]
+        last = objective(dynamics, found.parameters)
+    state = objective.state(found.kernels, last.posterior)
+    return Fit([state], found.parameters, last.value, found.n_iter, found.history)
+
+
+def _prior_mean(
+    family: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
+) -> float:
+    """The value of the sum with which a constant fits best."""
+    if family.is_gaussian:
+        return float(y.mean() if weight is None else weight @ y / weight.sum())
+    likelihood = family.with_parameters(family.initial(y) if parameters is None else parameters)
+    return _best_constant(likelihood, y, weight)
+
+
+def _best_constant(likelihood: Likelihood, y: Tensor, weight: Tensor | None) -> float:
+    """The value of f at which the rows are most probable if it is the same for all."""
+    values, place = y.unique(return_inverse=True)
+    mass = torch.bincount(place, weight, len(values)).to(y)
+
+    def loss(f: float) -> float:
+        return -float(mass @ likelihood.log_prob(values, torch.full_like(values, f)).detach())
+
+    modes = likelihood.mode(values).clamp(-FAR, FAR)
+    low, high = float(modes.min()), float(modes.max())
+    if low == high:
+        return low
+    return float(minimize_scalar(loss, bounds=(low, high), method="bounded").x)
+
+
+def _check(kernels: Sequence[Any], n_columns: int, posterior: str) -> None:
+    if posterior not in _POSTERIORS:
+        raise ValueError(f"posterior must be one of {_POSTERIORS}; got {posterior!r}.")
+    if len(kernels) != n_columns:
+        raise ValueError(
+            f"kernels must hold one kernel for each of the {n_columns} columns of X; got "
+            f"{len(kernels)}."
+        )

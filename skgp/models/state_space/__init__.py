@@ -1,1 +1,0 @@
-"""State-space Gaussian processes: Markov in time, so that n points cost O(n)."""
