@@ -4,7 +4,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, WhiteKernel
 
 from skgp.kernels.gram import split_noise
-from skgp.kernels.spreads import robust_std
+from skgp.kernels.scales import robust_std
 
 _NOISE_BOUNDS = (1e-5, 1e1)
 _FEW_ROWS = 200

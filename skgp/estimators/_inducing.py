@@ -9,7 +9,7 @@ from skgp.estimators._warnings import warn_caller
 from skgp.estimators.defaults import CLUSTER_BATCH, CLUSTER_PASSES, FARTHEST, GREEDY_ROWS
 from skgp.inference.inducing import greedy_variance
 from skgp.kernels.distances import origin
-from skgp.kernels.length_scales import length_scales
+from skgp.kernels.scales import length_scales
 
 #: Ways of choosing inducing points.
 INITIALISERS = ("k-means", "random", "greedy")

@@ -21,7 +21,7 @@ from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._options import options
 from skgp.estimators._qsgp_routes import kept_rows
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.learning.moderation import FEW_ROWS_MODERATION
 from skgp.learning.search import HyperparameterFit

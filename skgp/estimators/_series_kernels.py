@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims
-from skgp.kernels.spreads import robust_range
+from skgp.kernels.scales import robust_range
 
 #: A default length scale in units of the range of the times, and its bounds.
 _LENGTH_SCALE, _LENGTH_BOUNDS = 0.02, (6e-6, 1e3)

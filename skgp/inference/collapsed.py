@@ -59,8 +59,8 @@ from skgp.inference.sparse import (
     posterior_from_precision,
     whitened_features,
 )
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.gram import gram, gram_diag
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 
 __all__ = [

@@ -36,6 +36,7 @@ __all__ = [
     "bind",
     "built_in",
     "check_kernel",
+    "factors",
     "register_kernel",
     "split_noise",
     "split_theta",
@@ -389,6 +390,13 @@ def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
         elif places:
             noise = places.start
     return signal, noise, float(white.noise_level)
+
+
+def factors(part: Any) -> list[Any]:
+    """The factors of a product, bound (`Node`) or planned (`Part`), in their order."""
+    if type(part.kernel) is Product:
+        return factors(part.children[0]) + factors(part.children[1])
+    return [part]
 
 
 def summands(kernel: Kernel) -> list[Kernel]:

@@ -9,19 +9,8 @@ With :math:`H = c\, W \circ k'(s)`, every length scale comes out of one pass:
 .. math:: g_{\log \ell_d} = -2 \sum_{ij} H_{ij} (a_{id} - b_{jd})^2
           = -2 \{ (H 1)^T a_d^2 + (H^T 1)^T b_d^2 - 2\, a_d^T H b_d \} .
 
-======================  ==========================  =================================
-Kernel                  :math:`k(s)`                :math:`k'(s)`
-======================  ==========================  =================================
-RBF                     :math:`e^{-s/2}`            :math:`-k / 2`
-Matern 1/2              :math:`e^{-r}`              :math:`-e^{-r} / 2 r`
-Matern 3/2              :math:`(1+r) e^{-r}`        :math:`-e^{-r} / 2`
-Matern 5/2              :math:`(1+r+s/3) e^{-r}`    :math:`-(1+r) e^{-r} / 6`
-RationalQuadratic       :math:`(1+t)^{-\alpha}`     :math:`-k / 2 (1+t)`
-======================  ==========================  =================================
-
-Here :math:`r = \sqrt s`, :math:`t = s / 2 \alpha`, and inputs are divided by
-:math:`\ell / \sqrt{2 \nu}` (Matern) or :math:`\ell`. Summands that are no product of constants
-and one of these go through autograd.
+Summands that are no product of constants and one leaf with a `Leaf.profile`, of k and k', go
+through autograd.
 """
 
 from __future__ import annotations
@@ -37,21 +26,17 @@ from sklearn.gaussian_process.kernels import (
     ConstantKernel,
     Kernel,
     Matern,
-    Product,
-    RationalQuadratic,
     Sum,
 )
 from torch import Tensor
 
-from .covariance import covariance, variance
-from .distances import METRICS, correct_far_, exp_decay_, far_limit, scaled_inputs
-from .expression import Binder, Node, bind, check_kernel
-from .few_rows import FewRowsGram, stationary_leaf
-from .gram import gram
+from .distances import METRICS, correct_far_, far_limit, scaled_inputs
+from .expression import Binder, Node, Part, bind, check_kernel, factors
+from .gram import covariance, gram, variance
+from .leaves import LEAVES
 from .specs import ActiveDims
 
 __all__ = [
-    "PROFILES",
     "GramWithGradient",
     "bilinear_gradient",
     "pulled_back",
@@ -155,57 +140,59 @@ class GramWithGradient:
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
-        self._centred = scaled_inputs(X, None, 1.0)[0]
-        self._leaf = stationary_leaf(self._bind.part)
+        self._leaf = _stationary_leaf(self._bind.part)
         self.few = len(X) <= _FEW_ROWS and X.dtype == torch.float64 and not X.is_cuda
+        centred = scaled_inputs(X, None, 1.0)[0]
+        self._centred: Any = centred.numpy() if self.few else centred
         if self._leaf is not None:  # says what does not fit
             scaled_inputs(X[:1], None, X.new_tensor(self._leaf.length_scale))
-            if self.few:
-                self._of_few = FewRowsGram(self._leaf, self._centred.numpy())
 
     def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
         """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
 
         W is symmetric. K is not to be changed; O(n^2 d) each.
         """
-        if self.few and self._leaf is not None:
-            k, of_few, largest = self._of_few(theta)
-            if largest <= far_limit(torch.float64):
-                return k, of_few
-        K, of_many = self._of_many(torch.as_tensor(theta).to(self._X))
+        found = None if self._leaf is None else self._in_closed_form(self._leaf, theta)
+        if found is not None:
+            return found
+        K, of_tensor = self._by_autograd(torch.as_tensor(theta).to(self._X))
 
         def gradient(W: Any) -> np.ndarray:
-            return of_many(torch.as_tensor(W)).cpu().numpy().astype(float)
+            return of_tensor(torch.as_tensor(W)).cpu().numpy().astype(float)
 
         return K.numpy() if self.few else K, gradient
 
     @torch.no_grad()
-    def _of_many(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        leaf = self._leaf
-        if leaf is None:
-            return self._by_autograd(theta)
-        fixed = leaf.place is None
-        scale = theta.new_tensor(leaf.length_scale) if fixed else theta[leaf.place].exp()
-        A = self._centred * (leaf.root / scale)
-        squares = A.square()
+    def _in_closed_form(self, leaf: _StationaryLeaf, theta: np.ndarray):
+        """Arrays of NumPy or tensors alike; None where rows are far."""
+        scale = leaf.root / (leaf.length_scale if leaf.place is None else np.exp(theta[leaf.place]))
+        A = self._centred * (scale if self.few else self._X.new_tensor(scale))  # (n, d)
+        squares = A * A
         norms = squares.sum(1)
         largest = float(norms.max())
-        if largest > far_limit(A.dtype):
-            return self._by_autograd(theta)
-        s = torch.addmm(norms, A, A.T, alpha=-2).add_(norms[:, None]).clamp_min_(0)
-        s.fill_diagonal_(0)  # what is left of it is rounding
-        k, slope = PROFILES[leaf.nu](s, 16 * torch.finfo(A.dtype).eps * largest)
+        if largest > far_limit(self._X.dtype):
+            return None
+        s = A @ A.T
+        s *= -2
+        s += norms
+        s += norms[:, None]
+        s *= s > 0
+        s.reshape(-1)[:: len(s) + 1] = 0  # what is left of it is rounding
+        pair = leaf.profile(torch.as_tensor(s), 16 * torch.finfo(self._X.dtype).eps * largest)
+        k, slope = (each.numpy() for each in pair) if self.few else pair
         amplitude = leaf.amplitude(theta)
-        k.mul_(amplitude)
+        k *= amplitude
 
-        def gradient(W: Tensor) -> Tensor:
-            found = torch.zeros_like(theta)
+        @torch.no_grad()
+        def gradient(W: Any) -> np.ndarray:
+            found = np.zeros(len(theta))
             for place in leaf.constants:
-                found[place] = torch.dot(W.reshape(-1), k.reshape(-1))
+                found[place] = float(W.reshape(-1) @ k.reshape(-1))
             if leaf.place is not None:
                 H = slope * W
                 # -2 sum_ij H_ij (a_i - a_j)^2 of each column, H symmetric
                 each = (4 * amplitude) * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
+                each = each if self.few else each.cpu().numpy()
                 found[leaf.place] = each if leaf.is_vector else each.sum()
             return found
 
@@ -226,6 +213,36 @@ class GramWithGradient:
             return pulled_back(K, W, theta)
 
         return value, gradient
+
+
+class _StationaryLeaf:
+    """Where theta has the parameters of constants times one stationary leaf.
+
+    `place` is that of the length scale in theta, None where fixed; `constants`
+    are the places of the free constants, `factor` the product of the fixed ones.
+    """
+
+    def __init__(self, factors: list[Part], leaf: Part) -> None:
+        ((_, self.place, length_scale),) = leaf.params
+        self.length_scale = np.asarray(length_scale, dtype=float)
+        self.is_vector = np.size(self.length_scale) > 1
+        constants = [factor.params[0][1:] for factor in factors if factor is not leaf]
+        self.constants = [place for place, _ in constants if place is not None]
+        self.factor = math.prod(float(own) for place, own in constants if place is None)
+        self.profile, self.root = LEAVES[type(leaf.kernel)].profile(leaf.kernel, {})
+
+    def amplitude(self, theta) -> float:
+        """Product of all constants."""
+        return self.factor * math.exp(sum(float(theta[place.start]) for place in self.constants))
+
+
+def _stationary_leaf(part: Part) -> _StationaryLeaf | None:
+    """Of an expression that was bound: constants times one RBF or Matern; None of any other."""
+    parts = factors(part)
+    leaves = [each for each in parts if type(each.kernel) is not ConstantKernel]
+    if len(leaves) != 1 or type(leaves[0].kernel) not in (RBF, Matern):
+        return None
+    return _StationaryLeaf(parts, leaves[0])
 
 
 def pulled_back(K: Tensor, W: Tensor, theta: Tensor) -> Tensor:
@@ -307,19 +324,15 @@ def _make_term(kernel, X, Z, theta, dims):
     if dims is not None:
         X, Z = dims.select(X), dims.select(Z)
     node = bind(kernel, theta, dtype=X.dtype, device=X.device)
-    factors = list(_factors(node))
-    leaves = [f for f in factors if type(f.kernel) is not ConstantKernel]
-    if len(leaves) == 1 and type(leaves[0].kernel) in (RBF, Matern, RationalQuadratic):
-        return _StationaryTerm(factors, leaves[0], X, Z)
+    parts = factors(node)
+    leaves = [f for f in parts if type(f.kernel) is not ConstantKernel]
+    if len(leaves) == 1 and _has_profile(leaves[0].kernel):
+        return _StationaryTerm(parts, leaves[0], X, Z)
     return _AutogradTerm(kernel, X, Z, theta)
 
 
-def _factors(node: Node) -> Iterator[Node]:
-    if type(node.kernel) is Product:
-        yield from _factors(node.children[0])
-        yield from _factors(node.children[1])
-    else:
-        yield node
+def _has_profile(kernel: Kernel) -> bool:
+    return type(kernel) in LEAVES and LEAVES[type(kernel)].has_profile
 
 
 class _AutogradTerm:
@@ -342,10 +355,6 @@ class _AutogradTerm:
         return self._total
 
 
-# Profiles map s to k and k', both in the shape of s; s may be overwritten.
-Profile = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
 class _StationaryTerm:
     """Constants times one stationary leaf, in closed form."""
 
@@ -354,7 +363,7 @@ class _StationaryTerm:
         constants = [f.params["constant_value"] for f in factors if f is not leaf]
         self._constant = float(torch.stack(constants).prod()) if constants else 1.0
         self._alpha = leaf.params.get("alpha")
-        self._profile, root = _profile(leaf)
+        self._profile, root = LEAVES[type(leaf.kernel)].profile(leaf.kernel, leaf.params)
         self._A, self._B, _ = scaled_inputs(X, Z, leaf.params["length_scale"] / root)
         a2, b2 = (M.square().sum(1, keepdim=True) for M in (self._A, self._B))
         one = torch.ones_like
@@ -405,52 +414,6 @@ class _StationaryTerm:
             return each if hyper.n_elements > 1 else each.sum()[None]
         value = self._shape if hyper.name == "alpha" else self._value
         return value[None]
-
-
-def _profile(leaf: Node):
-    """Profile of a leaf, and by what its length scale is divided: the root of 2 nu."""
-    nu = getattr(leaf.kernel, "nu", math.inf)
-    if type(leaf.kernel) is RationalQuadratic:
-        alpha = float(leaf.params["alpha"])
-        return lambda s, floor: _rational_quadratic(s, alpha), 1.0
-    if nu == math.inf:
-        return PROFILES[nu], 1.0
-    return PROFILES[nu], math.sqrt(2 * nu)
-
-
-def _rbf(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    k = exp_decay_(s.mul_(-0.5))
-    return k, k * -0.5
-
-
-def _matern12(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    # k' grows without bound towards 0, where (a - b)^2 k' vanishes; and a root magnifies rounding.
-    far = s > floor
-    r = s.mul_(far).sqrt_()
-    k = exp_decay_(-r)
-    return k, torch.where(far, k / r.mul_(-2), 0.0)
-
-
-def _matern32(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    r = s.sqrt_()
-    decay = exp_decay_(-r)
-    return torch.addcmul(decay, decay, r), decay * -0.5
-
-
-def _matern52(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    r = s.sqrt()
-    decay = exp_decay_(-r)
-    linear = r.add_(1).mul_(decay)  # (1 + r) exp(-r)
-    return torch.addcmul(linear, s, decay, value=1 / 3), linear / -6
-
-
-def _rational_quadratic(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    base = s.mul_(1 / (2 * alpha)).add_(1)
-    k = base.pow(-alpha)
-    return k, k / base.mul_(-2)
-
-
-PROFILES = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52, math.inf: _rbf}
 
 
 def _shape_derivative(s: Tensor, alpha: float) -> Tensor:

@@ -1,41 +1,58 @@
-r"""The covariance reading of a kernel expression: K(X, Z) and its diagonal in torch.
+r"""A kernel expression as a covariance in torch: K(X, Z), its diagonal, and large tiles of it.
 
 Values and gradients with respect to ``theta`` agree with scikit-learn's
 ``kernel(X, eval_gradient=True)`` to 1e-13 of the kernel's variance in float64 (`gram`,
-``method="direct"``). `gram_tile` is the fast reading for large blocks without gradients.
+``method="direct"``). `gram_tile` is the fast way to large blocks without gradients.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import Kernel
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    Exponentiation,
+    Kernel,
+    Product,
+    Sum,
+    WhiteKernel,
+)
 from torch import Tensor
 
 from skgp.linalg.threads import ENTRY, large_operation
 
-from .covariance import covariance, variance
-from .distances import METRICS
+from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
 from .expression import (
+    Node,
     bind,
     check_kernel,
+    factors,
     register_kernel,
+    registered_function,
     split_noise,
     split_theta,
     stationary,
 )
-from .tiles import evaluate_tile
+from .leaves import LEAVES, squared_exponential
+from .specs import ActiveDims
 
 __all__ = [
     "check_kernel",
+    "covariance",
+    "evaluate_tile",
     "gram",
     "gram_diag",
     "gram_tile",
+    "largest_square",
     "register_kernel",
     "split_noise",
     "split_theta",
     "stationary",
+    "variance",
 ]
+
+# Elements of a piece whose temporaries stay in the cache and in the allocator's own memory.
+PIECE = 2**18  # shape
 
 
 def gram(
@@ -173,6 +190,140 @@ def gram_tile(
     out = X.new_empty(shape) if out is None else out
     with large_operation(ENTRY * out.numel()):
         return evaluate_tile(node, X, Z, out)
+
+
+# Walks --------------------------------------------------------------------------------------------
+
+
+def covariance(node: Node, X: Tensor, Z: Tensor | None, metric: Metric) -> Tensor:
+    """Evaluate a part: a tensor that broadcasts to (..., n, p); constants stay scalars."""
+    kernel, kind = node.kernel, type(node.kernel)
+    if kind in (Sum, Product):
+        a, b = (covariance(child, X, Z, metric) for child in node.children)
+        return a + b if kind is Sum else a * b
+    if kind is Exponentiation:
+        return covariance(node.children[0], X, Z, metric) ** kernel.exponent
+    if kind is ActiveDims:
+        X, Z = kernel.select(X), None if Z is None else kernel.select(Z)
+        return covariance(node.children[0], X, Z, metric)
+    if kind is WhiteKernel:
+        raise ValueError(
+            f"kernel contains {kernel}, which is noise and has no place in a covariance of the "
+            "signal; separate it first with skgp.kernels.split_noise."
+        )
+    function = registered_function(kernel)
+    if function is not None:
+        return function(kernel, node.params, X, X if Z is None else Z)
+    return LEAVES[kind].covariance(kernel, node.params, X, Z, metric)
+
+
+def variance(node: Node, X: Tensor) -> Tensor:
+    """Evaluate the diagonal of a part: a tensor that broadcasts to (..., n)."""
+    kernel, kind = node.kernel, type(node.kernel)
+    if kind in (Sum, Product):
+        a, b = (variance(child, X) for child in node.children)
+        return a + b if kind is Sum else a * b
+    if kind is Exponentiation:
+        return variance(node.children[0], X) ** kernel.exponent
+    if kind is ActiveDims:
+        return variance(node.children[0], kernel.select(X))
+    if registered_function(kernel) is None and kind is not WhiteKernel:
+        return LEAVES[kind].variance(kernel, node.params, X)
+    # Every row as a batch of one: the general covariance then yields (..., n, 1, 1).
+    return covariance(node, X[..., None, :], None, METRICS["direct"])[..., 0, 0]
+
+
+def evaluate_tile(node: Node, X: Tensor, Z: Tensor, out: Tensor) -> Tensor:
+    """Write K(X, Z) to ``out`` (n, p), X (n, d) and Z (p, d); return it.
+
+    Expressions that need temporaries are evaluated by pieces of columns, each small enough for
+    the cache. A product of constants and RBFs needs none and is evaluated at once.
+    """
+    plain = all(type(f.kernel) is ConstantKernel or _is_rbf(f) for f in factors(node))
+    width = max(1, Z.shape[0] if plain or out.is_cuda else max(64, PIECE // max(1, X.shape[0])))
+    for start in range(0, Z.shape[0], width):
+        piece = out[:, start : start + width]
+        K = _tile(node, X, Z[start : start + width], piece)
+        if K is not piece:
+            piece.copy_(K)
+    return out
+
+
+def largest_square(node: Node, X: Tensor) -> float:
+    """Largest squared norm S of the rows of X (n, d) from an origin, over a kernel's length scales.
+
+    A tile's squared distances, from the expanded square, err by about ``eps S``: short length
+    scales, or rows far from the others, ask for more digits than float32 has.
+    """
+    if type(node.kernel) is ActiveDims:
+        X = node.kernel.select(X)
+    largest = max((largest_square(child, X) for child in node.children), default=0.0)
+    scale = node.params.get("periodicity", node.params.get("length_scale"))
+    if scale is not None:
+        largest = max(largest, float(scaled_inputs(X, None, scale)[0].square().sum(1).max()))
+    return largest
+
+
+def _tile(node: Node, X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:
+    """Evaluate a part in place. The result may be ``out``, is owned by the caller, or a scalar."""
+    kind = type(node.kernel)
+    if kind is Sum:
+        parts = [_tile(node.children[0], X, Z, out), _tile(node.children[1], X, Z, None)]
+        parts.sort(key=lambda part: part.ndim, reverse=True)  # a scalar cannot hold the sum
+        return parts[0].add_(parts[1]) if parts[0].ndim else parts[0] + parts[1]
+    if kind is ActiveDims:
+        return _tile(node.children[0], node.kernel.select(X), node.kernel.select(Z), out)
+    if kind is Product or _is_rbf(node):
+        return _tile_product(factors(node), X, Z, out)
+    leaf = LEAVES.get(kind)
+    if leaf is not None:
+        tile = leaf.tile(node.kernel, node.params, X, Z, out)
+        if tile is not None:
+            return tile
+    K = covariance(node, X, Z, METRICS["expand"])
+    # What a constant or a user's function returns is theirs and must not be written to.
+    owned = kind is Exponentiation or (leaf is not None and leaf.owns_covariance)
+    return K if owned else K.clone()
+
+
+def _tile_product(parts: list[Node], X: Tensor, Z: Tensor, out: Tensor | None) -> Tensor:
+    """Evaluate a product, with its constants inside the exponent of its RBFs where it has any."""
+    constants = [f for f in parts if type(f.kernel) is ConstantKernel]
+    gaussians = [f for f in parts if _is_rbf(f)]
+    others = [f for f in parts if type(f.kernel) is not ConstantKernel and not _is_rbf(f)]
+    scale = torch.ones((), dtype=X.dtype, device=X.device)
+    for constant in constants:
+        scale = scale * constant.params["constant_value"]
+    if gaussians:
+        # A product of RBFs is one RBF whose inverse squared length scales are their sum.
+        precision = gaussians[0].params["length_scale"] ** -2
+        for gaussian in gaussians[1:]:
+            precision = precision + gaussian.params["length_scale"] ** -2
+        K = _tile_gaussian(precision.rsqrt(), scale.log(), X, Z, out)
+    elif others:
+        K = _tile(others.pop(0), X, Z, out).mul_(scale)
+    else:
+        K = scale
+    for factor in others:
+        K = K.mul_(_tile(factor, X, Z, None)) if K.ndim else _tile(factor, X, Z, None).mul_(K)
+    return K
+
+
+def _tile_gaussian(length_scale, log_scale, X, Z, out) -> Tensor:
+    """exp(log_scale - |x - z|^2 / (2 l^2)) by one product, a clamp and an exponential."""
+    A, B, _ = scaled_inputs(X, Z, length_scale)
+    # (a, -|a|^2/2, 1) . (b, 1, c - |b|^2/2) is the exponent, c = log_scale.
+    a2, b2 = A.square().sum(1, keepdim=True), B.square().sum(1, keepdim=True)
+    left = torch.cat([A, a2 / -2, torch.ones_like(a2)], 1)
+    right = torch.cat([B, torch.ones_like(b2), log_scale - b2 / 2], 1)
+    K = torch.matmul(left, right.T, out=out)
+    top = log_scale.item()
+    correct_far_(K, A, B, a2, b2, lambda squares: top - squares / 2)
+    return exp_decay_(K.clamp_max_(top), top)
+
+
+def _is_rbf(node: Node) -> bool:
+    return squared_exponential(node.kernel)
 
 
 def _check_inputs(kernel: Kernel, X: Tensor, Z: Tensor | None) -> None:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.expression import bind
-from skgp.kernels.gram import gram_diag, gram_tile
-from skgp.kernels.tiles import evaluate_tile, largest_square
+from skgp.kernels.gram import evaluate_tile, gram_diag, gram_tile, largest_square
 from skgp.linalg.threads import ENTRY, large_operation
 
 # Flops that an entry of a stored matrix is worth: it comes from memory.

@@ -13,17 +13,17 @@ stationary kernels :math:`k(s)` both directions are one matrix product for all h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product, Sum
 from torch import Tensor
 
-from .covariance import covariance
 from .distances import METRICS, origin
 from .expression import Binder, Part, children_of
-from .gradients import PROFILES, pulled_back
+from .gradients import pulled_back
+from .gram import covariance
+from .leaves import LEAVES
 from .specs import ActiveDims
 
 __all__ = ["PairwiseKernel"]
@@ -124,12 +124,11 @@ def _constant(part: Part, squares: Tensor) -> Evaluate:
 
 def _stationary(part: Part, squares: Tensor) -> Evaluate:
     (_, place, own) = part.params[0]
-    nu = getattr(part.kernel, "nu", math.inf)
-    factor = 1.0 if nu == math.inf else 2 * nu
+    k_and_slope, root = LEAVES[type(part.kernel)].profile(part.kernel, {})
+    factor = root**2  # 1 or 2 nu
     fixed = factor * squares.new_tensor(own).reshape(1, -1) ** -2
     n_elements = fixed.shape[1] if place is None else place.stop - place.start
     D = squares.sum(0, keepdim=True) if n_elements == 1 else squares  # (e, n^2)
-    k_and_slope = PROFILES[nu]
 
     def evaluate(theta: Tensor):
         precision = fixed if place is None else factor * theta[:, place].mul(-2).exp()

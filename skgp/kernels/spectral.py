@@ -1,4 +1,4 @@
-r"""The spectral reading of a kernel expression: random Fourier features.
+r"""Random Fourier features of a kernel expression.
 
 .. math:: k(x, z) = \sum_t a_t\, E_{w \sim p_t}[\cos(w^\top (x - z))]
           \approx \phi(x)^\top \phi(z), \qquad
@@ -12,6 +12,7 @@ needed, so that their number is not limited by memory.
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -20,53 +21,22 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from .directions import GAUSSIAN_ROWS
-from .expression import bind, check_kernel, summands
-from .phases import Pairs, fill_pairs, within_reach
-from .spectra import SPECTRA, Draws, Term, expand
+from .expression import bind, check_kernel
+from .leaves import LEAVES, Draws
+from .spectra import GAUSSIAN_ROWS, Term, expand, has_spectral_density, split_spectral
 
 __all__ = ["FourierFeatures", "has_spectral_density", "split_spectral"]
+
+# Elements of a piece of the projection that stay in a core's cache through all its passes.
+PIECE = 2**16
+# Radians, beyond which rows are not told apart.
+_LARGEST_PHASE = 1e8
+# Up to this many columns a second matrix product costs less than writing in strides.
+TWICE = 32
 
 # Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
 # and one block for several sets of rows (a minibatch, the support rows) is drawn once.
 CACHE_BYTES = 16 * 2**20
-
-
-def has_spectral_density(kernel: Kernel) -> bool:
-    """Whether `FourierFeatures` can represent the kernel on some number of columns.
-
-    True for sums, products and whole powers of RBF, Matern, RationalQuadratic, ExpSineSquared,
-    Cosine and constants, ActiveDims of them included.
-
-    Examples
-    --------
-    >>> from sklearn.gaussian_process.kernels import RBF, DotProduct
-    >>> has_spectral_density(2.0 * RBF() + 1.0), has_spectral_density(RBF() * DotProduct())
-    (True, False)
-    """
-    check_kernel(kernel)
-    node = bind(kernel, None, dtype=torch.float64)
-    try:
-        expand(node, None)
-    except ValueError:
-        return False
-    return True
-
-
-def split_spectral(kernel: Kernel) -> tuple[Kernel | None, Kernel | None]:
-    """Separate the summands that have a spectral density from those that have none.
-
-    Examples
-    --------
-    >>> from sklearn.gaussian_process.kernels import RBF, DotProduct
-    >>> split_spectral(RBF() + DotProduct())
-    (RBF(length_scale=1), DotProduct(sigma_0=1))
-    """
-    parts: dict[bool, Kernel | None] = {True: None, False: None}
-    for part in summands(kernel):
-        spectral = has_spectral_density(part)
-        parts[spectral] = part if parts[spectral] is None else parts[spectral] + part
-    return parts[True], parts[False]
 
 
 class FourierFeatures:
@@ -261,7 +231,8 @@ class FourierFeatures:
         variance = variance * term.variance
         for factor, raw in zip(term.factors, raws, strict=True):
             raw = tuple(r.to(device) for r in raw)
-            added, weight = SPECTRA[type(factor.node.kernel)].frequencies(factor.node, raw)
+            kernel, params, _ = factor.node
+            added, weight = LEAVES[type(kernel)].frequencies(kernel, params, raw)
             added = _spread(added, factor.dims, self.n_inputs)
             W = added if W is None else W + added  # frequencies of a product add
             variance = variance if weight is None else variance * weight
@@ -280,7 +251,7 @@ class FourierFeatures:
         terms, counts = self._terms(None, None), self._block_counts(block)
         draws = [
             [
-                SPECTRA[type(f.node.kernel)].draw(f.node, count, len(f.dims), rows, rng)
+                LEAVES[type(f.node.kernel)].draw(*f.node[:2], count, len(f.dims), rows, rng)
                 for f in term.factors
             ]
             for term, count in zip(terms, counts, strict=True)
@@ -369,3 +340,69 @@ def _spread(W: Tensor, dims: tuple[int, ...], d: int) -> Tensor:
         return W
     spread = W.new_zeros(W.shape[0], d)
     return spread.index_copy(1, torch.tensor(dims, device=W.device), W)
+
+
+# Phases -------------------------------------------------------------------------------------------
+
+
+def within_reach(X: Tensor, W: Tensor) -> Tensor:
+    """Rows of X (n, d), where phases under W (b, d) are too large moved nearer."""
+    # The mean of the roots stands for heavy tails and for columns that few frequencies see.
+    typical = W.detach().abs().sqrt().mean(0).square().to(X)
+    phase = X.detach().abs() @ typical
+    if not len(phase) or float(phase.max()) <= _LARGEST_PHASE:
+        return X
+    return X * (_LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
+
+
+class Pairs(torch.autograd.Function):
+    """Features (n, 2b) of X (n, d), W (b, d) and amplitude (b,); cf. `fill_pairs`.
+
+    Cosine and sine are each other's derivative, so the result is all that must be kept.
+    """
+
+    @staticmethod
+    def forward(ctx, X, W, amplitude):
+        out = fill_pairs(X, W, amplitude, X.new_empty(X.shape[0], 2 * W.shape[0]))
+        ctx.save_for_backward(X, W, amplitude, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        X, W, amplitude, out = ctx.saved_tensors
+        cosine, sine = out[:, 0::2], out[:, 1::2]
+        grad_cosine, grad_sine = grad[:, 0::2], grad[:, 1::2]
+        grad_phase = grad_sine * cosine - grad_cosine * sine  # (n, b)
+        grad_X = grad_phase @ W if ctx.needs_input_grad[0] else None
+        grad_W = grad_phase.mT @ X if ctx.needs_input_grad[1] else None
+        grad_amplitude = None
+        if ctx.needs_input_grad[2]:
+            # Features are linear in the amplitude; where it underflowed to 0 so did they.
+            total = (grad * out).sum(0).unflatten(0, (-1, 2)).sum(1)
+            grad_amplitude = torch.where(amplitude > 0, total / amplitude, 0)
+        return grad_X, grad_W, grad_amplitude
+
+
+def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
+    """Write the features to ``out`` (n, 2b), piece by piece, each small enough for the cache."""
+    n, d = X.shape
+    twice = d <= TWICE
+    amplitude = amplitude.repeat_interleave(2)
+    if twice:
+        # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
+        # one contiguous cosine makes both.
+        turn = W.new_tensor([0.0, -math.pi / 2]).repeat(W.shape[0])
+        W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
+        X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    # A product with few rows would spend its time on reading W: take d of them at least.
+    step = max(1, n) if X.is_cuda else max(1, 2 * PIECE // out.shape[1], d)
+    for start in range(0, n, step):
+        rows, piece = X[start : start + step], out[start : start + step]
+        if twice:
+            torch.mm(rows, W.T, out=piece).cos_()
+        else:
+            phase = rows @ W.T
+            torch.cos(phase, out=piece[:, 0::2])
+            torch.sin(phase, out=piece[:, 1::2])
+        piece.mul_(amplitude)
+    return out

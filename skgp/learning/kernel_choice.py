@@ -43,8 +43,8 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import split_noise
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning import improves
 from skgp.learning.defaults import LONG, MOST_GROUPED, SHORT
 from skgp.learning.kernel_family import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 
 C = ConstantKernel
 SCALABLE = [

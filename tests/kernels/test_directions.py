@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from scipy.linalg import hadamard
 
-from skgp.kernels.directions import GAUSSIAN_ROWS, fwht, hadamard_rows, orthogonal_rows
+from skgp.kernels.spectra import GAUSSIAN_ROWS, fwht, hadamard_rows, orthogonal_rows
 
 each_kind = pytest.mark.parametrize("kind", GAUSSIAN_ROWS)
 

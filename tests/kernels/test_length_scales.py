@@ -11,9 +11,9 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
 )
 
+import skgp.kernels.scales as module
 from skgp.kernels import ActiveDims
-from skgp.kernels import length_scales as module
-from skgp.kernels.length_scales import length_scales
+from skgp.kernels.scales import length_scales
 
 
 @pytest.fixture

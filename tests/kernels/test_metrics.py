@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims
-from skgp.kernels.metrics import inverse_length_scales
+from skgp.kernels.scales import inverse_length_scales
 
 
 class Subclass(RBF):

@@ -24,7 +24,7 @@ from skgp.kernels import (
     has_spectral_density,
     spectral,
 )
-from skgp.kernels.directions import GAUSSIAN_ROWS
+from skgp.kernels.spectra import GAUSSIAN_ROWS
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.same import assert_same
 

@@ -1,5 +1,7 @@
 """Large tiles in place against the accurate covariance."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,9 @@ from sklearn.gaussian_process.kernels import (
     Matern,
 )
 
-from skgp.kernels import ActiveDims, gram, gram_tile, register_kernel, tiles
+from skgp.kernels import ActiveDims, gram, gram_tile, register_kernel
 from skgp.kernels.expression import bind
+from skgp.kernels.gram import largest_square
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 
 
@@ -26,7 +29,7 @@ def test_largest_square_is_that_of_the_shortest_scale():
     X = torch.tensor([[1.0, 0.0], [5.0, 0.0], [3.0, 3.0]])  # from (1, 0): 0, (4, 0), (2, 3)
 
     def square(kernel):
-        return tiles.largest_square(bind(kernel, None, dtype=X.dtype, device=X.device), X)
+        return largest_square(bind(kernel, None, dtype=X.dtype, device=X.device), X)
 
     assert square(RBF(0.1)) == pytest.approx(1600)
     assert square(2.0 * RBF(1.0) + Matern([0.1, 1.0])) == pytest.approx(1600)
@@ -39,7 +42,7 @@ def test_largest_square_is_that_of_the_shortest_scale():
 @pytest.mark.parametrize("piece", [2**18, 64])
 def test_gram_tile_equals_gram(make_kernel, piece, monkeypatch):
     # 64 columns at least: the smaller piece splits 150 of them in three.
-    monkeypatch.setattr(tiles, "PIECE", piece)
+    monkeypatch.setattr(import_module("skgp.kernels.gram"), "PIECE", piece)
     kernel, X, Z = make_kernel(), inputs(7, 0), inputs(150, 1)
     Z[0], Z[149] = X[3], X[4] + 1e-6  # the root of a squared distance of 0 has no digits of its own
     theta = torch.tensor(kernel.theta + 0.1)

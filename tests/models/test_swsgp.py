@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.data import Data
 from skgp.inference.neighbors.defaults import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
-from skgp.kernels.amplitude import scale_amplitude
+from skgp.kernels.scales import scale_amplitude
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.prior import Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT

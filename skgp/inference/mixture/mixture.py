@@ -53,11 +53,10 @@ from skgp.kernels import (
     split_noise,
     stationary,
 )
-from skgp.kernels.covariance import covariance, variance
 from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
+from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator, tile_rows
-from skgp.kernels.tiles import evaluate_tile
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner

@@ -36,8 +36,7 @@ from torch import Tensor
 from skgp.inference.neighbors.defaults import SPREAD_ROWS, TILE
 from skgp.inference.neighbors.metrics import Correlation, ScaledDistance
 from skgp.kernels.gram import gram, gram_diag
-from skgp.kernels.metrics import inverse_length_scales
-from skgp.kernels.spreads import robust_std
+from skgp.kernels.scales import inverse_length_scales, robust_std
 
 _METHODS = ("auto", "exact", "faiss")
 

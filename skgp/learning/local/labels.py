@@ -28,9 +28,9 @@ from torch import Tensor
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.local.defaults import (
     COMPARED_NEIGHBORS,
     KRIGED_ERRORS,

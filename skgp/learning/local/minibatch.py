@@ -35,7 +35,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
-from skgp.kernels.length_scales import length_scales
+from skgp.kernels.scales import length_scales
 from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.local.defaults import (
     ADAM_MOMENTS,

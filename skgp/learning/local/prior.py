@@ -36,7 +36,7 @@ from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import LocalSystem, Posterior, nested_systems
-from skgp.kernels.amplitude import amplitude_range, scale_amplitude
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.coupling import best_coupling, coupled_log_probabilities
 from skgp.learning.local.defaults import (
     AMPLITUDE_STEP,

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels import split_noise
-from skgp.kernels.covariance import variance
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
+from skgp.kernels.gram import evaluate_tile, variance
 from skgp.kernels.pairwise import PairwiseKernel
-from skgp.kernels.tiles import evaluate_tile
 from skgp.learning.posterior.defaults import BATCH, FARTHEST, FEW_ROWS, PRIOR_SD
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError

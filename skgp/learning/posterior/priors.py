@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from skgp.kernels import ActiveDims
-from skgp.kernels.spreads import robust_std
+from skgp.kernels.scales import robust_std
 from skgp.learning.posterior.defaults import NOISE_SHARE, PERIOD_SD, ROUNDING, SD
 from skgp.priors import LogNormal, Prior
 

@@ -38,7 +38,7 @@ from skgp.inference.sparse import (
     kl_from_standard_normal,
     latent_moments,
 )
-from skgp.kernels.length_scales import length_scales
+from skgp.kernels.scales import length_scales
 from skgp.learning import defaults
 from skgp.likelihoods import Likelihood
 from skgp.likelihoods.log_expectation import log_expectation_loss

@@ -30,7 +30,7 @@ from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.relevance.classification import fit_relevance_classifier
 from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.posterior import ClassifierPosterior
-from skgp.kernels.amplitude import amplitude_range
+from skgp.kernels.scales import amplitude_range
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import held_out_rows
 from skgp.learning.moderation import class_codes

@@ -1,0 +1,407 @@
+r"""The leaves of kernel expressions: one class a kernel, which owns all its evaluations.
+
+A stationary leaf is a function k(s) of :math:`s = \sum_d (x_d - z_d)^2` between inputs divided by
+the length scale (Matern: by :math:`\ell / \sqrt{2 \nu}`); r is the root of s, and
+:math:`t = s / 2 \alpha`. Inputs are centred first, so that data far from the origin lose no digits.
+
+======================  ==========================  =================================
+Kernel                  :math:`k(s)`                :math:`k'(s)`
+======================  ==========================  =================================
+RBF                     :math:`e^{-s/2}`            :math:`-k / 2`
+Matern 1/2              :math:`e^{-r}`              :math:`-e^{-r} / 2 r`
+Matern 3/2              :math:`(1+r) e^{-r}`        :math:`-e^{-r} / 2`
+Matern 5/2              :math:`(1+r+s/3) e^{-r}`    :math:`-(1+r) e^{-r} / 6`
+RationalQuadratic       :math:`(1+t)^{-\alpha}`     :math:`-k / 2 (1+t)`
+======================  ==========================  =================================
+
+A new leaf is a class here and an entry in `LEAVES`; its state-space model is in ``sde_primitives``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy import special
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Kernel,
+    Matern,
+    RationalQuadratic,
+)
+from torch import Tensor
+
+from .distances import (
+    Metric,
+    SafeRoot,
+    by_differences_where_near,
+    correct_far_,
+    exp_decay_,
+    scaled_inputs,
+)
+from .specs import Cosine, check_one_column
+
+__all__ = ["LEAVES", "Draws", "Leaf", "Params", "Profile", "Rows", "squared_exponential"]
+
+Params = dict[str, Tensor]
+Profile = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # of s, which it may overwrite: k and k'
+Rows = Callable[[int, int, np.random.Generator], Tensor]  # standard Gaussian ones
+Draws = tuple[Tensor, ...]
+
+
+class Leaf:
+    """Evaluations of one class of kernels, given its hyper-parameters as tensors.
+
+    `profile` and `draw` exist of leaves that say so.
+    """
+
+    has_profile = has_spectrum = owns_covariance = False  # the last: a tensor to be written to
+
+    def covariance(
+        self, kernel: Kernel, params: Params, X: Tensor, Z: Tensor | None, metric: Metric
+    ) -> Tensor:
+        """K(X, Z), X (..., n, d) and Z (..., p, d), differentiable; what broadcasts to it."""
+        raise NotImplementedError
+
+    def variance(self, kernel: Kernel, params: Params, X: Tensor) -> Tensor:
+        """Diagonal of K(X, X); what broadcasts to (..., n)."""
+        return X.new_ones(())
+
+    def tile(
+        self, kernel: Kernel, params: Params, X: Tensor, Z: Tensor, out: Tensor | None
+    ) -> Tensor | None:
+        """K(X, Z) evaluated in place, where there is a faster way than `covariance`."""
+        return None
+
+    def profile(self, kernel: Kernel, params: Params) -> tuple[Profile, float]:
+        """k and k' of s and of what is rounding in it; what the length scale is divided by."""
+        raise NotImplementedError
+
+    def draw(self, kernel: Kernel, params: Params, count: int, d: int, rows: Rows, rng) -> Draws:
+        """Randomness of `count` frequencies in d columns."""
+        raise NotImplementedError
+
+    def frequencies(
+        self, kernel: Kernel, params: Params, draws: Draws
+    ) -> tuple[Tensor, Tensor | None]:
+        """Frequencies (count, d), and factors (count,) of the variance that each carries."""
+        return draws[0] / params["length_scale"], None
+
+
+class _Constant(Leaf):
+    def covariance(self, kernel, params, X, Z, metric):
+        return params["constant_value"]
+
+    def variance(self, kernel, params, X):
+        return params["constant_value"]
+
+
+class _RBF(Leaf):
+    has_profile = has_spectrum = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        # exp saves its result alone, so both steps may work in place under autograd too.
+        return metric.squared(*scaled_inputs(X, Z, params["length_scale"])).mul_(-0.5).exp_()
+
+    def profile(self, kernel, params):
+        return _rbf_profile, 1.0
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        return (rows(count, d, rng),)
+
+
+class _Matern(_RBF):
+    def covariance(self, kernel, params, X, Z, metric):
+        nu = kernel.nu
+        if nu == math.inf:
+            return super().covariance(kernel, params, X, Z, metric)
+        A, B, same = scaled_inputs(X, Z, params["length_scale"] / math.sqrt(2 * nu))
+        if nu == 0.5:
+            return torch.exp(-metric.root(A, B, same))
+        profile = _Matern32 if nu == 1.5 else _Matern52
+        return profile.apply(metric.squared(A, B, same))
+
+    def tile(self, kernel, params, X, Z, out):
+        nu = kernel.nu
+        # Of the Matern kernels 1/2 alone is rough: linear in the distance, not in its square.
+        scale = params["length_scale"] / math.sqrt(2 * nu)
+        squared = _tile_squared(X, Z, scale, out, near=nu == 0.5)
+        if nu == 0.5:
+            return exp_decay_(squared.sqrt_().neg_())
+        if nu == 1.5:
+            s = squared.sqrt_()
+            decay = exp_decay_(-s)
+            return s.mul_(decay).add_(decay)
+        s = squared.sqrt()
+        squared.mul_(1 / 3).add_(s).add_(1)
+        return squared.mul_(exp_decay_(s.neg_()))
+
+    def profile(self, kernel, params):
+        nu = kernel.nu
+        return _PROFILES[nu], 1.0 if nu == math.inf else math.sqrt(2 * nu)
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        """Multivariate t with 2 nu degrees of freedom: Gaussian / sqrt(chi^2_{2 nu} / (2 nu))."""
+        gaussian, nu = rows(count, d, rng), kernel.nu
+        if nu == math.inf:
+            return (gaussian,)
+        mixing = np.sqrt(2 * nu / rng.chisquare(2 * nu, (count, 1)))
+        return (gaussian * torch.from_numpy(mixing),)
+
+
+class _RationalQuadratic(Leaf):
+    has_profile = has_spectrum = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        alpha = params["alpha"]
+        squared = metric.squared(*scaled_inputs(X, Z, params["length_scale"]))
+        return torch.exp(-alpha * torch.log1p(squared / (2 * alpha)))
+
+    def tile(self, kernel, params, X, Z, out):
+        alpha = params["alpha"]
+        # length_scale sqrt(2 alpha) leaves 1 + squared as the base of the power.
+        squared = _tile_squared(X, Z, params["length_scale"] * (2 * alpha).sqrt(), out)
+        return squared.log1p_().mul_(-alpha).exp_()
+
+    def profile(self, kernel, params):
+        alpha = float(params["alpha"])
+
+        def profile(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+            base = s.mul_(1 / (2 * alpha)).add_(1)
+            k = base.pow(-alpha)
+            return k, k / base.mul_(-2)
+
+        return profile, 1.0
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        """Gaussian rows and the probability levels of their Gamma mixing."""
+        return rows(count, d, rng), torch.from_numpy(rng.random((count, 1)))
+
+    def frequencies(self, kernel, params, draws):
+        r"""w = sqrt(tau) g / l with tau ~ Gamma(alpha, rate alpha).
+
+        It follows from (1 + r^2 / (2 alpha l^2))^{-alpha} = E[exp(-tau r^2 / (2 l^2))].
+        """
+        gaussian, level = draws
+        mixing = _GammaQuantile.apply(params["alpha"], level) / params["alpha"]
+        return gaussian * mixing.sqrt() / params["length_scale"], None
+
+
+class _ExpSineSquared(Leaf):
+    has_spectrum = owns_covariance = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        distance = metric.root(*scaled_inputs(X, Z, 1.0))
+        sine = torch.sin(distance * (math.pi / params["periodicity"])) / params["length_scale"]
+        return torch.exp(-2 * sine.square())
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        r"""Signed harmonics and their probabilities under the kernel's own length scale.
+
+        .. math:: e^{-2 \sin^2(\pi r / p) / l^2} = \sum_{k \ge 0} w_k \cos(2 \pi k r / p), \qquad
+                  w_k = (2 - \delta_{k0}) e^{-z} I_k(z),\; z = l^{-2}.
+
+        Systematic sampling: harmonic k comes up count w_k times, give or take one.
+        """
+        z = float(params["length_scale"]) ** -2
+        # I_k(z) falls like exp(-k^2 / (2 z)) for k < z and like (z / 2)^k / k! beyond.
+        n_harmonics = 40 + math.ceil(9 * math.sqrt(z))
+        if n_harmonics > 10_000_000:
+            raise ValueError(
+                f"{kernel} has a spectrum of more than 10 million harmonics; "
+                "length_scale must be above 1e-6."
+            )
+        probability = special.ive(np.arange(n_harmonics), z)
+        probability[1:] *= 2
+        probability /= probability.sum()
+        levels = (np.arange(count) + rng.random()) / count
+        harmonic = np.searchsorted(probability.cumsum(), levels).clip(max=n_harmonics - 1)
+        # Shuffled, for in a product the draws of the factors must be independent row by row.
+        harmonic = rng.permutation(harmonic)
+        sign = rng.integers(0, 2, count) * 2.0 - 1.0
+        return torch.from_numpy(harmonic * sign)[:, None], torch.from_numpy(probability[harmonic])
+
+    def frequencies(self, kernel, params, draws):
+        """Harmonics do not move with the length scale: their weights do, relative to the draw's."""
+        harmonic, probability = draws
+        z = params["length_scale"] ** -2
+        weight = _HarmonicWeight.apply(z, harmonic[:, 0].abs()) / probability
+        return harmonic * (2 * math.pi / params["periodicity"]), weight
+
+
+class _Cosine(Leaf):
+    has_spectrum = owns_covariance = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        check_one_column("Cosine", X.shape[-1])
+        return torch.cos(metric.root(*scaled_inputs(X, Z, 1.0)) * (2 * math.pi / params["period"]))
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        """Signs: in a product, cos a cos b = (cos(a + b) + cos(a - b)) / 2."""
+        return (torch.from_numpy(rng.integers(0, 2, (count, 1)) * 2.0 - 1.0),)
+
+    def frequencies(self, kernel, params, draws):
+        return draws[0] * (2 * math.pi / params["period"]), None
+
+
+class _DotProduct(Leaf):
+    owns_covariance = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        return X @ (X if Z is None else Z).mT + params["sigma_0"] ** 2
+
+    def variance(self, kernel, params, X):
+        return params["sigma_0"] ** 2 + X.square().sum(-1)
+
+
+LEAVES: dict[type, Leaf] = {
+    ConstantKernel: _Constant(),
+    RBF: _RBF(),
+    Matern: _Matern(),
+    RationalQuadratic: _RationalQuadratic(),
+    ExpSineSquared: _ExpSineSquared(),
+    DotProduct: _DotProduct(),
+    Cosine: _Cosine(),
+}
+
+
+def squared_exponential(kernel: Kernel) -> bool:
+    """Whether a kernel is RBF, by that name or as the limit of Matern."""
+    return type(kernel) is RBF or (type(kernel) is Matern and kernel.nu == math.inf)
+
+
+# Profiles -----------------------------------------------------------------------------------------
+
+
+def _rbf_profile(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    k = exp_decay_(s.mul_(-0.5))
+    return k, k * -0.5
+
+
+def _matern12(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    # k' grows without bound towards 0, where (a - b)^2 k' vanishes; and a root magnifies rounding.
+    far = s > floor
+    r = s.mul_(far).sqrt_()
+    k = exp_decay_(-r)
+    return k, torch.where(far, k / r.mul_(-2), 0.0)
+
+
+def _matern32(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    r = s.sqrt_()
+    decay = exp_decay_(-r)
+    return torch.addcmul(decay, decay, r), decay * -0.5
+
+
+def _matern52(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    r = s.sqrt()
+    decay = exp_decay_(-r)
+    linear = r.add_(1).mul_(decay)  # (1 + r) exp(-r)
+    return torch.addcmul(linear, s, decay, value=1 / 3), linear / -6
+
+
+_PROFILES: dict[float, Profile] = {
+    0.5: _matern12,
+    1.5: _matern32,
+    2.5: _matern52,
+    math.inf: _rbf_profile,
+}
+
+
+class _Matern32(torch.autograd.Function):
+    """(1 + s) exp(-s) as a function of s^2, whose derivative -exp(-s) / 2 is free of 0 / 0."""
+
+    @staticmethod
+    def forward(ctx, squared):
+        ctx.save_for_backward(squared)
+        s = squared.sqrt()
+        decay = torch.exp(-s)
+        return torch.addcmul(decay, decay, s)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (squared,) = ctx.saved_tensors
+        return grad * torch.exp(-SafeRoot.apply(squared)) * -0.5
+
+
+class _Matern52(torch.autograd.Function):
+    """(1 + s + s^2/3) exp(-s) as a function of s^2, with derivative -(1 + s) exp(-s) / 6."""
+
+    @staticmethod
+    def forward(ctx, squared):
+        ctx.save_for_backward(squared)
+        s = squared.sqrt()
+        polynomial = torch.add(s, squared, alpha=1 / 3).add_(1)
+        return polynomial.mul_(s.neg_().exp_())
+
+    @staticmethod
+    def backward(ctx, grad):
+        (squared,) = ctx.saved_tensors
+        return grad * _Matern32.apply(squared) * (-1 / 6)
+
+
+def _tile_squared(
+    X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None, near: bool = False
+) -> Tensor:
+    """Squared distance of scaled inputs, clamped at 0; ``near``: with the digits for a root."""
+    A, B, _ = scaled_inputs(X, Z, scale)
+    a2, b2 = A.square().sum(1, keepdim=True), B.square().sum(1, keepdim=True)
+    left = torch.cat([-2 * A, a2, torch.ones_like(a2)], 1)
+    right = torch.cat([B, torch.ones_like(b2), b2], 1)
+    D = correct_far_(torch.matmul(left, right.T, out=out).clamp_min_(0), A, B, a2, b2)
+    return by_differences_where_near(D, A, B, a2[:, 0]) if near else D
+
+
+# Spectra ------------------------------------------------------------------------------------------
+
+
+class _GammaQuantile(torch.autograd.Function):
+    """Quantile of Gamma(alpha, 1) at given levels, differentiable in alpha."""
+
+    @staticmethod
+    def forward(ctx, alpha, level):
+        ctx.save_for_backward(alpha, level)
+        return _gamma_quantile(alpha, level, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        alpha, level = ctx.saved_tensors
+        # No closed form; a central difference of an accurate quantile is good to 1e-8.
+        step = 1e-4
+        rise = _gamma_quantile(alpha, level, step) - _gamma_quantile(alpha, level, -step)
+        return (grad * rise).sum() / (2 * step * alpha), None
+
+
+def _gamma_quantile(alpha: Tensor, level: Tensor, relative_step: float) -> Tensor:
+    shape = alpha.item() * (1 + relative_step)
+    quantile = special.gammaincinv(shape, level.cpu().numpy())
+    # A tiny alpha sends quantiles below the smallest double; 0 would spoil the square root's slope.
+    return torch.from_numpy(np.maximum(quantile, 1e-300)).to(level.device)
+
+
+class _HarmonicWeight(torch.autograd.Function):
+    """(2 - [k = 0]) exp(-z) I_k(z), differentiable in z."""
+
+    @staticmethod
+    def forward(ctx, z, harmonic):
+        ctx.save_for_backward(z, harmonic)
+        return torch.from_numpy(_harmonic_weight(z, harmonic)[0]).to(harmonic.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        z, harmonic = ctx.saved_tensors
+        slope = torch.from_numpy(_harmonic_weight(z, harmonic)[1]).to(harmonic.device)
+        return (grad * slope).sum(), None
+
+
+def _harmonic_weight(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    k, argument = harmonic.cpu().numpy(), z.item()
+    multiple = np.where(k == 0, 1.0, 2.0)
+    value = special.ive(k, argument)
+    # I_k' = (I_{k-1} + I_{k+1}) / 2, and I_{-1} = I_1.
+    slope = (special.ive(np.abs(k - 1), argument) + special.ive(k + 1, argument)) / 2 - value
+    return multiple * value, multiple * slope

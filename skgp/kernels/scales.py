@@ -1,0 +1,227 @@
+"""Amplitude, length scales and distance of a kernel expression; spread of inputs."""
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Exponentiation,
+    Kernel,
+    Matern,
+    Product,
+    RationalQuadratic,
+    Sum,
+)
+from torch import Tensor
+
+from .expression import children_of
+from .gram import gram, gram_diag
+
+__all__ = [
+    "amplitude_range",
+    "inverse_length_scales",
+    "length_scales",
+    "robust_range",
+    "robust_std",
+    "scale_amplitude",
+]
+
+_ROWS = 16  # of which `length_scales` is the average
+_RELATIVE_TOLERANCE = 1e-12  # within which length scales weigh the columns alike
+# At least this share of the rows, and one row, is left out at either end.
+_TAIL = 0.05
+# How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10
+# rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
+_OUTLYING = 10.0
+
+
+def amplitude_range(kernel: Kernel) -> tuple[float, float]:
+    """Return the least and the greatest factor by which a kernel may be multiplied.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without WhiteKernel.
+
+    Returns
+    -------
+    low, high : float
+        What the bounds of its constants allow; 1 and 1 where some part has no free constant as a
+        factor.
+    """
+    if isinstance(kernel, ConstantKernel):
+        if kernel.hyperparameter_constant_value.fixed:
+            return 1.0, 1.0
+        low, high = np.ravel(kernel.constant_value_bounds) / kernel.constant_value
+        return min(float(low), 1.0), max(float(high), 1.0)
+    if isinstance(kernel, Product):
+        ranges = amplitude_range(kernel.k1), amplitude_range(kernel.k2)
+        return max(ranges, key=lambda ends: ends[1] / ends[0])
+    if isinstance(kernel, Sum):
+        (low1, high1), (low2, high2) = amplitude_range(kernel.k1), amplitude_range(kernel.k2)
+        return max(low1, low2), min(high1, high2)
+    return 1.0, 1.0
+
+
+def scale_amplitude(kernel: Kernel, factor: float) -> Kernel:
+    """Return the kernel times a factor, as an expression of the same form.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    factor : float
+        Within `amplitude_range`.
+
+    Raises
+    ------
+    ValueError
+        If the factor is out of that range.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> scale_amplitude(2.0 * RBF(1.0), 8.0)
+    4**2 * RBF(length_scale=1)
+    """
+    low, high = amplitude_range(kernel)
+    if not low * (1 - 1e-9) <= factor <= high * (1 + 1e-9):
+        raise ValueError(
+            f"factor={factor} takes {kernel} out of the bounds of its constants; it may lie "
+            f"between {low:.3g} and {high:.3g}. Widen constant_value_bounds."
+        )
+    if factor == 1.0:
+        return kernel
+    if isinstance(kernel, Product):
+        first, second = amplitude_range(kernel.k1), amplitude_range(kernel.k2)
+        if first[1] / first[0] >= second[1] / second[0]:
+            return Product(scale_amplitude(kernel.k1, factor), kernel.k2)
+        return Product(kernel.k1, scale_amplitude(kernel.k2, factor))
+    if isinstance(kernel, Sum):
+        return Sum(scale_amplitude(kernel.k1, factor), scale_amplitude(kernel.k2, factor))
+    return ConstantKernel(kernel.constant_value * factor, kernel.constant_value_bounds)
+
+
+def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
+    r"""Return how far each column must move for the kernel to notice, shape (d,).
+
+    .. math:: \ell_j = \delta_j \big/ \sqrt{-2 \log \rho(x, x + \delta_j e_j)},
+
+    averaged over some rows x, with :math:`\rho` the kernel's correlation and :math:`\delta_j` a
+    tenth of the spread of column j: the length scale of an RBF kernel, and its likeness in any
+    other expression. Columns that the kernel ignores, or that are constant, get 1e6 times the
+    largest.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without noise.
+    X : Tensor of shape (n, d)
+        Float64.
+
+    Returns
+    -------
+    Tensor of shape (d,)
+        In the units of the columns; not differentiable.
+    """
+    with torch.no_grad():
+        rows = X[:: -(-len(X) // _ROWS)]
+        steps = 0.1 * X.new_tensor(robust_std(X.cpu().numpy()))
+        steps[steps == 0] = 1.0
+        moved = rows[:, None] + steps.diag()  # (p, d, d): one column moved at a time
+        cross = gram(kernel, rows[:, None], moved)[:, 0]  # (p, d)
+        norms = (gram_diag(kernel, rows)[:, None] * gram_diag(kernel, moved)).sqrt()
+        # Where the kernel vanishes, as a linear one at 0, there is no correlation to lose.
+        correlation = torch.where(norms > 0, cross / norms, 1.0)
+        drop = -2 * correlation.clamp(1e-12, 1.0).log().mean(dim=0)
+        scale = steps / drop.clamp_min(1e-300).sqrt()
+        ignored = drop < 1e-14
+        if ignored.all():
+            return torch.ones_like(scale)
+        return torch.where(ignored, 1e6 * scale[~ignored].max(), scale)
+
+
+def inverse_length_scales(kernel: Kernel, X: Tensor) -> Tensor | None:
+    r"""Read off the scaled distance that orders points as the kernel's correlation does.
+
+    .. math:: D(x, z) = \sum_j (x_j - z_j)^2 / \ell_j^2 .
+
+    Constants, RBF, Matern and rational quadratic parts fall with it, and so do sums, products and
+    positive powers of such parts, provided that all weigh the columns alike.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without noise.
+    X : Tensor of shape (n, d)
+        Inputs, for their number of columns and device.
+
+    Returns
+    -------
+    Tensor of shape (d,) or None
+        :math:`1 / \ell_j` in float64, up to a common factor; zeros for a constant. None where there
+        is no such distance: parts that weigh the columns differently, periodic and linear parts, a
+        choice of columns, a user's class.
+
+    Examples
+    --------
+    >>> inverse_length_scales(2.0 * RBF([1.0, 4.0]) + Matern([2.0, 8.0]), torch.zeros(1, 2))
+    tensor([1.0000, 0.2500], dtype=torch.float64)
+    """
+    scales = _length_scales(kernel)
+    if scales is None:
+        return None
+    if not scales:
+        return torch.zeros(X.shape[1], dtype=torch.float64, device=X.device)
+    inverse = np.array([np.broadcast_to(1 / scale, X.shape[1:]) for scale in scales])
+    relative = inverse / inverse[:, :1]
+    if not np.allclose(relative, relative[0], rtol=_RELATIVE_TOLERANCE, atol=0.0):
+        return None
+    return torch.tensor(inverse[0], device=X.device)
+
+
+def _length_scales(kernel: Kernel) -> list[np.ndarray] | None:
+    """Length scales of all leaves; None where one does not fall with a scaled distance."""
+    kind = type(kernel)
+    if kind is ConstantKernel:
+        return []
+    if kind in (RBF, Matern, RationalQuadratic):
+        return [np.asarray(kernel.length_scale, dtype=float)]
+    # Sums, products and powers of positive functions that fall do so too.
+    if kind in (Sum, Product) or (kind is Exponentiation and kernel.exponent > 0):
+        parts = [_length_scales(child) for child in children_of(kernel)]
+        return [s for part in parts if part for s in part] if None not in parts else None
+    return None
+
+
+def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Standard deviation of each column, shape (d,); where outliers make it large, without them.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+    weights : ndarray of shape (n,), optional
+    """
+    mean = np.average(X, axis=0, weights=weights)
+    std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
+    middle, tail = _middle(X, weights)
+    return _unless_outlying(std, middle / (2 * ndtri(1 - tail)))
+
+
+def robust_range(x: np.ndarray) -> float:
+    """Range of numbers x (n,); where outliers make it large, that of the others."""
+    middle, tail = _middle(x, None)
+    return float(_unless_outlying(np.ptp(x), middle / (1 - 2 * tail)))
+
+
+def _middle(X: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:
+    """Distance between a low and a high quantile, and the share beyond either."""
+    if len(X) < 4:  # too few to tell which are outliers
+        return np.zeros(X.shape[1:]), _TAIL
+    tail = max(_TAIL, 1.5 / len(X))
+    low, high = np.quantile(X, [tail, 1 - tail], axis=0, weights=weights, method="inverted_cdf")
+    return high - low, tail
+
+
+def _unless_outlying(whole: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    return np.where((middle > 0) & (whole > _OUTLYING * middle), middle, whole)
