@@ -7,6 +7,8 @@ class TestMyClassifier(ClassifierContract):
 test_sklearn = sklearn_checks(MyClassifier(max_iter=5, random_state=0))
 """
 
+from copy import copy
+
 import numpy as np
 import pytest
 from scipy.special import logit
@@ -19,10 +21,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp.estimators import log_predictive_density_scorer
-from tests.contracts.common import EstimatorContract, Recorder, sklearn_checks
+from tests.contracts.common import EstimatorPredictions, InputContract, Recorder, sklearn_checks
 from tests.same import assert_same
 
-__all__ = ["ClassifierContract", "Recorder", "sklearn_checks"]
+__all__ = ["ClassifierContract", "ClassifierPredictions", "Recorder", "sklearn_checks"]
 
 #: Two labels of each kind, in order.
 LABELS = {
@@ -39,8 +41,8 @@ LABELS = {
 }
 
 
-class ClassifierContract(EstimatorContract):
-    """The contract of a classifier; a subclass gives `make` and may loosen a threshold."""
+class ClassifierPredictions(EstimatorPredictions):
+    """What a classifier predicts; a subclass gives `make` and may loosen a threshold."""
 
     #: Least accuracy of the defaults on 200 rows of easy data, inputs of any scale.
     easy_accuracy = 0.9
@@ -99,15 +101,17 @@ class ClassifierContract(EstimatorContract):
         """Rows and labels of two classes, then of three."""
         return data if request.param == "two" else three
 
+    @pytest.fixture
+    def learned(self, problem):
+        """What the defaults learn of `problem`; not to be changed."""
+        return self.make().fit(*problem)
+
     def proba(self, X, y, X_new, *, sample_weight=None, **params):
         """Probabilities at X_new of a fit with a kernel that is kept."""
         estimator = self.make(**{"kernel": self.kernel(), "optimizer": None, **params})
         return estimator.fit(X, y, sample_weight=sample_weight).predict_proba(X_new)
 
     # ---- the predictive interface ----------------------------------------------------------
-
-    def test_is_a_classifier(self):
-        assert is_classifier(self.make())
 
     def test_shapes_of_two_classes(self, fitted, X_new):
         assert list(fitted.classes_) == ["no", "yes"]
@@ -135,34 +139,31 @@ class ClassifierContract(EstimatorContract):
         ]
         assert all(array.dtype == np.float64 for array in arrays)
 
-    def test_probabilities_sum_to_one(self, problem, X_new):
-        estimator = self.make().fit(*problem)
+    def test_probabilities_sum_to_one(self, learned, X_new):
         for X in (X_new, 1e3 * X_new):
-            proba = estimator.predict_proba(X)
+            proba = learned.predict_proba(X)
             assert (proba >= 0).all()
             np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
-            np.testing.assert_allclose(np.exp(estimator.predict_log_proba(X)), proba, rtol=1e-12)
+            np.testing.assert_allclose(np.exp(learned.predict_log_proba(X)), proba, rtol=1e-12)
 
-    def test_decision_function_is_the_logit_of_the_probability(self, problem, X_new):
-        estimator = self.make().fit(*problem)
-        proba = estimator.predict_proba(X_new)
+    def test_decision_function_is_the_logit_of_the_probability(self, learned, X_new):
+        proba = learned.predict_proba(X_new)
         proba = proba[:, 1] if proba.shape[1] == 2 else proba
         np.testing.assert_allclose(
-            estimator.decision_function(X_new), logit(proba), rtol=1e-7, atol=1e-10
+            learned.decision_function(X_new), logit(proba), rtol=1e-7, atol=1e-10
         )
 
-    def test_predict_is_the_most_probable_class(self, problem):
+    def test_predict_is_the_most_probable_class(self, learned, problem):
         X, y = problem
-        estimator = self.make().fit(X, y)
-        decision, predicted = estimator.decision_function(X), estimator.predict(X)
-        proba = estimator.predict_proba(X)
-        np.testing.assert_array_equal(predicted, estimator.classes_[proba.argmax(1)])
+        decision, predicted = learned.decision_function(X), learned.predict(X)
+        proba = learned.predict_proba(X)
+        np.testing.assert_array_equal(predicted, learned.classes_[proba.argmax(1)])
         by_decision = decision.argmax(1) if decision.ndim == 2 else (decision > 0).astype(int)
-        np.testing.assert_array_equal(predicted, estimator.classes_[by_decision])
-        assert set(predicted) == set(y) and predicted.dtype == estimator.classes_.dtype
+        np.testing.assert_array_equal(predicted, learned.classes_[by_decision])
+        assert set(predicted) == set(y) and predicted.dtype == learned.classes_.dtype
 
-    def test_moderation_says_how_much_of_the_variance_counts(self, problem, X_new):
-        estimator = self.make().fit(*problem)
+    def test_moderation_says_how_much_of_the_variance_counts(self, learned, X_new):
+        estimator = copy(learned)
         assert 0 <= estimator.moderation_ <= 1
         estimator.moderation_ = 1.0
         averaged = estimator.predict_proba(X_new).max(1)
@@ -173,71 +174,28 @@ class ClassifierContract(EstimatorContract):
         if len(estimator.classes_) == 2:
             assert (averaged < plain).all()  # nearer to 1/2
 
-    def test_latent_mean_favours_the_likeliest_class(self, problem, X_new):
-        estimator = self.make().fit(*problem)
-        if estimator.moderation_ and len(estimator.classes_) > 2:
+    def test_latent_mean_favours_the_likeliest_class(self, learned, X_new):
+        if learned.moderation_ and len(learned.classes_) > 2:
             pytest.skip("columns of unlike variance need not be ordered as their means")
-        mean, var = estimator.latent_mean_and_variance(X_new)
+        mean, var = learned.latent_mean_and_variance(X_new)
         best = mean.argmax(1) if mean.ndim == 2 else (mean > 0).astype(int)
-        np.testing.assert_array_equal(estimator.classes_[best], estimator.predict(X_new))
+        np.testing.assert_array_equal(learned.classes_[best], learned.predict(X_new))
         assert np.isfinite(mean).all() and (var >= 0).all()
 
-    def test_log_predictive_density_is_that_of_the_labels(self, problem):
+    def test_log_predictive_density_is_that_of_the_labels(self, learned, problem):
         X, y = problem
-        estimator = self.make().fit(X, y)
         weights = np.arange(len(y), dtype=float)
         expected = [
-            -log_loss(y, estimator.predict_proba(X), sample_weight=w) for w in (None, weights)
+            -log_loss(y, learned.predict_proba(X), sample_weight=w) for w in (None, weights)
         ]
-        density = estimator.log_predictive_density(X, y)
+        density = learned.log_predictive_density(X, y)
         assert density.shape == y.shape
         assert density.mean() == pytest.approx(expected[0])
-        assert log_predictive_density_scorer(estimator, X, y) == pytest.approx(expected[0])
-        weighted = log_predictive_density_scorer(estimator, X, y, sample_weight=weights)
+        assert log_predictive_density_scorer(learned, X, y) == pytest.approx(expected[0])
+        weighted = log_predictive_density_scorer(learned, X, y, sample_weight=weights)
         assert weighted == pytest.approx(expected[1])
 
-    def test_log_predictive_density_takes_rows_of_one_class(self, fitted, data):
-        X, y = data
-        rows = y == "yes"
-        np.testing.assert_allclose(
-            fitted.log_predictive_density(X[rows], y[rows]),
-            fitted.log_predictive_density(X, y)[rows],
-            rtol=1e-7,
-        )
-
-    def test_log_predictive_density_names_unseen_labels(self, fitted, X_new):
-        labels = ["no"] * 6 + ["yessir"]
-        with pytest.raises(ValueError, match="not among the classes: 'yessir'. .*'no', 'yes'"):
-            fitted.log_predictive_density(X_new, labels)
-
-    def test_score_is_weighted_accuracy(self, fitted, data):
-        X, y = data
-        weights = np.arange(len(y), dtype=float)
-        expected = accuracy_score(y, fitted.predict(X), sample_weight=weights)
-        assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
-        assert fitted.score(X, y) >= self.least_score
-
     # ---- labels ----------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("kind", LABELS)
-    def test_labels_of_any_kind_give_the_same_fit(self, data, X_new, kind):
-        X, y = data
-        labels = LABELS[kind]
-        codes = (y == "yes").astype(int)
-        estimator = self.make(kernel=self.kernel(), optimizer=None).fit(X, labels[codes])
-        assert estimator.classes_.tolist() == labels.tolist()
-        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
-        # scikit-learn's metrics do not read boxed numbers: no call of score.
-        assert (estimator.predict(X) == labels[codes]).mean() >= self.least_score
-        assert np.isfinite(estimator.log_predictive_density(X, labels[codes])).all()
-
-    @pytest.mark.parametrize("dtype", ["category", "string"])
-    def test_labels_of_pandas(self, data, X_new, dtype):
-        pandas = pytest.importorskip("pandas")
-        X, y = data
-        estimator = self.make(kernel=self.kernel(), optimizer=None)
-        estimator.fit(X, pandas.Series(y, dtype=dtype))
-        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
 
     def test_names_of_the_classes_do_not_matter(self, problem, X_new):
         X, y = problem
@@ -279,50 +237,6 @@ class ClassifierContract(EstimatorContract):
             self.proba(X[kept], y[kept], X_new),
             rtol=self.weight_rtol,
         )
-
-    def test_class_weight_multiplies_sample_weight(self, problem, X_new):
-        X, y = problem
-        classes, codes = np.unique(y, return_inverse=True)
-        class_weight = dict(zip(classes.tolist(), [2.0, 0.5, 1.0], strict=False))
-        by_row = np.array([2.0, 0.5, 1.0])[codes]
-        for weights in (np.ones(len(y)), np.linspace(0.5, 2, len(y))):
-            found = self.proba(X, y, X_new, sample_weight=weights, class_weight=class_weight)
-            expected = self.proba(X, y, X_new, sample_weight=weights * by_row)
-            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
-        found = self.proba(X, y, X_new, class_weight=class_weight)
-        expected = self.proba(X, y, X_new, sample_weight=by_row)
-        np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
-
-    def test_balanced_classes_weigh_the_same(self, problem, X_new):
-        X, y = problem
-        classes, codes = np.unique(y, return_inverse=True)
-        weights = np.linspace(0.5, 2, len(y))
-        for given in (None, weights):
-            row_weights = np.ones(len(y)) if given is None else given
-            counts = np.bincount(codes, weights=row_weights)
-            by_row = row_weights * (counts.sum() / (len(classes) * counts))[codes]
-            found = self.proba(X, y, X_new, sample_weight=given, class_weight="balanced")
-            expected = self.proba(X, y, X_new, sample_weight=by_row)
-            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
-
-    def test_class_weight_leaves_silent_classes_at_one(self, data, X_new):
-        found = self.proba(*data, X_new, class_weight={"yes": 5.0})
-        expected = self.proba(*data, X_new, class_weight={"yes": 5.0, "no": 1.0})
-        assert_same(found, expected)
-        assert found[:, 1].mean() > self.proba(*data, X_new)[:, 1].mean()
-
-    # ---- scikit-learn around it ------------------------------------------------------------
-
-    def test_pipeline_passes_probabilities_through(self, data):
-        X, y = data
-        pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
-        assert pipeline.predict_proba(X).shape == (40, 2)
-        assert pipeline.score(X, y) >= self.least_score
-
-    def test_cross_validated_log_loss_beats_the_base_rate(self, data):
-        X, y = data
-        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=3)
-        assert scores.mean() > -np.log(2)
 
     # ---- units and awkward data ------------------------------------------------------------
 
@@ -368,7 +282,115 @@ class ClassifierContract(EstimatorContract):
         assert np.isfinite(estimator.decision_function(X)).all()
         assert 0.001 < proba.mean() < 0.1
 
-    # ---- bad input -------------------------------------------------------------------------
+    # ---- streams ---------------------------------------------------------------------------
+
+    @pytest.fixture
+    def streaming(self):
+        estimator = self.make_streaming(kernel=self.kernel(), optimizer=None)
+        if not hasattr(estimator, "partial_fit"):
+            pytest.skip("there is no partial_fit")
+        return estimator
+
+    def test_stream_learns_classes_that_come_late(self, streaming, three):
+        X, y = three
+        order = np.argsort(y, kind="stable")
+        classes = ["red", "green", "blue"]
+        streaming.partial_fit(X[order[:10]], y[order[:10]], classes=classes)
+        assert list(streaming.classes_) == sorted(classes)
+        assert np.isfinite(streaming.predict_proba(X)).all()
+        for rows in (order[10:30], order[30:]):
+            streaming.partial_fit(X[rows], y[rows])
+        assert streaming.score(X, y) >= self.least_score
+
+
+class ClassifierContract(InputContract, ClassifierPredictions):
+    """The whole contract of a classifier."""
+
+    def test_is_a_classifier(self):
+        assert is_classifier(self.make())
+
+    def test_log_predictive_density_takes_rows_of_one_class(self, fitted, data):
+        X, y = data
+        rows = y == "yes"
+        np.testing.assert_allclose(
+            fitted.log_predictive_density(X[rows], y[rows]),
+            fitted.log_predictive_density(X, y)[rows],
+            rtol=1e-7,
+        )
+
+    def test_log_predictive_density_names_unseen_labels(self, fitted, X_new):
+        labels = ["no"] * 6 + ["yessir"]
+        with pytest.raises(ValueError, match="not among the classes: 'yessir'. .*'no', 'yes'"):
+            fitted.log_predictive_density(X_new, labels)
+
+    def test_score_is_weighted_accuracy(self, fitted, data):
+        X, y = data
+        weights = np.arange(len(y), dtype=float)
+        expected = accuracy_score(y, fitted.predict(X), sample_weight=weights)
+        assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
+        assert fitted.score(X, y) >= self.least_score
+
+    @pytest.mark.parametrize("kind", LABELS)
+    def test_labels_of_any_kind_give_the_same_fit(self, data, X_new, kind):
+        X, y = data
+        labels = LABELS[kind]
+        codes = (y == "yes").astype(int)
+        estimator = self.make(kernel=self.kernel(), optimizer=None).fit(X, labels[codes])
+        assert estimator.classes_.tolist() == labels.tolist()
+        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+        # scikit-learn's metrics do not read boxed numbers: no call of score.
+        assert (estimator.predict(X) == labels[codes]).mean() >= self.least_score
+        assert np.isfinite(estimator.log_predictive_density(X, labels[codes])).all()
+
+    @pytest.mark.parametrize("dtype", ["category", "string"])
+    def test_labels_of_pandas(self, data, X_new, dtype):
+        pandas = pytest.importorskip("pandas")
+        X, y = data
+        estimator = self.make(kernel=self.kernel(), optimizer=None)
+        estimator.fit(X, pandas.Series(y, dtype=dtype))
+        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+
+    def test_class_weight_multiplies_sample_weight(self, problem, X_new):
+        X, y = problem
+        classes, codes = np.unique(y, return_inverse=True)
+        class_weight = dict(zip(classes.tolist(), [2.0, 0.5, 1.0], strict=False))
+        by_row = np.array([2.0, 0.5, 1.0])[codes]
+        for weights in (np.ones(len(y)), np.linspace(0.5, 2, len(y))):
+            found = self.proba(X, y, X_new, sample_weight=weights, class_weight=class_weight)
+            expected = self.proba(X, y, X_new, sample_weight=weights * by_row)
+            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
+        found = self.proba(X, y, X_new, class_weight=class_weight)
+        expected = self.proba(X, y, X_new, sample_weight=by_row)
+        np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
+
+    def test_balanced_classes_weigh_the_same(self, problem, X_new):
+        X, y = problem
+        classes, codes = np.unique(y, return_inverse=True)
+        weights = np.linspace(0.5, 2, len(y))
+        for given in (None, weights):
+            row_weights = np.ones(len(y)) if given is None else given
+            counts = np.bincount(codes, weights=row_weights)
+            by_row = row_weights * (counts.sum() / (len(classes) * counts))[codes]
+            found = self.proba(X, y, X_new, sample_weight=given, class_weight="balanced")
+            expected = self.proba(X, y, X_new, sample_weight=by_row)
+            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
+
+    def test_class_weight_leaves_silent_classes_at_one(self, data, X_new):
+        found = self.proba(*data, X_new, class_weight={"yes": 5.0})
+        expected = self.proba(*data, X_new, class_weight={"yes": 5.0, "no": 1.0})
+        assert_same(found, expected)
+        assert found[:, 1].mean() > self.proba(*data, X_new)[:, 1].mean()
+
+    def test_pipeline_passes_probabilities_through(self, data):
+        X, y = data
+        pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
+        assert pipeline.predict_proba(X).shape == (40, 2)
+        assert pipeline.score(X, y) >= self.least_score
+
+    def test_cross_validated_log_loss_beats_the_base_rate(self, data):
+        X, y = data
+        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=3)
+        assert scores.mean() > -np.log(2)
 
     def test_fit_refuses_one_class(self, data):
         X, y = data
@@ -426,26 +448,6 @@ class ClassifierContract(EstimatorContract):
     def test_fit_refuses_gaussian_noise(self, data):
         with pytest.raises(ValueError, match="WhiteKernel, which is the noise of a Gaussian"):
             self.make(kernel=RBF() + WhiteKernel()).fit(*data)
-
-    # ---- streams ---------------------------------------------------------------------------
-
-    @pytest.fixture
-    def streaming(self):
-        estimator = self.make_streaming(kernel=self.kernel(), optimizer=None)
-        if not hasattr(estimator, "partial_fit"):
-            pytest.skip("there is no partial_fit")
-        return estimator
-
-    def test_stream_learns_classes_that_come_late(self, streaming, three):
-        X, y = three
-        order = np.argsort(y, kind="stable")
-        classes = ["red", "green", "blue"]
-        streaming.partial_fit(X[order[:10]], y[order[:10]], classes=classes)
-        assert list(streaming.classes_) == sorted(classes)
-        assert np.isfinite(streaming.predict_proba(X)).all()
-        for rows in (order[10:30], order[30:]):
-            streaming.partial_fit(X[rows], y[rows])
-        assert streaming.score(X, y) >= self.least_score
 
     def test_stream_takes_the_classes_of_its_first_rows(self, streaming, data):
         X, y = data

@@ -1,4 +1,4 @@
-"""What regressors and classifiers obey alike: see `EstimatorContract`."""
+"""What regressors and classifiers obey alike: see `EstimatorPredictions` and `InputContract`."""
 
 import itertools
 import pickle
@@ -15,8 +15,6 @@ from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFit
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, PairwiseKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import (
-    check_dataframe_column_names_consistency,
-    check_param_validation,
     parametrize_with_checks,
 )
 
@@ -66,11 +64,11 @@ class Recorder:
         return self.stop_after is not None and context.task_id + 1 >= self.stop_after
 
 
-class EstimatorContract:
+class EstimatorPredictions:
     """The part of the contract that regressors and classifiers share.
 
-    `RegressorContract` and `ClassifierContract` say what is abstract here; an estimator's tests
-    derive from one of them, give `make`, and may loosen a threshold.
+    `RegressorPredictions` and `ClassifierPredictions` say what is abstract here. The tests of an
+    estimator derive from them for each likelihood and solver, and once from the whole contract.
     """
 
     #: Greatest pickle of an estimator fitted to 40 rows of 2 columns, in bytes.
@@ -121,13 +119,6 @@ class EstimatorContract:
 
     # ---- methods ---------------------------------------------------------------------------
 
-    def test_methods_check_that_the_estimator_is_fitted(self, fitted, data, X_new):
-        for method, arguments in self.methods(X_new, data[1][:7]).items():
-            with pytest.raises(NotFittedError):
-                getattr(self.make(), method)(*arguments)
-            with pytest.raises(ValueError, match="features"):
-                getattr(fitted, method)(X_new[:, :1], *arguments[1:])
-
     def test_methods_leave_the_estimator_alone(self, fitted, data):
         before = {k: pickle.dumps(v) for k, v in vars(fitted).items()}
         for method, arguments in self.methods(*data).items():
@@ -135,36 +126,6 @@ class EstimatorContract:
         assert {k: pickle.dumps(v) for k, v in vars(fitted).items()} == before
 
     # ---- scikit-learn around it ----------------------------------------------------------
-
-    def test_parameters_are_validated(self):
-        check_param_validation(type(self.make()).__name__, self.make())
-
-    def test_dataframe_columns_are_checked(self):
-        pytest.importorskip("pandas")
-        check_dataframe_column_names_consistency(type(self.make()).__name__, self.make())
-
-    def test_dataframe_and_array_give_the_same_fit(self, fitted, data, X_new):
-        pandas = pytest.importorskip("pandas")
-        X, y = data
-        frame = pandas.DataFrame(X, columns=["a", "b"])
-        other = clone(fitted).fit(frame, pandas.Series(y, name="target"))
-        assert list(other.feature_names_in_) == ["a", "b"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = self.outputs(other, pandas.DataFrame(X_new, columns=["a", "b"]))
-        assert_same(found, self.outputs(fitted, X_new))
-
-    @pytest.mark.parametrize("scoring", [None, log_predictive_density_scorer])
-    def test_grid_search_reaches_into_the_kernel(self, data, scoring):
-        search = GridSearchCV(
-            self.make(kernel=self.scalar_kernel, optimizer=None),
-            {self.length_scale: [0.01, 2.0]},
-            scoring=scoring,
-            cv=3,
-        ).fit(*data)
-        assert search.best_params_ == {self.length_scale: 2.0}
-        parameters = search.best_estimator_.kernel_.get_params()
-        assert parameters[self.length_scale.removeprefix("kernel__")] == 2.0
 
     def test_pickle_predicts_the_same_and_is_small(self, fitted, X_new):
         text = pickle.dumps(fitted)
@@ -175,16 +136,6 @@ class EstimatorContract:
     def test_fitted_state_holds_no_tensor(self, fitted):
         tensors = [name for name, value in vars(fitted).items() if isinstance(value, torch.Tensor)]
         assert not tensors
-
-    @pytest.mark.parametrize("optimizer", ["auto", None])
-    def test_fit_leaves_parameters_alone(self, data, optimizer):
-        kernel = self.kernel()
-        estimator = self.make(kernel=kernel, optimizer=optimizer)
-        before = str(estimator.get_params())
-        estimator.fit(*data)
-        assert estimator.kernel is kernel and str(estimator.get_params()) == before
-        assert estimator.kernel_ is not kernel
-        assert clone(estimator).get_params()["kernel"] == kernel
 
     def test_fit_keeps_no_reference_to_the_data(self, data, X_new):
         X, y = data[0].copy(), data[1].copy()
@@ -235,6 +186,98 @@ class EstimatorContract:
         assert recorder.ended.count("iteration") <= 2 * n_stages
         assert np.isfinite(self.outputs(estimator, X_new)).all()
 
+    def test_ctrl_c_leaves_a_usable_estimator_and_says_so(self, data, X_new):
+        handler = signal.getsignal(signal.SIGINT)
+        once = itertools.count()
+
+        def press():
+            if next(once) == 0:
+                signal.raise_signal(signal.SIGINT)
+
+        recorder = Recorder(on_iteration=press)
+        estimator = self.make_iterative().set_callbacks(recorder)
+        with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C"):
+            estimator.fit(*data)
+        assert estimator.interrupted_
+        n_stages = len(recorder.ended) - recorder.ended.count("iteration") - 1
+        assert recorder.ended.count("iteration") <= n_stages
+        assert np.isfinite(self.outputs(estimator, X_new)).all()
+        assert signal.getsignal(signal.SIGINT) is handler
+
+    # ---- bad and awkward input -----------------------------------------------------------
+
+    def test_weight_zero_is_absence(self, data, X_new):
+        X, y = data
+        weights = (np.arange(40) % 3 > 0).astype(float)
+        weighted = self.make().fit(X, y, sample_weight=weights)
+        without = self.make().fit(X[weights > 0], y[weights > 0])
+        np.testing.assert_allclose(
+            self.outputs(weighted, X_new), self.outputs(without, X_new), rtol=self.weight_rtol
+        )
+
+    def test_constant_column_changes_little(self, data):
+        X, y = data
+        X = np.column_stack([X, np.full(40, 1e4)])
+        assert self.make().fit(X, y).score(X, y) > self.least_score
+
+    def test_duplicated_rows_are_accepted(self, data, X_new):
+        X, y = data
+        estimator = self.make().fit(np.repeat(X[:10], 4, axis=0), np.repeat(y[:10], 4))
+        assert np.isfinite(self.outputs(estimator, X_new)).all()
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_predictions_do_not_depend_on_the_batch(self, data, dtype):
+        X, y = data
+        estimator = self.make(dtype=dtype).fit(X, y)
+        whole = self.outputs(estimator, X)
+        rows = [self.outputs(estimator, row[None]) for row in X]
+        assert whole.dtype == np.float64
+        np.testing.assert_allclose(np.concatenate(rows), whole, rtol=1e-7)
+
+
+class InputContract:
+    """What does not depend on a likelihood or solver: once for each estimator class."""
+
+    def test_methods_check_that_the_estimator_is_fitted(self, fitted, data, X_new):
+        for method, arguments in self.methods(X_new, data[1][:7]).items():
+            with pytest.raises(NotFittedError):
+                getattr(self.make(), method)(*arguments)
+            with pytest.raises(ValueError, match="features"):
+                getattr(fitted, method)(X_new[:, :1], *arguments[1:])
+
+    def test_dataframe_and_array_give_the_same_fit(self, fitted, data, X_new):
+        pandas = pytest.importorskip("pandas")
+        X, y = data
+        frame = pandas.DataFrame(X, columns=["a", "b"])
+        other = clone(fitted).fit(frame, pandas.Series(y, name="target"))
+        assert list(other.feature_names_in_) == ["a", "b"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = self.outputs(other, pandas.DataFrame(X_new, columns=["a", "b"]))
+        assert_same(found, self.outputs(fitted, X_new))
+
+    @pytest.mark.parametrize("scoring", [None, log_predictive_density_scorer])
+    def test_grid_search_reaches_into_the_kernel(self, data, scoring):
+        search = GridSearchCV(
+            self.make(kernel=self.scalar_kernel, optimizer=None),
+            {self.length_scale: [0.01, 2.0]},
+            scoring=scoring,
+            cv=3,
+        ).fit(*data)
+        assert search.best_params_ == {self.length_scale: 2.0}
+        parameters = search.best_estimator_.kernel_.get_params()
+        assert parameters[self.length_scale.removeprefix("kernel__")] == 2.0
+
+    @pytest.mark.parametrize("optimizer", ["auto", None])
+    def test_fit_leaves_parameters_alone(self, data, optimizer):
+        kernel = self.kernel()
+        estimator = self.make(kernel=kernel, optimizer=optimizer)
+        before = str(estimator.get_params())
+        estimator.fit(*data)
+        assert estimator.kernel is kernel and str(estimator.get_params()) == before
+        assert estimator.kernel_ is not kernel
+        assert clone(estimator).get_params()["kernel"] == kernel
+
     def test_scoring_monitor_sees_the_fit_at_each_iteration(self, data):
         monitor = ScoringMonitor(scoring=self.scoring)
         with warnings.catch_warnings():
@@ -258,24 +301,6 @@ class EstimatorContract:
         assert sum("iteration 1," in line for line in lines) >= 1
         assert all(line.startswith("[") for line in lines)
 
-    def test_ctrl_c_leaves_a_usable_estimator_and_says_so(self, data, X_new):
-        handler = signal.getsignal(signal.SIGINT)
-        once = itertools.count()
-
-        def press():
-            if next(once) == 0:
-                signal.raise_signal(signal.SIGINT)
-
-        recorder = Recorder(on_iteration=press)
-        estimator = self.make_iterative().set_callbacks(recorder)
-        with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C"):
-            estimator.fit(*data)
-        assert estimator.interrupted_
-        n_stages = len(recorder.ended) - recorder.ended.count("iteration") - 1
-        assert recorder.ended.count("iteration") <= n_stages
-        assert np.isfinite(self.outputs(estimator, X_new)).all()
-        assert signal.getsignal(signal.SIGINT) is handler
-
     def test_second_ctrl_c_aborts(self, data):
         handler = signal.getsignal(signal.SIGINT)
 
@@ -295,8 +320,6 @@ class EstimatorContract:
         thread.join()
         expected = self.outputs(self.make().fit(*data), X_new)
         assert_same(self.outputs(result[0], X_new), expected)
-
-    # ---- bad and awkward input -----------------------------------------------------------
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_fit_refuses_rows_that_are_not_finite(self, data, value):
@@ -341,25 +364,6 @@ class EstimatorContract:
         with pytest.warns(DataConversionWarning):
             self.make().fit(X, y[:, None])
 
-    def test_weight_zero_is_absence(self, data, X_new):
-        X, y = data
-        weights = (np.arange(40) % 3 > 0).astype(float)
-        weighted = self.make().fit(X, y, sample_weight=weights)
-        without = self.make().fit(X[weights > 0], y[weights > 0])
-        np.testing.assert_allclose(
-            self.outputs(weighted, X_new), self.outputs(without, X_new), rtol=self.weight_rtol
-        )
-
-    def test_constant_column_changes_little(self, data):
-        X, y = data
-        X = np.column_stack([X, np.full(40, 1e4)])
-        assert self.make().fit(X, y).score(X, y) > self.least_score
-
-    def test_duplicated_rows_are_accepted(self, data, X_new):
-        X, y = data
-        estimator = self.make().fit(np.repeat(X[:10], 4, axis=0), np.repeat(y[:10], 4))
-        assert np.isfinite(self.outputs(estimator, X_new)).all()
-
     def test_read_only_memory_map_is_accepted(self, data, tmp_path):
         X, y = data
         np.save(tmp_path / "X.npy", X)
@@ -372,12 +376,3 @@ class EstimatorContract:
             mapped = self.make().fit(X_map, y_map)
             found = self.outputs(mapped, X_map)
         assert_same(found, self.outputs(self.make().fit(X, y), X))
-
-    @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    def test_predictions_do_not_depend_on_the_batch(self, data, dtype):
-        X, y = data
-        estimator = self.make(dtype=dtype).fit(X, y)
-        whole = self.outputs(estimator, X)
-        rows = [self.outputs(estimator, row[None]) for row in X]
-        assert whole.dtype == np.float64
-        np.testing.assert_allclose(np.concatenate(rows), whole, rtol=1e-7)

@@ -6,7 +6,9 @@ class TestMyRegressor(RegressorContract):
 
 test_sklearn = sklearn_checks(MyRegressor(max_iter=5, random_state=0))
 
-A regressor of counts inherits `CountRegressorContract`; for the checks of scikit-learn, whose
+A regressor of counts inherits `CountRegressorContract`; other likelihoods and solvers of an
+estimator class inherit `RegressorPredictions` or `CountRegressorPredictions`, which leave out what
+is of the class; for the checks of scikit-learn, whose
 targets are fractions, give it a subclass that rounds them::
 
 class RoundedRegressor(RoundTargets, MyRegressor):
@@ -22,17 +24,18 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_dataframe_column_names_consistency
 
 from skgp.datasets import make_counts
 from skgp.estimators import log_predictive_density_scorer
-from tests.contracts.common import EstimatorContract, Recorder, sklearn_checks
+from tests.contracts.common import EstimatorPredictions, InputContract, Recorder, sklearn_checks
 from tests.same import assert_same
 
 __all__ = [
     "CountRegressorContract",
+    "CountRegressorPredictions",
     "Recorder",
     "RegressorContract",
+    "RegressorPredictions",
     "RoundTargets",
     "rbf_kernel",
     "sklearn_checks",
@@ -44,7 +47,7 @@ def rbf_kernel(n_columns=2):
     return ConstantKernel(1.0) * RBF([1.5] * n_columns) + WhiteKernel(0.05)
 
 
-class PredictiveContract(EstimatorContract):
+class PredictiveContract(EstimatorPredictions):
     """What regressors obey whatever their likelihood."""
 
     #: Least R^2 of the defaults on 200 rows of easy data, inputs of any scale.
@@ -85,20 +88,6 @@ class PredictiveContract(EstimatorContract):
         np.testing.assert_allclose(cov, cov.T, rtol=1e-10, atol=1e-12)
         assert np.linalg.eigvalsh(cov).min() > 0
 
-    def test_predict_refuses_std_and_cov_together(self, fitted, X_new):
-        with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
-            fitted.predict(X_new, return_std=True, return_cov=True)
-
-    @pytest.mark.parametrize("quantiles", [0.0, 1.0, [0.5, 1.2], [], [[0.5]], np.nan])
-    def test_quantiles_refuse_bad_probabilities(self, fitted, X_new, quantiles):
-        with pytest.raises(ValueError, match="quantiles must be"):
-            fitted.predict_quantiles(X_new, quantiles)
-
-    @pytest.mark.parametrize("coverage", [0, 1, 95, -0.1])
-    def test_interval_refuses_bad_coverage(self, fitted, X_new, coverage):
-        with pytest.raises(ValueError, match="coverage must lie"):
-            fitted.predict_interval(X_new, coverage=coverage)
-
     def test_sample_y_has_the_predicted_moments(self, fitted, X_new):
         n_samples = 4000
         mean, cov = fitted.predict(X_new, return_cov=True)
@@ -117,13 +106,36 @@ class PredictiveContract(EstimatorContract):
         assert_same(default, fitted.sample_y(X_new, 1, random_state=0))
         assert not np.allclose(default, fitted.sample_y(X_new, 1, random_state=1))
 
+    # ---- bad and awkward input -----------------------------------------------------------
+
+    def test_one_row_is_accepted(self, X_new):
+        estimator = self.make().fit([[1.0, 2.0]], [3.0])
+        mean, std = estimator.predict(X_new, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all()
+
+
+class RegressorInputContract(InputContract):
+    """What regressors refuse, and what is around them."""
+
+    def test_predict_refuses_std_and_cov_together(self, fitted, X_new):
+        with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
+            fitted.predict(X_new, return_std=True, return_cov=True)
+
+    @pytest.mark.parametrize("quantiles", [0.0, 1.0, [0.5, 1.2], [], [[0.5]], np.nan])
+    def test_quantiles_refuse_bad_probabilities(self, fitted, X_new, quantiles):
+        with pytest.raises(ValueError, match="quantiles must be"):
+            fitted.predict_quantiles(X_new, quantiles)
+
+    @pytest.mark.parametrize("coverage", [0, 1, 95, -0.1])
+    def test_interval_refuses_bad_coverage(self, fitted, X_new, coverage):
+        with pytest.raises(ValueError, match="coverage must lie"):
+            fitted.predict_interval(X_new, coverage=coverage)
+
     def test_score_is_weighted_r2(self, fitted, data):
         X, y = data
         weights = np.arange(len(y), dtype=float)
         expected = r2_score(y, fitted.predict(X), sample_weight=weights)
         assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
-
-    # ---- scikit-learn around it ----------------------------------------------------------
 
     def test_pipeline_passes_std_through(self, data):
         X, y = data
@@ -132,8 +144,6 @@ class PredictiveContract(EstimatorContract):
         assert mean.shape == std.shape == y.shape
         assert pipeline.score(X, y) > self.least_score
 
-    # ---- bad and awkward input -----------------------------------------------------------
-
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_fit_refuses_targets_that_are_not_finite(self, data, value):
         X, y = data[0], data[1].astype(float)
@@ -141,14 +151,9 @@ class PredictiveContract(EstimatorContract):
         with pytest.raises(ValueError, match="y contains (NaN|infinity)"):
             self.make().fit(X, y)
 
-    def test_one_row_is_accepted(self, X_new):
-        estimator = self.make().fit([[1.0, 2.0]], [3.0])
-        mean, std = estimator.predict(X_new, return_std=True)
-        assert np.isfinite(mean).all() and np.isfinite(std).all()
 
-
-class RegressorContract(PredictiveContract):
-    """The contract of a regressor; a subclass gives `make` and may lower a threshold."""
+class RegressorPredictions(PredictiveContract):
+    """What a regressor predicts; a subclass gives `make` and may lower a threshold."""
 
     #: Whether the predictive distribution is Gaussian.
     gaussian = True
@@ -255,8 +260,12 @@ class RegressorContract(PredictiveContract):
         assert np.isfinite(std).all()
 
 
-class CountRegressorContract(PredictiveContract):
-    """The contract of a regressor of counts; a subclass gives `make` and ``link``.
+class RegressorContract(RegressorInputContract, RegressorPredictions):
+    """The whole contract of a regressor."""
+
+
+class CountRegressorPredictions(PredictiveContract):
+    """What a regressor of counts predicts; a subclass gives `make` and ``link``.
 
     `make` returns an estimator that takes counts, whose rate is a link of f: the exponential or the
     softplus.
@@ -355,20 +364,32 @@ class CountRegressorContract(PredictiveContract):
         raw = clone(fitted).set_params(normalize_y=False).fit(X, y)
         assert_same(self.outputs(raw, X_new), self.outputs(fitted, X_new))
 
+    # ---- bad and awkward input ---------------------------------------------------------------
+
+    def test_inputs_of_any_scale_and_offset(self):
+        X, f = make_friedman1(260, n_features=5, random_state=0)
+        y = np.random.default_rng(0).poisson(np.exp(f / 5))
+        X = X * [1e-3, 1e6, 1.0, 10.0, 1e-3] + 1e4 * np.array([0, 1e6, 1.0, 1.0, 0])
+        estimator = self.make().fit(X[:200], y[:200])
+        assert estimator.score(X[200:], y[200:]) > self.easy_r2
+
+    @pytest.mark.parametrize("value", [0, 3, 10_000])
+    def test_constant_counts_are_predicted(self, data, value):
+        X, _ = data
+        mean, std = self.make().fit(X, np.full(40, value)).predict(X, return_std=True)
+        np.testing.assert_allclose(mean, value, rtol=0.3, atol=0.7)
+        assert np.isfinite(std).all() and (std > 0).all()
+
+
+class CountRegressorContract(RegressorInputContract, CountRegressorPredictions):
+    """The whole contract of a regressor of counts."""
+
     def test_whole_numbers_of_any_type_give_the_same_fit(self, fitted, data, X_new):
         X, y = data
         expected = self.outputs(fitted, X_new)
         for dtype in (np.uint8, np.int32, np.float32, np.float64):
             other = clone(fitted).fit(X, y.astype(dtype))
             assert_same(self.outputs(other, X_new), expected)
-
-    def test_dataframe_columns_are_checked(self):
-        pytest.importorskip("pandas")
-        rounded = type("Rounded", (RoundTargets, type(self.make())), {})
-        estimator = rounded(**self.make().get_params())
-        check_dataframe_column_names_consistency("Rounded", estimator)
-
-    # ---- bad and awkward input ---------------------------------------------------------------
 
     @pytest.mark.parametrize("value", [-1, 2.5])
     def test_what_is_no_count_is_refused(self, fitted, data, X_new, value):
@@ -386,20 +407,6 @@ class CountRegressorContract(PredictiveContract):
     def test_white_kernel_is_refused(self, data):
         with pytest.raises(ValueError, match="WhiteKernel, which is the noise of a Gaussian"):
             self.make(kernel=self.kernel() + WhiteKernel(0.1)).fit(*data)
-
-    def test_inputs_of_any_scale_and_offset(self):
-        X, f = make_friedman1(260, n_features=5, random_state=0)
-        y = np.random.default_rng(0).poisson(np.exp(f / 5))
-        X = X * [1e-3, 1e6, 1.0, 10.0, 1e-3] + 1e4 * np.array([0, 1e6, 1.0, 1.0, 0])
-        estimator = self.make().fit(X[:200], y[:200])
-        assert estimator.score(X[200:], y[200:]) > self.easy_r2
-
-    @pytest.mark.parametrize("value", [0, 3, 10_000])
-    def test_constant_counts_are_predicted(self, data, value):
-        X, _ = data
-        mean, std = self.make().fit(X, np.full(40, value)).predict(X, return_std=True)
-        np.testing.assert_allclose(mean, value, rtol=0.3, atol=0.7)
-        assert np.isfinite(std).all() and (std > 0).all()
 
 
 class RoundTargets:

@@ -20,7 +20,7 @@ from skgp.estimators._labels import (
     one_vs_rest,
 )
 from skgp.linalg.exceptions import NumericalWarning
-from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.estimators._dense_classifier import DenseGPClassifier
 from tests.same import assert_same
 
@@ -30,16 +30,11 @@ class TestModeratedProbit(ClassifierContract):
         return DenseGPClassifier(**{"random_state": 0, **params})
 
 
-class TestPlugInLogit(ClassifierContract):
+class TestPlugInLogit(ClassifierPredictions):
     def make(self, **params):
         return DenseGPClassifier(
             **{"random_state": 0, "likelihood": "logit", "moderated": False, **params}
         )
-
-
-test_sklearn = sklearn_checks(
-    DenseGPClassifier(), DenseGPClassifier(likelihood="logit", moderated=False)
-)
 
 
 class GivenLatent(DenseGPClassifier):

@@ -22,20 +22,13 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
 from skgp.priors import Gamma, HalfNormal, LogNormal
-from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel, sklearn_checks
+from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel
 from tests.same import assert_same
 
 # Fewer samples than the defaults, for time alone.
 SMALL = dict(n_samples=256, min_ess=50, n_keep=16, random_state=0)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The samples of the hyper-parameters:sklearn.exceptions.ConvergenceWarning"
-)
-test_sklearn = sklearn_checks(BayesianGPRegressor(n_samples=256, n_keep=16))
-test_sklearn_by_cg = pytest.mark.slow(
-    sklearn_checks(BayesianGPRegressor(solver="cg", optimizer=None))
-)
-test_sklearn_defaults = pytest.mark.slow(
-    sklearn_checks(BayesianGPRegressor(), BayesianGPRegressor(optimizer="map"))
 )
 
 

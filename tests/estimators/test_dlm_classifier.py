@@ -20,11 +20,9 @@ from skgp.inference.sparse import SparseState
 from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Gaussian
-from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+from tests.contracts.classifiers import ClassifierContract
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)
-
-test_sklearn = sklearn_checks(DLMGPClassifier())
 
 
 class TestContract(ClassifierContract):

@@ -1,4 +1,4 @@
-"""DLMGPRegressor: choice of beta, likelihoods, streams, bad input."""
+"""DLMGPRegressor: the contracts, choice of beta, likelihoods, streams, bad input."""
 
 import pickle
 
@@ -13,7 +13,12 @@ from skgp import DLMGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._scorers import log_predictive_density_scorer
 from skgp.learning.defaults import BETAS
-from tests.contracts.estimators import CountRegressorContract, Recorder
+from tests.contracts.estimators import (
+    CountRegressorContract,
+    Recorder,
+    RegressorContract,
+    RegressorPredictions,
+)
 
 QUICK = dict(n_inducing=15, max_iter=30, random_state=0)
 
@@ -22,6 +27,22 @@ def wave(n=300, *, seed=0, noise=0.3):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-3, 3, (n, 1))
     return X, np.sin(2 * X[:, 0]) + noise * rng.standard_normal(n)
+
+
+class TestContract(RegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        return DLMGPRegressor(**{"n_inducing": 30, "max_iter": 20, "random_state": 0, **params})
+
+
+class TestSquareLossContract(RegressorPredictions):
+    offers_state = False
+    weight_rtol = 1e-6  # of a standard deviation that is learned
+
+    def make(self, **params):
+        settings = {"objective": "square_loss", "n_inducing": 30, "max_iter": 20}
+        return DLMGPRegressor(**{**settings, "random_state": 0, **params})
 
 
 class TestCountContract(CountRegressorContract):

@@ -25,10 +25,8 @@ from sklearn.preprocessing import StandardScaler
 from skgp import QSGPRegressor
 from skgp.learning import held_out_rows
 from skgp.linalg.exceptions import NumericalWarning
-from tests.contracts.estimators import Recorder, RegressorContract, sklearn_checks
+from tests.contracts.estimators import Recorder, RegressorContract
 from tests.same import assert_same
-
-test_sklearn = sklearn_checks(QSGPRegressor(random_state=0))
 
 #: Every (basis, n_basis, solver, covariance) there is; n_basis=None is one function a row.
 COMBINATIONS = [

@@ -16,12 +16,10 @@ from skgp import QSGPClassifier
 from skgp.learning.selection import LEAST_EFFECT
 from skgp.linalg.exceptions import NumericalWarning
 from skgp.models.qsgp import classification
-from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
 
 KERNEL = ConstantKernel(9.0) * RBF([0.7, 0.7])
-
-test_sklearn = sklearn_checks(QSGPClassifier(random_state=0))
 
 
 class TestContract(ClassifierContract):
@@ -31,7 +29,7 @@ class TestContract(ClassifierContract):
         return QSGPClassifier(**{"random_state": 0, **params})
 
 
-class TestContractOfFourierFeatures(ClassifierContract):
+class TestContractOfFourierFeatures(ClassifierPredictions):
     offers_state = False
 
     def make(self, **params):

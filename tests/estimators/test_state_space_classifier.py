@@ -12,9 +12,7 @@ from sklearn.model_selection import GridSearchCV
 from skgp import StateSpaceGPClassifier
 from skgp.kernels import ActiveDims
 from skgp.learning.coupling import COUPLINGS
-from tests.contracts.classifiers import ClassifierContract, sklearn_checks
-
-test_sklearn = sklearn_checks(StateSpaceGPClassifier())
+from tests.contracts.classifiers import ClassifierContract
 
 KERNEL = 4.0 * Matern(2.0, nu=1.5)
 

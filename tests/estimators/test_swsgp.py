@@ -18,30 +18,15 @@ from skgp.datasets import make_counts
 from skgp.estimators._projection import Projection, principal_components
 from skgp.inference.neighbors import posterior
 from tests.contracts.estimators import (
-    CountRegressorContract,
+    CountRegressorPredictions,
     RegressorContract,
-    RoundTargets,
+    RegressorPredictions,
     rbf_kernel,
-    sklearn_checks,
 )
 from tests.same import assert_same
 
-
-class RoundedRegressor(RoundTargets, SWSGPRegressor):
-    """Takes the fractions of scikit-learn's checks."""
-
-
 QUICK = dict(n_inducing=12, n_neighbors=6, random_state=0)
 LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
-
-test_sklearn = pytest.mark.filterwarnings(LOWERED)(
-    sklearn_checks(
-        SWSGPRegressor(random_state=0),
-        SWSGPRegressor(method="kriging", random_state=0),
-        SWSGPRegressor(likelihood="student_t", max_iter=3, **QUICK),
-        RoundedRegressor(likelihood="poisson", max_iter=3, **QUICK),
-    )
-)
 
 
 class TestContract(RegressorContract):
@@ -51,14 +36,14 @@ class TestContract(RegressorContract):
         return SWSGPRegressor(**{"random_state": 0, **params})
 
 
-class TestKrigingContract(RegressorContract):
+class TestKrigingContract(RegressorPredictions):
     offers_state = False
 
     def make(self, **params):
         return SWSGPRegressor(**{"method": "kriging", "random_state": 0, **params})
 
 
-class TestStudentTContract(RegressorContract):
+class TestStudentTContract(RegressorPredictions):
     gaussian = False
     heavy_tailed = True
     offers_state = False
@@ -67,7 +52,7 @@ class TestStudentTContract(RegressorContract):
         return SWSGPRegressor(**{"likelihood": "student_t", "random_state": 0, **params})
 
 
-class TestCountContract(CountRegressorContract):
+class TestCountContract(CountRegressorPredictions):
     offers_state = False
 
     def make(self, **params):

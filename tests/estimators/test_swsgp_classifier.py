@@ -17,15 +17,11 @@ from sklearn.utils import shuffle
 from skgp import SWSGPClassifier
 from skgp.inference.neighbors import posterior
 from skgp.learning.coupling import COUPLINGS
-from tests.contracts.classifiers import ClassifierContract, sklearn_checks
+from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 
 KERNEL = 4.0 * RBF(1.0)
 LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
 methods = pytest.mark.parametrize("method", ["variational", "kriging"])
-
-test_sklearn = sklearn_checks(
-    SWSGPClassifier(random_state=0), SWSGPClassifier(method="kriging", random_state=0)
-)
 
 
 class TestContract(ClassifierContract):
@@ -35,7 +31,7 @@ class TestContract(ClassifierContract):
         return SWSGPClassifier(**{"random_state": 0, **params})
 
 
-class TestKrigingContract(ClassifierContract):
+class TestKrigingContract(ClassifierPredictions):
     offers_state = False
 
     def make(self, **params):

@@ -1,0 +1,82 @@
+"""Every check of scikit-learn: with cheap settings by default, defaults and other likelihoods slow.
+
+The checks are of input, state and names; what a fit learns of data has tests of its own.
+"""
+
+import pytest
+from sklearn.utils.estimator_checks import (
+    check_dataframe_column_names_consistency,
+    check_param_validation,
+)
+
+from skgp import (
+    BayesianGPRegressor,
+    DLMGPRegressor,
+    QSGPClassifier,
+    QSGPRegressor,
+    StateSpaceGPClassifier,
+    StateSpaceGPRegressor,
+    SWSGPClassifier,
+    SWSGPRegressor,
+)
+from tests.contracts.catalogue import CHEAP
+from tests.contracts.common import sklearn_checks
+from tests.contracts.estimators import RoundTargets
+from tests.estimators._dense import DenseGPRegressor
+from tests.estimators._dense_classifier import DenseGPClassifier
+
+pytestmark = pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
+
+
+class RoundedDLM(RoundTargets, DLMGPRegressor):
+    """Takes the fractions of the checks as counts."""
+
+
+class RoundedSWSGP(RoundTargets, SWSGPRegressor):
+    """Takes the fractions of the checks as counts."""
+
+
+class RoundedStateSpace(RoundTargets, StateSpaceGPRegressor):
+    """Takes the fractions of the checks as counts."""
+
+
+#: The default kernel is kept; but for state-space models, whose search counts the iterations.
+QUICK = {make: make(optimizer=None, random_state=0) for make in CHEAP} | {
+    QSGPClassifier: QSGPClassifier(random_state=0),
+    StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=2),
+    StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=2),
+}
+test_quick_settings = sklearn_checks(*QUICK.values(), DenseGPRegressor(), DenseGPClassifier())
+
+FEW_POINTS = dict(n_inducing=30, max_iter=20, random_state=0)
+
+test_defaults_and_variants = pytest.mark.slow(
+    sklearn_checks(
+        *[make() for make in CHEAP],
+        *[DLMGPRegressor(objective=o) for o in ("elbo", "square_loss", "fitc")],
+        DLMGPRegressor(hyperparameters="fixed"),
+        DLMGPRegressor(**FEW_POINTS),
+        DLMGPRegressor(likelihood="student_t", **FEW_POINTS),
+        RoundedDLM(likelihood="poisson"),
+        SWSGPRegressor(method="kriging", random_state=0),
+        SWSGPRegressor(likelihood="student_t", random_state=0),
+        RoundedSWSGP(likelihood="poisson", random_state=0),
+        SWSGPClassifier(method="kriging", random_state=0),
+        RoundedStateSpace(likelihood="poisson"),
+        QSGPRegressor(basis="relevance", random_state=0),
+        QSGPRegressor(likelihood="laplace", random_state=0),
+        BayesianGPRegressor(solver="cg", optimizer=None),
+        BayesianGPRegressor(optimizer="map"),
+    )
+)
+
+
+@pytest.mark.parametrize("make", QUICK, ids=lambda make: make.__name__)
+def test_parameters_are_validated(make):
+    check_param_validation(make.__name__, QUICK[make])
+
+
+@pytest.mark.parametrize("estimator", QUICK.values(), ids=lambda e: type(e).__name__)
+def test_dataframe_columns_are_checked(estimator):
+    pytest.importorskip("pandas")
+    check_dataframe_column_names_consistency(type(estimator).__name__, estimator)
