@@ -1,15 +1,12 @@
 r"""Piecewise exponential envelopes of densities in one dimension, many densities at a time.
 
-A tangent lies above a concave function and a chord above a convex one, wherever they are taken. An
-envelope of the log-density :math:`\psi` is thus valid however roughly the mode was found; its
-quality decides only how many proposals are rejected.
-
-Mass of three tangents
-----------------------
-Let :math:`\psi` be concave, with its mode at 0, and fall by 1 at t. It lies above the chord there,
-so that :math:`\int_0^t e^\psi \ge \int_0^t e^{-x/t} dx = (1 - 1/e)\, t`. A flat top and the tangent
-at t, of slope -k, have the mass :math:`(t - 1/k) + 1/k = t`. Tangents at the mode and at the points
-on either side where :math:`\psi` has fallen by 1 therefore have at most 1.58 times the mass of
+A tangent lies above a concave function and a chord above a convex one, wherever they are taken
+(adaptive rejection sampling [1]_): an envelope of :math:`\psi` is valid however roughly the mode
+was found; its quality decides only how many proposals are rejected. Let :math:`\psi` be concave,
+with its mode at 0, and fall by 1 at t. It lies above the chord there, so that
+:math:`\int_0^t e^\psi \ge \int_0^t e^{-x/t} dx = (1 - 1/e)\, t`. A flat top and the tangent at t,
+of slope -k, have the mass :math:`(t - 1/k) + 1/k = t`. Tangents at the mode and at the points on
+either side where :math:`\psi` has fallen by 1 therefore have at most 1.58 times the mass of
 :math:`e^\psi`, on any interval; 1.13 times, if it is Gaussian. For falls from .8 to 1.25, which is
 what the search accepts, the same argument gives at most 1.82 (times 1.03, for a middle tangent that
 is not quite flat).
@@ -21,49 +18,47 @@ References
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["LogDensity", "Pieces", "chord_pieces", "tangent_pieces", "uniform"]
+from skgp.likelihoods import defaults
+from skgp.likelihoods.base import Likelihood
 
-_MAX_SEARCH = 100  # steps of a search; validity does not hang on its success
-_FALL = (0.8, 1.25)  # of log-density from the mode to the outer tangent points
-_REACH, _RISE = 1.5, 0.03  # of the middle tangent over this distance
-_FLAT = 1e-8  # change of log-density over a piece below which it counts as uniform
+__all__ = ["Pieces", "Target", "chords", "tangents", "uniform"]
 
 
-class LogDensity(Protocol):
-    r"""A log-density :math:`\psi`, up to a constant, for arguments of shape (k, ...) or (...)."""
+class Target:
+    r""":math:`\psi` and its derivatives, for e of shape (k, ...) or (...)."""
+
+    def __init__(self, likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor) -> None:
+        self.likelihood, self.y, self.mean = likelihood, y, mean
+        self.std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
 
     def value(self, e: Tensor) -> Tensor:
-        r""":math:`\psi(e)`."""
-        ...
+        return -0.5 * e**2 + self.likelihood.log_prob(self.y, self.mean + self.std * e)
 
     def derivatives(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        r""":math:`\psi'(e), \psi''(e)`."""
-        ...
+        first, second = self.likelihood.derivatives(self.y, self.mean + self.std * e)
+        return self.std * first - e, self.std**2 * second - 1
+
+    def precision(self, e: Tensor) -> Tensor:
+        return -self.likelihood.derivatives(self.y, self.mean + self.std * e)[1].clamp_max(0)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """An unnormalised density of exponential pieces.
+    """An unnormalised density of exponential pieces, tensors (n_pieces, ...).
 
-    Piece k is ``exp(height - rate * x)`` at ``origin + toward * x`` for ``0 <= x <= width``.
-
-    Attributes
-    ----------
-    origin, toward, width, height, rate : Tensor of shape (n_pieces, ...)
-        `toward` is -1 or 1 and `rate` is not negative: a piece starts at its highest point, and no
-        exponential overflows. The width may be 0, or infinite.
+    Piece k is ``exp(height - rate * x)`` at ``origin + toward * x`` for ``0 <= x <= width``: it
+    starts at its highest point, so that no exponential overflows.
     """
 
     origin: Tensor
-    toward: Tensor
-    width: Tensor
+    toward: Tensor  # -1 or 1
+    width: Tensor  # may be 0, or infinite
     height: Tensor
-    rate: Tensor
+    rate: Tensor  # not negative
 
     @classmethod
     def of_lines(
@@ -82,19 +77,14 @@ class Pieces:
         return cls(
             *(
                 torch.cat([t.flatten(0, t.ndim - ndim - 1) for t in tensors])
-                for tensors in zip(*(part.tensors for part in parts), strict=True)
+                for tensors in zip(*(_tensors(part) for part in parts), strict=True)
             )
         )
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The attributes in their order."""
-        return self.origin, self.toward, self.width, self.height, self.rate
 
     def log_mass(self) -> Tensor:
         """Log of the integral of every piece, (n_pieces, ...)."""
         fall = self.rate * self.width
-        flat = fall < _FLAT
+        flat = fall < defaults.FLAT
         mass = torch.where(flat, self.width, -torch.expm1(-fall) / torch.where(flat, 1, self.rate))
         # The height may be infinite where the width is 0.
         return torch.where(self.width > 0, mass.log() + self.height, -math.inf)
@@ -111,29 +101,23 @@ class Pieces:
         # The last piece takes what rounding leaves of the probabilities.
         for bound in cumulated[:-1]:
             index += choice > bound
-        origin, toward, width, height, rate = (t.gather(0, index) for t in self.tensors)
+        origin, toward, width, height, rate = (t.gather(0, index) for t in _tensors(self))
         fall = rate * width
-        flat = fall < _FLAT
+        flat = fall < defaults.FLAT
         x = -torch.log1p(u * torch.expm1(-fall)) / torch.where(flat, 1, rate)
         x = torch.where(flat, u * width, x)
         return origin + toward * x, height - rate * x
 
 
-def tangent_pieces(density: LogDensity, lower: Tensor, upper: Tensor) -> tuple[Pieces, Tensor]:
-    r"""Three tangents of :math:`\psi` over intervals on which it is concave.
+def _tensors(pieces: Pieces) -> tuple[Tensor, ...]:
+    return pieces.origin, pieces.toward, pieces.width, pieces.height, pieces.rate
 
-    Parameters
-    ----------
-    density : LogDensity
-    lower, upper : Tensor of shape (...)
-        Ends of the intervals, possibly infinite, if :math:`\psi` falls without bound there.
 
-    Returns
-    -------
-    pieces : Pieces
-        Of shape (3, ...).
-    mode : Tensor of shape (...)
-        Where the middle tangent was taken: near the mode in the interval.
+def tangents(density: Target, lower: Tensor, upper: Tensor) -> tuple[Pieces, Tensor]:
+    """Three tangents of psi over intervals [lower, upper] on which it is concave, pieces (3, ...).
+
+    Ends may be infinite, if psi falls without bound there. With them comes where the middle tangent
+    was taken (...): near the mode in the interval.
     """
     mode = _mode(density, lower, upper)
     left, right = _outer_points(density, mode, lower, upper)
@@ -147,20 +131,10 @@ def tangent_pieces(density: LogDensity, lower: Tensor, upper: Tensor) -> tuple[P
     return Pieces.of_lines(edges[:-1], edges[1:], points, value, slope), mode
 
 
-def chord_pieces(density: LogDensity, nodes: Tensor) -> Pieces:
-    r"""Chords of :math:`\psi` where it is convex.
+def chords(density: Target, nodes: Tensor) -> Pieces:
+    """Chords of psi where it is convex, between nodes (nchords + 1, ...): pieces (nchords, ...).
 
-    Parameters
-    ----------
-    density : LogDensity
-    nodes : Tensor of shape (n_chords + 1, ...)
-        Ends of the chords, increasing or decreasing along the first dimension; all equal for an
-        element that is to have none.
-
-    Returns
-    -------
-    Pieces
-        Of shape (n_chords, ...).
+    Nodes increase or decrease; all are equal for an element that is to have none.
     """
     value = density.value(nodes)
     slope = (value.diff(dim=0) / nodes.diff(dim=0)).nan_to_num(0.0)
@@ -168,7 +142,7 @@ def chord_pieces(density: LogDensity, nodes: Tensor) -> Pieces:
     return Pieces.of_lines(left, right, nodes[:-1], value[:-1], slope)
 
 
-def _mode(density: LogDensity, lower: Tensor, upper: Tensor) -> Tensor:
+def _mode(density: Target, lower: Tensor, upper: Tensor) -> Tensor:
     """Near the mode of psi on [lower, upper], by Newton's method inside a bracket."""
     e = torch.zeros_like(lower).clamp(lower, upper)
     # A finite end where psi still rises outwards is the mode.
@@ -177,13 +151,13 @@ def _mode(density: LogDensity, lower: Tensor, upper: Tensor) -> Tensor:
         is_mode = end.isfinite() & (rises * slope >= 0)
         lower, upper = (torch.where(is_mode, end, bound) for bound in (lower, upper))
     e = e.clamp(lower, upper)
-    for step in range(_MAX_SEARCH):
+    for step in range(defaults.MAX_SEARCH):
         slope, curvature = density.derivatives(e)
         lower = torch.where(slope > 0, e, lower)
         upper = torch.where(slope <= 0, e, upper)
         # The tangent here is to rise little up to the outer points. These lie at most sqrt(2) away
         # where psi'' <= -1, as it is of a standard normal times anything log-concave.
-        done = slope.abs() * (upper - lower).clamp_max(_REACH) < _RISE
+        done = slope.abs() * (upper - lower).clamp_max(defaults.REACH) < defaults.RISE
         if bool((done | (upper == lower)).all()):
             break
         # Newton's method may creep along an exponential, or meet overflow far out on it: every
@@ -196,9 +170,9 @@ def _mode(density: LogDensity, lower: Tensor, upper: Tensor) -> Tensor:
     return e
 
 
-def _outer_points(density: LogDensity, mode: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def _outer_points(density: Target, mode: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Points (2, ...) left and right of the mode where psi has fallen by about 1, or the ends."""
-    low_fall, high_fall = _FALL
+    low_fall, high_fall = defaults.FALL
     side = torch.tensor([-1.0, 1.0]).to(mode).reshape(2, *(1 for _ in mode.shape))
     top, curvature = density.value(mode), density.derivatives(mode)[1]
     reach = torch.stack([mode - lower, upper - mode])
@@ -206,7 +180,7 @@ def _outer_points(density: LogDensity, mode: Tensor, lower: Tensor, upper: Tenso
     start = (2 / (-curvature).clamp_min(0.01)).sqrt()
     distance = torch.where(reach.isfinite(), reach, start)
     near, far = torch.zeros_like(distance), reach
-    for step in range(_MAX_SEARCH):
+    for step in range(defaults.MAX_SEARCH):
         fall = top - density.value(mode + side * distance)
         at_end = (distance == reach) & (fall <= high_fall)
         done = at_end | ((fall >= low_fall) & (fall <= high_fall))

@@ -16,40 +16,29 @@ and :math:`\tilde q(f) \propto N(f; m, v)\, p(y \mid f)`, each estimator of the 
 ``form``        derivative in m                     derivative in v
 ==============  ==================================  ============================================
 ``pathwise``    :math:`d_1`                         :math:`d_1 e / 2 \sqrt v`
-``curvature``   :math:`d_1`                         :math:`(d_1^2 + d_2) / 2`
 ``score``       :math:`e / \sqrt v`                 :math:`(e^2 - 1) / 2 v`
 ``combined``    :math:`\dfrac{G}{1 + h v}`          :math:`\dfrac{G^2 - h^2 v + d_2}{2 (1 + h v)^2}`
 ==============  ==================================  ============================================
 
-The first two are the two formulas of eq. (6), the third is eq. (1), for ups only. Under
+The first is one of the two formulas of eq. (6), the second is eq. (1), for ups only. Under
 :math:`\tilde q` all have the same mean: those in m by :math:`E[\psi'(e)] = 0`, where
 :math:`\psi'(e) = \sqrt v\, d_1 - e`, those in v by :math:`E[e\, \psi'(e)] = -1` and
 :math:`E[\psi''(e) + \psi'(e)^2] = 0`. The combined form, for ups only and not in the paper, has
 
 .. math:: G = d_1 + h \sqrt v\, e,
 
-for any constant :math:`h \ge 0`: it runs from ``curvature`` at h = 0 to ``score`` for
-:math:`h \to \infty`. Here h is :math:`-d_2` near the mode of :math:`\tilde q`. With a Gaussian
-likelihood, of :math:`-d_2 = 1 / \sigma^2`, both of its derivatives are free of noise:
+for any constant :math:`h \ge 0`: it runs from the other formula of eq. (6), whose derivative in v
+is :math:`(d_1^2 + d_2) / 2`, at h = 0 to ``score`` for :math:`h \to \infty`. Here h is
+:math:`-d_2` near the mode of :math:`\tilde q`. With a Gaussian likelihood, of
+:math:`-d_2 = 1 / \sigma^2`, both of its derivatives are free of noise:
 :math:`G = (y - m) (1 + h v) / (v + \sigma^2)`.
 
-Which is best
--------------
 Noise of one ups draw, relative to the length of the gradient of 400 rows, for logit, probit,
-Poisson and Student-t likelihoods (latent variances uniform up to .25 or up to 1):
-
-============  ============  ============
-form          in m          in v
-============  ============  ============
-`score`       2 to 12       14 to 1400
-`pathwise`    .2 to 1.5     1.7 to 14
-`curvature`   .2 to 1.5     .5 to 2.8
-`combined`    .02 to .24    .09 to .4
-============  ============  ============
-
-That of `score`, and of `pathwise` in v, has no bound for :math:`v \to 0`. For bmc `curvature` is
-better at small v and far worse where one sample takes all the weight (10 samples, Poisson, v up
-to 1: 9 against .8), so that `pathwise` is its default: the gradient of the value that is returned.
+Poisson and Student-t likelihoods (latent variances uniform up to .25 or up to 1): `combined` .02 to
+.24 in m and .09 to .4 in v, `pathwise` .2 to 1.5 and 1.7 to 14, `score` 2 to 12 and 14 to 1400.
+That of `score`, and of `pathwise` in v, has no bound for :math:`v \to 0`. For bmc the pathwise form
+is the gradient of the value that is returned; the other one of eq. (6) is better at small v and far
+worse where one sample takes all the weight (10 samples, Poisson, v up to 1: 9 against .8).
 
 Deviations and errata
 ---------------------
@@ -68,18 +57,17 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods import Laplace, Likelihood
+from skgp.likelihoods import Likelihood, defaults
 from skgp.likelihoods.base import aligned, check_var
 from skgp.likelihoods.product_sampling import product_noise
 
 __all__ = ["FORMS", "GRADIENTS", "log_expectation_loss"]
 
-_MONTE_CARLO = ("pathwise", "curvature")
 #: Forms of each sampled gradient, the default first.
 FORMS = {
-    "bmc": _MONTE_CARLO,
-    "smooth_bmc": _MONTE_CARLO,
-    "ups": ("combined", "pathwise", "curvature", "score"),
+    "bmc": ("pathwise",),
+    "smooth_bmc": ("pathwise",),
+    "ups": ("combined", "pathwise", "score"),
 }
 GRADIENTS = ("exact", "quadrature", *FORMS)
 
@@ -93,7 +81,7 @@ def log_expectation_loss(
     gradient: str = "exact",
     form: str | None = None,
     n_samples: int = 10,
-    smoothing: float = 1e-4,
+    smoothing: float = defaults.SMOOTHING,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Log loss of each observation, :math:`-\log E_{f \sim N(m, v)}[p(y \mid f)]`.
@@ -109,9 +97,9 @@ def log_expectation_loss(
     gradient : {"exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="exact"
         The first two are ``-likelihood.log_predictive(...)``: a closed form where the likelihood
         has one, quadrature elsewhere. The others are in the tables above.
-    form : {"pathwise", "curvature", "score", "combined"} or None, default=None
+    form : {"pathwise", "score", "combined"} or None, default=None
         Formula of a sampled gradient. By default "pathwise" for bmc and smooth_bmc, "combined" for
-        ups ("pathwise" with Laplace noise, whose second derivative is a delta function).
+        ups ("pathwise" where log p has a kink, whose second derivative is a delta function).
     n_samples : int, default=10
         Samples of every element, L.
     smoothing : float, default=1e-4
@@ -130,8 +118,8 @@ def log_expectation_loss(
     Raises
     ------
     ValueError
-        If `gradient`, `form`, `n_samples` or `smoothing` is not one of those, the generator is
-        missing, or as `likelihood.log_predictive`.
+        If `gradient`, `form` or `n_samples` is not one of those, the generator is missing, or as
+        `likelihood.log_predictive`.
 
     Examples
     --------
@@ -159,7 +147,7 @@ def log_expectation_loss(
     if gradient == "ups":
         loss, slopes = _product_sampling(likelihood, y, mean, var, form, n_samples, generator)
     else:
-        nu = _checked_smoothing(smoothing) if gradient == "smooth_bmc" else 0.0
+        nu = smoothing if gradient == "smooth_bmc" else 0.0
         loss, slopes = _monte_carlo(likelihood, y, mean, var, form, n_samples, nu, generator)
     # The value stays; the derivatives in mean and var are put in by hand.
     in_mean, in_var = slopes
@@ -167,8 +155,7 @@ def log_expectation_loss(
 
 
 def _checked_form(likelihood: Likelihood, gradient: str, form: str | None) -> str:
-    smooth = not isinstance(likelihood, Laplace)
-    allowed = tuple(f for f in FORMS[gradient] if smooth or f not in ("combined", "curvature"))
+    allowed = tuple(f for f in FORMS[gradient] if likelihood.is_smooth or f != "combined")
     if form is None:
         return allowed[0]
     if form not in allowed:
@@ -177,12 +164,6 @@ def _checked_form(likelihood: Likelihood, gradient: str, form: str | None) -> st
             f"{type(likelihood).__name__}; got {form!r}."
         )
     return form
-
-
-def _checked_smoothing(smoothing: float) -> float:
-    if not 0 <= smoothing < math.inf:
-        raise ValueError(f"smoothing must be a density >= 0 such as 1e-4; got {smoothing!r}.")
-    return float(smoothing)
 
 
 def _product_sampling(
@@ -232,7 +213,7 @@ def _monte_carlo(
     loss = -torch.logaddexp(log_prob.logsumexp(0), log_nu)
     with torch.no_grad():
         weights = (log_prob + loss).exp()
-        slopes = _slopes(form, likelihood, y, f, e, var, weights, torch.zeros_like(mean))
+        slopes = _slopes(form, likelihood, y, f, e, var, weights, None)
     return loss, slopes
 
 
@@ -244,7 +225,7 @@ def _slopes(
     e: Tensor,
     var: Tensor,
     weights: Tensor | float,
-    precision: Tensor,
+    precision: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Derivatives (...) of log E[p] in mean and var from samples (n_samples, ...): table above."""
     std = _std(var)
@@ -257,8 +238,8 @@ def _slopes(
     elif form == "pathwise":
         in_mean, in_var = first, 0.5 * first * e * inverse_std
     else:
-        h = precision if form == "combined" else torch.zeros_like(precision)
-        total = 1 + h * var
+        assert precision is not None
+        h, total = precision, 1 + precision * var
         G = first + h * std * e
         in_mean, in_var = G / total, (G**2 - h**2 * var + second) / (2 * total**2)
     return (weights * in_mean).sum(0), (weights * in_var).sum(0)

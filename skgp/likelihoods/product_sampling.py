@@ -12,23 +12,21 @@ In the standardised variable :math:`e = (f - m) / \sqrt v` its log-density is, u
 likelihood              draws
 ======================  ===========================================================================
 Gaussian                closed form
-Bernoulli, Laplace,     :math:`\psi` is concave: rejection under its tangents near the mode and on
-Poisson                 either side of it, where :math:`\psi` has fallen by about 1
+log-concave             :math:`\psi` is concave: rejection under its tangents near the mode and on
+                        either side of it, where :math:`\psi` has fallen by about 1
 Student-t, narrow       :math:`\psi` is concave where :math:`v \le 8 \nu \sigma^2 / (\nu + 1)`: as
                         above
 Student-t, wide         tangents in the three intervals where :math:`\psi` is concave, chords of a
                         geometric grid in the two where it is convex
 ======================  ===========================================================================
 
-The envelopes of :mod:`skgp.likelihoods.envelopes` are valid wherever the tangents are taken, and
-have less than twice the mass of :math:`e^\psi`. A proposal is therefore accepted with a probability
+The envelopes of :mod:`skgp.likelihoods.envelopes` are valid wherever the tangents are taken and
+have less than twice the mass of :math:`e^\psi`. A proposal is thus accepted with a probability
 above one half, independently of the others: the chance that one of N entries has no draw after k
 proposals is below :math:`N 2^{-k}`, and the rejection ends with probability 1. With the likelihoods
-here 77 to 95% are accepted.
-
-The paper's sampler (supplement, section 1) proposes from :math:`N(m, n v)` with
-:math:`n \le 10`. It needs 2 to 12 proposals a draw on average over rows drawn from the model, but
-thousands in single rows where the Gaussian and the likelihood disagree.
+here 77 to 95% are accepted. The paper's sampler (supplement, section 1) proposes from
+:math:`N(m, n v)` with :math:`n \le 10`. It needs 2 to 12 proposals a draw on average over rows
+drawn from the model, but thousands in single rows where the Gaussian and the likelihood disagree.
 
 References
 ----------
@@ -36,36 +34,25 @@ References
    Proposition 1.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Likelihood, Poisson, StudentT
+from skgp.likelihoods import Gaussian, Likelihood, StudentT, defaults
 from skgp.likelihoods.base import aligned, check_var
-from skgp.likelihoods.envelopes import Pieces, chord_pieces, tangent_pieces, uniform
+from skgp.likelihoods.envelopes import Pieces, Target, chords, tangents, uniform
 
 __all__ = ["ProductNoise", "product_noise"]
 
-_PROPOSALS_HELD = 2**22  # with the dozen temporaries of a round: 400 MB
-_MAX_CHORDS = 256  # a side
-
 
 class ProductNoise(NamedTuple):
-    r"""Draws in standardised form.
+    """Draws in standardised form."""
 
-    Attributes
-    ----------
-    noise : Tensor of shape (n_samples, ...)
-        e, such that :math:`f = m + \sqrt v\, e` is a draw of :math:`\tilde q`.
-    precision : Tensor of shape (...)
-        :math:`-\partial^2 \log p / \partial f^2 \ge 0` near the mode of :math:`\tilde q`: that of
-        the Gaussian likelihood that is most like this one there.
-    """
-
-    noise: Tensor
+    noise: Tensor  # (n_samples, ...): e, such that m + sqrt(v) e is a draw of q~
+    # (...): -d^2 log p / df^2 >= 0 near the mode of q~, that of the Gaussian likelihood that is
+    # most like this one there.
     precision: Tensor
 
 
@@ -84,7 +71,8 @@ def product_noise(
 
     Parameters
     ----------
-    likelihood : Bernoulli, Gaussian, Laplace, Poisson or StudentT
+    likelihood : Likelihood
+        Log-concave or StudentT.
     y, mean, var : Tensor of shapes that broadcast to (...)
         Observations; mean and variance of the Gaussian factor, ``var >= 0``.
     n_samples : int, default=1
@@ -103,8 +91,8 @@ def product_noise(
     ------
     ValueError
         If shapes or dtypes differ, y holds a value that it cannot take, mean or var is not finite,
-        var is negative, `n_samples` is not a positive integer, or a subclass of one of the
-        likelihoods above turns out to be of another shape.
+        var is negative, `n_samples` is not a positive integer, or a likelihood that calls itself
+        log-concave is not.
     TypeError
         For other likelihoods.
     RuntimeError
@@ -129,72 +117,49 @@ def product_noise(
         if not tensor.isfinite().all():
             raise ValueError(f"{name} contains NaN or inf; the step before this one diverged.")
     with torch.no_grad():
-        target = _Target(likelihood, y.double(), mean.double(), var.double())
+        target = Target(likelihood, y.double(), mean.double(), var.double())
         noise, precision = _draw(likelihood, target, n_samples, generator)
     return ProductNoise(noise.to(mean.dtype), precision.to(mean.dtype))
-
-
-class _Target:
-    r""":math:`\psi` and its derivatives, for e of shape (k, ...) or (...)."""
-
-    def __init__(self, likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor) -> None:
-        self.likelihood, self.y, self.mean = likelihood, y, mean
-        self.std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
-
-    def value(self, e: Tensor) -> Tensor:
-        return -0.5 * e**2 + self.likelihood.log_prob(self.y, self.mean + self.std * e)
-
-    def derivatives(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = self.likelihood.derivatives(self.y, self.mean + self.std * e)
-        return self.std * first - e, self.std**2 * second - 1
-
-    def precision(self, e: Tensor) -> Tensor:
-        return -self.likelihood.derivatives(self.y, self.mean + self.std * e)[1].clamp_max(0)
 
 
 # --- one sampler for each kind of likelihood ------------------------------------------------------
 
 
-@functools.singledispatch
 def _draw(
-    likelihood: Likelihood, target: _Target, n_samples: int, generator: torch.Generator
+    likelihood: Likelihood, target: Target, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draws e (n_samples, ...) and the precision (...)."""
-    # An envelope for one mode would miss others without a sign of it: no default.
-    raise TypeError(
-        f"Product sampling knows no way for {type(likelihood).__name__}; use gradient='quadrature' "
-        "or 'bmc'."
-    )
-
-
-@_draw.register(Bernoulli)
-@_draw.register(Laplace)
-@_draw.register(Poisson)
-def _(
-    likelihood: Likelihood, target: _Target, n_samples: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    infinity = torch.full_like(target.mean, math.inf)
-    pieces, mode = tangent_pieces(target, -infinity, infinity)
+    if isinstance(likelihood, Gaussian):
+        return _draw_gaussian(likelihood, target, n_samples, generator)
+    if isinstance(likelihood, StudentT):
+        pieces, mode = _student_pieces(likelihood, target)
+    elif likelihood.is_log_concave:
+        infinity = torch.full_like(target.mean, math.inf)
+        pieces, mode = tangents(target, -infinity, infinity)
+    else:  # an envelope for one mode would miss others without a sign of it
+        raise TypeError(
+            f"Product sampling knows no way for {type(likelihood).__name__}; use "
+            "gradient='quadrature' or 'bmc'."
+        )
     return _reject(target, pieces, n_samples, generator), target.precision(mode)
 
 
-@_draw.register
-def _(
-    likelihood: Gaussian, target: _Target, n_samples: int, generator: torch.Generator
+def _draw_gaussian(
+    likelihood: Gaussian, target: Target, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
+    """In closed form."""
     noise_variance = _parameter(likelihood.noise_variance, target.mean)
     total = target.std**2 + noise_variance
     # Calling the likelihood for its refusal of bad targets.
     precision = target.precision(torch.zeros_like(target.mean))
-    z = _normal((n_samples, *target.mean.shape), target.mean, generator)
+    shape = (n_samples, *target.mean.shape)
+    z = torch.randn(shape, dtype=total.dtype, device=generator.device, generator=generator)
     shift = target.std * (target.y - target.mean) / total
-    return shift + (noise_variance / total).sqrt() * z, precision
+    return shift + (noise_variance / total).sqrt() * z.to(total.device), precision
 
 
-@_draw.register
-def _(
-    likelihood: StudentT, target: _Target, n_samples: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _student_pieces(likelihood: StudentT, target: Target) -> tuple[Pieces, Tensor]:
+    """Tangents where psi is concave and chords where it is convex; and its greatest mode."""
     first, last, unit, centre = _convex_intervals(likelihood, target)
     infinity = torch.full_like(centre, math.inf)
     wide = last > 0
@@ -203,16 +168,16 @@ def _(
     tail = torch.where(wide, infinity, 0)
     lower = centre + torch.stack([-tail, -core, unit * last])
     upper = centre + torch.stack([-unit * last, core, tail])
-    tangents, modes = tangent_pieces(target, lower, upper)
+    curved, modes = tangents(target, lower, upper)
     reach = unit * _geometric_grid(likelihood, first, last)
-    chords = chord_pieces(target, centre + torch.stack([-reach, reach], dim=1))
-    pieces = Pieces.stack([tangents, chords], ndim=centre.ndim)
+    straight = chords(target, centre + torch.stack([-reach, reach], dim=1))
+    pieces = Pieces.stack([curved, straight], ndim=centre.ndim)
     mode = modes.gather(0, target.value(modes).argmax(0, keepdim=True)).squeeze(0)
-    return _reject(target, pieces, n_samples, generator), target.precision(mode)
+    return pieces, mode
 
 
 def _convex_intervals(
-    likelihood: StudentT, target: _Target
+    likelihood: StudentT, target: Target
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Where :math:`\psi` is convex: ``centre +- unit * [first, last]``, in units of e.
 
@@ -247,8 +212,8 @@ def _geometric_grid(likelihood: StudentT, first: Tensor, last: Tensor) -> Tensor
     df = _parameter(likelihood.df, first)
     log_ratio = (last / first).log().nan_to_num(0.0)
     needed = float((log_ratio * ((df + 1) / 2).sqrt()).max()) if first.numel() else 0.0
-    n_chords = min(max(math.ceil(needed), 1), _MAX_CHORDS)
-    fraction = torch.linspace(0, 1, n_chords + 1, dtype=first.dtype, device=first.device)
+    nchords = min(max(math.ceil(needed), 1), defaults.MAX_CHORDS)
+    fraction = torch.linspace(0, 1, nchords + 1, dtype=first.dtype, device=first.device)
     return first * (fraction.reshape(-1, *(1 for _ in first.shape)) * log_ratio).exp()
 
 
@@ -259,7 +224,7 @@ def _parameter(value: float | Tensor, like: Tensor) -> Tensor:
 # --- rejection ------------------------------------------------------------------------------------
 
 
-def _reject(target: _Target, pieces: Pieces, n_samples: int, generator: torch.Generator) -> Tensor:
+def _reject(target: Target, pieces: Pieces, n_samples: int, generator: torch.Generator) -> Tensor:
     """Draws e (n_samples, ...): of every element, its first accepted proposals."""
     shape = target.mean.shape
     n_rows = target.mean.numel()
@@ -272,7 +237,7 @@ def _reject(target: _Target, pieces: Pieces, n_samples: int, generator: torch.Ge
         wanted = n_samples - int(filled.min()) if n_rows else 0
         if wanted == 0:
             return noise.reshape(n_samples, *shape)
-        n_draws = max(1, min(wanted + wanted // 4 + 2, _PROPOSALS_HELD // n_rows))
+        n_draws = max(1, min(wanted + wanted // 4 + 2, defaults.PROPOSALS_HELD // n_rows))
         proposals, accepted = _propose(target, pieces, n_draws, generator)
         slot = filled + accepted.cumsum(0) - 1
         draw, row = (accepted & (slot < n_samples)).nonzero(as_tuple=True)
@@ -288,7 +253,7 @@ def _reject(target: _Target, pieces: Pieces, n_samples: int, generator: torch.Ge
 
 
 def _propose(
-    target: _Target, pieces: Pieces, n_draws: int, generator: torch.Generator
+    target: Target, pieces: Pieces, n_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Proposals and whether they are accepted, both (n_draws, n_rows)."""
     proposals, log_envelope = pieces.draw(n_draws, generator)
@@ -301,8 +266,3 @@ def _propose(
         )
     accepted = uniform(proposals.shape, proposals, generator).log() <= excess
     return proposals.reshape(n_draws, -1), accepted.reshape(n_draws, -1)
-
-
-def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    draws = torch.randn(shape, dtype=like.dtype, device=generator.device, generator=generator)
-    return draws.to(like.device)

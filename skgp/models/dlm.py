@@ -83,38 +83,18 @@ History = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class SparseFit:
-    """A fitted sparse GP.
-
-    Attributes
-    ----------
-    state : SparseState
-    objective : Objective
-        Minimised last, with its beta.
-    loss : float
-        Its value, summed over the rows.
-    elbo : float
-        Of the posterior, in nats (beta = 1).
-    noise_variance : float
-        Of the observations given f; NaN where it depends on f.
-    held_out_loss : float or None
-        Of the state that step 3 chose, an observation; None without rows held out.
-    n_iter : int
-        Of the longest part of steps 3 and 4; steps with minibatches count by pairs.
-    history : dict of str to list of float
-        "start", "solve": objective an observation; "validation": loss of the rows held out.
-    dense : SparsePosterior or None
-        In place of that of `state`: of a dense process.
-    """
+    """A fitted sparse GP."""
 
     state: SparseState
-    objective: Objective
-    loss: float
-    elbo: float
-    noise_variance: float
-    held_out_loss: float | None = None
-    n_iter: int = 1
+    objective: Objective  # minimised last, with its beta
+    loss: float  # its value, summed over the rows
+    elbo: float  # of the posterior, in nats (beta = 1)
+    noise_variance: float  # of the observations given f; NaN where it depends on f
+    held_out_loss: float | None = None  # of the state that step 3 chose, an observation
+    n_iter: int = 1  # of the longest part of steps 3 and 4; minibatches count by pairs of steps
+    # "start", "solve": objective an observation; "validation": loss of the held-out rows.
     history: History = field(default_factory=dict)
-    dense: SparsePosterior | None = None
+    dense: SparsePosterior | None = None  # of a dense process, in place of that of `state`
 
     def posterior(self) -> SparsePosterior:
         """What predicts."""
