@@ -9,25 +9,11 @@ __all__ = ["greedy_variance"]
 
 
 def greedy_variance(kernel, X: Tensor, n_points: int) -> Tensor:
-    r"""Rows chosen one by one where the prior variance left by those before is greatest [1]_.
+    """Rows of X (n, d) chosen one by one where those before leave the greatest prior variance [1]_.
 
     The pivots of a Cholesky decomposition of K(X, X), of which only the columns chosen are
-    evaluated.
+    evaluated; fewer where the rest has no variance left. O(n n_points^2) time.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    n_points : int
-        At most n.
-
-    Returns
-    -------
-    Tensor of int64, shape (at most n_points,)
-        Fewer where the rest has no variance left; O(n n_points^2) time, O(n n_points) memory.
-
-    References
-    ----------
     .. [1] Burt, Rasmussen and van der Wilk (2020), Convergence of sparse variational inference in
        Gaussian processes regression, section 4.3.
     """

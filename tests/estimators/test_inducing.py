@@ -5,9 +5,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, DotProduct
+from sklearn.gaussian_process.kernels import RBF
 
-from skgp.estimators import _inducing as module
 from skgp.estimators._inducing import (
     INITIALISERS,
     class_centres,
@@ -88,10 +87,6 @@ def test_cluster_centres_lean_to_rows_of_weight(X):
     assert (Z[:, 0] > 0).mean() > (even[:, 0] > 0).mean() + 0.1
 
 
-def test_cluster_centres_are_reproducible(X):
-    assert np.array_equal(centres(X, 20, RBF(0.5)), centres(X, 20, RBF(0.5)))
-
-
 def test_cluster_centres_of_a_read_only_array_with_a_constant_column(X):
     rows = np.column_stack([X, np.full(2000, 3.0)])
     rows.flags.writeable = False
@@ -110,12 +105,6 @@ def test_distinct_rows_are_the_first_of_each():
     assert distinct_rows(X[::-1]).tolist() == [0, 1, 2]
     assert distinct_rows(X[:, ::-1]).tolist() == [0, 1, 4]
     assert distinct_rows(X[:0]).tolist() == []
-
-
-def test_distinct_rows_equal_those_of_numpy(rng):
-    X = rng.integers(0, 4, size=(500, 3)).astype(float)
-    expected = np.sort(np.unique(X, axis=0, return_index=True)[1])
-    np.testing.assert_array_equal(distinct_rows(X), expected)
 
 
 # ---- ways of choosing ---------------------------------------------------------------------------
@@ -149,14 +138,6 @@ def test_inducing_points_of_few_distinct_rows_are_those_rows(X, init):
     assert len(distinct_rows(Z)) == len(Z) <= 9
 
 
-def test_inducing_points_by_default_are_centres_of_clusters(X):
-    weight = np.where(X[:, 0] > 0, 1.0, 1e-6)
-    for options in ({}, {"sample_weight": weight}):
-        expected = centres(X, 20, RBF(0.5), **options)
-        np.testing.assert_array_equal(points(X, 20, RBF(0.5), **options), expected)
-    np.testing.assert_array_equal(points(X, 20, RBF(0.5), init="k-means"), centres(X, 20, RBF(0.5)))
-
-
 def test_inducing_points_at_random_depend_on_the_seed(X):
     first, second = (points(X, 20, RBF(), seed, init="random") for seed in (0, 1))
     assert not np.array_equal(first, second)
@@ -171,25 +152,6 @@ def test_inducing_points_chosen_greedily_are_the_pivots(X):
 def test_inducing_points_chosen_greedily_leave_less_than_rows_at_random(X):
     greedy, chance = (points(X, 60, RBF(1.0), init=init) for init in ("greedy", "random"))
     assert unexplained(RBF(1.0), X, greedy) < 0.5 * unexplained(RBF(1.0), X, chance)
-
-
-def test_inducing_points_chosen_greedily_are_fewer_where_no_variance_is_left(X):
-    """A linear kernel of two columns and a constant has three features."""
-    assert len(points(X, 40, DotProduct(1.0), init="greedy")) == 3
-
-
-def test_inducing_points_chosen_greedily_are_sought_among_some_rows(X, monkeypatch):
-    monkeypatch.setattr(module, "GREEDY_ROWS", 50)
-    seen = []
-    before = module.greedy_variance
-
-    def watched(kernel, rows, n_points):
-        seen.append(len(rows))
-        return before(kernel, rows, n_points)
-
-    monkeypatch.setattr(module, "greedy_variance", watched)
-    Z = points(X, 20, RBF(0.5), init="greedy")
-    assert seen == [50] and len(Z) == 20 and are_rows(Z, X)
 
 
 def test_warn_of_few_rows_names_the_numbers_and_the_remedy():

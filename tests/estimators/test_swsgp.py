@@ -9,14 +9,10 @@ import pytest
 from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._projection import Projection, principal_components
-from skgp.inference.neighbors import posterior
 from tests.contracts.estimators import (
     CountRegressorPredictions,
     RegressorContract,
@@ -121,22 +117,6 @@ def test_joint_covariance_and_draws(joint, params, data, X_new):
     assert np.abs(z).max() < 4
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"method": "kriging"}, {"covariance": "full"}, {"dtype": "float32"}],
-    ids=str,
-)
-def test_predictions_in_tiles_are_those_of_each_row(params, data, monkeypatch):
-    fit = kept(n_inducing=40, n_neighbors=10, **params).fit(*data)
-    X = np.random.default_rng(2).uniform(-3, 3, (300, 2))
-    whole = np.column_stack(fit.predict(X, return_std=True))
-    rows = np.concatenate([np.column_stack(fit.predict(x[None], return_std=True)) for x in X[:40]])
-    np.testing.assert_allclose(rows, whole[:40], rtol=1e-7)
-    monkeypatch.setattr(posterior, "TILE", 1000)
-    monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 100_000)
-    np.testing.assert_allclose(np.column_stack(fit.predict(X, return_std=True)), whole, rtol=1e-7)
-
-
 @pytest.mark.parametrize("method", ["variational", "kriging"])
 def test_many_rows_are_predicted_in_bounded_memory(method, data):
     """Beside what is returned; conditioned at once, 1e5 rows would take gigabytes."""
@@ -158,18 +138,6 @@ def test_many_rows_are_predicted_in_bounded_memory(method, data):
 
 
 # ---- parameters ----------------------------------------------------------------------------------
-
-
-def test_grid_search_over_points_and_neighbours_in_a_pipeline(data):
-    kernel = 1.0 * RBF(0.7) + WhiteKernel(0.05)
-    pipeline = make_pipeline(StandardScaler(), kept(kernel=kernel))
-    grid = {"swsgpregressor__n_inducing": [16, 90], "swsgpregressor__n_neighbors": [1, 16]}
-    search = GridSearchCV(pipeline, grid, cv=3, n_jobs=2).fit(*data)
-    assert search.best_params_ == {
-        "swsgpregressor__n_inducing": 90,
-        "swsgpregressor__n_neighbors": 16,
-    }
-    assert search.best_score_ > 0.85
 
 
 @pytest.mark.parametrize(
@@ -282,14 +250,6 @@ def test_more_points_than_rows_are_lowered_with_a_warning(method, data):
     with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
         fit = kept(n_inducing=50, method=method).fit(X, y)
     assert fit.n_inducing_ == 12 == len(np.unique(fit.inducing_points_, axis=0))
-
-
-@pytest.mark.parametrize("method", ["variational", "kriging"])
-@pytest.mark.parametrize("init", ["random", "k-means", "greedy"])
-def test_inducing_points_are_distinct_and_as_many_as_asked(method, init, data):
-    X, y = np.repeat(data[0], 2, axis=0), np.repeat(data[1], 2)
-    fit = kept(n_inducing=40, init=init, method=method).fit(X, y)
-    assert fit.n_inducing_ == 40 == len(np.unique(fit.inducing_points_, axis=0))
 
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -436,28 +396,6 @@ def test_a_few_rows(n, params):
     fit = SWSGPRegressor(random_state=0, **params).fit(X, y)
     mean, std = fit.predict(np.vstack([X, [[1e4]]]), return_std=True)
     assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
-
-
-@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
-def test_constant_y_is_predicted(likelihood, data, X_new):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        fit = SWSGPRegressor(likelihood=likelihood, random_state=0).fit(data[0], np.full(150, 7.0))
-    np.testing.assert_allclose(fit.predict(X_new), 7.0, rtol=0.15)
-
-
-def test_units_and_constant_columns_together(data):
-    X, y = data
-    plain = SWSGPRegressor(random_state=0).fit(X[:110], y[:110])
-
-    def awkward(X):
-        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
-
-    fit = SWSGPRegressor(random_state=0).fit(awkward(X[:110]), y[:110])
-    assert density(fit, awkward(X[110:]), y[110:]) > density(plain, X[110:], y[110:]) - 0.2
-    # Rows given twice have no noise between them.
-    fit.fit(awkward(np.repeat(X[:110], 2, axis=0)), np.repeat(y[:110], 2))
-    assert fit.n_inducing_ == 110 and fit.score(awkward(X[110:]), y[110:]) > 0.75
 
 
 def test_many_columns_are_reduced_to_principal_components():

@@ -9,13 +9,9 @@ from scipy.special import expit
 from scipy.stats import norm
 from sklearn.datasets import load_digits, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
-from skgp.inference.neighbors import posterior
 from skgp.learning.coupling import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 
@@ -115,24 +111,6 @@ def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits):
 # ---- predictions ---------------------------------------------------------------------------------
 
 
-@methods
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_predictions_in_tiles_are_those_of_each_row(method, dtype, moons, monkeypatch):
-    X, y, fresh, _ = moons
-    model = kept(method=method, n_inducing=100, dtype=dtype).fit(X, np.where(X[:, 0] > 1.5, 2, y))
-    whole = model.predict_proba(fresh)
-    rows = np.concatenate([model.predict_proba(x[None]) for x in fresh[:40]])
-    np.testing.assert_allclose(rows, whole[:40], rtol=1e-7)
-    sizes = []
-    hook = "_kriged_log_proba" if method == "kriging" else "_moments"
-    original = getattr(model, hook)
-    monkeypatch.setattr(model, hook, lambda X: (sizes.append(len(X)), original(X))[1])
-    monkeypatch.setattr(posterior, "TILE", 2000)
-    monkeypatch.setattr("skgp.estimators._base.PREDICTION_MEMORY", 50 * model._bytes_per_row())
-    np.testing.assert_allclose(model.predict_proba(fresh), whole, rtol=1e-7)
-    assert sizes == [50] * 8
-
-
 @pytest.mark.parametrize("far", [1e3, 1e200])
 @methods
 def test_probabilities_far_from_the_rows_are_finite(method, far, moons):
@@ -146,17 +124,6 @@ def test_probabilities_far_from_the_rows_are_finite(method, far, moons):
 
 
 # ---- parameters ----------------------------------------------------------------------------------
-
-
-def test_grid_search_over_points_and_neighbours_in_a_pipeline(moons):
-    pipeline = make_pipeline(StandardScaler(), kept())
-    grid = {"swsgpclassifier__n_inducing": [4, 60], "swsgpclassifier__n_neighbors": [1, 4]}
-    search = GridSearchCV(pipeline, grid, scoring="neg_log_loss", cv=2, n_jobs=2).fit(*moons[:2])
-    assert search.best_params_ == {
-        "swsgpclassifier__n_inducing": 60,
-        "swsgpclassifier__n_neighbors": 4,
-    }
-    assert -search.best_score_ < 0.5 * np.log(2) + 0.1
 
 
 @pytest.mark.parametrize(
@@ -205,14 +172,6 @@ def test_parameters_that_cannot_be_are_named(method, params, message, moons):
             getattr(model, fit)(*moons[:2])
 
 
-@methods
-def test_more_points_than_rows_are_lowered_with_a_warning(method, moons):
-    X, y = (np.repeat(part[:12], 3, axis=0) for part in moons[:2])
-    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
-        model = kept(n_inducing=50, method=method).fit(X, y)
-    assert model.n_inducing_ == 12 == len(np.unique(model.inducing_points_, axis=0))
-
-
 # ---- inducing points -----------------------------------------------------------------------------
 
 
@@ -229,29 +188,6 @@ def test_auto_takes_clusters_for_few_points(moons):
 
 
 # ---- state, weights, streams ---------------------------------------------------------------------
-
-
-@methods
-def test_state_does_not_grow_with_the_rows(method):
-    X, y = make_classification(1500, 10, random_state=0)
-    sizes = []
-    for n in (300, 1500):
-        model = kept(kernel=RBF(3.0), n_inducing=60, n_neighbors=8, method=method).fit(X[:n], y[:n])
-        model.predict(X[:5])
-        sizes.append(len(pickle.dumps(model)))
-    assert abs(sizes[1] - sizes[0]) < 600 and sizes[1] < 30_000
-
-
-@methods
-@pytest.mark.parametrize("n_inducing", [None, 25])
-def test_sample_weight_is_repeated_rows(method, n_inducing, moons):
-    X, y = moons[0][:90], moons[1][:90]
-    weights = np.random.default_rng(3).integers(1, 4, 90)
-    options = dict(method=method, n_inducing=n_inducing, tol=1e-12, max_iter=100)
-    weighted = kept(**options).fit(X, y, weights)
-    repeated = kept(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    found, expected = (model.predict_proba(moons[2]) for model in (weighted, repeated))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @methods
@@ -363,32 +299,10 @@ def test_kriging_believes_no_label_of_a_weighty_class_by_itself():
 
 
 @methods
-def test_units_and_constant_columns_together(method, moons):
-    X, y, fresh, target = moons
-    plain = SWSGPClassifier(method=method, random_state=0).fit(X, y)
-
-    def awkward(X):
-        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
-
-    model = SWSGPClassifier(method=method, random_state=0).fit(awkward(X), y)
-    found = log_loss_of(model, awkward(fresh), target)
-    assert found < log_loss_of(plain, fresh, target) + 0.02
-    # Labels given twice confirm each other: they are believed too much, not followed less well.
-    model.fit(awkward(np.repeat(X, 2, axis=0)), np.repeat(y, 2))
-    assert model.n_inducing_ == 200 and model.score(awkward(fresh), target) > 0.85
-
-
-@methods
 def test_rows_that_are_all_equal_have_the_base_rate(method):
     y = np.array([0] * 30 + [1] * 10)
     model = SWSGPClassifier(method=method, random_state=0).fit(np.ones((40, 2)), y)
     np.testing.assert_allclose(model.predict_proba([[1.0, 1.0]])[0], [0.75, 0.25], atol=0.06)
-
-
-def test_single_precision_is_near_double(moons):
-    double, single = (kept(dtype=dtype).fit(*moons[:2]) for dtype in ("float64", "float32"))
-    difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
-    assert 0 < np.abs(difference).max() < 0.02
 
 
 @pytest.mark.parametrize("seed", range(3))
