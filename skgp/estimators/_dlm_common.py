@@ -1,6 +1,5 @@
 """What `DLMGPRegressor` and `DLMGPClassifier` share: parameters, inducing points, the fit."""
 
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral, Real
@@ -194,7 +193,7 @@ class SparseGPMixin:
 
     def _keep(self, fit: SparseFit) -> None:
         """Copy what was learned to attributes."""
-        self._posterior = pickle.loads(pickle.dumps(fit.posterior()))  # from any device
+        self._posterior = fit.posterior().to("cpu")
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name
@@ -216,7 +215,7 @@ class SparseGPMixin:
             max_iter=self.max_iter,
             tol=self.tol,
         )
-        self._posterior = pickle.loads(pickle.dumps(state.posterior()))
+        self._posterior = state.posterior().to("cpu")
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -73,20 +73,8 @@ def inducing_factor(
 ) -> Tensor:
     r"""Lower factor L (M, M) of :math:`K_{uu} + \epsilon I`; differentiable in Z and theta, O(M^3).
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    Z : Tensor of shape (M, d)
-    theta : Tensor of shape (kernel.n_dims,), optional
-    jitter : float, optional
-        Relative to the mean diagonal; by default that of the dtype.
-    noise : Tensor of shape (M,), optional
-        Added to the diagonal, too.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If K holds NaN, or more jitter than 1e-4 is needed.
+    The jitter is relative to the mean diagonal, by default that of the dtype; noise (M,) is added
+    to the diagonal, too. NotPositiveDefiniteError if K holds NaN, or needs more than 1e-4.
     """
     K = gram(kernel, Z, theta=theta)
     diagonal = K.diagonal()
@@ -106,13 +94,13 @@ def whitened_features(
 
 def latent_moments(
     kernel,
-    X: Tensor,
-    Z: Tensor,
-    mean: Tensor,
-    root: Tensor,
+    X: Tensor,  # (n, d)
+    Z: Tensor,  # (M, d)
+    mean: Tensor,  # (M, c)
+    root: Tensor,  # (c, M, M)
     *,
-    theta: Tensor | None = None,
-    offset: Tensor | float = 0.0,
+    theta: Tensor | None = None,  # (kernel.n_dims,)
+    offset: Tensor | float = 0.0,  # (c,), prior means
 ) -> tuple[Tensor, Tensor]:
     r"""Posterior means and variances of f, differentiable in everything but X.
 
@@ -121,23 +109,8 @@ def latent_moments(
               B = L^{-T} (R R^T - I) L^{-1},
 
     which keeps triangular solves to M x M matrices: two products with an n x M matrix forward and
-    backward. The rounding error of v is about eps / jitter times the kernel's variance.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    Z : Tensor of shape (M, d)
-    mean : Tensor of shape (M, c)
-    root : Tensor of shape (c, M, M)
-    theta : Tensor of shape (kernel.n_dims,), optional
-    offset : Tensor of shape (c,) or float, default=0.0
-        Prior mean of f.
-
-    Returns
-    -------
-    mean, var : Tensor of shape (n, c)
-        Variances are at least 0. O(n M^2 c) time, O(n M c) memory.
+    backward. The rounding error of v is about eps / jitter times the kernel's variance. Both are
+    (n, c), variances at least 0; O(n M^2 c) time, O(n M c) memory.
     """
     L = inducing_factor(kernel, Z, theta)
     weights = tri_solve(L.mT, mean, upper=True)  # (M, c)
@@ -174,10 +147,7 @@ class _QuadraticForms(torch.autograd.Function):
 
 
 class FixedFeatures:
-    r"""`latent_moments` at the same rows for many posteriors, kernel and inducing points fixed.
-
-    :math:`\Phi` is kept: one product with an n x M matrix forward, one backward.
-    """
+    """`latent_moments` for many posteriors, with Phi kept: one product with it each way."""
 
     def __init__(self, kernel, X: Tensor, Z: Tensor, offset: Tensor | float = 0.0) -> None:
         with torch.no_grad():
@@ -214,13 +184,6 @@ class SparsePosterior(TensorState):
     -----
     Holds :math:`O(c M^2)` numbers, whatever the number of training rows.
     """
-
-    Z: Tensor
-    whitened_mean: Tensor
-    root: Tensor
-    offset: Tensor
-    factor: Tensor
-    weights: Tensor
 
     noise: Tensor | None = None
 
@@ -275,28 +238,14 @@ class SparsePosterior(TensorState):
 
 @dataclass(frozen=True)
 class SparseState:
-    """A sparse posterior and the hyper-parameters that it was found with.
+    """A sparse posterior (module docstring) and the hyper-parameters that it was found with."""
 
-    Attributes
-    ----------
-    kernel : sklearn kernel expression
-        Covariance of f, without noise; its bounds hold while training.
-    likelihood : Tensor of shape (p,)
-        Free parameters of the likelihood (logarithms; see `Likelihood.free_parameters`).
-    Z : Tensor of shape (M, d)
-    mean : Tensor of shape (M, c)
-    root : Tensor of shape (c, M, M)
-        Whitened posterior (module docstring).
-    offset : Tensor of shape (c,)
-        Prior means.
-    """
-
-    kernel: Any
-    likelihood: Tensor
-    Z: Tensor
-    mean: Tensor
-    root: Tensor
-    offset: Tensor
+    kernel: Any  # covariance of f, without noise; its bounds hold while training
+    likelihood: Tensor  # (p,), logarithms of its free parameters (`Likelihood.free_parameters`)
+    Z: Tensor  # (M, d)
+    mean: Tensor  # (M, c)
+    root: Tensor  # (c, M, M)
+    offset: Tensor  # (c,), prior means
 
     @classmethod
     def prior(cls, kernel, likelihood: Tensor, Z: Tensor, offset: Tensor) -> "SparseState":
@@ -408,8 +357,7 @@ def natural_gradients(
     Gaussian noise. Where a likelihood is not log-concave and the curvature negative, it is that of
     the parabola with the same slope whose top is the mode of the likelihood: nothing, in its place,
     would let q(u) run away from such rows. A step that would lower the ELBO is cut: from a rate far
-    too low, that to a huge count goes beyond all bounds. O(n M^2 c) a step, until the means change
-    by less than `tol`.
+    too low, that to a huge count goes beyond all bounds. O(n M^2 c) a step.
     """
     likelihood, beta = likelihood.at(data.offset), max(beta, defaults.LEAST_SITE_BETA)
     Phi, unexplained = whitened_features(state.kernel, data.X, state.Z)

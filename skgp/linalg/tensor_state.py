@@ -35,6 +35,12 @@ class TensorState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(_restored(state))
 
+    def to(self, *args: Any) -> Any:
+        """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest."""
+        other = object.__new__(type(self))
+        other.__dict__.update(_moved(self.__dict__, args))
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
         other.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -55,6 +61,12 @@ def _restored(value: Any) -> Any:
     if isinstance(value, DTypeName):
         return getattr(torch, value.name)
     return _mapped(_restored, value)
+
+
+def _moved(value: Any, args: tuple) -> Any:
+    if isinstance(value, (Tensor, TensorState)):
+        return value.to(*args)
+    return _mapped(lambda part: _moved(part, args), value)
 
 
 def _mapped(function: Any, value: Any) -> Any:

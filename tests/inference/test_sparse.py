@@ -246,7 +246,7 @@ def test_sparse_posterior_pickles_small_and_predicts_the_same():
     pickled = pickle.dumps(posterior)
     numbers = 9 * 2 + 9 * 3 + 3 * 81 + 3 + 81 + 9 * 3  # Z, mean, root, offset, factor, weights
     assert len(pickled) < 8 * numbers + 3000
-    copy = pickle.loads(pickled)
+    copy = pickle.loads(pickled).to("cpu", torch.float64)
     for found, expected in zip(
         copy.mean_and_variance(rows), posterior.mean_and_variance(rows), strict=True
     ):

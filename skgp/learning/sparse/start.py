@@ -62,35 +62,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Problem:
-    """What a sparse GP is to be fitted to, and how.
+    """What a sparse GP is to be fitted to, and how."""
 
-    Attributes
-    ----------
-    kernels : list of sklearn kernel expressions without noise
-        One, or several to choose from.
-    data : Data
-    objective : Objective
-    settings : Settings
-    inducing : callable
-        ``inducing(kernel, M=None)`` gives points (M, d) to begin with, in the metric of a kernel.
-    offset : Tensor of shape (c,)
-        Prior means of the latent functions.
-    generator : torch.Generator
-    recorder : StopRecorder
-        Hears of every iteration, and says when to stop.
-    start : SparseState or None
-        Of an earlier fit, to go on from.
-    """
-
-    kernels: list
+    kernels: list  # expressions without noise: one, or several to choose from
     data: Data
     objective: Objective
     settings: "Settings"
-    inducing: Callable[..., Tensor]
-    offset: Tensor
+    inducing: Callable[..., Tensor]  # (kernel, M=None): points (M, d) to begin with, in its metric
+    offset: Tensor  # (c,), prior means of the latent functions
     generator: torch.Generator
-    recorder: StopRecorder
-    start: SparseState | None = None
+    recorder: StopRecorder  # hears of every iteration, and says when to stop
+    start: SparseState | None = None  # of an earlier fit, to go on from
 
     def prior(self, kernel, likelihood: Tensor | None = None) -> SparseState:
         """The posterior of no data, at the points to begin with."""
@@ -101,50 +83,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Settings:
-    """How long, and on which rows, a sparse model is searched for.
+    """How long, and on which rows, a sparse model is searched for."""
 
-    Attributes
-    ----------
-    start_iter : int
-        Iterations of the start, by the ELBO.
-    max_iter : int
-        Iterations of the objective; pairs of steps, with minibatches.
-    tol : float
-        Relative fall of the objective an iteration below which a search stops.
-    early_stopping : bool
-        Whether rows are held out of a joint search.
-    validation_fraction : float
-    joint : bool
-        Whether the objective moves hyper-parameters.
-    batch_size : int or None
-        Rows of a minibatch; None takes all rows up to 1e6 / M (1e7 / M for q alone), and chooses
-        beyond.
-    learning_rate : float or None
-        Of minibatches; None for the default.
-    dense_start : bool
-        Whether the start may learn hyper-parameters by the evidence of a dense Gaussian process,
-        O(n^3) an iteration, in place of the ELBO: for few rows, as many inducing points.
-    ratio_std : float or None
-        Standard deviation a priori of the log ratios of length scales in such a start, around those
-        of the kernels; None is without a prior.
-    exact : bool
-        Whether the fit is that of a dense Gaussian process (:func:`dense_start`).
-    sizes : tuple of int
-        Numbers of inducing points, beyond those of the start, that may be tried in this order.
-    """
-
-    start_iter: int = 100
-    max_iter: int = 200
-    tol: float = 1e-6
-    early_stopping: bool = True
+    start_iter: int = 100  # of the start, by the ELBO
+    max_iter: int = 200  # of the objective; pairs of steps, with minibatches
+    tol: float = 1e-6  # relative fall of the objective an iteration below which a search stops
+    early_stopping: bool = True  # whether rows are held out of a joint search
     validation_fraction: float = 0.1
-    joint: bool = True
+    joint: bool = True  # whether the objective moves hyper-parameters
+    # Rows of a minibatch; None takes all up to 1e6 / M (1e7 / M for q alone), and chooses beyond.
     batch_size: int | None = None
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # of minibatches; None for the default
+    # Whether the start may learn hyper-parameters by the evidence of a dense Gaussian process,
+    # O(n^3) an iteration, in place of the ELBO: for few rows, as many inducing points.
     dense_start: bool = False
+    # Standard deviation a priori of the log ratios of length scales in such a start, around those
+    # of the kernels; None is without a prior.
     ratio_std: float | None = None
-    exact: bool = False
-    sizes: tuple[int, ...] = ()
+    exact: bool = False  # whether the fit is that of a dense Gaussian process (`dense_start`)
+    sizes: tuple[int, ...] = ()  # of inducing points, beyond those of the start, to try in order
 
 
 def start_state(problem: Problem) -> Training:
