@@ -11,3 +11,57 @@ CENTRE, MAX_GRID, LEAST_LOG = 0.2, 4096, -600.0
 #: Entries of a block's matrices for the gaps that are worked on together: they stay in a core's
 #: cache through all passes.
 TILE_ENTRIES = 2**16
+
+# ---- distances
+ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many
+
+# ---- gradients
+CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
+FEW_ROWS = 150  # up to which NumPy takes less time than torch
+ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
+
+# ---- gram
+# Elements of a piece whose temporaries stay in the cache and in the allocator's own memory.
+PIECE = 2**18
+
+# ---- linear
+# Squared distance of the rows from zero, in units of that from their middle, from which on the
+# level is lowered, and to what: the digits of the evidence, and of 1e-9 in predictions.
+FAR_LINEAR, LEVEL = 1e6, 1e3
+
+# ---- operators
+# Flops that an entry of a stored matrix is worth: it comes from memory.
+PASS = 50
+PANEL = 2048  # rows of a panel: large enough for full matrix-multiply speed
+MIRRORED = 512  # side of a tile that is written twice, the second time transposed
+# Of squared distances. At 2.6e-4 (20 thousand rows of house_8L, some far out) gradients of the
+# evidence move by 0.04 standard deviations of the posterior; at 0.1 matrices are indefinite.
+DISTANCE_ERROR = 3e-5
+
+# ---- pairwise
+MOST_NUMBERS = 2e7  # differences kept
+LARGEST_SQUARE = 1e300  # of squares, so that no sum of them overflows
+
+# ---- scales
+SCALE_ROWS = 16  # of which `length_scales` is the average
+ALIKE = 1e-12  # within which length scales weigh the columns alike
+# At least this share of the rows, and one row, is left out at either end.
+TAIL = 0.05
+# How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10
+# rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
+OUTLYING = 10.0
+
+# ---- spectra
+# Fewer signs than this give too few directions to pass for Gaussian ones, and save nothing.
+MIN_HADAMARD = 32
+
+# ---- spectral
+# Elements of a piece of the projection that stay in a core's cache through all its passes.
+PHASE_PIECE = 2**16
+# Radians, beyond which rows are not told apart.
+LARGEST_PHASE = 1e8
+# Up to this many columns a second matrix product costs less than writing in strides.
+TWICE = 32
+# Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
+# and one block for several sets of rows (a minibatch, the support rows) is drawn once.
+CACHE_BYTES = 16 * 2**20

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .defaults import ORIGIN_ROWS
+
 __all__ = [
     "METRICS",
     "Metric",
@@ -28,8 +30,6 @@ __all__ = [
     "origin",
     "scaled_inputs",
 ]
-
-_ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many
 
 
 def exp_decay_(exponent: Tensor, top: float = 0.0) -> Tensor:
@@ -65,7 +65,7 @@ def origin(X: Tensor) -> Tensor:
     Tensor of shape (..., 1, d)
         Subtracting it loses no digit of X, and a few outliers among the rows do not move it.
     """
-    rows = X.detach()[..., :: max(1, -(-X.shape[-2] // _ORIGIN_ROWS)), :]
+    rows = X.detach()[..., :: max(1, -(-X.shape[-2] // ORIGIN_ROWS)), :]
     if not rows.shape[-2]:
         return rows.new_zeros(*rows.shape[:-2], 1, rows.shape[-1])
     return rows.gather(-2, rows.abs().argmin(-2, keepdim=True))

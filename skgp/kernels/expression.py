@@ -46,7 +46,7 @@ __all__ = [
 
 BUILT_IN = (ConstantKernel, RBF, Matern, RationalQuadratic, ExpSineSquared, DotProduct, Cosine)
 COMPOSITES = (Sum, Product, Exponentiation, ActiveDims)
-MATERN_NU = (0.5, 1.5, 2.5, float("inf"))
+MATERN_NU = (0.5, 1.5, 2.5, float("inf"))  # mathematical
 
 GramFunction = Callable[[Kernel, "dict[str, Tensor]", Tensor, Tensor], Tensor]
 _REGISTERED: dict[type, GramFunction] = {}

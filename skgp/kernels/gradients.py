@@ -30,6 +30,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from .defaults import ALIVE, CACHED, FEW_ROWS
 from .distances import METRICS, correct_far_, far_limit, scaled_inputs
 from .expression import Binder, Node, Part, bind, check_kernel, factors
 from .gram import covariance, gram, variance
@@ -42,10 +43,6 @@ __all__ = [
     "pulled_back",
     "weighted_gradient",
 ]
-
-_CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
-_FEW_ROWS = 150  # up to which NumPy takes less time than torch
-_ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
 
 
 def bilinear_gradient(
@@ -141,7 +138,7 @@ class GramWithGradient:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
         self._leaf = _stationary_leaf(self._bind.part)
-        self.few = len(X) <= _FEW_ROWS and X.dtype == torch.float64 and not X.is_cuda
+        self.few = len(X) <= FEW_ROWS and X.dtype == torch.float64 and not X.is_cuda
         centred = scaled_inputs(X, None, 1.0)[0]
         self._centred: Any = centred.numpy() if self.few else centred
         if self._leaf is not None:  # says what does not fit
@@ -256,8 +253,8 @@ def pulled_back(K: Tensor, W: Tensor, theta: Tensor) -> Tensor:
 
 
 def _side(X: Tensor, memory_budget: float) -> int:
-    elements = memory_budget / (_ALIVE * X.element_size())
-    return max(1, math.isqrt(int(elements if X.is_cuda else min(elements, _CACHED))))
+    elements = memory_budget / (ALIVE * X.element_size())
+    return max(1, math.isqrt(int(elements if X.is_cuda else min(elements, CACHED))))
 
 
 Tile = tuple[slice, slice, Tensor]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from skgp.linalg.threads import ENTRY, large_operation
 
+from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
 from .expression import (
     Node,
@@ -50,9 +51,6 @@ __all__ = [
     "stationary",
     "variance",
 ]
-
-# Elements of a piece whose temporaries stay in the cache and in the allocator's own memory.
-PIECE = 2**18  # shape
 
 
 def gram(

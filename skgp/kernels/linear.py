@@ -16,14 +16,11 @@ from __future__ import annotations
 import numpy as np
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, Product, Sum
 
+from .defaults import FAR_LINEAR, LEVEL
 from .expression import register_kernel
 from .specs import ActiveDims
 
 __all__ = ["FarDotProduct", "at_origin"]
-
-# Squared distance of the rows from zero, in units of that from their middle, from which on the
-# level is lowered, and to what: the digits of the evidence, and of 1e-9 in predictions.
-_FAR, _LEVEL = 1e6, 1e3
 
 
 class FarDotProduct(DotProduct):
@@ -57,10 +54,10 @@ def at_origin(kernel: Kernel, X: np.ndarray) -> Kernel:
     if type(kernel) is DotProduct:
         origin = np.median(X, axis=0)
         spread = np.median(np.square(X - origin).sum(axis=1)) or 1.0
-        if np.square(origin).sum() <= _FAR * spread:
+        if np.square(origin).sum() <= FAR_LINEAR * spread:
             return kernel
         bounds = kernel.sigma_0_bounds
-        return FarDotProduct(kernel.sigma_0, bounds, origin, float(_LEVEL * spread))
+        return FarDotProduct(kernel.sigma_0, bounds, origin, float(LEVEL * spread))
     if type(kernel) is ActiveDims:
         inner = at_origin(kernel.kernel, kernel.select(X))
         return kernel if inner is kernel.kernel else ActiveDims(inner, kernel.dims)

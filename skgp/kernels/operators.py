@@ -20,17 +20,10 @@ import math
 import torch
 from torch import Tensor
 
+from skgp.kernels.defaults import DISTANCE_ERROR, MIRRORED, PANEL, PASS
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_diag, gram_tile, largest_square
 from skgp.linalg.threads import ENTRY, large_operation
-
-# Flops that an entry of a stored matrix is worth: it comes from memory.
-_PASS = 50
-_TILE = 2048  # rows of a panel: large enough for full matrix-multiply speed
-_MIRRORED = 512  # side of a tile that is written twice, the second time transposed
-# Of squared distances. At 2.6e-4 (20 thousand rows of house_8L, some far out) gradients of the
-# evidence move by 0.04 standard deviations of the posterior; at 0.1 matrices are indefinite.
-_DISTANCE_ERROR = 3e-5
 
 
 class KernelOperator:
@@ -68,7 +61,7 @@ class KernelOperator:
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
         self._X = X.to(distance_dtype)
-        self._starts = range(0, n, _TILE)
+        self._starts = range(0, n, PANEL)
         self.stored = self.stored_bytes(n, dtype) <= memory_budget
         self._panels: list[Tensor] = []
         if self.stored:
@@ -78,7 +71,7 @@ class KernelOperator:
     @staticmethod
     def stored_bytes(n: int, dtype: torch.dtype) -> float:
         """Bytes of the upper triangle of n rows, whole tiles on the diagonal."""
-        return dtype.itemsize * n * (n + _TILE) / 2
+        return dtype.itemsize * n * (n + PANEL) / 2
 
     def diag(self) -> Tensor:
         """Diagonal of K, shape (n,), in the dtype of the distances."""
@@ -89,9 +82,9 @@ class KernelOperator:
         V = V.to(self.dtype)
         out = torch.zeros_like(V)
         for i, start in enumerate(self._starts):
-            stop = min(start + _TILE, self.shape[0])
+            stop = min(start + PANEL, self.shape[0])
             panel = self._panels[i] if self.stored else self._panel(start)
-            with large_operation(_PASS * panel.numel()):
+            with large_operation(PASS * panel.numel()):
                 out[start:stop] += panel @ V[start:]
                 if stop < self.shape[0]:
                     out[stop:] += panel[:, stop - start :].T @ V[start:stop]
@@ -106,11 +99,11 @@ class KernelOperator:
 
         Formed in slices of columns, so that at higher precision only a slice is held.
         """
-        rows = self._X[start : start + _TILE]
+        rows = self._X[start : start + PANEL]
         n = self.shape[0]
         panel = torch.empty((rows.shape[0], n - start), dtype=self.dtype, device=rows.device)
-        for left in range(start, n, 2 * _TILE):
-            right = min(left + 2 * _TILE, n)
+        for left in range(start, n, 2 * PANEL):
+            right = min(left + 2 * PANEL, n)
             panel[:, left - start : right - start] = gram_tile(
                 self.kernel, rows, self._X[left:right]
             )
@@ -174,19 +167,19 @@ class RowOperator:
         """Make `theta` (n_theta,) the hyper-parameters of the products; call it before these."""
         n = len(self.inputs)
         if self._memory is None:
-            self._memory = self._rounded.new_empty((n if self.stored else min(_TILE, n)) * n)
+            self._memory = self._rounded.new_empty((n if self.stored else min(PANEL, n)) * n)
         self._bind(theta, self._rounded)
         if self._exact.dtype != self.dtype:
             error = torch.finfo(self.dtype).eps * largest_square(self._node, self._rounded)
-            if error > _DISTANCE_ERROR:
+            if error > DISTANCE_ERROR:
                 self._bind(theta, self._exact)
         if not self.stored:
             return
         K = self._matrix(n, n)
-        for start in range(0, n, _MIRRORED):
-            stop = min(start + _MIRRORED, n)
-            for left in range(start, n, _MIRRORED):
-                right = min(left + _MIRRORED, n)
+        for start in range(0, n, MIRRORED):
+            stop = min(start + MIRRORED, n)
+            for left in range(start, n, MIRRORED):
+                right = min(left + MIRRORED, n)
                 tile = self._tile(start, stop, left, right)
                 K[start:stop, left:right] = tile
                 if left > start:
@@ -210,14 +203,14 @@ class RowOperator:
         """``V K`` for V of shape (k, n)."""
         n = len(self.inputs)
         if self.stored:
-            with large_operation(_PASS * n**2):
+            with large_operation(PASS * n**2):
                 return V @ self._matrix(n, n)
         out = torch.zeros_like(V)
-        for start in range(0, n, _TILE):
-            stop = min(start + _TILE, n)
+        for start in range(0, n, PANEL):
+            stop = min(start + PANEL, n)
             panel = self._matrix(stop - start, n - start)
-            for left in range(start, n, _TILE):
-                right = min(left + _TILE, n)
+            for left in range(start, n, PANEL):
+                right = min(left + PANEL, n)
                 panel[:, left - start : right - start] = self._tile(start, stop, left, right)
             out[:, start:] += V[:, start:stop] @ panel
             out[:, start:stop] += V[:, stop:] @ panel[:, stop - start :].T

@@ -19,6 +19,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product, Sum
 from torch import Tensor
 
+from .defaults import LARGEST_SQUARE, MOST_NUMBERS
 from .distances import METRICS, origin
 from .expression import Binder, Part, children_of
 from .gradients import pulled_back
@@ -28,8 +29,6 @@ from .specs import ActiveDims
 
 __all__ = ["PairwiseKernel"]
 
-_MOST_NUMBERS = 2e7  # differences kept
-_LARGEST = 1e300  # of squares, so that no sum of them overflows
 Pull = Callable[[Tensor], Tensor]
 Evaluate = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
 
@@ -51,8 +50,8 @@ class PairwiseKernel:
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         self._X, self._bind, self._n = X, Binder(kernel), len(X)
         self._evaluate: Evaluate | None = None
-        if _closed_form(kernel) and X.shape[1] * self._n**2 <= _MOST_NUMBERS:
-            bound = _LARGEST**0.4
+        if _closed_form(kernel) and X.shape[1] * self._n**2 <= MOST_NUMBERS:
+            bound = LARGEST_SQUARE**0.4
             rows = (X - origin(X)).clamp(-bound, bound)
             squares = (rows[:, None] - rows).square_().reshape(-1, X.shape[1]).T.contiguous()
             self._evaluate = _compiled(self._bind.part, squares)
@@ -132,7 +131,7 @@ def _stationary(part: Part, squares: Tensor) -> Evaluate:
 
     def evaluate(theta: Tensor):
         precision = fixed if place is None else factor * theta[:, place].mul(-2).exp()
-        s = (precision @ D).clamp_max_(_LARGEST)  # beyond, rows are infinitely far apart
+        s = (precision @ D).clamp_max_(LARGEST_SQUARE)  # beyond, rows are infinitely far apart
         k, slope = k_and_slope(s, 0.0)  # (k, n^2)
         if place is None:
             return k, lambda G: []

@@ -15,6 +15,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from .defaults import ALIKE, OUTLYING, SCALE_ROWS, TAIL
 from .expression import children_of
 from .gram import gram, gram_diag
 
@@ -26,14 +27,6 @@ __all__ = [
     "robust_std",
     "scale_amplitude",
 ]
-
-_ROWS = 16  # of which `length_scales` is the average
-_RELATIVE_TOLERANCE = 1e-12  # within which length scales weigh the columns alike
-# At least this share of the rows, and one row, is left out at either end.
-_TAIL = 0.05
-# How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10
-# rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
-_OUTLYING = 10.0
 
 
 def amplitude_range(kernel: Kernel) -> tuple[float, float]:
@@ -125,7 +118,7 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
         In the units of the columns; not differentiable.
     """
     with torch.no_grad():
-        rows = X[:: -(-len(X) // _ROWS)]
+        rows = X[:: -(-len(X) // SCALE_ROWS)]
         steps = 0.1 * X.new_tensor(robust_std(X.cpu().numpy()))
         steps[steps == 0] = 1.0
         moved = rows[:, None] + steps.diag()  # (p, d, d): one column moved at a time
@@ -175,7 +168,7 @@ def inverse_length_scales(kernel: Kernel, X: Tensor) -> Tensor | None:
         return torch.zeros(X.shape[1], dtype=torch.float64, device=X.device)
     inverse = np.array([np.broadcast_to(1 / scale, X.shape[1:]) for scale in scales])
     relative = inverse / inverse[:, :1]
-    if not np.allclose(relative, relative[0], rtol=_RELATIVE_TOLERANCE, atol=0.0):
+    if not np.allclose(relative, relative[0], rtol=ALIKE, atol=0.0):
         return None
     return torch.tensor(inverse[0], device=X.device)
 
@@ -217,11 +210,11 @@ def robust_range(x: np.ndarray) -> float:
 def _middle(X: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:
     """Distance between a low and a high quantile, and the share beyond either."""
     if len(X) < 4:  # too few to tell which are outliers
-        return np.zeros(X.shape[1:]), _TAIL
-    tail = max(_TAIL, 1.5 / len(X))
+        return np.zeros(X.shape[1:]), TAIL
+    tail = max(TAIL, 1.5 / len(X))
     low, high = np.quantile(X, [tail, 1 - tail], axis=0, weights=weights, method="inverted_cdf")
     return high - low, tail
 
 
 def _unless_outlying(whole: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    return np.where((middle > 0) & (whole > _OUTLYING * middle), middle, whole)
+    return np.where((middle > 0) & (whole > OUTLYING * middle), middle, whole)

@@ -36,6 +36,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from .defaults import MIN_HADAMARD
 from .expression import Node, bind, check_kernel, summands
 from .leaves import LEAVES
 from .specs import ActiveDims, Cosine, check_one_column
@@ -182,9 +183,6 @@ def split_spectral(kernel: Kernel) -> tuple[Kernel | None, Kernel | None]:
 
 
 # Directions ---------------------------------------------------------------------------------------
-
-# Fewer signs than this give too few directions to pass for Gaussian ones, and save nothing.
-MIN_HADAMARD = 32  # shape
 
 
 def iid_rows(count: int, d: int, rng: np.random.Generator) -> Tensor:

@@ -21,22 +21,12 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
+from .defaults import CACHE_BYTES, LARGEST_PHASE, PHASE_PIECE, TWICE
 from .expression import bind, check_kernel
 from .leaves import LEAVES, Draws
 from .spectra import GAUSSIAN_ROWS, Term, expand, has_spectral_density, split_spectral
 
 __all__ = ["FourierFeatures", "has_spectral_density", "split_spectral"]
-
-# Elements of a piece of the projection that stay in a core's cache through all its passes.
-PIECE = 2**16
-# Radians, beyond which rows are not told apart.
-_LARGEST_PHASE = 1e8
-# Up to this many columns a second matrix product costs less than writing in strides.
-TWICE = 32
-
-# Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
-# and one block for several sets of rows (a minibatch, the support rows) is drawn once.
-CACHE_BYTES = 16 * 2**20
 
 
 class FourierFeatures:
@@ -350,9 +340,9 @@ def within_reach(X: Tensor, W: Tensor) -> Tensor:
     # The mean of the roots stands for heavy tails and for columns that few frequencies see.
     typical = W.detach().abs().sqrt().mean(0).square().to(X)
     phase = X.detach().abs() @ typical
-    if not len(phase) or float(phase.max()) <= _LARGEST_PHASE:
+    if not len(phase) or float(phase.max()) <= LARGEST_PHASE:
         return X
-    return X * (_LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
+    return X * (LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
 
 
 class Pairs(torch.autograd.Function):
@@ -395,7 +385,7 @@ def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
         W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
         X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     # A product with few rows would spend its time on reading W: take d of them at least.
-    step = max(1, n) if X.is_cuda else max(1, 2 * PIECE // out.shape[1], d)
+    step = max(1, n) if X.is_cuda else max(1, 2 * PHASE_PIECE // out.shape[1], d)
     for start in range(0, n, step):
         rows, piece = X[start : start + step], out[start : start + step]
         if twice:

@@ -38,6 +38,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.defaults import (
+    ADAPTIVE_CHUNK,
+    ADAPTIVE_DROP,
+    MAX_SKEW,
+    MIN_BEND,
+    MODE_MAX_NEWTON,
+    MODE_TOLERANCE,
+    N_POINTS,
+    N_REACH_STEPS,
+    ROWS_PLACED,
+    STRAIGHT,
+    TAIL_DROP,
+)
 from skgp.likelihoods.quadrature import chunked, piecewise
 
 __all__ = [
@@ -51,18 +64,7 @@ __all__ = [
 
 Profile = Callable[[Tensor], tuple[Tensor, Tensor]]  # of offsets: psi(t) - psi(0), its slope
 
-N_POINTS = 56
-_DROP = 20.0  # nats below the peak where the rule ends: 1e-10 of the integral is left out
-_TAIL_DROP = 30.0  # the same for rules that serve probabilities
-_N_REACH_STEPS = 4
-_MAX_SKEW = 0.9  # tanh of the shift of the sinh map, where its ends allow it
-_MIN_BEND = 0.1  # of the sinh map: below, sinh(b u) / b would cancel in single precision
-_STRAIGHT = 0.3  # bend up to which the integrand is nearly normal, and half of the nodes will do
-_MAX_NEWTON = 30
-_MODE_TOLERANCE = 0.05  # of a Newton step, in standard deviations: the mode only places nodes
-_ROWS = 8192  # rows placed at once
-_CHUNK = 256  # rows held with all nodes: temporaries of 0.1 MB, in the cache and kept by malloc
-_LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical
 
 
 def log_expectation(
@@ -138,10 +140,12 @@ def log_expectation_and_slopes(
     def rule(y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
         placed = _place(likelihood, y, mean, var)
         columns = (y, *placed[:-1], *placed.sinh)
-        is_bent = placed.sinh.bend > _STRAIGHT
-        return piecewise(is_bent, summed(n_points // 2), summed(n_points), columns, chunk=_CHUNK)
+        is_bent = placed.sinh.bend > STRAIGHT
+        return piecewise(
+            is_bent, summed(n_points // 2), summed(n_points), columns, chunk=ADAPTIVE_CHUNK
+        )
 
-    value, in_mean, in_var = chunked(rule, (y, mean, var), chunk=_ROWS)
+    value, in_mean, in_var = chunked(rule, (y, mean, var), chunk=ROWS_PLACED)
     return value, in_mean, in_var
 
 
@@ -195,7 +199,7 @@ class SinhMap(NamedTuple):
         return torch.addcmul(at_mode, exp.sub_(inverse), half_scale), spacing
 
 
-def sinh_map(profile: Profile, width: Tensor, *, drop: float = _DROP) -> SinhMap:
+def sinh_map(profile: Profile, width: Tensor, *, drop: float = ADAPTIVE_DROP) -> SinhMap:
     r"""Map that fits the trapezoidal rule to a concave :math:`\psi`.
 
     Parameters
@@ -216,11 +220,11 @@ def sinh_map(profile: Profile, width: Tensor, *, drop: float = _DROP) -> SinhMap
     skew = (right - left) / span
     # Of two demands on the bend, the first keeps the shift moderate; the second makes the slope at
     # the mode fit the curvature: sinh(b) / b = span / (2 width sqrt(2 drop)), nearly solved.
-    share = torch.minimum(skew.abs() / _MAX_SKEW, 0.5 * (1 + skew.abs()))
+    share = torch.minimum(skew.abs() / MAX_SKEW, 0.5 * (1 + skew.abs()))
     by_skew = 2 * torch.atanh(share.clamp_max(1 - 4 * torch.finfo(width.dtype).eps))
     stretch = (span / (2 * math.sqrt(2 * drop) * width) - 1).clamp_min(0)
     by_width = (6 * stretch / (1 + 0.3 * stretch)).sqrt()
-    bend = torch.maximum(by_skew, by_width).clamp_min(_MIN_BEND)
+    bend = torch.maximum(by_skew, by_width).clamp_min(MIN_BEND)
     shift = torch.atanh(skew / torch.tanh(0.5 * bend))
     return SinhMap(0.25 * span / (torch.sinh(bend) * torch.cosh(shift)), bend, shift)
 
@@ -302,11 +306,11 @@ def tilted_mode(likelihood: Likelihood, y: Tensor, mean: Tensor, std: Tensor) ->
     low, high = end.clamp_max(0), end.clamp_min(0)
     # Links bend near f = 0, where Newton's method takes its bearings best.
     z = torch.minimum(torch.maximum(-mean / std, low), high)
-    for _ in range(_MAX_NEWTON):
+    for _ in range(MODE_MAX_NEWTON):
         first, second = likelihood._derivatives(y, mean + std * z)
         pull, slope = std * first, 1 - var * second
         step = (pull - z) / slope
-        is_done = bool((step.abs() * slope.sqrt() < _MODE_TOLERANCE).all())
+        is_done = bool((step.abs() * slope.sqrt() < MODE_TOLERANCE).all())
         low = torch.where(pull > z, z, low)
         high = torch.where(pull < z, z, high)
         ratio = pull / z
@@ -329,7 +333,7 @@ def _reach(profile: Profile, width: Tensor, drop: float) -> tuple[Tensor, Tensor
     tiny = torch.finfo(width.dtype).tiny
     reach = math.sqrt(2 * drop) * width
     reach = torch.stack([-reach, reach])
-    for _ in range(_N_REACH_STEPS):
+    for _ in range(N_REACH_STEPS):
         value, slope = profile(reach)
         fall = (-value).clamp_min(tiny)
         log_step = (drop / fall).log() * fall / (reach * slope).abs().clamp_min(tiny)
@@ -364,11 +368,11 @@ def log_gamma_rule(
         return shape * (offset - excess), -shape * excess
 
     if for_tails:
-        left, right = _reach(profile, shape.rsqrt(), _TAIL_DROP)
+        left, right = _reach(profile, shape.rsqrt(), TAIL_DROP)
         share = torch.linspace(0, 1, n_points, dtype=shape.dtype, device=shape.device)
         offset = torch.addcmul(-left, share[:, None], left + right)
         weights = profile(offset)[0].exp_()
     else:
-        offset, spacing = sinh_map(profile, shape.rsqrt(), drop=_TAIL_DROP).nodes(n_points)
+        offset, spacing = sinh_map(profile, shape.rsqrt(), drop=TAIL_DROP).nodes(n_points)
         weights = profile(offset)[0].exp_().mul_(spacing)
     return offset, weights / weights.sum(0)

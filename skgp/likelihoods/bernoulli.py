@@ -28,14 +28,14 @@ from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
 
 __all__ = ["Bernoulli"]
 
 _LINKS = ("logit", "probit")
-_SCALE = 3.0  # of the sigmoids' bends, in f
-_WIDE = (quadrature.NARROW * _SCALE) ** 2  # latent variance above which Gauss-Hermite is left
-_N_ADAPTIVE = 64
-_CHUNK = 2048
+_WIDE = (
+    quadrature.NARROW * SIGMOID_SCALE
+) ** 2  # latent variance above which Gauss-Hermite is left
 
 
 class Bernoulli(Likelihood):
@@ -117,7 +117,7 @@ class Bernoulli(Likelihood):
             mean,
             var,
             y,
-            scale=_SCALE,
+            scale=SIGMOID_SCALE,
             n_points=self.n_points,
         )
 
@@ -127,7 +127,7 @@ class Bernoulli(Likelihood):
             mean,
             var,
             y,
-            scale=_SCALE,
+            scale=SIGMOID_SCALE,
             n_points=self.n_points,
         )
 
@@ -137,7 +137,7 @@ class Bernoulli(Likelihood):
             mean,
             var,
             y,
-            scale=_SCALE,
+            scale=SIGMOID_SCALE,
             n_points=self.n_points,
         )
         return first, second
@@ -150,9 +150,11 @@ class Bernoulli(Likelihood):
             return (super(Bernoulli, self)._log_predictive(y, mean, var),)
 
         def wide(y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor]:
-            return (adaptive.log_expectation(self, y, mean, var, n_points=_N_ADAPTIVE),)
+            return (adaptive.log_expectation(self, y, mean, var, n_points=N_SIGMOID),)
 
-        return quadrature.piecewise(var > _WIDE, narrow, wide, (y, mean, var), chunk=_CHUNK)[0]
+        return quadrature.piecewise(var > _WIDE, narrow, wide, (y, mean, var), chunk=SIGMOID_CHUNK)[
+            0
+        ]
 
     def _predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         positive = self._log_predictive(torch.ones_like(mean), mean, var).exp()

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
+from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
 
 __all__ = ["Laplace"]
 
-_ROOT_2 = math.sqrt(2)
-_MIN_STD = 1e-12  # of the latent value, relative to the scale: below, its square would overflow
-_MAX_NEWTON = 60
+_ROOT_2 = math.sqrt(2)  # mathematical
 
 
 class Laplace(NumericLikelihood):
@@ -147,7 +146,7 @@ def expected_absolute_residual(y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 
 
 def _std(var: Tensor, scale: Tensor) -> Tensor:
-    return torch.maximum(var, (_MIN_STD * scale) ** 2).sqrt()
+    return torch.maximum(var, (MIN_STD * scale) ** 2).sqrt()
 
 
 def _log_tilted(r: Tensor, std: Tensor, scale: Tensor) -> Tensor:
@@ -187,7 +186,7 @@ def _lower_quantile(q: Tensor, std: Tensor, scale: Tensor) -> Tensor:
     r = std * torch.special.ndtri(q / 2) + scale * q.log()
     log_q = q.log()
     tolerance = 4 * torch.finfo(q.dtype).eps
-    for _ in range(_MAX_NEWTON):
+    for _ in range(QUANTILE_MAX_NEWTON):
         log_cdf = _log_cdf(r, std, scale)
         log_density = torch.logaddexp(_log_tilted(r, std, scale), _log_tilted(-r, std, scale))
         log_slope = log_density - (2 * scale).log() - log_cdf

@@ -38,15 +38,16 @@ from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood
+from skgp.likelihoods.defaults import (
+    COUNT_CHUNK,
+    MAX_BISECTIONS,
+    MAX_EXACT_RATE,
+    N_TIMES,
+    NARROW_COUNT,
+    SOFTPLUS_SCALE,
+)
 
 __all__ = ["Poisson"]
-
-_SCALE = 3.0  # of the bend of softplus, in f
-_NARROW = 0.35  # variance of f, in log-rates and relative to that of log Gamma(y + 1)
-_N_TIMES = 64  # nodes for Gamma(y + 1)
-_CHUNK = 256
-_MAX_BISECTIONS = 200  # of doubles: 53 for the digits and some for the magnitude
-_MAX_EXACT_RATE = 1e15  # beyond, Poisson draws overflow integers, and a normal draw is as good
 
 
 class Poisson(NumericLikelihood):
@@ -139,7 +140,7 @@ class Poisson(NumericLikelihood):
             mean,
             var,
             self._with_offset(y),
-            scale=_SCALE,
+            scale=SOFTPLUS_SCALE,
             n_points=self.n_points,
         )
 
@@ -151,7 +152,7 @@ class Poisson(NumericLikelihood):
             mean,
             var,
             self._with_offset(y),
-            scale=_SCALE,
+            scale=SOFTPLUS_SCALE,
             n_points=self.n_points,
         )
         return first, second
@@ -174,7 +175,7 @@ class Poisson(NumericLikelihood):
             return excess, excess**2
 
         first, second = quadrature.smooth_averages(
-            powers, mean, var, at_mean, scale=_SCALE, n_points=self.n_points
+            powers, mean, var, at_mean, scale=SOFTPLUS_SCALE, n_points=self.n_points
         )
         exposure = self._offset_like(mean).exp()
         mean_y = exposure * (at_mean + first)
@@ -185,10 +186,10 @@ class Poisson(NumericLikelihood):
         offset = self._offset_like(mean).expand_as(mean)
         centre = self._link.inverse(shape, offset)
         # Standard deviation of log rate(f) against that of log Gamma(y + 1).
-        is_wide = var * self._link.log_slope(centre) ** 2 * shape > _NARROW
+        is_wide = var * self._link.log_slope(centre) ** 2 * shape > NARROW_COUNT
         columns = (shape, mean, var, offset)
         (value,) = quadrature.piecewise(
-            is_wide, self._cdf_over_f, self._cdf_over_time, columns, chunk=_CHUNK
+            is_wide, self._cdf_over_f, self._cdf_over_time, columns, chunk=COUNT_CHUNK
         )
         return torch.where(y < 0, torch.zeros_like(value), value)
 
@@ -203,14 +204,14 @@ class Poisson(NumericLikelihood):
     def _cdf_over_time(
         self, shape: Tensor, mean: Tensor, var: Tensor, offset: Tensor
     ) -> tuple[Tensor]:
-        log_time, weights = adaptive.log_gamma_rule(shape, _N_TIMES)
+        log_time, weights = adaptive.log_gamma_rule(shape, N_TIMES)
         threshold = self._link.inverse(shape * log_time.exp(), offset)
         return ((weights * torch.special.ndtr((threshold - mean) / var.sqrt())).sum(0),)
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         low, high = self._bracket(q, mean, var)  # P(Y <= low) < q <= P(Y <= high)
         everywhere = self.at(self._offset_like(mean).expand_as(mean))
-        for _ in range(_MAX_BISECTIONS):
+        for _ in range(MAX_BISECTIONS):
             # The geometric mean finds the magnitude, the arithmetic one the digits.
             geometric = ((low + 2) * (high + 2)).sqrt() - 2
             middle = torch.where(high > 4 * low + 16, geometric, 0.5 * (low + high)).floor()
@@ -242,11 +243,11 @@ class Poisson(NumericLikelihood):
 
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         rate = self._conditional_mean(f)
-        counts = torch.poisson(rate.clamp_max(_MAX_EXACT_RATE), generator=generator)
-        if not bool((rate > _MAX_EXACT_RATE).any()):
+        counts = torch.poisson(rate.clamp_max(MAX_EXACT_RATE), generator=generator)
+        if not bool((rate > MAX_EXACT_RATE).any()):
             return counts
         noise = torch.empty_like(f).normal_(generator=generator)
-        return torch.where(rate > _MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
+        return torch.where(rate > MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
 
     def gaussian_targets(self, y: Tensor) -> Tensor:
         return self._link.inverse(y + 0.5, self._offset_like(y))

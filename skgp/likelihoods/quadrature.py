@@ -27,6 +27,8 @@ from scipy.special import roots_hermitenorm
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skgp.likelihoods.defaults import N_WIDE, NARROW, QUADRATURE_CHUNK, WIDE_REACH
+
 __all__ = [
     "NARROW",
     "check_n_points",
@@ -39,11 +41,6 @@ __all__ = [
     "smooth_averages",
     "smooth_expectation",
 ]
-
-NARROW = 0.3  # standard deviations up to this multiple of the scale are left to Gauss-Hermite
-_N_WIDE = 80
-_REACH = 6.5  # of the wide rule, in standard deviations
-_CHUNK = 512  # rows held with all their nodes: temporaries of 0.3 MB stay in the cache
 
 
 def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +214,9 @@ def smooth_averages(
         return _sinh_rule(mean, var, scale)
 
     is_wide = var > (NARROW * scale) ** 2
-    return piecewise(is_wide, by_rule(narrow), by_rule(wide), (mean, var, *columns), chunk=_CHUNK)
+    return piecewise(
+        is_wide, by_rule(narrow), by_rule(wide), (mean, var, *columns), chunk=QUADRATURE_CHUNK
+    )
 
 
 def smooth_expectation(
@@ -352,12 +351,12 @@ def _spread(nodes: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 
 
 def _sinh_rule(mean: Tensor, var: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Nodes f and weights (_N_WIDE, n) of the trapezoidal rule in asinh(f / scale)."""
+    """Nodes f and weights (N_WIDE, n) of the trapezoidal rule in asinh(f / scale)."""
     std = var.sqrt()
     with torch.no_grad():  # the nodes are constants: the density carries the gradients
-        low = torch.asinh((mean - _REACH * std) / scale)
-        high = torch.asinh((mean + _REACH * std) / scale)
-        share = torch.linspace(0, 1, _N_WIDE, dtype=mean.dtype, device=mean.device)
+        low = torch.asinh((mean - WIDE_REACH * std) / scale)
+        high = torch.asinh((mean + WIDE_REACH * std) / scale)
+        share = torch.linspace(0, 1, N_WIDE, dtype=mean.dtype, device=mean.device)
         exp = torch.addcmul(low, share[:, None], high - low).exp_()
         inverse = exp.reciprocal()
         f = (exp - inverse).mul_(0.5 * scale)

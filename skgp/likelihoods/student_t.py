@@ -38,18 +38,21 @@ from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
+from skgp.likelihoods.defaults import (
+    FEW_NODES,
+    HARD,
+    MANY_NODES,
+    N_MIXTURE,
+    N_ROOT_STEPS,
+    STUDENT_T_CHUNK,
+    STUDENT_T_DROP,
+    STUDENT_T_MAX_NEWTON,
+    STUDENT_T_SCALE,
+)
 
 __all__ = ["StudentT"]
 
-_SCALE = 1.2  # of log(1 + X^2), in X
-_DROP = 20.0  # nats below the peak where the window ends
-_N_ROOT_STEPS = 6
-_FEW, _MANY = 40, 96  # nodes
-_HARD = 24.0  # ratio of window to narrowest peak above which a row takes many nodes
-_N_MIXTURE = 96
-_CHUNK = 256
-_MAX_NEWTON = 60
-_LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical
 
 
 class StudentT(NumericLikelihood):
@@ -126,7 +129,7 @@ class StudentT(NumericLikelihood):
             _log_one_plus_square,
             (mean - y) / c,
             var / c**2,
-            scale=_SCALE,
+            scale=STUDENT_T_SCALE,
             n_points=self.n_points,
         )
         return self._log_peak(mean) - 0.5 * (df + 1) * average
@@ -137,7 +140,7 @@ class StudentT(NumericLikelihood):
             _log_one_plus_square,
             (mean - y) / c,
             var / c**2,
-            scale=_SCALE,
+            scale=STUDENT_T_SCALE,
             n_points=self.n_points,
         )
         return -0.5 * (df + 1) / c * first, -0.5 * (df + 1) / c**2 * second
@@ -154,13 +157,13 @@ class StudentT(NumericLikelihood):
         r = y - mean
         # The predictive is symmetric about its mean; the lower half keeps tail precision.
         columns = torch.broadcast_tensors(-r.abs(), var, self._scale(mean), self._df(mean))
-        (lower,) = quadrature.chunked(_lower_tail, columns, chunk=_CHUNK)
+        (lower,) = quadrature.chunked(_lower_tail, columns, chunk=STUDENT_T_CHUNK)
         return torch.where(r > 0, 1 - lower, lower)
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         half = torch.minimum(q, 1 - q)
         columns = torch.broadcast_tensors(half, var, self._scale(mean), self._df(mean))
-        (r,) = quadrature.chunked(_lower_quantile, columns, chunk=_CHUNK)
+        (r,) = quadrature.chunked(_lower_quantile, columns, chunk=STUDENT_T_CHUNK)
         return mean + torch.where(q < 0.5, r, -r)
 
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
@@ -217,10 +220,10 @@ class _LogAverage(torch.autograd.Function):
         low, high, is_hard = _window(rho.abs(), tau, df)
         value, in_rho, in_tau_squared, in_df = quadrature.piecewise(
             is_hard,
-            lambda *rows: _log_average(*rows, n_points=_FEW),
-            lambda *rows: _log_average(*rows, n_points=_MANY),
+            lambda *rows: _log_average(*rows, n_points=FEW_NODES),
+            lambda *rows: _log_average(*rows, n_points=MANY_NODES),
             (rho.abs(), tau, df, low, high),
-            chunk=_CHUNK,
+            chunk=STUDENT_T_CHUNK,
         )
         ctx.save_for_backward(torch.where(rho < 0, -in_rho, in_rho), in_tau_squared, in_df)
         return value
@@ -232,7 +235,7 @@ class _LogAverage(torch.autograd.Function):
 
 
 def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Interval in u outside of which the integrand is `_DROP` nats below its peak, for rho >= 0.
+    r"""Interval in u outside of which the integrand is 20 nats below its peak, for rho >= 0.
 
     The logarithm of the integrand is the sum of two terms with maximum 0,
 
@@ -245,7 +248,7 @@ def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tenso
         Whether a peak may be narrow beside the window.
     """
     mode, peak = _highest_peak(rho, tau, df)
-    room = _DROP - peak
+    room = STUDENT_T_DROP - peak
     low, high = _bounds(rho, tau, df, room, room)
     # Far out, T is low all over the window and leaves less room to G.
     nearest = torch.zeros_like(rho).clamp(low, high)
@@ -256,7 +259,7 @@ def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tenso
     at_noise = torch.where(low < 0, df, 0.0)
     at_latent = torch.where(high > torch.asinh(rho), (1 + rho**2) / tau**2, 0.0)
     sharpest = torch.maximum(at_mode, torch.maximum(at_noise, at_latent))
-    return low, high, (high - low) ** 2 * sharpest > _HARD**2
+    return low, high, (high - low) ** 2 * sharpest > HARD**2
 
 
 def _highest_peak(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +270,7 @@ def _highest_peak(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor]
     """
     x = torch.stack([torch.zeros_like(rho), rho])
     linear = 1 + df * tau**2
-    for _ in range(_N_ROOT_STEPS):
+    for _ in range(N_ROOT_STEPS):
         value = ((x - rho) * x + linear) * x - rho
         slope = (3 * x - 2 * rho) * x + linear
         x = torch.minimum((x - value / slope).clamp_min(0), rho)
@@ -325,7 +328,7 @@ def _log_average(
 
 def _mixture(var: Tensor, scale: Tensor, df: Tensor) -> tuple[Tensor, Tensor]:
     """Variances v + scale^2 / lambda and their weights (96, n)."""
-    offset, weights = adaptive.log_gamma_rule(0.5 * df, _N_MIXTURE, for_tails=True)
+    offset, weights = adaptive.log_gamma_rule(0.5 * df, N_MIXTURE, for_tails=True)
     return var + scale**2 * (-offset).exp(), weights
 
 
@@ -345,7 +348,7 @@ def _lower_quantile(q: Tensor, var: Tensor, scale: Tensor, df: Tensor) -> tuple[
     w = torch.asinh(-torch.special.ndtri(q))
     low, high = torch.zeros_like(w), torch.asinh(_tail_bound(q, var, scale, df) / spread)
     tolerance = 4 * torch.finfo(q.dtype).eps
-    for _ in range(_MAX_NEWTON):
+    for _ in range(STUDENT_T_MAX_NEWTON):
         z = -spread * torch.sinh(w) / std
         cdf = (weights * torch.special.ndtr(z)).sum(0)
         density = (weights * (-0.5 * z**2 - _LOG_ROOT_2PI).exp() / std).sum(0)

@@ -12,12 +12,9 @@ import torch
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 from torch import Tensor
 
+from skgp.linalg.defaults import EIGENVALUE_ROWS, LARGE_RATIO
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.linalg.threads import large_operation
-
-# Of a matrix that cannot be factored: rows whose eigenvalues are computed, and the ratio of
-# variances that leaves no digits.
-_ROWS, _LARGE_RATIO = 200, 1e10
 
 __all__ = [
     "CholeskyResult",
@@ -276,14 +273,14 @@ def _cause(A: Tensor, max_jitter: float) -> str:
             f"Row {int(variance.argmin())} has a variance of {float(variance.min()):.3g}: the "
             "kernel is no covariance. Check the kernel's class and hyper-parameters."
         )
-    if float(variance.max() / variance.median()) > _LARGE_RATIO:
+    if float(variance.max() / variance.median()) > LARGE_RATIO:
         return (
             f"Row {int(variance.argmax())} lies far from the others: its variance of "
             f"{float(variance.max()):.3g} leaves theirs, {float(variance.median()):.3g} in the "
             "median, without digits. Remove the row, or give the columns other units."
         )
     C = (A / variance.sqrt() / variance.sqrt()[:, None]).double()
-    some = C[:: -(-len(C) // _ROWS), :: -(-len(C) // _ROWS)]
+    some = C[:: -(-len(C) // EIGENVALUE_ROWS), :: -(-len(C) // EIGENVALUE_ROWS)]
     least = float(torch.linalg.eigvalsh(some)[0])
     if least < -0.5 * max_jitter:
         return (

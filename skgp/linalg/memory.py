@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-# Of what is free, for the largest object of a fit: the rest is for what is beside it.
-_SHARE = 0.7
-_UNKNOWN = 8e9  # bytes, where the system tells nothing
+from skgp.linalg.defaults import MEMORY_SHARE, MEMORY_UNKNOWN
+
 # (limit, in use) of the control groups that containers are kept in, versions 2 and 1
 _CONTROL_GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -31,7 +30,7 @@ def memory_budget(asked: float | None, device: torch.device | str = "cpu") -> fl
     """
     if asked is not None:
         return float(asked)
-    return 2.0 ** (math.floor(4 * math.log2(_SHARE * free_memory(device))) / 4)
+    return 2.0 ** (math.floor(4 * math.log2(MEMORY_SHARE * free_memory(device))) / 4)
 
 
 def free_memory(device: torch.device | str = "cpu") -> float:
@@ -40,7 +39,9 @@ def free_memory(device: torch.device | str = "cpu") -> float:
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     bounds = [_free_of_machine(), *map(_free_of_group, _CONTROL_GROUPS)]
-    return max(min((bound for bound in bounds if bound is not None), default=_UNKNOWN), 2.0**20)
+    return max(
+        min((bound for bound in bounds if bound is not None), default=MEMORY_UNKNOWN), 2.0**20
+    )
 
 
 def _free_of_machine() -> float | None:

@@ -21,12 +21,10 @@ from contextvars import ContextVar
 import torch
 from threadpoolctl import ThreadpoolController
 
+from skgp.linalg.defaults import ENTRY, LARGE_FLOPS
+
 __all__ = ["ENTRY", "large_operation", "one_thread"]
 
-#: Flops, some 40 ms in one thread: ten time slices.
-_LARGE = 1e9
-#: Flops that an entry of a Gram matrix is worth: an exponential and a few passes over memory.
-ENTRY = 100
 
 # Threads that a large operation may take; 0 outside of `one_thread`, where nothing is changed.
 _available: ContextVar[int] = ContextVar("available", default=0)
@@ -72,7 +70,7 @@ def large_operation(flops: float) -> Iterator[None]:
         Of the operation, or of several of which each is large.
     """
     found = torch.get_num_threads()
-    if flops < _LARGE or _available.get() <= found:
+    if flops < LARGE_FLOPS or _available.get() <= found:
         yield
         return
     torch.set_num_threads(_available.get())

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Adam"]
+from skgp.optim.defaults import BLOCK
 
-_BLOCK = 2**15  # numbers of a parameter moved together: the four arrays of a step stay in cache
+__all__ = ["Adam"]
 
 
 class Adam:
@@ -74,10 +74,10 @@ class Adam:
                 continue
             self._n_steps[i] += 1
             arrays = (leaf, leaf.grad, self._first[i], self._second[i])
-            if leaf.numel() <= _BLOCK or not all(a.is_contiguous() for a in arrays):
+            if leaf.numel() <= BLOCK or not all(a.is_contiguous() for a in arrays):
                 self._move(arrays, rate, self._n_steps[i])
                 continue
-            for part in zip(*(a.view(-1).split(_BLOCK) for a in arrays), strict=True):
+            for part in zip(*(a.view(-1).split(BLOCK) for a in arrays), strict=True):
                 self._move(part, rate, self._n_steps[i])
 
     def state_dict(self) -> dict[str, list]:

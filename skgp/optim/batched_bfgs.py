@@ -17,14 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from skgp.optim.defaults import ARMIJO, LONGEST_STEP, SHORTEST_STEP
+
 __all__ = ["BatchMinimum", "minimize_batch"]
 
 ValuesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 Callback = Callable[[int, dict], bool | None]
-
-_ARMIJO = 1e-4
-_LONGEST = 2.0  # of a step, in each coordinate
-_SHORTEST = 1e-10  # of t, below which a search has ended
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class _Searches:
         """Take the values and gradients at the trial points."""
         for j, i in enumerate(running):
             expected = float(self.gradient[i] @ (trial[j] - self.x[i]))
-            if value[j] <= self.value[i] + _ARMIJO * min(expected, 0.0):
+            if value[j] <= self.value[i] + ARMIJO * min(expected, 0.0):
                 s, y = trial[j] - self.x[i], gradient[j] - self.gradient[i]
                 self.x[i], self.value[i], self.gradient[i] = trial[j], value[j], gradient[j]
                 self._update(i, s, y)
@@ -142,7 +140,7 @@ class _Searches:
                 excess = value[j] - self.value[i] - expected
                 best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
                 self._t[i] *= min(max(best, 0.1), 0.5)
-                self._ended[i] |= self._t[i] < _SHORTEST
+                self._ended[i] |= self._t[i] < SHORTEST_STEP
 
     def _update(self, i: int, s: np.ndarray, y: np.ndarray) -> None:
         """BFGS, [1]_ eq. (6.17); left out where the curvature along the step is not positive."""
@@ -165,6 +163,6 @@ class _Searches:
         self._d[i], self._t[i] = d, 1.0
         self._slope[i] = float(g @ d)
         longest = np.abs(d).max(initial=0.0)
-        if longest > _LONGEST or (self._fresh[i] and longest > 0):
+        if longest > LONGEST_STEP or (self._fresh[i] and longest > 0):
             # Without any curvature seen, a first step of half a unit.
-            self._t[i] = min(1.0, (0.5 if self._fresh[i] else _LONGEST) / longest)
+            self._t[i] = min(1.0, (0.5 if self._fresh[i] else LONGEST_STEP) / longest)

@@ -18,11 +18,11 @@ import torch
 from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
+from skgp.optim.defaults import HISTORY_NUMBERS, N_PAIRS
+
 __all__ = ["LBFGSResult", "minimize_lbfgs"]
 
 Callback = Callable[[int, dict], bool | None]
-_HISTORY_NUMBERS = 5e7  # floats that the curvature pairs may take
-_N_PAIRS = 50
 
 
 @dataclass
@@ -132,7 +132,7 @@ def minimize_lbfgs(
             result.stopped = True
             raise StopIteration
 
-    n_pairs = max(5, min(_N_PAIRS, int(_HISTORY_NUMBERS / (2 * len(x0)))))
+    n_pairs = max(5, min(N_PAIRS, int(HISTORY_NUMBERS / (2 * len(x0)))))
     found = minimize(
         objective,
         x0,

@@ -35,8 +35,8 @@ def normal(*shape, seed=0):
 @pytest.fixture(params=[5, 37, 2048], ids=lambda tile: f"tile{tile}")
 def tile(request, monkeypatch):
     """Panels of 5 rows, of which 37 is no multiple; of all rows; of more than there are."""
-    monkeypatch.setattr(operators, "_TILE", request.param)
-    monkeypatch.setattr(operators, "_MIRRORED", request.param)
+    monkeypatch.setattr(operators, "PANEL", request.param)
+    monkeypatch.setattr(operators, "MIRRORED", request.param)
     return request.param
 
 

@@ -30,7 +30,7 @@ each_kernel = pytest.mark.parametrize("name", KERNELS)
 @pytest.fixture(params=[0, 1000], ids=["torch", "numpy"])
 def few_rows(request, monkeypatch):
     """Both ways of evaluation, whatever the number of rows."""
-    monkeypatch.setattr(module, "_FEW_ROWS", request.param)
+    monkeypatch.setattr(module, "FEW_ROWS", request.param)
 
 
 def problem(rng, n=30):
