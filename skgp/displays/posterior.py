@@ -13,9 +13,6 @@ from skgp.samplers import r_hat
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_REACH = 4.0  # standard deviations that a density is drawn over
-_NARROW = 30.0  # ratio of the ends of a logarithmic axis below which its ticks are plain numbers
-
 
 class TraceDisplay:
     """Draws of the hyper-parameters in the order in which they were taken, a panel for each.
@@ -84,12 +81,9 @@ class TraceDisplay:
 
         Raises
         ------
-        ImportError
-            If matplotlib is not installed.
-        TypeError
-            If the estimator has no samples of hyper-parameters.
-        ValueError
-            If there is a single sample, or a name is unknown.
+        ImportError, TypeError, ValueError
+            Without matplotlib; where the estimator has no samples of hyper-parameters; where there
+            is a single one, or a name is unknown.
         """
         require_matplotlib(cls.__name__)
         columns, labels = _columns(estimator, names)
@@ -120,6 +114,7 @@ class TraceDisplay:
         Parameters
         ----------
         ax : matplotlib Axes, sequence of them or None, default=None
+            As many as panels.
         n_cols : int, default=2
             Panels beside each other on a new figure.
         **kwargs
@@ -129,11 +124,6 @@ class TraceDisplay:
         -------
         TraceDisplay
             This object.
-
-        Raises
-        ------
-        ValueError
-            If the axes given are not as many as the panels.
         """
         n, caller = len(self.names), type(self).__name__
         self.axes_ = panel_axes(n, ax, n_cols, caller=caller, sharex=True)
@@ -245,18 +235,15 @@ class PosteriorDisplay:
 
         Raises
         ------
-        ImportError
-            If matplotlib is not installed.
-        TypeError
-            If the estimator has no samples of hyper-parameters.
-        ValueError
-            If there is a single sample, or a name is unknown.
+        ImportError, TypeError, ValueError
+            Without matplotlib; where the estimator has no samples of hyper-parameters; where there
+            is a single one, or a name is unknown.
         """
         require_matplotlib(cls.__name__)
         columns, labels = _columns(estimator, names)
         u, weights = estimator.posterior_samples_[:, columns], estimator.sample_weights_
         mean = weights @ u
-        reach = _REACH * np.sqrt(weights @ (u - mean) ** 2)
+        reach = 4 * np.sqrt(weights @ (u - mean) ** 2)
         grids = np.linspace(mean - reach, mean + reach, grid_resolution)
         density = [gaussian_kde(u[:, j], weights=weights)(grid) for j, grid in enumerate(grids.T)]
         prior_density = None
@@ -288,6 +275,7 @@ class PosteriorDisplay:
         Parameters
         ----------
         ax : matplotlib Axes, sequence of them or None, default=None
+            As many as panels.
         n_cols : int, default=3
             Panels beside each other on a new figure.
         line_kwargs, prior_kwargs, mode_kwargs : dict or None, default=None
@@ -297,11 +285,6 @@ class PosteriorDisplay:
         -------
         PosteriorDisplay
             This object.
-
-        Raises
-        ------
-        ValueError
-            If the axes given are not as many as the panels.
         """
         self.axes_ = panel_axes(len(self.names), ax, n_cols, caller=type(self).__name__)
         self.figure_ = self.axes_[0].figure
@@ -355,7 +338,7 @@ def _logarithmic(ax: "Axes", side: str, low: float, high: float) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
     ax.set(**{f"{side}scale": "log"})
-    if high < _NARROW * low:
+    if high < 30 * low:
         axis = getattr(ax, f"{side}axis")
         axis.set_major_locator(MaxNLocator(4))
         axis.set_major_formatter(StrMethodFormatter("{x:.3g}"))

@@ -8,8 +8,8 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.samplers import ess_bulk, ess_tail, r_hat, stratified_resample
 
-_LEVELS = (0.025, 0.5, 0.975)
-_ARVIZ_CHAINS = 4  # that independent draws are handed over as
+LEVELS = (0.025, 0.5, 0.975)  # mathematical
+ARVIZ_CHAINS = 4  # mathematical: that independent draws are handed over as
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PosteriorSummary:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The table's columns by their headings."""
-        levels = {f"{level:.1%}": self.quantiles[:, i] for i, level in enumerate(_LEVELS)}
+        levels = {f"{level:.1%}": self.quantiles[:, i] for i, level in enumerate(LEVELS)}
         ends = {"r_hat": self.r_hat, "ess_bulk": self.ess_bulk, "ess_tail": self.ess_tail}
         return {"mean": self.mean, "sd": self.sd, **levels, **ends}
 
@@ -52,8 +52,7 @@ class PosteriorSummary:
         columns = self.columns()
         formats = ["{:.4g}"] * 5 + ["{:.3f}", "{:.0f}", "{:.0f}"]
         rows = [["", *columns]]
-        for i, name in enumerate(self.names):
-            values = [column[i] for column in columns.values()]
+        for name, *values in zip(self.names, *columns.values(), strict=True):
             rows.append([name, *(f.format(v) for f, v in zip(formats, values, strict=True))])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = (
@@ -66,24 +65,18 @@ class PosteriorSummary:
 
 
 def summarise(
-    names: list[str], u: np.ndarray, weights: np.ndarray, chain: np.ndarray, sampler: str
+    names: list[str],
+    u: np.ndarray,  # (s, p), samples of logarithms
+    weights: np.ndarray,  # (s,), of sum one
+    chain: np.ndarray,  # (s,)
+    sampler: str,  # "importance" has weights that count, any other chains in order of their draws
 ) -> PosteriorSummary:
-    """Summary of samples u (s, p) of logarithms, with weights (s,) of sum one.
-
-    Parameters
-    ----------
-    names : list of str
-    u : ndarray of shape (s, p)
-    weights : ndarray of shape (s,)
-    chain : ndarray of int, shape (s,)
-    sampler : str
-        "importance" has weights that count, any other chains in the order of their draws.
-    """
+    """Mean, standard deviation, quantiles and mixing of each hyper-parameter."""
     theta = np.exp(u)
     mean = weights @ theta
     sd = np.sqrt(weights @ (theta - mean) ** 2)
-    rows = [_quantiles(column, weights) for column in theta.T]
-    quantiles = np.array(rows).reshape(-1, len(_LEVELS))
+    rows = [_quantiles(column, weights, LEVELS) for column in theta.T]
+    quantiles = np.array(rows).reshape(-1, len(LEVELS))
     if sampler == "importance":
         mixing = [(np.nan, *_weighted_ess(column, weights)) for column in u.T]
     else:
@@ -94,8 +87,8 @@ def summarise(
     return PosteriorSummary(names, mean, sd, quantiles, r_hats, bulk, tail)
 
 
-def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.quantile(values, _LEVELS, weights=weights, method="inverted_cdf")
+def _quantiles(values: np.ndarray, weights: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
+    return np.quantile(values, levels, weights=weights, method="inverted_cdf")
 
 
 def _weighted_ess(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
@@ -106,8 +99,8 @@ def _weighted_ess(values: np.ndarray, weights: np.ndarray) -> tuple[float, float
         errors = (weights**2) @ centred**2
         return float((weights @ centred**2) / errors) if errors > 0 else float(len(g))
 
-    low, high = np.quantile(values, (0.05, 0.95), weights=weights, method="inverted_cdf")
-    tails = [of_average((values <= edge).astype(float)) for edge in (low, high)]
+    edges = _quantiles(values, weights, (0.05, 0.95))
+    tails = [of_average((values <= edge).astype(float)) for edge in edges]
     return of_average(values), min(tails)
 
 
@@ -124,11 +117,6 @@ def inference_data(
     Those of importance sampling are resampled to as many of equal weight as they are worth and
     shuffled: independent draws, of which any four parts are four chains. Chains stay as they are,
     which their diagnostics need; their weights are ``sample_stats["weight"]``.
-
-    Raises
-    ------
-    ImportError
-        If arviz is not installed.
     """
     try:
         import arviz
@@ -137,10 +125,10 @@ def inference_data(
             'to_arviz() needs arviz, which is not installed: pip install "skgp[mcmc]"'
         ) from error
     if sampler == "importance":
-        n_draws = max(1, int(1 / (weights**2).sum()) // _ARVIZ_CHAINS)
+        n_draws = max(1, int(1 / (weights**2).sum()) // ARVIZ_CHAINS)
         rng = np.random.default_rng(0)
-        kept = rng.permutation(stratified_resample(weights, _ARVIZ_CHAINS * n_draws, rng))
-        draws, stats = np.exp(u[kept]).reshape(_ARVIZ_CHAINS, n_draws, -1), None
+        kept = rng.permutation(stratified_resample(weights, ARVIZ_CHAINS * n_draws, rng))
+        draws, stats = np.exp(u[kept]).reshape(ARVIZ_CHAINS, n_draws, -1), None
     else:
         groups = [chain == c for c in np.unique(chain)]
         draws = np.exp(np.stack([u[group] for group in groups]))
@@ -155,11 +143,8 @@ def inference_data(
         posterior[hyper.name] = values[:, :, 0] if hyper.n_elements == 1 else values
         if hyper.n_elements > 1:
             dims[hyper.name] = [f"{hyper.name}_element"]
-            coords[f"{hyper.name}_element"] = [_label(name) for name in names[start:stop]]
+            # What stands in the brackets of ``length_scale[pressure]``.
+            labels = [name.split("[", 1)[1][:-1] for name in names[start:stop]]
+            coords[f"{hyper.name}_element"] = labels
         start = stop
     return arviz.from_dict(posterior=posterior, sample_stats=stats, dims=dims, coords=coords)
-
-
-def _label(name: str) -> str:
-    """What stands in the brackets of ``length_scale[pressure]``."""
-    return name.split("[", 1)[1][:-1]

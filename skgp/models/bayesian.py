@@ -61,29 +61,7 @@ from joblib import effective_n_jobs
 
 from skgp.data import Data
 from skgp.inference.mixture.mixture import MixtureState
-from skgp.learning.posterior.defaults import (
-    BANK,
-    BANK_ERROR,
-    BANK_MEMORY,
-    COARSE_TOL,
-    COMPARED_ROWS,
-    FACTOR_BYTES,
-    FEW_DIMS,
-    FIRST_STEP,
-    LARGEST_BANK,
-    LAST_STEP,
-    MALA_STEP,
-    MATRICES,
-    MAX_R_HAT,
-    MEAN_ERROR,
-    MOST_DRAWS,
-    MOST_EXACT,
-    MOST_MEAN_PROBES,
-    PILOT_SAMPLES,
-    STATE_RANK,
-    STEP,
-    STEP_FEW,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.exact import sample_exact
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import find_mode, laplace_modes
@@ -131,10 +109,10 @@ def resolve_plan(solver: str, sampler: str, n: int, memory_budget: float) -> Pla
 
     A ValueError if the solver does not have the sampler, or its matrices do not fit.
     """
-    needed = 8.0 * MATRICES * n**2
+    needed = 8.0 * tuned.MATRICES * n**2
     if solver == "auto":
         owner = [name for name, own in SAMPLERS.items() if sampler in own]
-        fits = n <= MOST_EXACT and needed <= memory_budget
+        fits = n <= tuned.MOST_EXACT and needed <= memory_budget
         solver = owner[0] if owner else ("cholesky" if fits else "cg")
     if sampler == "auto":
         sampler = SAMPLERS[solver][0]
@@ -165,11 +143,11 @@ def choose_kernel(
     All have the same hyper-parameters under the same priors, so that densities compare. The
     callback stops with the best so far.
     """
-    rows = torch.from_numpy(rng.permutation(len(data.y))[:COMPARED_ROWS]).to(data.y.device)
+    rows = torch.from_numpy(rng.permutation(len(data.y))[: tuned.COMPARED_ROWS]).to(data.y.device)
     few, recorder, ends = data.take(rows), StopRecorder(callback), []
     for kernel in kernels:
         posterior = posterior_of(kernel, few)
-        mode = find_mode(posterior, [posterior.medians], tol=COARSE_TOL, callback=recorder)
+        mode = find_mode(posterior, [posterior.medians], tol=tuned.COARSE_TOL, callback=recorder)
         ends.append(mode.log_density)
         if recorder.stopped:
             break
@@ -243,7 +221,7 @@ def sample_stochastic(
     the set-up did not converge, the mode is the only sample.
     """
     _check(sampler=sampler, schedule=schedule, roulette=roulette)
-    n_chains, n_draws = n_chains or 4, MOST_DRAWS if n_samples is None else n_samples
+    n_chains, n_draws = n_chains or 4, tuned.MOST_DRAWS if n_samples is None else n_samples
     recorder = StopRecorder(callback)
     of_field: dict[str, Any] = {
         "n_probes": n_probes,
@@ -279,7 +257,7 @@ def sample_stochastic(
         n_warmup=n_warmup,
         n_draws=n_draws,
         target_ess=target_ess,
-        max_r_hat=MAX_R_HAT,
+        max_r_hat=tuned.MAX_R_HAT,
         n_jobs=_workers(n_jobs, n_chains, start.field, memory_budget),
         every=iterations_between_calls(len(posterior.data.y)),
         callback=recorder,
@@ -308,9 +286,9 @@ def _check(**given: str) -> None:
 def _schedule(sampler: str, schedule: str, n_dims: int, n_iterations: int) -> PowerSchedule | float:
     """Whitened steps, eq. (6) for "paper"."""
     if schedule == "paper" and n_iterations > 1:
-        return PowerSchedule.between(FIRST_STEP, LAST_STEP, n_iterations)
-    constant = {"sgld": FIRST_STEP, "mala": MALA_STEP}
-    return constant.get(sampler, STEP_FEW if n_dims <= FEW_DIMS else STEP)
+        return PowerSchedule.between(tuned.FIRST_STEP, tuned.LAST_STEP, n_iterations)
+    constant = {"sgld": tuned.FIRST_STEP, "mala": tuned.MALA_STEP}
+    return constant.get(sampler, tuned.STEP_FEW if n_dims <= tuned.FEW_DIMS else tuned.STEP)
 
 
 def _anchored(
@@ -319,10 +297,12 @@ def _anchored(
     """Gradients anchored at the mode, and the variance of the mean there, whitened."""
     field = start.field
     size = field.n_probes * (len(field.posterior.data.y) + field.rank)
-    affordable = int(BANK_MEMORY * memory_budget / (size * field.operator.dtype.itemsize))
+    affordable = int(tuned.BANK_MEMORY * memory_budget / (size * field.operator.dtype.itemsize))
     noise = start.noise if math.isfinite(start.noise) else math.inf
-    n_entries = math.ceil(min(max(noise / BANK_ERROR, BANK), LARGEST_BANK, max(affordable, 2)))
-    n_probes = math.ceil(min(field.n_probes * noise / MEAN_ERROR, MOST_MEAN_PROBES))
+    n_entries = math.ceil(
+        min(max(noise / tuned.BANK_ERROR, tuned.BANK), tuned.LARGEST_BANK, max(affordable, 2))
+    )
+    n_probes = math.ceil(min(field.n_probes * noise / tuned.MEAN_ERROR, tuned.MOST_MEAN_PROBES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # the error measured tells
         anchor = make_anchor(
@@ -373,15 +353,15 @@ def predictive_mixture(
     settings: dict[str, Any] = {
         "solver": plan.solver,
         "dtype": torch.float64 if double else torch.float32,
-        "memory_budget": min(memory_budget, FACTOR_BYTES) if exact else memory_budget,
-        "rank": min(STATE_RANK, n // 2) if rank == "auto" else min(int(rank), n),
+        "memory_budget": min(memory_budget, tuned.FACTOR_BYTES) if exact else memory_budget,
+        "rank": min(tuned.STATE_RANK, n // 2) if rank == "auto" else min(int(rank), n),
     }
 
     def of_size(size: int) -> MixtureState:
         kept, counts = np.unique(samples.keep(size, rng), return_counts=True)
         return MixtureState(kernel, data, samples.u[kept], counts, **settings)
 
-    size = min(PILOT_SAMPLES, len(samples.u)) if n_keep == "auto" else int(n_keep)
+    size = min(tuned.PILOT_SAMPLES, len(samples.u)) if n_keep == "auto" else int(n_keep)
     if n_keep == "auto" and size > 1:
         size = samples_needed(of_size(size), probe_rows(data.X.cpu().numpy(), rng))
     return of_size(size)

@@ -1,6 +1,6 @@
 """Samplers of a density given as a function, and the diagnostics of what they drew."""
 
-from skgp.samplers.chains import SEGMENT
+from skgp.samplers.defaults import SEGMENT
 from skgp.samplers.diagnostics import (
     effective_sample_size,
     ess_bulk,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from skgp.samplers.defaults import SEGMENT
+from skgp.samplers import defaults as tuned
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -39,8 +39,8 @@ def stretches(n_warmup: int, n_draws: int, every: int) -> Iterator[tuple[int, bo
     [(10, False), (10, False), (5, True), (5, True)]
     """
     for n in (n_warmup, n_draws):
-        for start in range(0, n, SEGMENT):
-            left = min(SEGMENT, n - start)
+        for start in range(0, n, tuned.SEGMENT):
+            left = min(tuned.SEGMENT, n - start)
             while left > 0:
                 n_steps = min(every, left)
                 left -= n_steps

@@ -23,14 +23,7 @@ import numpy as np
 from scipy.special import logsumexp, ndtri
 from scipy.stats import rankdata
 
-from skgp.samplers.defaults import (
-    DRAWS_PER_FUNCTION,
-    LEAST_DRAWS,
-    LEAST_DRAWS_SHARE,
-    LEAST_TAIL,
-    STEIN_STEPS,
-    STEIN_TOL,
-)
+from skgp.samplers import defaults as tuned
 
 # ------------------------------------------------------------------------------------- chains
 
@@ -46,7 +39,7 @@ def _of_chains(measure: Callable[[np.ndarray], float]) -> Callable[[np.ndarray],
                 f"chains must have shape (n_chains, n_draws), got {chains.shape}; "
                 "pass one quantity at a time, a single chain as chains[None]."
             )
-        usable = chains.shape[1] >= LEAST_DRAWS and bool(np.isfinite(chains).all())
+        usable = chains.shape[1] >= tuned.LEAST_DRAWS and bool(np.isfinite(chains).all())
         return measure(chains) if usable else math.nan
 
     return measured
@@ -180,12 +173,12 @@ def pareto_k(log_weights: np.ndarray) -> float:
     log_weights = np.sort(np.asarray(log_weights, dtype=float))
     size = len(log_weights)
     n_tail = math.ceil(min(size / 5, 3 * math.sqrt(size)))
-    if size == 0 or n_tail < LEAST_TAIL or not np.isfinite(log_weights[-1]):
+    if size == 0 or n_tail < tuned.LEAST_TAIL or not np.isfinite(log_weights[-1]):
         return math.inf
     weights = np.exp(log_weights - log_weights[-1])
     excess = weights[-n_tail:] - weights[-n_tail - 1]
     excess = excess[excess > 0]
-    if len(excess) < LEAST_TAIL:
+    if len(excess) < tuned.LEAST_TAIL:
         return -math.inf if weights[-n_tail - 1] > 0 else math.inf
     n = len(excess)
     return (n * _generalised_pareto_shape(excess) + 10 * 0.5) / (n + 10)
@@ -264,16 +257,16 @@ def stein_weights(points: np.ndarray, gradients: np.ndarray, ess: float) -> np.n
     """
     size, p = points.shape
     equal = np.full(size, 1 / size)
-    if not (ess >= DRAWS_PER_FUNCTION * p and np.ptp(points, axis=0).all()):
+    if not (ess >= tuned.DRAWS_PER_FUNCTION * p and np.ptp(points, axis=0).all()):
         return equal
     scale = points.std(axis=0)
     x, g = (points - points.mean(axis=0)) / scale, gradients * scale
     functions = [g]
-    if ess >= DRAWS_PER_FUNCTION * p * (p + 3) / 2:
+    if ess >= tuned.DRAWS_PER_FUNCTION * p * (p + 3) / 2:
         i, j = np.triu_indices(p)
         functions.append((x[:, i] * g[:, j] + x[:, j] * g[:, i]) / 2 + (i == j))
     weights = _tilted(np.concatenate(functions, axis=1))
-    if weights is None or 1 / (weights**2).sum() < LEAST_DRAWS_SHARE * size:
+    if weights is None or 1 / (weights**2).sum() < tuned.LEAST_DRAWS_SHARE * size:
         return equal
     return weights
 
@@ -288,12 +281,12 @@ def _tilted(functions: np.ndarray) -> np.ndarray | None:
         return None
     functions = functions / scale
     tilt = np.zeros(functions.shape[1])
-    for _ in range(STEIN_STEPS):
+    for _ in range(tuned.STEIN_STEPS):
         exponent = functions @ tilt
         weights = np.exp(exponent - exponent.max())
         weights /= weights.sum()
         mean = weights @ functions
-        if np.abs(mean).max() < STEIN_TOL:
+        if np.abs(mean).max() < tuned.STEIN_TOL:
             return weights
         covariance = (weights[:, None] * functions).T @ functions - np.outer(mean, mean)
         step = np.linalg.lstsq(covariance, -mean, rcond=1e-10)[0]

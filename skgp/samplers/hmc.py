@@ -30,20 +30,8 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
+from skgp.samplers import defaults as tuned
 from skgp.samplers.chains import Callback, check_counts, cholesky_factor, stretches
-from skgp.samplers.defaults import (
-    DIVERGENCE,
-    GAMMA,
-    JUMPS,
-    JUMPS_THAT_MIX,
-    KAPPA,
-    LEAST_PATHS,
-    LEAST_WARMUP,
-    MAX_STEPS,
-    SEGMENT,
-    SHRINKAGE,
-    T0,
-)
 from skgp.samplers.diagnostics import mixing
 from skgp.samplers.importance import StudentMixture
 
@@ -94,7 +82,7 @@ def hamiltonian_monte_carlo(
     target_acceptance: float = 0.8,
     batched: bool = False,  # the target takes points (k, p)
     n_jobs: int | None = None,  # of joblib, over the chains unless `batched`
-    every: int = SEGMENT,  # iterations between two callbacks, at most 25; results are the same
+    every: int = tuned.SEGMENT,  # iterations between two callbacks, at most 25
     callback: Callback | None = None,
 ) -> HMCResult:
     """Draw from a density known up to a constant, with its gradient.
@@ -116,7 +104,7 @@ def hamiltonian_monte_carlo(
     with Parallel(n_jobs=None if batched else n_jobs) as parallel:
         evaluate, leaps = evaluator(target, batched, parallel), None
         if jumps is not None and log_density is not None:
-            leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), JUMPS)
+            leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), tuned.JUMPS)
         chains = Chains(
             evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, leaps
         )
@@ -255,8 +243,8 @@ class Chains:
             accepted = self._jump(self._jumps)
             if warming_up:
                 self._jumped.append(accepted)
-                refused = 1 - JUMPS_THAT_MIX * float(np.mean(self._jumped))
-                self._path_share = max(LEAST_PATHS, refused)
+                refused = 1 - tuned.JUMPS_THAT_MIX * float(np.mean(self._jumped))
+                self._path_share = max(tuned.LEAST_PATHS, refused)
         else:
             probability, divergent = self.move()
             if warming_up:
@@ -265,7 +253,7 @@ class Chains:
                 self._n_paths += 1
                 self._accepted += probability
                 self.n_divergent += divergent
-        if warming_up and self.n_warmup >= LEAST_WARMUP:
+        if warming_up and self.n_warmup >= tuned.LEAST_WARMUP:
             self._adapt_metric()
 
     @property
@@ -283,7 +271,7 @@ class Chains:
         momentum = self._rng.standard_normal(x.shape)
         # Where jumps do most of the mixing, paths are for what is near.
         reach = _PATH if self._jumps is None else _PATH * (1 + self._path_share) / 2
-        longest = min(MAX_STEPS, max(1, math.ceil(reach / step)))
+        longest = min(tuned.MAX_STEPS, max(1, math.ceil(reach / step)))
         n_steps = int(self._rng.integers(1, longest, endpoint=True))
         energy = value - 0.5 * (momentum**2).sum(axis=1)
         on = np.ones(len(x), dtype=bool)  # chains whose path has not diverged
@@ -296,7 +284,7 @@ class Chains:
             self.n_gradients += int(on.sum())
             momentum[on] += 0.5 * step * gradient[on]
             change[on] = (value - 0.5 * (momentum**2).sum(axis=1) - energy)[on]
-            on &= change > -DIVERGENCE
+            on &= change > -tuned.DIVERGENCE
             if not on.any():
                 break
         probability = np.where(on, np.exp(np.minimum(change, 0.0)), 0.0)
@@ -336,11 +324,11 @@ class Chains:
         """Dual averaging of the log step size [2]_, eq. (6); its average at the warm-up's end."""
         self._n_adapted += 1
         t = self._n_adapted
-        weight = 1 / (t + T0)
+        weight = 1 / (t + tuned.T0)
         missing = self._target_acceptance - probability
         self._statistic = (1 - weight) * self._statistic + weight * missing
-        log_step = self._centre - math.sqrt(t) / GAMMA * self._statistic
-        decay = t**-KAPPA
+        log_step = self._centre - math.sqrt(t) / tuned.GAMMA * self._statistic
+        decay = t**-tuned.KAPPA
         self._log_average = decay * log_step + (1 - decay) * self._log_average
         self.step_size = math.exp(self._log_average if self.n_done == self.n_warmup else log_step)
 
@@ -352,7 +340,7 @@ class Chains:
         if self.n_done < 3 * self.n_warmup // 4:
             return
         draws = np.concatenate(self._window)
-        mean, prior = draws.mean(axis=0), SHRINKAGE * len(self._mean)
+        mean, prior = draws.mean(axis=0), tuned.SHRINKAGE * len(self._mean)
         centred = draws - mean
         first = self._factor @ self._factor.T
         covariance = (centred.T @ centred + prior * first) / (len(draws) + prior)

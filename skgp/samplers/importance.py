@@ -37,8 +37,8 @@ import torch
 from joblib import Parallel, delayed
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
+from skgp.samplers import defaults as tuned
 from skgp.samplers.chains import Callback, cholesky_factor
-from skgp.samplers.defaults import CHUNK, EDGE, FIRST_SCALE, LEAST_SHARE, SCALE
 from skgp.samplers.diagnostics import effective_sample_size, pareto_k
 
 LogDensity = Callable[[np.ndarray], Any]
@@ -71,7 +71,9 @@ class StudentT:
         """Quasi-random points (n_points, p) in pairs mirrored at the location; n_points even."""
         p = len(self.location)
         engine = torch.quasirandom.SobolEngine(p + 1, scramble=True, seed=int(rng.integers(2**31)))
-        uniform = engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(EDGE, 1 - EDGE)
+        uniform = (
+            engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(tuned.EDGE, 1 - tuned.EDGE)
+        )
         radius = np.sqrt(self.df / chdtri(self.df, uniform[:, -1:]))
         step = (ndtri(uniform[:, :-1]) * radius) @ self.factor.T
         return self.location + np.concatenate([step, -step])
@@ -257,7 +259,7 @@ def _evaluate(
     log_density: LogDensity, points: np.ndarray, parallel: Parallel, chunk_size: int | None
 ) -> np.ndarray:
     """Log-density (n,) of the points, NaN read as -inf."""
-    size = CHUNK if chunk_size is None else chunk_size
+    size = tuned.CHUNK if chunk_size is None else chunk_size
     evaluate = partial(_one_by_one, log_density) if chunk_size is None else log_density
     chunks = [points[i : i + size] for i in range(0, len(points), size)]
     found = np.concatenate(parallel(delayed(evaluate)(chunk) for chunk in chunks))
@@ -269,7 +271,7 @@ def _one_by_one(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
 
 
 def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> StudentT:
-    scale = FIRST_SCALE if t == 0 else SCALE
+    scale = tuned.FIRST_SCALE if t == 0 else tuned.SCALE
     return StudentT(mean, scale * cholesky_factor(covariance), df)
 
 
@@ -354,7 +356,7 @@ def _refitted(
     totals = logsumexp(log_parts, axis=1)
     found, weights = [], []
     for q, log_part, total in zip(mixture, log_parts, totals, strict=True):
-        if total < math.log(LEAST_SHARE):
+        if total < math.log(tuned.LEAST_SHARE):
             continue
         n_effective = effective_sample_size(log_part)
         fit = len(mixture) == 1 or n_effective >= enough / 2
@@ -374,7 +376,7 @@ def _fitted(
     mean, covariance = _moments(x, weights)
     share = min(1.0, n_effective / (2.5 * x.shape[1]))
     if share < 1.0:
-        covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / SCALE**2
+        covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / tuned.SCALE**2
     return _proposal(mean, covariance, 1, df)
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from joblib import Parallel, delayed
 
+from skgp.samplers import defaults as tuned
 from skgp.samplers.chains import Callback, check_counts, cholesky_factor, stretches
-from skgp.samplers.defaults import ASTRAY, SEGMENT
 from skgp.samplers.diagnostics import mixing, stein_weights
 from skgp.samplers.langevin_steps import (
     STEPS,
@@ -65,7 +65,7 @@ def stochastic_langevin(
     target_ess: float = math.inf,  # sampling ends early where every coordinate meets both
     max_r_hat: float = 1.01,
     n_jobs: int | None = None,  # of joblib
-    every: int = SEGMENT,  # iterations between two callbacks, at most 25; results are the same
+    every: int = tuned.SEGMENT,  # iterations between two callbacks, at most 25
     callback: Callback | None = None,
 ) -> LangevinResult:
     """Draw from a density of which unbiased estimates of the log-density's gradient are known.
@@ -168,7 +168,7 @@ def _result(
     if frozen:
         x = x[:, max(0, max(chain.frozen_at for chain in chains) - settings.n_warmup) :]
     n_astray = np.array([chain.n_astray for chain in chains])
-    astray = n_astray > ASTRAY * n_drawn
+    astray = n_astray > tuned.ASTRAY * n_drawn
     astray &= not astray.all()
     points = settings.position(x)
     r_hats, ess, *_ = mixing(points[~astray])

@@ -59,7 +59,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from skgp.samplers.defaults import BATCH, CLIP, FREEZE, KEPT, PAIR, PAIR_WARMUP
+from skgp.samplers import defaults as tuned
 
 
 class NoisyGradient(Protocol):
@@ -182,7 +182,7 @@ class Settings:
         found, chain.memory = self.target(self.position(x), entry, chain.rng, chain.memory)
         chain.n_gradients += 1
         gradient = self.factor.T @ found
-        length, longest = float(np.linalg.norm(gradient)), CLIP * math.sqrt(len(x))
+        length, longest = float(np.linalg.norm(gradient)), tuned.CLIP * math.sqrt(len(x))
         if length <= longest:
             return gradient
         chain.n_astray += counts
@@ -239,7 +239,7 @@ def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
 def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
     if chain.frozen_at:
         step = chain.step_size
-    if chain.n_done % KEPT == 0:
+    if chain.n_done % tuned.KEPT == 0:
         chain.entry = _entry(settings, chain)
     gradient = settings.gradient(chain, chain.x, chain.entry)
     injected = math.sqrt(step) * chain.rng.standard_normal(len(chain.x))
@@ -248,11 +248,11 @@ def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
     chain.draw, chain.gradient, chain.step_size = chain.x, gradient, step
     chain.x = chain.x + step / 2 * gradient + injected
     chain.batch.append(gradient)
-    if len(chain.batch) == BATCH:
+    if len(chain.batch) == tuned.BATCH:
         covariance = np.atleast_2d(np.cov(np.array(chain.batch), rowvar=False))
         chain.ratio = noise_ratio(step, covariance)
         chain.noise, chain.n_pairs, chain.batch = covariance, 1, []
-        if chain.ratio < FREEZE and not chain.frozen_at:
+        if chain.ratio < tuned.FREEZE and not chain.frozen_at:
             chain.frozen_at = chain.n_done + 1
 
 
@@ -264,7 +264,7 @@ def _look_at_noise(
     settings: Settings, chain: LangevinChain, x: np.ndarray, gradient: np.ndarray
 ) -> None:
     """Now and then, the difference to a second estimate at the same place."""
-    every = PAIR_WARMUP if chain.n_done < settings.n_warmup else PAIR
+    every = tuned.PAIR_WARMUP if chain.n_done < settings.n_warmup else tuned.PAIR
     if chain.n_done % every:
         return
     n_astray = chain.n_astray

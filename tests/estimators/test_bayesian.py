@@ -13,7 +13,6 @@ from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
     ExpSineSquared,
-    Matern,
     WhiteKernel,
 )
 from sklearn.model_selection import GridSearchCV
@@ -151,43 +150,27 @@ def test_map_is_the_optimum_and_plug_in_predicts_with_it(fitted, data, X_new):
     assert plain.log_marginal_likelihood_value_ == pytest.approx(best, abs=5)
 
 
-def test_optimum_by_conjugate_gradients_is_that_by_factorisation(data, X_new):
-    settings = dict(kernel=rbf_kernel(), optimizer="map", normalize_y=True, random_state=0)
-    exact, model = (
-        BayesianGPRegressor(solver=solver, **settings).fit(*data) for solver in ("cholesky", "cg")
-    )
-    assert (model.solver_, model.sampler_) == ("cg", "map") and model.diagnostics_["converged"]
-    np.testing.assert_allclose(model.map_, exact.map_, atol=0.15)
+@pytest.mark.parametrize("optimizer", ["map", "auto"])
+def test_conjugate_gradients_agree_with_factorisations(data, X_new, optimizer):
+    """In the optimum, and in the mean of 40 effective draws or so."""
+    settings = dict(kernel=rbf_kernel(), optimizer=optimizer, random_state=0)
+    few = {} if optimizer == "map" else dict(n_samples=20, n_warmup=20)
+    exact = BayesianGPRegressor(solver="cholesky", **settings).fit(*data)
+    model = BayesianGPRegressor(solver="cg", **few, **settings).fit(*data)
     std = exact.predict(X_new, return_std=True)[1]
     found, expected = (m.predict(X_new, return_std=True) for m in (model, exact))
-    assert np.abs((found[0] - expected[0]) / std).max() < 0.1
-    np.testing.assert_allclose(found[1], expected[1], rtol=0.05)
     assert not hasattr(model, "log_marginal_likelihood_value_")
-
-
-def test_chains_by_stochastic_gradients(data, X_new):
-    settings = dict(kernel=rbf_kernel(), random_state=0)
-    with pytest.warns(ConvergenceWarning, match="of 400 wanted"):
-        model = BayesianGPRegressor(solver="cg", n_samples=20, n_warmup=20, **settings).fit(*data)
+    if optimizer == "map":
+        assert (model.solver_, model.sampler_) == ("cg", "map") and model.diagnostics_["converged"]
+        np.testing.assert_allclose(model.map_, exact.map_, atol=0.15)
+        assert np.abs((found[0] - expected[0]) / std).max() < 0.1
+        np.testing.assert_allclose(found[1], expected[1], rtol=0.05)
+        return
     assert set(model.sample_chains_) == {0, 1, 2, 3} and model.sampler_ == "langevin"
     assert model.posterior_samples_.shape == (80, 4) and model.n_kept_ > 20
     assert np.isfinite(model.summary().r_hat).all()
-    exact = BayesianGPRegressor(**settings).fit(*data)
     z = (model.kernel_.theta - exact.kernel_.theta) / exact.posterior_samples_.std(0)
-    assert np.abs(z).max() < 1  # of 40 effective draws or so
-    std = exact.predict(X_new, return_std=True)[1]
-    assert np.abs((model.predict(X_new) - exact.predict(X_new)) / std).max() < 0.3
-
-
-def test_few_samples_kept_stand_for_all(data, X_new):
-    few, many = (
-        BayesianGPRegressor(rbf_kernel(), n_keep=k, random_state=0).fit(*data) for k in (64, 2000)
-    )
-    mean, std = many.predict(X_new, return_std=True)
-    assert many.n_kept_ > 200
-    found = few.predict(X_new, return_std=True)
-    assert np.sqrt(np.mean(((found[0] - mean) / std) ** 2)) < 0.03
-    np.testing.assert_allclose(found[1], std, rtol=0.05)
+    assert np.abs(z).max() < 1 and np.abs((found[0] - expected[0]) / std).max() < 0.3
 
 
 def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
@@ -208,48 +191,31 @@ def test_more_probable_noise_moves_the_posterior(data):
     loud = make(kernel=rbf_kernel(), prior={"noise_level": LogNormal(1.0, 0.1)}).fit(*data)
     quiet = make(kernel=rbf_kernel(), prior={"k2__noise_level": LogNormal(0.01, 0.1)}).fit(*data)
     assert loud.noise_variance_ > 5 * quiet.noise_variance_
-    assert loud.priors_[-1] == LogNormal(1.0, 0.1) and isinstance(loud.priors_[0], LogNormal)
+    assert loud.priors_[-1] == LogNormal(1.0, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("prior", "error", "message"),
-    [
-        ([Gamma(2.0, 1.0)] * 3 + [None], TypeError, r"prior\[3\]"),
-        ([Gamma(2.0, 1.0)] * 5, ValueError, "prior has 5 entries"),
-        ({"lengthscale": Gamma(2.0, 1.0)}, ValueError, "'lengthscale', which is no free"),
-        (0.5, TypeError, "prior must be"),
-    ],
-)
-def test_priors_that_do_not_fit_are_refused(data, prior, error, message):
-    with pytest.raises(error, match=message):
-        make(kernel=rbf_kernel(), prior=prior).fit(*data)
+def test_priors_that_do_not_fit_are_refused(data):
+    with pytest.raises(ValueError, match="'lengthscale', which is no free"):
+        make(kernel=rbf_kernel(), prior={"lengthscale": Gamma(2.0, 1.0)}).fit(*data)
 
 
 def test_weights_are_repetitions(data, X_new):
     X, y = data
     weights = np.random.default_rng(2).integers(0, 3, len(y))
-    for normalize_y in (True, False):
-        weighted = make(normalize_y=normalize_y).fit(X, y, sample_weight=weights)
-        repeated = make(normalize_y=normalize_y).fit(X.repeat(weights, 0), y.repeat(weights))
-        medians = [[p.median for p in model.priors_] for model in (weighted, repeated)]
-        np.testing.assert_allclose(*medians, rtol=1e-12)
-        np.testing.assert_allclose(weighted.predict(X_new), repeated.predict(X_new), rtol=1e-6)
+    weighted = make().fit(X, y, sample_weight=weights)
+    repeated = make().fit(X.repeat(weights, 0), y.repeat(weights))
+    medians = [[p.median for p in model.priors_] for model in (weighted, repeated)]
+    np.testing.assert_allclose(*medians, rtol=1e-12)
+    np.testing.assert_allclose(weighted.predict(X_new), repeated.predict(X_new), rtol=1e-6)
 
 
 # ------------------------------------------------------------------ scikit-learn and joblib
 
 
-@pytest.mark.parametrize("sampler", ["importance", "hmc"])
-def test_results_do_not_depend_on_the_jobs(data, X_new, sampler):
-    settings = dict(sampler=sampler, n_samples=20, n_warmup=5, kernel=rbf_kernel())
-    alone = make(**settings).fit(*data).predict(X_new, return_std=True)
-    with parallel_config("threading"):
-        together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
-    assert_same(together, alone)
-
-
-@pytest.mark.parametrize("backend", [pytest.param("loky", marks=pytest.mark.slow), "dask"])
-def test_results_do_not_depend_on_the_backend(data, X_new, backend, request):
+@pytest.mark.parametrize(
+    "backend", ["threading", pytest.param("loky", marks=pytest.mark.slow), "dask"]
+)
+def test_results_do_not_depend_on_jobs_and_backend(data, X_new, backend, request):
     if backend == "dask":
         distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
         client = distributed.Client(processes=False, n_workers=2, dashboard_address=None)
@@ -261,15 +227,11 @@ def test_results_do_not_depend_on_the_backend(data, X_new, backend, request):
     np.testing.assert_allclose(together, alone, rtol=1e-7)
 
 
-def test_grid_search_over_priors_and_kernels_in_a_pipeline(data):
-    grid = {
-        "gp__kernel": [rbf_kernel(), ConstantKernel() * Matern(1.0, nu=1.5) + WhiteKernel()],
-        "gp__prior": [None, {"length_scale": HalfNormal(0.01)}],
-    }
-    pipeline = make_pipeline(StandardScaler())
-    pipeline.steps.append(("gp", make(n_samples=64)))
+def test_grid_search_over_priors_in_a_pipeline(data):
+    pipeline = make_pipeline(StandardScaler(), make(n_samples=64, kernel=rbf_kernel()))
+    grid = {"bayesiangpregressor__prior": [None, {"length_scale": HalfNormal(0.01)}]}
     search = GridSearchCV(pipeline, grid, cv=2).fit(*data)
-    assert search.best_params_["gp__prior"] is None
+    assert list(search.best_params_.values()) == [None]
     assert search.best_estimator_.score(*data) > 0.8
 
 
@@ -286,10 +248,7 @@ def test_kernel_by_default_is_chosen_among_smoothnesses():
 # -------------------------------------------------------------------- bad and awkward input
 
 
-@pytest.mark.parametrize(
-    ("solver", "sampler"),
-    [("cholesky", "langevin"), ("cholesky", "mala"), ("cg", "hmc"), ("cg", "importance")],
-)
+@pytest.mark.parametrize(("solver", "sampler"), [("cholesky", "mala"), ("cg", "hmc")])
 def test_samplers_of_another_solver_are_refused(data, solver, sampler):
     with pytest.raises(ValueError, match=f"solver='{solver}' has no sampler='{sampler}'; use"):
         make(solver=solver, sampler=sampler).fit(*data)
@@ -329,17 +288,13 @@ def test_ctrl_c_while_sampling_keeps_the_samples_so_far(data, X_new):
     assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
 
 
-@pytest.mark.parametrize("n_done", [1, 3])
-def test_ctrl_c_in_hmc_keeps_every_draw_so_far(data, X_new, n_done):
-    """In the warm-up, two stretches of 25, as after it."""
-    full = make(kernel=rbf_kernel(), sampler="hmc", n_samples=50, min_ess=1e9).fit(*data)
-    recorder = Recorder(stop_after=full.n_iter_ - 4 + n_done)
-    stopped = clone(full).set_callbacks(recorder).fit(*data)
-    assert len(stopped.posterior_samples_) == 8 * 25
-    if n_done > 2:
-        assert_same(stopped.posterior_samples_[:25], full.posterior_samples_[:25])
-    warming_up = any("in the warm-up" in text for text in stopped.diagnostics_["problems"])
-    assert warming_up == (n_done < 3) and stopped.n_kept_ > 1
+def test_ctrl_c_in_the_warm_up_of_hmc_keeps_its_draws(data, X_new):
+    settings = dict(kernel=rbf_kernel(), sampler="hmc", min_ess=1e9)
+    n_search = make(n_samples=25, **settings).fit(*data).n_iter_ - 3  # three segments of 25
+    stopped = make(n_samples=50, **settings).set_callbacks(Recorder(stop_after=n_search + 1))
+    stopped.fit(*data)
+    assert len(stopped.posterior_samples_) == 8 * 25 and stopped.n_kept_ > 1
+    assert any("in the warm-up" in text for text in stopped.diagnostics_["problems"])
     assert np.isfinite(stopped.predict(X_new, return_std=True)).all()
 
 
@@ -366,14 +321,16 @@ def test_names_and_priors_know_the_columns_of_a_data_frame(data):
         "k1__k2__length_scale[depth]",
     ]
     assert model.priors_[2] == LogNormal(3.0, 0.2) and model.priors_[1].sd == 1.5
-    by_place = make(kernel=rbf_kernel(), prior={"length_scale[1]": LogNormal(3.0, 0.2)}).fit(X, y)
-    assert by_place.priors_[2] == model.priors_[2]
-    assert by_place.hyperparameter_names_[2] == "k1__k2__length_scale[1]"
 
 
-@pytest.mark.parametrize("bounds", [(1.0, 1.0), (1.0, 1.0 + 1e-9), (0.99, 1.01), "fixed"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"sampler": "hmc", "n_samples": 200, "n_keep": 64}, {"optimizer": "map"}]
+    ("bounds", "settings"),
+    [
+        ((1.0, 1.0), {}),
+        ((0.99, 1.01), {}),
+        ((1.0, 1.0 + 1e-9), {"sampler": "hmc", "n_samples": 200, "n_keep": 64}),
+        ((1.0, 1.0 + 1e-9), {"optimizer": "map"}),
+    ],
 )
 def test_bounds_that_leave_little_room_are_obeyed(data, X_new, bounds, settings):
     X, y = data

@@ -23,12 +23,14 @@ def system():
 
 def test_block_cg_equals_direct_solve(system):
     A, B = system
+    B[:, 1] = 0
     result = block_cg(lambda V: A @ V, B, tol=1e-12)
     torch.testing.assert_close(result.solution, torch.linalg.solve(A, B), rtol=1e-7, atol=1e-7)
     assert result.converged
     assert len(result.history) == result.n_iter
     true = torch.linalg.vector_norm(B - A @ result.solution, dim=0)
-    true = true / torch.linalg.vector_norm(B, dim=0)
+    true = true / torch.linalg.vector_norm(B, dim=0).clamp_min(1e-300)
+    assert bool((result.solution[:, 1] == 0).all())
     torch.testing.assert_close(result.residual, true, rtol=1e-6, atol=1e-15)
 
 
@@ -43,15 +45,6 @@ def test_block_cg_with_exact_preconditioner_takes_one_iteration(system):
     A, B = system
     inverse = torch.linalg.inv(A)
     assert block_cg(lambda V: A @ V, B, preconditioner=lambda V: inverse @ V, tol=1e-8).n_iter == 1
-
-
-def test_block_cg_zero_column_gives_zero(system):
-    A, B = system
-    B = B.clone()
-    B[:, 1] = 0
-    result = block_cg(lambda V: A @ V, B, tol=1e-10)
-    assert bool((result.solution[:, 1] == 0).all())
-    assert result.converged
 
 
 def test_block_cg_start_at_the_solution_takes_no_iteration(system):

@@ -80,6 +80,7 @@ def rms_z(samples, expected):
 @pytest.mark.parametrize("start", [False, True])
 def test_ulisse_without_coins_equals_the_direct_solve(system, start):
     A, _, B = system
+    B[2] = 0  # which stays at zero
     start = torch.as_tensor(np.vstack([B[:1], np.zeros((2, N))])) if start else None
     result = run(*system, start=start, stop=0.0, n_paired=2, tol=1e-12)
     expected = np.linalg.solve(A, B.T).T
@@ -114,15 +115,6 @@ def test_ulisse_pair_is_independent(system):
     squares = np.einsum("si,ij,sj->s", first[:, 0], A, first[:, 0])
     assert abs(z_scores(products, exact)) < 4
     assert z_scores(squares, exact) > 5
-
-
-def test_ulisse_truncation_is_biased_where_ulisse_is_not(system):
-    """What the coins remove: the plain iteration stopped as early is far off in these units."""
-    A, _, B = system
-    first, _ = draws(system, 300)
-    plain = run(*system, stop=STOP, tol=STOP).solution.numpy()
-    error = (plain - np.linalg.solve(A, B.T).T) / (first.std(0) / np.sqrt(N_DRAWS))
-    assert np.sqrt(np.mean(error**2)) > 5
 
 
 @pytest.mark.parametrize("roulette, beta", [("adaptive", 0.0), ("paper", 0.05)])
@@ -162,16 +154,6 @@ def test_ulisse_draws_are_the_weighted_increments(system, roulette, beta):
     assert len(lengths) > 2
 
 
-def test_ulisse_papers_weights_survive_four_coins_rarely(system):
-    """w_r = exp(r): the product over four coins is exp(10)."""
-    from skgp.linalg.ulisse import _Survival
-
-    weights = _Survival(torch.ones(1), 1.0)
-    chances = [weights.advance(torch.ones(1)) for _ in range(4)]
-    np.testing.assert_allclose(chances, np.exp([-1.0, -2.0, -3.0, -4.0]))
-    assert weights.survival == pytest.approx(4.5e-5, rel=0.02)
-
-
 def test_ulisse_rows_left_when_the_second_goes_on_keep_their_iterate(system):
     A, _, B = system
     for seed in range(40):
@@ -203,25 +185,11 @@ def test_ulisse_first_increment_that_raises_the_residual_is_followed_by_others()
     assert result.converged and float(result.residual) < 1
 
 
-def test_ulisse_zero_row_gives_zero(system):
-    A, P_inv, B = system
-    B = B.copy()
-    B[1] = 0
-    result = run(A, P_inv, B, stop=0.0)
-    assert bool((result.solution[1] == 0).all()) and result.converged
-
-
 def test_ulisse_in_float32(system):
     A, P_inv, B = (M.astype(np.float32) for M in system)
     result = run(A, P_inv, B, stop=0.0)
     assert result.solution.dtype == torch.float32 and result.converged
     np.testing.assert_allclose(result.solution, np.linalg.solve(A, B.T).T, rtol=0.02, atol=0.02)
-
-
-def test_ulisse_is_reproducible_from_its_generator(system):
-    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
-    a, b = (run(*system, g, stop=STOP, n_paired=1) for g in generators)
-    assert_same(a.solution, b.solution)
 
 
 def test_ulisse_max_iter_warns(system):

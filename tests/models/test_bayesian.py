@@ -12,7 +12,7 @@ from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior import samples as samples_module
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes
 from skgp.learning.posterior.samples import probe_rows, samples_needed
@@ -148,7 +148,7 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
         return found, sum(told)
 
     few, seldom = run()
-    monkeypatch.setattr(samples_module, "LARGE", 1)
+    monkeypatch.setattr(tuned, "LARGE", 1)
     many, often = run()
     assert seldom == 2 and often == 15
     assert_same(few.u, many.u)

@@ -94,15 +94,6 @@ def test_ess_equals_its_definition(name, rng):
     assert ess_tail(chains) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["odd", "ties"])
-def test_chain_diagnostics_equal_arviz(name, rng):
-    arviz = pytest.importorskip("arviz")
-    chains = CHAINS[name](rng)
-    assert r_hat(chains) == pytest.approx(float(arviz.rhat(chains)), rel=1e-9)
-    assert ess_bulk(chains) == pytest.approx(float(arviz.ess(chains, method="bulk")), rel=1e-9)
-    assert ess_tail(chains) == pytest.approx(float(arviz.ess(chains, method="tail")), rel=1e-9)
-
-
 def test_pareto_k_equals_arviz(rng):
     arviz = pytest.importorskip("arviz")
     log_weights = rng.standard_normal((5, 700)) * np.array([[0.1], [0.5], [1], [2], [4]])

@@ -44,11 +44,6 @@ def rough(p, shift=1.0, scale=2.0):
     return np.full(p, shift), scale**2 * np.eye(p)
 
 
-def banana(x):
-    """A bent Gaussian: moments 0 and 1, and 0.2 and 0.33; the integral is pi."""
-    return -0.5 * (x[0] ** 2 + 4 * (x[1] - 0.2 * x[0] ** 2) ** 2)
-
-
 def correlated(p, rng):
     root = rng.standard_normal((p, p))
     return root @ root.T + np.eye(p)
@@ -74,7 +69,7 @@ def test_student_t_draws_have_the_distribution_and_are_mirrored(rng):
     np.testing.assert_allclose(np.cov(x.T), covariance * 10 / 8, rtol=0.1, atol=0.15)
 
 
-@pytest.mark.parametrize("p", [1, 3, 8])
+@pytest.mark.parametrize("p", [1, 6])
 def test_importance_sampling_of_a_gaussian_finds_its_moments(p, rng):
     target = Gaussian(rng.standard_normal(p), correlated(p, rng), log_scale=-500.0)
     sd = np.sqrt(np.diag(target.covariance))
@@ -97,6 +92,18 @@ def test_importance_sampling_of_a_gaussian_finds_its_moments(p, rng):
 def assert_zero_mean(errors):
     z = errors.mean(axis=0) / (errors.std(axis=0, ddof=1) / math.sqrt(len(errors)))
     assert np.all(np.abs(z) < 4), z
+
+
+def test_importance_weights_are_those_of_the_mixture(rng):
+    target = LogGamma()
+    found = adaptive_importance_sampling(
+        target, *rough(2), rng=rng, n_points=64, target_ess=1e9, max_rounds=1
+    )
+    law = multivariate_t(np.ones(2), 1.1**2 * 4 * np.eye(2), df=10)
+    expected = [target(x) for x in found.points] - law.logpdf(found.points)
+    expected -= np.log(np.sum(np.exp(expected)))
+    np.testing.assert_allclose(found.log_weights, expected, rtol=1e-10)
+    assert found.weights.sum() == pytest.approx(1.0)
 
 
 def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
@@ -131,25 +138,6 @@ def test_importance_sampling_says_when_weights_cannot_be_trusted(rng):
         cauchy, np.zeros(4), np.eye(4), rng=rng, n_points=64, max_rounds=1
     )
     assert not found.converged and found.pareto_k > 0.7
-
-
-def test_importance_weights_are_those_of_the_mixture(rng):
-    found = adaptive_importance_sampling(banana, *rough(2), rng=rng, n_points=64, target_ess=1e9,
-                                         max_rounds=1)  # fmt: skip
-    law = multivariate_t(np.ones(2), 1.1**2 * 4 * np.eye(2), df=10)
-    expected = [banana(x) for x in found.points] - law.logpdf(found.points)
-    expected -= np.log(np.sum(np.exp(expected)))
-    np.testing.assert_allclose(found.log_weights, expected, rtol=1e-10)
-    assert found.weights.sum() == pytest.approx(1.0)
-
-
-def test_importance_sampling_integrates_a_banana(rng):
-    found = adaptive_importance_sampling(banana, *rough(2), rng=rng, target_ess=1500)
-    assert found.converged
-    assert found.mean[0] == pytest.approx(0.0, abs=4 / math.sqrt(1500))
-    assert found.mean[1] == pytest.approx(0.2, abs=4 * math.sqrt(0.33 / 1500))
-    np.testing.assert_allclose(np.diag(found.covariance), [1.0, 0.33], rtol=0.15)
-    assert found.log_normalizer == pytest.approx(math.log(math.pi), abs=0.1)
 
 
 def test_importance_sampling_leaves_out_points_outside_the_support(rng):
@@ -218,9 +206,9 @@ def test_importance_sampling_waits_for_a_point_of_the_support(rng):
 def test_importance_sampling_refuses_bad_input(rng):
     start = np.zeros(2), np.eye(2)
     with pytest.raises(ValueError, match="n_points must be even"):
-        adaptive_importance_sampling(banana, *start, rng=rng, n_points=7)
+        adaptive_importance_sampling(LogGamma(), *start, rng=rng, n_points=7)
     with pytest.raises(ValueError, match="positive definite"):
-        adaptive_importance_sampling(banana, np.zeros(2), -np.eye(2), rng=rng)
+        adaptive_importance_sampling(LogGamma(), np.zeros(2), -np.eye(2), rng=rng)
     with pytest.raises(ValueError, match="zero .* at all 32 points"):
         adaptive_importance_sampling(lambda x: -math.inf, *start, rng=rng, n_points=32)
 

@@ -20,25 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from skgp.learning.posterior.defaults import (
-    ASTRAY,
-    CHUNK,
-    DF,
-    DIVERGENT,
-    FEW,
-    LARGE,
-    LEAST_MODE_SHARE,
-    MAX_PARETO_K,
-    MAX_R_HAT,
-    MOST_DRAWS,
-    MOST_POINTS,
-    PILOT_ROUNDS,
-    REST,
-    ROUND,
-    ROUND_OF_FEW,
-    WIDE,
-    WIDE_OF_FEW,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds
 from skgp.learning.posterior.samples import (
@@ -95,9 +77,9 @@ def sample_exact(
         "callback": recorder,
     }
     if sampler == "importance":
-        n_points = MOST_POINTS if n_samples is None else n_samples
+        n_points = tuned.MOST_POINTS if n_samples is None else n_samples
         return _by_importance(free, n_samples=n_points, **common)
-    n_draws = MOST_DRAWS if n_samples is None else n_samples
+    n_draws = tuned.MOST_DRAWS if n_samples is None else n_samples
     if n_chains is None:
         n_chains = 8 if posterior.batched else 4
     return _by_hmc(free, n_chains=n_chains, n_warmup=n_warmup, n_samples=n_draws, **common)
@@ -110,14 +92,16 @@ class _Free:
         self.best = modes[0]
         self.target, self.modes = without_felt_bounds(posterior, modes)
         evidence = np.array([each.log_evidence for each in self.modes])
-        self.shares = np.exp(evidence - logsumexp(evidence)).clip(LEAST_MODE_SHARE)  # (m,), of mass
+        self.shares = np.exp(evidence - logsumexp(evidence)).clip(
+            tuned.LEAST_MODE_SHARE
+        )  # (m,), of mass
         self.shares /= self.shares.sum()
 
     @property
     def round(self) -> int:
         """Points of importance sampling between two refits."""
-        few = self.target.batched and len(self.target.data.y) <= FEW
-        return ROUND_OF_FEW if few else ROUND
+        few = self.target.batched and len(self.target.data.y) <= tuned.FEW
+        return tuned.ROUND_OF_FEW if few else tuned.ROUND
 
     def importance(self, **common: Any) -> ImportanceSamples:
         """Adaptive importance sampling from the modes."""
@@ -128,12 +112,12 @@ class _Free:
             target.log_densities,
             np.array(means),
             np.array(covariances),
-            shares=np.append((1 - REST) * self.shares, REST),
+            shares=np.append((1 - tuned.REST) * self.shares, tuned.REST),
             wide=(target.medians, target.prior_sd),
-            wide_share=WIDE_OF_FEW if target.batched else WIDE,
-            df=DF,
-            max_pareto_k=MAX_PARETO_K,
-            chunk_size=ROUND_OF_FEW if target.batched else CHUNK,
+            wide_share=tuned.WIDE_OF_FEW if target.batched else tuned.WIDE,
+            df=tuned.DF,
+            max_pareto_k=tuned.MAX_PARETO_K,
+            chunk_size=tuned.ROUND_OF_FEW if target.batched else tuned.CHUNK,
             **common,
         )
 
@@ -147,7 +131,7 @@ def _by_importance(
         target_ess=target_ess,
         n_points=n_points,
         max_rounds=max(1, n_samples // n_points),
-        every=n_points if len(target.data.y) <= LARGE else 16 * CHUNK,
+        every=n_points if len(target.data.y) <= tuned.LARGE else 16 * tuned.CHUNK,
         **common,
     )
     problems = [
@@ -155,10 +139,10 @@ def _by_importance(
         for problem in too_few("", found.ess, target_ess)
         + too_few(" for standard deviations", found.ess_spread, target_ess / 2)
     ]
-    if not found.pareto_k < MAX_PARETO_K:
+    if not found.pareto_k < tuned.MAX_PARETO_K:
         problems.append(
             f"the Pareto k of the importance weights is {found.pareto_k:.2f}, above "
-            f'{MAX_PARETO_K}: few samples may carry all the weight; use sampler="hmc"'
+            f'{tuned.MAX_PARETO_K}: few samples may carry all the weight; use sampler="hmc"'
         )
     diagnostics = _of_mode("importance", free.best, problems) | {
         "ess": found.ess,
@@ -191,7 +175,7 @@ def _by_hmc(
 ) -> PosteriorSamples:
     target = free.target
     pilot = free.importance(
-        rng=rng, n_points=free.round, max_rounds=PILOT_ROUNDS, target_ess=math.inf, **common
+        rng=rng, n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf, **common
     )
     begin = rng.choice(len(pilot.points), size=n_chains, p=pilot.weights)
     found = hamiltonian_monte_carlo(
@@ -206,12 +190,12 @@ def _by_hmc(
         n_warmup=n_warmup,
         n_draws=n_samples,
         target_ess=target_ess,
-        max_r_hat=MAX_R_HAT,
+        max_r_hat=tuned.MAX_R_HAT,
         every=iterations_between_calls(len(target.data.y)),
         **common,
     )
     n_drawn = found.points.shape[1]
-    astray = found.n_divergent > ASTRAY * n_drawn
+    astray = found.n_divergent > tuned.ASTRAY * n_drawn
     problems = _hmc_problems(found, astray, target_ess)
     chains = np.arange(n_chains) if astray.all() else np.flatnonzero(~astray)
     found = found.select(chains)
@@ -247,10 +231,10 @@ def _hmc_problems(found: HMCResult, astray: np.ndarray, target_ess: float) -> li
     problems += too_few(" for standard deviations", found.ess_spread, target_ess / 2)
     if found.warming_up:
         problems.insert(0, "sampling was stopped in the warm-up, whose draws stand for the rest")
-    some = np.flatnonzero(found.n_divergent > DIVERGENT * found.points.shape[1])
+    some = np.flatnonzero(found.n_divergent > tuned.DIVERGENT * found.points.shape[1])
     if len(some):
         problems.append(
-            f"more than {DIVERGENT:.0%} of the paths of chains {some.tolist()} diverged"
+            f"more than {tuned.DIVERGENT:.0%} of the paths of chains {some.tolist()} diverged"
             + (f" (left out: {np.flatnonzero(astray).tolist()})" if astray.any() else "")
             + "; raise n_warmup, or use priors that keep off the edge where the kernel matrix is "
             "singular"

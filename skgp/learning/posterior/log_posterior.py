@@ -20,9 +20,9 @@ from skgp.data import Data
 from skgp.kernels import split_noise
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
-from skgp.kernels.gram import evaluate_tile, variance
 from skgp.kernels.pairwise import PairwiseKernel
-from skgp.learning.posterior.defaults import BATCH, FARTHEST, FEW_ROWS, PRIOR_SD
+from skgp.kernels.gram import evaluate_tile, variance
+from skgp.learning.posterior import defaults as tuned
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.priors import Prior
@@ -92,7 +92,7 @@ class LogPosterior(Density):
         self.n_dims = int(kernel.n_dims)
         self.bounds = np.asarray(kernel.bounds, dtype=float)
         self.medians = np.log([prior.median for prior in self.priors])
-        self.prior_sd = np.array([getattr(p, "log_sd", PRIOR_SD) for p in self.priors])
+        self.prior_sd = np.array([getattr(p, "log_sd", tuned.PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
         self._signal, self._bind = signal, Binder(signal)
         self._places, self._noise_place, self._noise = theta_places(kernel)
@@ -108,7 +108,7 @@ class LogPosterior(Density):
     @property
     def batched(self) -> bool:
         """Whether many u are evaluated at once."""
-        return len(self.data.y) <= FEW_ROWS and built_in(self._signal)
+        return len(self.data.y) <= tuned.FEW_ROWS and built_in(self._signal)
 
     # ---- prior and posterior: -inf, and a gradient of 0, outside the bounds and where the kernel
     # matrix cannot be factored
@@ -137,7 +137,7 @@ class LogPosterior(Density):
         u = np.asarray(u, dtype=float)
         prior, values, gradients = self.log_prior(u), np.full(len(u), -math.inf), np.zeros_like(u)
         inside = np.flatnonzero(prior > -math.inf)
-        size = BATCH // len(self.data.y) ** 2 + 1 if self.batched else 1
+        size = tuned.BATCH // len(self.data.y) ** 2 + 1 if self.batched else 1
         for start in range(0, len(inside), size):
             points = inside[start : start + size]
             try:
@@ -270,7 +270,7 @@ class FreePosterior(Density):
         """x (..., p) at u (..., p); at the bounds three standard deviations from the middle."""
         share = (u - self._low) / np.where(self._width > 0, self._width, 1.0)
         inside = ndtri(np.where(self._width > 0, np.clip(share, 0.0, 1.0), 0.5))
-        return np.where(self._felt, np.clip(inside, -FARTHEST, FARTHEST), u)
+        return np.where(self._felt, np.clip(inside, -tuned.FARTHEST, tuned.FARTHEST), u)
 
     def log_jacobian(self, x: np.ndarray) -> np.ndarray:
         """Log-density of x less that of u, (...,)."""

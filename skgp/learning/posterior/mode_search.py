@@ -23,19 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.learning.posterior.defaults import (
-    EASY_CG,
-    FINE,
-    INFORMATIVE,
-    LONGEST,
-    MAX_CG,
-    MODE_TOL,
-    OVERSHOT,
-    REFUSALS,
-    ROUGH,
-    SEARCH_PROBES,
-    TOL_SHARE,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import element_names
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient
@@ -64,14 +52,14 @@ class FixedProbeGradient:
         """New pivots at u, `rank` of them at most, and new probes."""
         self.field.rank = min(rank, self.max_rank)
         self.field.choose_pivots(u, self.generator)
-        self._probes = self.field.draw_probes(self.generator, SEARCH_PROBES)
+        self._probes = self.field.draw_probes(self.generator, tuned.SEARCH_PROBES)
 
-    def __call__(self, u: np.ndarray, tol: float = FINE) -> tuple[np.ndarray, int, bool]:
+    def __call__(self, u: np.ndarray, tol: float = tuned.FINE) -> tuple[np.ndarray, int, bool]:
         """Gradient (p,) at u, the iterations it took, and whether it can be used."""
         if self._probes is None:
             raise RuntimeError("FixedProbeGradient has no probes yet; call redraw first.")
         capped = copy.copy(self.field)
-        capped.solver = self.field.solver | {"max_iter": MAX_CG}
+        capped.solver = self.field.solver | {"max_iter": tuned.MAX_CG}
         self.n_gradients += 1
         try:
             with warnings.catch_warnings():
@@ -81,16 +69,18 @@ class FixedProbeGradient:
                     u, self._probes, self.generator, warm=self._warm, stop=0.0, tol=tol
                 )
         except (ValueError, torch.linalg.LinAlgError):  # a matrix that cannot be factored
-            return np.zeros(len(u)), MAX_CG, False
+            return np.zeros(len(u)), tuned.MAX_CG, False
         usable = at.converged and bool(np.isfinite(at.gradient).all())
         if usable:
             self._warm = at.warm
         return at.gradient, at.n_iter, usable
 
-    def with_enough_rank(self, u: np.ndarray, tol: float = ROUGH) -> tuple[np.ndarray, int, bool]:
+    def with_enough_rank(
+        self, u: np.ndarray, tol: float = tuned.ROUGH
+    ) -> tuple[np.ndarray, int, bool]:
         """As a call, with new pivots and twice the rank as long as the systems are hard."""
         got = self(u, tol)
-        while got[1] > EASY_CG and self.field.rank < self.max_rank:
+        while got[1] > tuned.EASY_CG and self.field.rank < self.max_rank:
             self.redraw(u, 2 * max(self.field.rank, 25))
             got = self(u, tol)
         return got
@@ -110,12 +100,12 @@ class ModeSearch:
         gradient: FixedProbeGradient,
         u: np.ndarray,
         metric: np.ndarray,
-        tol: float = MODE_TOL,
+        tol: float = tuned.MODE_TOL,
     ) -> None:
         self.gradient, self.tol = gradient, tol
         self._low, self._high = gradient.field.posterior.bounds.T
         self.u, self.metric = np.clip(u, self._low, self._high), metric
-        self.trust, self.n_refused, self._hard = LONGEST, 0, False
+        self.trust, self.n_refused, self._hard = tuned.LONGEST, 0, False
         self.problems: list[str] = []
         self._begin()
 
@@ -130,7 +120,7 @@ class ModeSearch:
             self.usable
             and not self.converged
             and iteration < max_iter
-            and self.n_refused < REFUSALS
+            and self.n_refused < tuned.REFUSALS
             and not recorder.stopped
         ):
             iteration += 1
@@ -142,12 +132,12 @@ class ModeSearch:
     def _begin(self) -> None:
         """Gradient at u; the probes may be new."""
         self._g, self.n_iter, self.usable = self.gradient.with_enough_rank(self.u)
-        if self.usable and self._tol < ROUGH:
+        if self.usable and self._tol < tuned.ROUGH:
             self._g, self.n_iter, self.usable = self.gradient(self.u, self._tol)
 
     @property
     def _tol(self) -> float:
-        return min(ROUGH, max(FINE, TOL_SHARE * self.norm))
+        return min(tuned.ROUGH, max(tuned.FINE, tuned.TOL_SHARE * self.norm))
 
     @property
     def _free(self) -> np.ndarray:
@@ -181,16 +171,16 @@ class ModeSearch:
             self.trust = float(np.linalg.norm(moved)) / 4
             self.n_refused += 1
             return
-        overshot = g @ moved < OVERSHOT * (self._g @ moved)
-        if overshot or moved @ np.linalg.solve(self.metric, moved) > INFORMATIVE**2:
+        overshot = g @ moved < tuned.OVERSHOT * (self._g @ moved)
+        if overshot or moved @ np.linalg.solve(self.metric, moved) > tuned.INFORMATIVE**2:
             self._update(moved, self._g - g)
         if overshot:
             self.n_refused += 1
             return
         self.n_refused = 0
-        self.trust = min(LONGEST, 2 * self.trust)
+        self.trust = min(tuned.LONGEST, 2 * self.trust)
         self.u, self._g = trial, g
-        hard = tol > 0.1 * ROUGH and self.n_iter > EASY_CG
+        hard = tol > 0.1 * tuned.ROUGH and self.n_iter > tuned.EASY_CG
         if hard and self.gradient.field.rank < self.gradient.max_rank:
             self.gradient.redraw(self.u, 2 * self.gradient.field.rank)
             self._begin()
@@ -224,7 +214,7 @@ class ModeSearch:
         rank, place = self.gradient.field.rank, _where(self.u, self.gradient.field.posterior)
         if not self.usable or self._hard:
             return (
-                f"the search for the mode met linear systems that take more than {MAX_CG} "
+                f"the search for the mode met linear systems that take more than {tuned.MAX_CG} "
                 f"iterations with a preconditioner of rank {rank}{place}; raise that rank, "
                 "factor the kernel matrix instead (solver='cholesky'), or give the noise a prior "
                 "that keeps it away from zero"

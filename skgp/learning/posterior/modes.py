@@ -25,27 +25,7 @@ from torch import Tensor
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels import split_noise
 from skgp.learning.objectives import leave_one_out_log_density, log_marginal_likelihood
-from skgp.learning.posterior.defaults import (
-    APART,
-    COARSE_TOL,
-    GROWTH,
-    HESSIAN_STEP,
-    ITERATIONS,
-    JOINT_ROWS,
-    LEAST_CURVATURE,
-    LEAST_GAIN,
-    LOST,
-    MAX_ITER,
-    MORE_STARTS,
-    MOST_MODES,
-    N_NEIGHBORS,
-    NEAR_BOUND,
-    ROUNDS,
-    SAMPLED_ROWS,
-    SEARCH_ROWS,
-    SEVERAL,
-    TOL,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
 from skgp.optim.batched_bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
@@ -86,8 +66,8 @@ def search_modes(
     posterior: LogPosterior | FreePosterior,
     starts: Sequence[np.ndarray] | np.ndarray,  # (k, p); those outside the bounds are moved inside
     *,
-    max_iter: int = MAX_ITER,  # gradients of each search
-    tol: float = TOL,  # nats that it expects to gain by a further step, below which it ends
+    max_iter: int = tuned.MAX_ITER,  # gradients of each search
+    tol: float = tuned.TOL,  # nats that it expects to gain by a further step, below which it ends
     callback: Callback | None = None,
 ) -> list[Mode]:
     """Ends of searches within the kernel's bounds, the highest first.
@@ -145,17 +125,17 @@ def laplace_modes(
     """
     recorder = StopRecorder(callback)
     data, p = posterior.data, posterior.n_dims
-    drawn = posterior.medians + posterior.prior_sd * rng.standard_normal((MORE_STARTS, p))
+    drawn = posterior.medians + posterior.prior_sd * rng.standard_normal((tuned.MORE_STARTS, p))
     # Short and long length scales with little and much noise explain the same data: two starts.
     starts = [posterior.medians, posterior.medians - math.log(2), *starts, *drawn]
-    if len(data.y) <= SEARCH_ROWS:
+    if len(data.y) <= tuned.SEARCH_ROWS:
         return with_curvature(posterior, search_modes(posterior, starts, callback=recorder))
-    few = LogPosterior(posterior.kernel, data.take(_some(posterior, SEARCH_ROWS, rng)),
+    few = LogPosterior(posterior.kernel, data.take(_some(posterior, tuned.SEARCH_ROWS, rng)),
                        posterior.priors)  # fmt: skip
-    coarse = with_curvature(few, search_modes(few, starts, tol=COARSE_TOL))
+    coarse = with_curvature(few, search_modes(few, starts, tol=tuned.COARSE_TOL))
     near = sorted((mode.u for mode in coarse), key=posterior.log_density, reverse=True)
     ends: list[Mode] = []
-    for start in near if len(data.y) <= SEVERAL else near[:1]:
+    for start in near if len(data.y) <= tuned.SEVERAL else near[:1]:
         ends.append(find_mode(posterior, [start], callback=recorder))
         if recorder.stopped:
             break
@@ -174,9 +154,9 @@ def with_curvature(posterior: LogPosterior | FreePosterior, ends: list[Mode]) ->
     """Those ends of searches, the highest first, that are modes of their own."""
     modes: list[Mode] = []
     for end in ends:
-        if len(modes) == MOST_MODES or end.log_density < ends[0].log_density - LOST:
+        if len(modes) == tuned.MOST_MODES or end.log_density < ends[0].log_density - tuned.LOST:
             break
-        if all(mode.distance(end.u) >= APART for mode in modes):
+        if all(mode.distance(end.u) >= tuned.APART for mode in modes):
             covariance = bounded_inverse(-hessian_by_differences(posterior, end.u))
             modes.append(replace(end, covariance=covariance))
     n_gradients = ends[0].n_gradients + 2 * posterior.n_dims * len(modes)
@@ -190,7 +170,7 @@ def without_felt_bounds(
     low, high = posterior.bounds.T
     felt = np.zeros(posterior.n_dims, dtype=bool)
     for each in modes:
-        reach = NEAR_BOUND * np.sqrt(each.spread.diagonal())
+        reach = tuned.NEAR_BOUND * np.sqrt(each.spread.diagonal())
         felt |= (each.u - low < reach) | (high - each.u < reach)
     free = FreePosterior(posterior, felt & np.isfinite(high - low))
     if (free.bounds != posterior.bounds).any():
@@ -206,7 +186,7 @@ def hessian_by_differences(posterior: LogPosterior | FreePosterior, u: np.ndarra
     room between its bounds counts as flat.
     """
     low, high = posterior.bounds.T
-    steps = HESSIAN_STEP * np.eye(len(u))
+    steps = tuned.HESSIAN_STEP * np.eye(len(u))
     above, below = np.minimum(u + steps, high), np.maximum(u - steps, low)
     _, gradients = posterior.log_densities_and_gradients(np.concatenate([above, below]))
     room = (above - below).diagonal()
@@ -218,7 +198,7 @@ def hessian_by_differences(posterior: LogPosterior | FreePosterior, u: np.ndarra
 def bounded_inverse(precision: np.ndarray) -> np.ndarray:
     """Inverse, eigenvalues below the least curvature raised to it."""
     values, vectors = np.linalg.eigh(precision)
-    return (vectors / np.maximum(values, LEAST_CURVATURE)) @ vectors.T
+    return (vectors / np.maximum(values, tuned.LEAST_CURVATURE)) @ vectors.T
 
 
 # ---- by nearest neighbours
@@ -247,14 +227,16 @@ class NeighborPosterior(LogPosterior):
     def __init__(self, posterior: LogPosterior, rng: np.random.Generator) -> None:
         super().__init__(posterior.kernel, posterior.data, posterior.priors)
         n = len(self.data.y)
-        self._order, m = _some(posterior, n, rng), min(JOINT_ROWS, n)
+        self._order, m = _some(posterior, n, rng), min(tuned.JOINT_ROWS, n)
         self.first = LogPosterior(self.kernel, self.data.take(self._order[:m]), self.priors)
         self.blocks: list[tuple[int, Tensor, float]] = []  # start, sample, weight
         start = m
         while start < n:
-            stop = min(n, math.ceil(start * GROWTH))
+            stop = min(n, math.ceil(start * tuned.GROWTH))
             # The order is random: the first of a block are a sample of it.
-            size = min(stop - start, max(32, math.ceil(SAMPLED_ROWS * (stop - start) / (n - m))))
+            size = min(
+                stop - start, max(32, math.ceil(tuned.SAMPLED_ROWS * (stop - start) / (n - m)))
+            )
             self.blocks.append((start, self._order[start : start + size], (stop - start) / size))
             start = stop
         self._neighbors: list[Tensor] = []
@@ -264,7 +246,7 @@ class NeighborPosterior(LogPosterior):
         signal, _ = split_noise(self.kernel.clone_with_theta(u))
         self._neighbors = [
             CandidateSearch(signal, self.data.X, self._order[:start]).query(
-                rows, min(N_NEIGHBORS, start)
+                rows, min(tuned.N_NEIGHBORS, start)
             )
             for start, rows, _ in self.blocks
         ]
@@ -297,7 +279,7 @@ def find_start(
     ends, failure = [], None
     for start in [posterior.medians, posterior.medians - math.log(2), *given]:
         try:
-            ends.append(find_mode(target.first, [start], tol=COARSE_TOL, callback=recorder).u)
+            ends.append(find_mode(target.first, [start], tol=tuned.COARSE_TOL, callback=recorder).u)
         except ValueError as error:
             failure = error
         if recorder.stopped:
@@ -307,12 +289,14 @@ def find_start(
     candidates = ends + [np.clip(start, *posterior.bounds.T) for start in given]
     u = max(candidates, key=lambda each: target.find_neighbors(each).log_density(each))
     value = -math.inf
-    for _ in range(ROUNDS if target.blocks else 0):
+    for _ in range(tuned.ROUNDS if target.blocks else 0):
         if recorder.stopped:
             break
         target.find_neighbors(u)
-        found = find_mode(target, [u], max_iter=ITERATIONS, tol=COARSE_TOL, callback=recorder)
-        if found.log_density < value + LEAST_GAIN:
+        found = find_mode(
+            target, [u], max_iter=tuned.ITERATIONS, tol=tuned.COARSE_TOL, callback=recorder
+        )
+        if found.log_density < value + tuned.LEAST_GAIN:
             break
         u, value = found.u, found.log_density
     target.find_neighbors(u)

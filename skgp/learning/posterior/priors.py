@@ -8,7 +8,7 @@ import numpy as np
 
 from skgp.kernels import ActiveDims
 from skgp.kernels.scales import robust_std
-from skgp.learning.posterior.defaults import NOISE_SHARE, PERIOD_SD, ROUNDING, SD
+from skgp.learning.posterior import defaults as tuned
 from skgp.priors import LogNormal, Prior
 
 
@@ -32,15 +32,17 @@ def default_priors(
     X = np.asarray(X, dtype=float)
     mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
     # Rounding leaves a constant column a spread of about eps times its value.
-    spread = np.where(spread <= ROUNDING * np.abs(mean), 1.0, spread)
+    spread = np.where(spread <= tuned.ROUNDING * np.abs(mean), 1.0, spread)
     y = np.asarray(y, dtype=float)
     mean_y = np.average(y, weights=sample_weight)
     spread_y = np.sqrt(np.average((y - mean_y) ** 2, weights=sample_weight))
-    variance = 1.0 if spread_y <= ROUNDING * abs(mean_y) else float(spread_y**2)
+    variance = 1.0 if spread_y <= tuned.ROUNDING * abs(mean_y) else float(spread_y**2)
     priors: list[Prior] = []
     for h in kernel.hyperparameters:
         if not h.fixed:
-            sd = PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else SD
+            sd = (
+                tuned.PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else tuned.SD
+            )
             priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, variance)]
     return tuple(priors)
 
@@ -53,7 +55,7 @@ def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.
     if last == "constant_value":
         return np.full(n_elements, variance)
     if last == "noise_level":
-        return np.full(n_elements, NOISE_SHARE * variance)
+        return np.full(n_elements, tuned.NOISE_SHARE * variance)
     # The length scale of a periodic kernel is an angle and not a distance.
     if last in ("length_scale", "sigma_0") and not hasattr(owner, "periodicity"):
         scale = spread if n_elements == len(spread) else np.sqrt(np.mean(spread**2))

@@ -8,18 +8,7 @@ import numpy as np
 
 from skgp.inference.mixture.gaussian_mixture import mixture_moments
 from skgp.inference.mixture.mixture import MixtureState
-from skgp.learning.posterior.defaults import (
-    DIVERGENT,
-    LARGE,
-    LEAST_SAMPLES,
-    MAX_R_HAT,
-    MEAN_TOL,
-    MOST_SAMPLES,
-    PROBE_ROWS,
-    STD_TOL,
-    UNSOLVED,
-    WORST_BANK_ERROR,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.samplers import SEGMENT, LangevinResult, ess_tail, stratified_resample
 
 STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
@@ -75,7 +64,7 @@ def outcome(sampler: str, problems: list[str], **entries: Any) -> dict[str, Any]
 
 def iterations_between_calls(n: int) -> int:
     """How often samplers call back for n rows, so that a stop takes seconds and not minutes."""
-    return max(1, int(SEGMENT * min(1.0, (LARGE / n) ** 2)))
+    return max(1, int(SEGMENT * min(1.0, (tuned.LARGE / n) ** 2)))
 
 
 # ---- problems, each with a remedy
@@ -93,8 +82,10 @@ def too_few(of_what: str, ess: np.ndarray | float, wanted: float) -> list[str]:
 def mixing_problems(r_hat: np.ndarray, ess: np.ndarray, target_ess: float) -> list[str]:
     """Whether R-hat and ESS (p,) of chains are not as they should be, each with a remedy."""
     problems, worst = [], float(np.max(r_hat))
-    if not worst <= MAX_R_HAT:
-        problems.append(f"R-hat is {worst:.3f}, above {MAX_R_HAT}; raise n_samples or n_warmup")
+    if not worst <= tuned.MAX_R_HAT:
+        problems.append(
+            f"R-hat is {worst:.3f}, above {tuned.MAX_R_HAT}; raise n_samples or n_warmup"
+        )
     return problems + too_few("", ess, target_ess)
 
 
@@ -103,11 +94,11 @@ def chain_problems(
 ) -> list[str]:
     """What keeps the chains from being trusted, each with a remedy."""
     problems = mixing_problems(found.r_hat, found.ess, target_ess)
-    some = np.flatnonzero(found.n_astray > DIVERGENT * found.points.shape[1])
+    some = np.flatnonzero(found.n_astray > tuned.DIVERGENT * found.points.shape[1])
     if len(some):
         left_out = np.flatnonzero(found.astray).tolist()
         problems.append(
-            f"more than {DIVERGENT:.0%} of the iterations of chains {some.tolist()} left the "
+            f"more than {tuned.DIVERGENT:.0%} of the iterations of chains {some.tolist()} left the "
             "bounds or met gradients out of proportion"
             + (f" (left out: {left_out})" if left_out else "")
             + "; use priors that keep off the bounds, or more rows"
@@ -117,7 +108,7 @@ def chain_problems(
             f"the noise of the gradients, {found.noise_ratio:.2g} times the posterior's precision, "
             "is more than the steps can make up for; raise n_probes or the preconditioner's rank"
         )
-    if bank_error > WORST_BANK_ERROR:
+    if bank_error > tuned.WORST_BANK_ERROR:
         problems.append(
             "the mean gradient at the mode is so noisy that it shifts the samples by up to "
             f"{math.sqrt(bank_error):.2f} standard deviations; raise n_probes or the "
@@ -132,7 +123,7 @@ def chain_problems(
         )
     n_unsolved = sum(memory.n_unsolved for memory in found.memories if memory)
     share = n_unsolved / max(1, found.n_gradients)  # none where all steps left the bounds
-    if share > UNSOLVED:
+    if share > tuned.UNSOLVED:
         problems.append(
             f"{share:.0%} of the gradients are biased, their linear systems not solved within the "
             "allowed iterations; raise the preconditioner's rank"
@@ -176,8 +167,8 @@ def samples_of_chains(
 
 def probe_rows(X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Points half way between pairs of rows of X (n, d), and rows with their columns shuffled."""
-    pairs = rng.integers(len(X), size=(2, PROBE_ROWS))
-    shuffled = [column[rng.integers(len(X), size=PROBE_ROWS)] for column in X.T]
+    pairs = rng.integers(len(X), size=(2, tuned.PROBE_ROWS))
+    shuffled = [column[rng.integers(len(X), size=tuned.PROBE_ROWS)] for column in X.T]
     return np.concatenate([X[pairs].mean(axis=0), np.column_stack(shuffled)])
 
 
@@ -199,9 +190,9 @@ def samples_needed(pilot: MixtureState, X: np.ndarray) -> int:
     spread = pilot.weights @ (mean - centre) ** 2
     energies = var + (mean - centre) ** 2
     uneven = pilot.weights @ (energies - total) ** 2
-    of_mean = np.mean(spread / total) / MEAN_TOL**2
-    of_std = np.mean(uneven / (4 * total**2)) / STD_TOL**2
+    of_mean = np.mean(spread / total) / tuned.MEAN_TOL**2
+    of_std = np.mean(uneven / (4 * total**2)) / tuned.STD_TOL**2
     # The pilot's own variances are low by one of its effective samples.
     worth = 1 / float((pilot.weights**2).sum())
     needed = max(of_mean, of_std) * worth / max(1.0, worth - 1)
-    return int(np.clip(math.ceil(needed), LEAST_SAMPLES, MOST_SAMPLES))
+    return int(np.clip(math.ceil(needed), tuned.LEAST_SAMPLES, tuned.MOST_SAMPLES))

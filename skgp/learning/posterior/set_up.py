@@ -20,24 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.learning.posterior.defaults import (
-    CURVATURE_STEP,
-    FEW_ESTIMATES,
-    FIRST_RANK,
-    LARGEST_RANK,
-    LARGEST_RANK_OF_FEW,
-    LEAST_RELATIVE_CURVATURE,
-    MANY,
-    MODE_ERROR,
-    MOST_MODE_PROBES,
-    NEAR_MODE,
-    NOISE,
-    NOISE_OF_MANY,
-    SET_UP_ROUNDS,
-    SET_UP_TOL,
-    SHORT,
-    SOME_ESTIMATES,
-)
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.mode_search import STOPPED, FixedProbeGradient, ModeSearch
 from skgp.learning.posterior.modes import bounded_inverse, find_start
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient, wide_estimates
@@ -93,7 +76,7 @@ def set_up(
 
     try:
         _raise_rank(gradient, found.u, covariance, tell)
-        for _ in range(SET_UP_ROUNDS):
+        for _ in range(tuned.SET_UP_ROUNDS):
             covariance = measure_curvature(gradient, found.u, covariance, tell)
             before = found.u
             # The metric of the search may have been far from the curvature, its end too early.
@@ -101,7 +84,7 @@ def set_up(
             if not found.converged:
                 return _ended(found, covariance, found.problems)
             moved = found.u - before
-            if math.sqrt(float(moved @ np.linalg.solve(covariance, moved))) < NEAR_MODE:
+            if math.sqrt(float(moved @ np.linalg.solve(covariance, moved))) < tuned.NEAR_MODE:
                 break
         return _centred(found, covariance, tell)
     except Stopped:
@@ -114,8 +97,8 @@ def first_gradient(
     """The gradient of the search, with a rank to begin with and pivots drawn at u."""
     n = len(field.posterior.data.y)
     # Pivots cost O(n r^2): of few observations, most may be pivots.
-    largest = min(LARGEST_RANK, max(1, n // 3, min(LARGEST_RANK_OF_FEW, 2 * n // 3)))
-    first = min(FIRST_RANK, largest)
+    largest = min(tuned.LARGEST_RANK, max(1, n // 3, min(tuned.LARGEST_RANK_OF_FEW, 2 * n // 3)))
+    first = min(tuned.FIRST_RANK, largest)
     if rank != "auto":
         largest = first = min(int(rank), n)
     gradient = FixedProbeGradient(field, generator, largest)
@@ -147,7 +130,7 @@ def measure_curvature(
     moves, falls = [], []
     for axis in root.T:
         ends = []
-        for sign in (CURVATURE_STEP, -CURVATURE_STEP):
+        for sign in (tuned.CURVATURE_STEP, -tuned.CURVATURE_STEP):
             at = np.clip(u + sign * axis, low, high)
             g, _, usable = gradient(at)
             tell()
@@ -162,7 +145,7 @@ def measure_curvature(
     hessian = np.linalg.lstsq(np.array(moves), np.array(falls), rcond=None)[0]
     whitened = root.T @ (hessian + hessian.T) @ root / 2
     values, vectors = np.linalg.eigh(whitened)
-    inner = (vectors / np.maximum(values, LEAST_RELATIVE_CURVATURE)) @ vectors.T
+    inner = (vectors / np.maximum(values, tuned.LEAST_RELATIVE_CURVATURE)) @ vectors.T
     return bounded_inverse(np.linalg.inv(root @ inner @ root.T))
 
 
@@ -170,11 +153,11 @@ def _raise_rank(
     gradient: FixedProbeGradient, u: np.ndarray, covariance: np.ndarray, tell: Tell
 ) -> np.ndarray:
     """Double the rank until noise is small; the last estimates (k, p), at u."""
-    most = NOISE_OF_MANY if len(gradient.field.posterior.data.y) > MANY else NOISE
-    gradients = _estimates(gradient, u, FEW_ESTIMATES, tell)
+    most = tuned.NOISE_OF_MANY if len(gradient.field.posterior.data.y) > tuned.MANY else tuned.NOISE
+    gradients = _estimates(gradient, u, tuned.FEW_ESTIMATES, tell)
     while _noise(gradients, covariance) > most and gradient.field.rank < gradient.max_rank:
         gradient.redraw(u, 2 * gradient.field.rank)
-        gradients = _estimates(gradient, u, FEW_ESTIMATES, tell)
+        gradients = _estimates(gradient, u, tuned.FEW_ESTIMATES, tell)
     return gradients
 
 
@@ -183,15 +166,15 @@ def _centred(found: ModeSearch, covariance: np.ndarray, tell: Tell) -> SetUp:
     gradient, u = found.gradient, found.u
     root = np.linalg.cholesky(covariance)
     low, high = gradient.field.posterior.bounds.T
-    for _ in range(SET_UP_ROUNDS):
+    for _ in range(tuned.SET_UP_ROUNDS):
         gradients = _raise_rank(gradient, u, covariance, tell)
-        more = _estimates(gradient, u, SOME_ESTIMATES - len(gradients), tell)
+        more = _estimates(gradient, u, tuned.SOME_ESTIMATES - len(gradients), tell)
         gradients = np.concatenate([gradients, more])
         noise = _noise(gradients, covariance)
-        step = root.T @ _mean_gradient(gradient, u, gradients, noise / MODE_ERROR, tell)
+        step = root.T @ _mean_gradient(gradient, u, gradients, noise / tuned.MODE_ERROR, tell)
         length = float(np.linalg.norm(step))
         u = np.clip(u + root @ step * min(1.0, 1 / max(length, 1e-12)), low, high)
-        if length < SHORT:
+        if length < tuned.SHORT:
             break
     return SetUp(u, covariance, gradient.field, gradient.n_gradients, [], noise)
 
@@ -203,7 +186,7 @@ def _estimates(gradient: FixedProbeGradient, u: np.ndarray, n_draws: int, tell: 
     for row in rows:
         probes = gradient.field.draw_probes(gradient.generator)
         at = gradient.field.estimate(
-            u, probes, gradient.generator, warm=warm, stop=0.0, tol=SET_UP_TOL
+            u, probes, gradient.generator, warm=warm, stop=0.0, tol=tuned.SET_UP_TOL
         )
         warm, row[:] = at.warm, at.gradient
         gradient.n_gradients += 1
@@ -216,10 +199,10 @@ def _mean_gradient(
 ) -> np.ndarray:
     """Mean (p,) of the estimates (k, p) and of more, worth `n_wanted` of them in all."""
     field = gradient.field
-    n_probes = math.ceil(min(n_wanted * field.n_probes, MOST_MODE_PROBES))
+    n_probes = math.ceil(min(n_wanted * field.n_probes, tuned.MOST_MODE_PROBES))
     n_probes -= len(gradients) * field.n_probes
     rows, sizes = list(gradients), [field.n_probes] * len(gradients)
-    for at, size in wide_estimates(field, u, n_probes, gradient.generator, tol=SET_UP_TOL):
+    for at, size in wide_estimates(field, u, n_probes, gradient.generator, tol=tuned.SET_UP_TOL):
         rows.append(at.gradient)
         sizes.append(size)
         gradient.n_gradients += 1

@@ -43,7 +43,7 @@ from skgp.kernels.distances import origin
 from skgp.kernels.expression import theta_places
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
-from skgp.learning.posterior.defaults import ANCHOR_TOL, BANK, WIDE_PROBES
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
@@ -237,7 +237,7 @@ def wide_estimates(
     place, estimates of 64 probes are several times as fast as those of four.
     """
     while n_probes > 0:
-        size = min(WIDE_PROBES, n_probes)
+        size = min(tuned.WIDE_PROBES, n_probes)
         n_probes -= size
         at = field.estimate(
             u, field.draw_probes(generator, size), generator, warm=warm, stop=0.0, tol=tol
@@ -284,9 +284,9 @@ def make_anchor(
     u: np.ndarray,  # (p,)
     generator: torch.Generator,
     *,
-    n_entries: int = BANK,  # B, of `field.n_probes` probes each: n + rank numbers a probe
+    n_entries: int = tuned.BANK,  # B, of `field.n_probes` probes each: n + rank numbers a probe
     n_probes: int = 0,  # of the mean, at least; those of the bank are among them
-    tol: float = ANCHOR_TOL,
+    tol: float = tuned.ANCHOR_TOL,
     tell: Tell | None = None,  # tell({"n_at_anchor": int}) after each gradient
 ) -> Anchor:
     """Exact gradients of a new bank at u, and others for the mean."""

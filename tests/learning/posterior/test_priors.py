@@ -44,20 +44,24 @@ def test_default_priors_of_every_part_of_an_expression(rng):
     kernel = (
         ConstantKernel(2.0, "fixed") * ActiveDims(RBF([1.0, 1.0]), [2, 0])
         + ActiveDims(ExpSineSquared(0.6, 12.0), 1)
+        + ActiveDims(Cosine(3.0), 1)
         + RationalQuadratic(1.0, 4.0) ** 2
         + DotProduct(3.0)
         + WhiteKernel(1.0)
     )
     names = [h.name.split("__")[-1] for h in kernel.hyperparameters if not h.fixed]
     assert names == [
-        "length_scale", "length_scale", "periodicity", "alpha", "length_scale", "sigma_0",
-        "noise_level",
+        "length_scale", "length_scale", "periodicity", "period", "alpha", "length_scale",
+        "sigma_0", "noise_level",
     ]  # fmt: skip
     root = math.sqrt(1 + 100 + 0.01)
     pair = math.sqrt(2) * np.array([0.1, 1.0])
-    expected = [*pair, 0.6, 12.0, 4.0, root, root, 0.1 * y.var()]
+    expected = [*pair, 0.6, 12.0, 3.0, 4.0, root, root, 0.1 * y.var()]
     np.testing.assert_allclose(medians(kernel, X, y), expected, rtol=1e-10)
     assert len(expected) == kernel.n_dims
+    spreads = dict(zip(element_names(kernel), default_priors(kernel, X, y), strict=True))
+    periods = {name for name, prior in spreads.items() if prior.sd == 0.1}
+    assert periods == {name for name in spreads if name.endswith(("periodicity", "period"))}
 
 
 def test_default_priors_of_constant_data_are_proper():
@@ -152,12 +156,3 @@ def test_element_names_have_the_columns_that_a_part_sees():
     assert element_names(kernel)[:2] == [name.replace("c]", "0]").replace("a]", "1]")
                                          for name in names[:2]]  # fmt: skip
     assert names[2:] == element_names(kernel)[2:] == ["k1__k2__length_scale", "k2__noise_level"]
-
-
-def test_default_priors_of_periods_are_tight(rng):
-    X, y = data(rng)
-    kernel = ActiveDims(ExpSineSquared(0.6, 12.0) + Cosine(3.0), 1) + WhiteKernel(1.0)
-    by_name = dict(zip(element_names(kernel), default_priors(kernel, X, y), strict=True))
-    assert by_name["k1__kernel__k1__periodicity"] == LogNormal(12.0, 0.1)
-    assert by_name["k1__kernel__k2__period"] == LogNormal(3.0, 0.1)
-    assert by_name["k1__kernel__k1__length_scale"] == LogNormal(0.6, 1.5)

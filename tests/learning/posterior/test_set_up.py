@@ -11,13 +11,12 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.learning.posterior import mode_search, modes
-from skgp.learning.posterior import set_up as set_up_module
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.mode_search import FixedProbeGradient, ModeSearch
 from skgp.learning.posterior.modes import NeighborPosterior, find_start, laplace_modes
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.set_up import first_gradient, measure_curvature, set_up
+from skgp.learning.posterior.set_up import measure_curvature, set_up
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient, make_anchor
 from skgp.optim.stopping import StopRecorder
 from tests.same import assert_same
@@ -40,8 +39,8 @@ def make_posterior(n=150, ard=True, seed=0, bounds=(1e-5, 1e5)):
 @pytest.fixture
 def few_joint_rows(monkeypatch):
     """Small problems that do not end with the rows taken jointly."""
-    monkeypatch.setattr(modes, "JOINT_ROWS", 30)
-    monkeypatch.setattr(modes, "N_NEIGHBORS", 8)
+    monkeypatch.setattr(tuned, "JOINT_ROWS", 30)
+    monkeypatch.setattr(tuned, "N_NEIGHBORS", 8)
 
 
 def set_up_for(posterior, seed=1, rank="auto", max_iter=25, callback=None, **of_field):
@@ -73,8 +72,7 @@ def search_from(gradient, u, metric):
     return ModeSearch(gradient, u, metric).run(25, StopRecorder(None))
 
 
-@pytest.mark.parametrize("ard", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("ard", "dtype"), [(False, torch.float64), (True, torch.float32)])
 def test_set_up_finds_the_exact_mode_and_curvature(ard, dtype, few_joint_rows):
     posterior = make_posterior(ard=ard)
     found = set_up_for(posterior, dtype=dtype)
@@ -98,74 +96,40 @@ def test_set_up_leaves_a_field_that_makes_an_anchored_gradient(few_joint_rows, g
     assert np.linalg.norm(root.T @ anchored.mean) < 4 * math.sqrt(noise / 16) + 0.1
 
 
-def test_set_up_counts_its_gradients(few_joint_rows, monkeypatch):
-    calls = []
-    estimate = StochasticGradient.estimate
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        return estimate(*args, **kwargs)
-
-    monkeypatch.setattr(StochasticGradient, "estimate", counted)
-    found = set_up_for(make_posterior(), **F64)
-    assert found.n_gradients == len(calls) > 20
-
-
 def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
-    first, second = (set_up_for(make_posterior(), 3) for _ in range(2))
+    first, second = (set_up_for(make_posterior(60), 3) for _ in range(2))
     assert_same(first.mode, second.mode)
     assert_same(first.covariance, second.covariance)
-    assert first.field.rank == second.field.rank
+    assert first.field.rank == second.field.rank and first.n_gradients == second.n_gradients > 20
 
 
 def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
     """More noise is let through, and more probes make up for it in the mode."""
-    monkeypatch.setattr(set_up_module, "FIRST_RANK", 5)
+    monkeypatch.setattr(tuned, "FIRST_RANK", 5)
     posterior = make_posterior()
     few = set_up_for(posterior, **F64)
-    monkeypatch.setattr(set_up_module, "MANY", 100)
+    monkeypatch.setattr(tuned, "MANY", 100)
     many = set_up_for(posterior, **F64)
     assert few.noise < 0.16 < many.noise < 0.5 and many.field.rank < few.field.rank
     assert np.abs(whitened(posterior, many.mode, many.covariance)[0]).max() < 0.15
 
 
-def test_mean_gradient_counts_each_probe_once(generator, monkeypatch):
-    """Those given, of 4 probes each, and others up to what is wanted."""
-    gradient = make_gradient(make_posterior(), generator)
-    u, given, seen = exact(make_posterior()).u, np.arange(8.0).reshape(2, 4), []
-    estimate = StochasticGradient.estimate
-
-    def recorded(self, u, probes, *args, **kwargs):
-        at = estimate(self, u, probes, *args, **kwargs)
-        seen.append((at.gradient, len(probes.e2)))
-        return at
-
-    monkeypatch.setattr(StochasticGradient, "estimate", recorded)
-    found = set_up_module._mean_gradient(gradient, u, given, 25.0, lambda: None)
-    gradients, sizes = map(np.array, zip(*seen, strict=True))
-    assert sizes.tolist() == [64, 28]
-    expected = (4 * given.sum(0) + sizes @ gradients) / 100
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_set_up_keeps_a_given_rank(few_joint_rows):
-    found = set_up_for(make_posterior(), rank=17)
-    assert found.field.rank == 17 and len(found.field._pivots) == 17
-
-
-def test_set_up_without_preconditioner(few_joint_rows):
-    found = set_up_for(make_posterior(60), rank=0, max_iter=3)
-    assert found.field.rank == 0 and found.n_gradients > 0 and len(found.field._pivots) == 0
+@pytest.mark.parametrize("rank", [0, 17])
+def test_set_up_keeps_a_given_rank(rank, few_joint_rows):
+    found = set_up_for(make_posterior(60), rank=rank, max_iter=3)
+    assert found.field.rank == len(found.field._pivots) == rank and found.n_gradients > 0
 
 
 def test_set_up_does_not_factor_all_rows(few_joint_rows, monkeypatch):
-    def refuse(self, u):
-        assert len(self.data.y) <= 30
-        return value(self, u)
+    sizes, likelihoods = [], LogPosterior._likelihoods
 
-    value = LogPosterior.log_density_and_gradient
-    monkeypatch.setattr(LogPosterior, "log_density_and_gradient", refuse)
+    def recorded(self, theta, slope):
+        sizes.append(len(self.data.y))
+        return likelihoods(self, theta, slope)
+
+    monkeypatch.setattr(LogPosterior, "_likelihoods", recorded)
     assert set_up_for(make_posterior()).converged
+    assert 0 < max(sizes) <= 30
 
 
 # ------------------------------------------------------------------------------- the search
@@ -183,21 +147,6 @@ def test_the_rank_doubles_while_systems_are_hard(generator):
     assert usable and after < before and 2 < gradient.field.rank <= 64
     assert len(gradient.field._pivots) == gradient.field.rank
     assert gradient._probes.e1.shape == (16, gradient.field.rank)
-
-
-def test_a_search_enlarges_the_preconditioner_on_its_way(few_joint_rows, monkeypatch):
-    """Where systems are hard; the set-up also does where estimates are noisy."""
-    monkeypatch.setattr(set_up_module, "FIRST_RANK", 3)
-    posterior = make_posterior()
-    monkeypatch.setattr(mode_search, "EASY_CG", 5)
-    field, u = StochasticGradient(posterior, **F64), exact(posterior).u + 0.5
-    gradient = first_gradient(field, torch.Generator().manual_seed(0), "auto", u)
-    searched = search_from(gradient, u, np.eye(4))
-    monkeypatch.setattr(mode_search, "EASY_CG", 1000)
-    found = set_up_for(posterior, **F64)
-    assert searched.converged and 12 <= searched.gradient.field.rank <= 100
-    assert found.converged and found.noise < 0.16
-    assert np.abs(whitened(posterior, found.mode, found.covariance)[0]).max() < 0.15
 
 
 def test_polish_finds_the_mode_from_afar(generator):
@@ -228,11 +177,11 @@ def test_a_step_is_refused_where_systems_fail(generator, monkeypatch):
     gradient = make_gradient(posterior, generator)
     search = ModeSearch(gradient, exact(posterior).u + 0.7, np.eye(4))
     before, metric = search.u.copy(), search.metric.copy()
-    monkeypatch.setattr(mode_search, "MAX_CG", 0)
+    monkeypatch.setattr(tuned, "MAX_CG", 0)
     search.step()
     assert_same(search.u, before)
     assert_same(search.metric, metric)
-    assert search.n_refused == 1 and search.trust < mode_search.LONGEST / 2
+    assert search.n_refused == 1 and search.trust < tuned.LONGEST / 2
     monkeypatch.undo()
     search.step()
     assert 0 < np.linalg.norm(search.u - before) < 0.2
@@ -254,44 +203,44 @@ def test_a_step_is_refused_where_it_overshoots(generator):
     assert 0.4 < seen / (direction @ curvature @ direction) < 2.5
 
 
-def test_set_up_says_that_systems_were_too_hard(few_joint_rows, monkeypatch):
-    monkeypatch.setattr(mode_search, "MAX_CG", 1)
-    found = set_up_for(make_posterior(), rank=1)
+@pytest.mark.parametrize(
+    ("max_cg", "settings", "expected"),
+    [
+        (1, {"rank": 1}, ["more than 1 iterations", "rank 1", "raise that rank"]),
+        (150, {"max_iter": 1}, ["gradient norm", "narrower priors"]),
+    ],
+)
+def test_set_up_says_why_it_did_not_converge(max_cg, settings, expected, few_joint_rows,
+                                             monkeypatch):  # fmt: skip
+    monkeypatch.setattr(tuned, "MAX_CG", max_cg)
+    found = set_up_for(make_posterior(), **settings)
     assert not found.converged and math.isnan(found.noise)
     (problem,) = found.problems
-    assert "more than 1 iterations" in problem and "rank 1" in problem
-    assert "raise that rank" in problem
-
-
-def test_set_up_says_that_steps_ran_out(few_joint_rows):
-    found = set_up_for(make_posterior(), max_iter=1)
-    assert not found.converged
-    (problem,) = found.problems
-    assert "gradient norm" in problem and "narrower priors" in problem
+    assert all(text in problem for text in expected)
     assert np.isfinite(found.mode).all() and found.covariance.shape == (4, 4)
 
 
 def test_a_callback_stops_with_the_mode_so_far(few_joint_rows):
     """In the search for a start, and in the search proper."""
-    infos = []
+    infos, posterior = [], make_posterior(60)
 
     def watch(iteration, info):
         infos.append((iteration, info))
 
-    set_up_for(make_posterior(), callback=watch)
+    set_up_for(posterior, callback=watch)
     assert [i for i, _ in infos] == list(range(1, len(infos) + 1))
     assert all(math.isfinite(info["loss"]) for _, info in infos)
     first_step = next(i for i, info in infos if "gradient_norm" in info)
     assert 2 < first_step < len(infos)
     curvature = next(i for i, info in infos if i > first_step and "gradient_norm" not in info)
-    for when in (2, first_step, curvature, len(infos)):
+    for when in (2, first_step, curvature):
         seen = []
 
         def stop(iteration, info, when=when, seen=seen):
             seen.append(iteration)
             return iteration == when
 
-        found = set_up_for(make_posterior(), callback=stop)
+        found = set_up_for(posterior, callback=stop)
         assert seen == list(range(1, when + 1)) and not found.converged
         assert "stopped by the callback" in found.problems[0]
         assert np.isfinite(found.mode).all()
@@ -325,9 +274,9 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
 
 def test_neighbor_posterior_is_exact_with_all_neighbors(monkeypatch):
     """Of single blocks the chain is the density: every row sees all rows before."""
-    monkeypatch.setattr(modes, "JOINT_ROWS", 10)
-    monkeypatch.setattr(modes, "GROWTH", 1.0001)  # blocks of one row
-    monkeypatch.setattr(modes, "N_NEIGHBORS", 1000)
+    monkeypatch.setattr(tuned, "JOINT_ROWS", 10)
+    monkeypatch.setattr(tuned, "GROWTH", 1.0001)  # blocks of one row
+    monkeypatch.setattr(tuned, "N_NEIGHBORS", 1000)
     posterior = make_posterior(40)
     u = posterior.kernel.theta + 0.1
     chain = NeighborPosterior(posterior, np.random.default_rng(0)).find_neighbors(u)
@@ -340,8 +289,8 @@ def test_neighbor_posterior_is_exact_with_all_neighbors(monkeypatch):
 
 def test_neighbor_posterior_weighs_its_sample(few_joint_rows, monkeypatch):
     """A sample of each block stands for the block: over orders, the mean is the exact value."""
-    monkeypatch.setattr(modes, "SAMPLED_ROWS", 40)
-    monkeypatch.setattr(modes, "N_NEIGHBORS", 30)
+    monkeypatch.setattr(tuned, "SAMPLED_ROWS", 40)
+    monkeypatch.setattr(tuned, "N_NEIGHBORS", 30)
     posterior = make_posterior(200)
     u = np.append(exact(posterior).u[:-1], 2.0)  # much noise: each row costs two nats
     values = [
@@ -354,7 +303,7 @@ def test_neighbor_posterior_weighs_its_sample(few_joint_rows, monkeypatch):
 
 
 def test_find_start_is_near_the_mode(few_joint_rows, monkeypatch):
-    monkeypatch.setattr(modes, "N_NEIGHBORS", 30)
+    monkeypatch.setattr(tuned, "N_NEIGHBORS", 30)
     posterior = make_posterior(200)
     start = find_start(posterior, np.random.default_rng(0))
     error, scales = whitened(posterior, start.u, start.covariance)
@@ -362,31 +311,10 @@ def test_find_start_is_near_the_mode(few_joint_rows, monkeypatch):
     assert scales.min() > 0.3 and scales.max() < 3
 
 
-def test_find_start_prefers_a_given_start_that_is_better(few_joint_rows, monkeypatch):
-    """The searches do not move: what is left is the comparison."""
-    monkeypatch.setattr(modes, "ROUNDS", 0)
-    monkeypatch.setattr(
-        modes,
-        "find_mode",
-        lambda target, starts, **kwargs: type("End", (), {"u": starts[0]}),
-    )
-    posterior = make_posterior(200)
-    good = exact(posterior).u
-    start = find_start(posterior, np.random.default_rng(0), [good + 3, good, good - 2])
-    assert_same(start.u, good)
-
-
-def test_find_start_of_few_rows_is_the_mode():
+@pytest.mark.parametrize("given", [[], [np.full(4, 3.0)]])
+def test_find_start_of_few_rows_is_the_mode(given):
     posterior = make_posterior()
-    start = find_start(posterior, np.random.default_rng(0))
+    start = find_start(posterior, np.random.default_rng(0), given)
     error, scales = whitened(posterior, start.u, start.covariance)
     assert np.abs(error).max() < 0.05
     np.testing.assert_allclose(scales, 1, atol=0.01)
-
-
-def test_find_start_refuses_a_posterior_that_vanishes(monkeypatch):
-    posterior = make_posterior()
-    nowhere = lambda self, u: (np.full(len(u), -math.inf), np.zeros_like(u))  # noqa: E731
-    monkeypatch.setattr(LogPosterior, "log_densities_and_gradients", nowhere)
-    with pytest.raises(ValueError, match="vanishes at every start"):
-        find_start(posterior, np.random.default_rng(0))
