@@ -280,10 +280,14 @@ class FreePosterior(Density):
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
         """Of x (k, p)."""
+        if not self._felt.any():
+            return self.posterior.log_densities(x)
         return self.posterior.log_densities(self.to_u(x)) + self.log_jacobian(x)
 
     def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of x (k, p), by x."""
+        if not self._felt.any():
+            return self.posterior.log_densities_and_gradients(x)
         values, gradients = self.posterior.log_densities_and_gradients(self.to_u(x))
         slope = self._width * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
         by_x = np.where(self._felt, gradients * slope - x, gradients)
