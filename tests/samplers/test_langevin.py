@@ -362,12 +362,11 @@ def test_a_long_gradient_is_clipped(rng):
 
 def test_langevin_refuses_bad_input(rng):
     target = Noisy(log_gamma, np.eye(1))
-    good = np.zeros(1), np.eye(1)
-    with pytest.raises(ValueError, match="positive definite"):
-        stochastic_langevin(target, np.zeros(1), -np.eye(1), rng=rng)
-    with pytest.raises(ValueError, match="n_draws=0"):
-        stochastic_langevin(target, *good, rng=rng, n_draws=0)
-    with pytest.raises(ValueError, match="'nuts'"):
-        stochastic_langevin(target, *good, rng=rng, sampler="nuts")
-    with pytest.raises(ValueError, match="between 0 and 4"):
-        stochastic_langevin(target, *good, rng=rng, schedule=4.0)
+    for scale, settings, message in (
+        (-1.0, {}, "positive definite"),
+        (1.0, {"n_draws": 0}, "n_draws=0"),
+        (1.0, {"sampler": "nuts"}, "'nuts'"),
+        (1.0, {"schedule": 4.0}, "between 0 and 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stochastic_langevin(target, np.zeros(1), scale * np.eye(1), rng=rng, **settings)

@@ -67,6 +67,10 @@ class LogPosterior(Density):
         Of u.
     medians, prior_sd : ndarray of shape (n_dims,)
         Logarithms of the priors' medians, and standard deviations of the priors of u.
+    signal : sklearn kernel expression
+        Without its noise.
+    places, noise_place : list of int, int or None
+        Of the signal's hyper-parameters and of the noise in u; None where the noise is fixed.
 
     Raises
     ------
@@ -94,8 +98,8 @@ class LogPosterior(Density):
         self.medians = np.log([prior.median for prior in self.priors])
         self.prior_sd = np.array([getattr(p, "log_sd", tuned.PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
-        self._signal, self._bind = signal, Binder(signal)
-        self._places, self._noise_place, self._noise = theta_places(kernel)
+        self.signal, self._bind = signal, Binder(signal)
+        self.places, self.noise_place, self._noise = theta_places(kernel)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pairwise"}
@@ -103,12 +107,12 @@ class LogPosterior(Density):
     @cached_property
     def _pairwise(self) -> PairwiseKernel:
         """The signal over the data; made again where the posterior was pickled."""
-        return PairwiseKernel(self._signal, self.data.X)
+        return PairwiseKernel(self.signal, self.data.X)
 
     @property
     def batched(self) -> bool:
         """Whether many u are evaluated at once."""
-        return len(self.data.y) <= tuned.FEW_ROWS and built_in(self._signal)
+        return len(self.data.y) <= tuned.FEW_ROWS and built_in(self.signal)
 
     # ---- prior and posterior: -inf, and a gradient of 0, outside the bounds and where the kernel
     # matrix cannot be factored
@@ -161,12 +165,10 @@ class LogPosterior(Density):
         Williams, 2006, eq. 5.9): (k, n, n) at once of few observations, and one n x n with a closed
         form a tile of many.
         """
-        data, place, X = self.data, self._noise_place, self.data.X
-        noise = theta.new_full((len(theta), 1), self._noise)
-        if place is not None:
-            noise = theta[:, place, None].exp()  # (k, 1)
+        data, place, X = self.data, self.noise_place, self.data.X
+        noise = self.noise_variance(theta)  # (k, 1)
         if self.batched:
-            K, pull = self._pairwise(theta[:, self._places])
+            K, pull = self._pairwise(theta[:, self.places])
             L = self._factors(K, noise)
         else:
             L = self._factor(theta[0], noise[0])[None]
@@ -189,12 +191,18 @@ class LogPosterior(Density):
             of_signal = pull(W)
         else:
             W[0].neg_().addr_(alpha[0, :, 0], alpha[0, :, 0]).mul_(0.5)
-            of_signal = weighted_gradient(self._signal, X, X, W[0], theta[0, self._places])[None]
+            of_signal = weighted_gradient(self.signal, X, X, W[0], theta[0, self.places])[None]
         gradient = torch.zeros_like(theta)
-        gradient[:, self._places] = of_signal
+        gradient[:, self.places] = of_signal
         if place is not None:
             gradient[:, place] = self.noise_gradient(W.diagonal(dim1=-2, dim2=-1), noise)
         return value.cpu().numpy(), gradient.cpu().numpy()
+
+    def noise_variance(self, theta: Tensor) -> Tensor:
+        """(..., 1) at theta (..., n_dims)."""
+        if self.noise_place is None:
+            return theta.new_full((*theta.shape[:-1], 1), self._noise)
+        return theta[..., self.noise_place, None].exp()
 
     def noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
         """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
@@ -219,21 +227,23 @@ class LogPosterior(Density):
     def _factor(self, theta: Tensor, noise: Tensor) -> Tensor:
         """Cholesky factor (n, n) of the covariance of y."""
         X = self.data.X
-        node = self._bind(theta[self._places], dtype=X.dtype, device=X.device)
+        node = self._bind(theta[self.places], dtype=X.dtype, device=X.device)
         A = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
         # Distances by a matrix product are not quite 0 between equal rows.
         A.diagonal().copy_(variance(node, X) + self.data.row_noise(noise))
         return jittered_cholesky(A).factor
 
     def why_it_vanishes(self, u: np.ndarray) -> str:
-        """Why the likelihood vanishes at u (n_dims,), and the remedy."""
-        theta, place = self.data.X.new_tensor(u), self._noise_place
-        noise = theta.new_tensor(self._noise) if place is None else theta[place].exp()
+        """What to tell a user where it vanishes at u (n_dims,) and all other starts."""
+        theta = self.data.X.new_tensor(u)
+        why = "its log-density is not finite; check the priors and the scale of X."
         try:
-            self._factor(theta, noise)
+            self._factor(theta, self.noise_variance(theta))
         except NotPositiveDefiniteError as error:
-            return f"{error} A WhiteKernel of a higher noise_level_bounds helps in any case."
-        return "its log-density is not finite; check the priors and the scale of X."
+            why = f"{error} A WhiteKernel of a higher noise_level_bounds helps in any case."
+        at = self.kernel.clone_with_theta(u)
+        message = "The posterior of the hyper-parameters vanishes at every start"
+        return f"{message}, {at} among them: {why}"
 
 
 class FreePosterior(Density):
@@ -271,6 +281,9 @@ class FreePosterior(Density):
         share = (u - self._low) / np.where(self._width > 0, self._width, 1.0)
         inside = ndtri(np.where(self._width > 0, np.clip(share, 0.0, 1.0), 0.5))
         return np.where(self._felt, np.clip(inside, -tuned.FARTHEST, tuned.FARTHEST), u)
+
+    def why_it_vanishes(self, x: np.ndarray) -> str:
+        return self.posterior.why_it_vanishes(self.to_u(x))
 
     def log_jacobian(self, x: np.ndarray) -> np.ndarray:
         """Log-density of x less that of u, (...,)."""

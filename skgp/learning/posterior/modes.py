@@ -92,12 +92,7 @@ def search_modes(
     order = np.argsort(found.value, kind="stable")
     order = order[np.isfinite(found.value[order])]
     if len(order) == 0:
-        of_u = posterior.posterior if isinstance(posterior, FreePosterior) else posterior
-        at = of_u.kernel.clone_with_theta(found.x[0])
-        raise ValueError(
-            f"The posterior of the hyper-parameters vanishes at every start, {at} among them: "
-            f"{of_u.why_it_vanishes(found.x[0])}"
-        )
+        raise ValueError(posterior.why_it_vanishes(found.x[0]))
     return [
         Mode(found.x[i], -float(found.value[i]), bool(found.converged[i]), found.n_evaluations)
         for i in order

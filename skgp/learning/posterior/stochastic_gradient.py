@@ -38,9 +38,8 @@ from torch import Tensor
 
 from skgp.inference.mixture.mixture import nystrom_root
 from skgp.inference.pathwise import pivoted_factor
-from skgp.kernels import split_noise, stationary
+from skgp.kernels import stationary
 from skgp.kernels.distances import origin
-from skgp.kernels.expression import theta_places
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
@@ -102,14 +101,10 @@ class StochasticGradient:
     ) -> None:
         self.posterior, self.rank, self.n_probes = posterior, rank, n_probes
         self.solver = {"stop": 0.03, "max_iter": 500} | solver
-        kernel, data = posterior.kernel, posterior.data
-        self._signal, _ = split_noise(kernel)
-        self._places, self._noise_place, self._fixed_noise = theta_places(kernel)
-        centre = origin(data.X) if stationary(self._signal) else 0.0
-        self.operator = RowOperator(
-            self._signal, data.X - centre, dtype=dtype, memory_budget=memory_budget
-        )
-        self._y = data.y.to(dtype)
+        X, signal = posterior.data.X, posterior.signal
+        centre = origin(X) if stationary(signal) else 0.0
+        self.operator = RowOperator(signal, X - centre, dtype=dtype, memory_budget=memory_budget)
+        self._y = posterior.data.y.to(dtype)
         self._pivots = torch.empty(0, dtype=torch.int64, device=self._y.device)
 
     def choose_pivots(self, u: np.ndarray, generator: torch.Generator) -> int:
@@ -118,9 +113,10 @@ class StochasticGradient:
         Probes drawn before do not fit any more.
         """
         if self.rank > 0:
-            kernel = self._signal.clone_with_theta(np.asarray(u)[self._places])
-            X = self.posterior.data.X
-            self._pivots = pivoted_factor(kernel, X, self.rank, generator=generator).pivots
+            posterior = self.posterior
+            kernel = posterior.signal.clone_with_theta(np.asarray(u)[posterior.places])
+            factor = pivoted_factor(kernel, posterior.data.X, self.rank, generator=generator)
+            self._pivots = factor.pivots
         return len(self._pivots)
 
     def draw_probes(self, generator: torch.Generator, n_probes: int | None = None) -> Probes:
@@ -145,12 +141,12 @@ class StochasticGradient:
     ) -> GradientEstimate:
         """Gradient of the log posterior at u; a NumericalWarning as :func:`ulisse`."""
         u = np.asarray(u, dtype=float)
-        theta, place = self.posterior.data.X.new_tensor(u), self._noise_place
-        noise = theta.new_tensor(self._fixed_noise) if place is None else theta[place].exp()
-        theta = theta[self._places]
+        posterior, place = self.posterior, self.posterior.noise_place
+        theta = posterior.data.X.new_tensor(u)
+        noise, theta = posterior.noise_variance(theta), theta[posterior.places]
         self.operator.set_theta(theta)
-        D = self.posterior.data.row_noise(noise).to(self._y)  # (n,)
-        nystrom = _Nystrom(self._signal, theta, self._pivots, self.operator)
+        D = posterior.data.row_noise(noise).to(self._y)  # (n,)
+        nystrom = _Nystrom(posterior.signal, theta, self._pivots, self.operator)
         P = LowRankPreconditioner(nystrom.factor, D)
         z, v = P.probes(*probes)  # (N, n): of covariance P, and P^-1 z
         B = torch.cat([self._y[None], z])
@@ -170,13 +166,13 @@ class StochasticGradient:
         U = torch.cat([solved.solution[:1] / 2, solved.solution[1:] / (-2 * len(z))])
         V = torch.cat([solved.second, v])
         X = self.operator.inputs
-        signal = bilinear_gradient(self._signal, X, U.to(X), V.to(X), theta)
+        signal = bilinear_gradient(posterior.signal, X, U.to(X), V.to(X), theta)
         of_noise = (U * V).double().sum(0)  # (n,)
         signal_P, of_noise_P = nystrom.control(P, v)
-        gradient = self.posterior.prior_gradient(u)
-        gradient[self._places] += (signal - signal_P).cpu().numpy()
+        gradient = posterior.prior_gradient(u)
+        gradient[posterior.places] += (signal - signal_P).cpu().numpy()
         if place is not None:
-            by_noise = self.posterior.noise_gradient(of_noise - of_noise_P, noise)
+            by_noise = posterior.noise_gradient(of_noise - of_noise_P, noise)
             gradient[place] += float(by_noise)
         return GradientEstimate(
             gradient, solved.n_iter, solved.converged, solved.iterate[0].clone()

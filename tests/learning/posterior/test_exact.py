@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
@@ -17,7 +16,6 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.samples import iterations_between_calls
 from skgp.samplers import hamiltonian_monte_carlo
-from tests.same import assert_same
 
 
 def make_posterior(kernel, n=25, seed=0):
@@ -94,21 +92,6 @@ def test_mode_and_density_of_the_samples_are_the_posteriors():
     assert run.diagnostics["n_likelihoods"] == len(run.u) == 64
 
 
-@pytest.mark.parametrize("sampler", ["importance", "hmc"])
-def test_sample_exact_does_not_depend_on_the_workers(sampler):
-    def run(n_jobs):
-        return sample_exact(
-            two_parameters(), rng=np.random.default_rng(4), sampler=sampler, n_samples=10,
-            n_warmup=5, target_ess=1e9, n_jobs=n_jobs,
-        )  # fmt: skip
-
-    alone = run(None)
-    with parallel_config("threading"):
-        together = run(2)
-    assert_same(alone.u, together.u)
-    assert_same(alone.weights, together.weights)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["importance", "hmc"])
 def test_sample_exact_runs_in_processes(sampler):
@@ -126,23 +109,22 @@ def test_calls_are_more_frequent_the_more_rows():
     assert every == [25, 25, 6, 1, 1]
 
 
-@pytest.mark.parametrize("sampler", ["importance", "hmc"])
-def test_sample_exact_stopped_early_stands_on_the_mode(sampler):
-    run = sample_exact(
-        two_parameters(), rng=np.random.default_rng(6), sampler=sampler,
-        callback=lambda iteration, info: iteration == 3,
-    )  # fmt: skip
-    assert run.u.shape == (1, 2) and run.weights.tolist() == [1.0]
-    assert "stopped" in run.diagnostics["problems"][0]
+def test_sample_exact_numbers_its_iterations_through_and_stops_on_the_mode():
+    def run(last):
+        seen = []
 
+        def callback(iteration, info):
+            seen.append(iteration)
+            assert math.isfinite(info["loss"])
+            return iteration == last
 
-def test_sample_exact_numbers_its_iterations_through():
-    seen = []
-    sample_exact(
-        two_parameters(), rng=np.random.default_rng(7),
-        callback=lambda iteration, info: seen.append((iteration, math.isfinite(info["loss"]))),
-    )  # fmt: skip
-    assert seen == [(i + 1, True) for i in range(len(seen))] and len(seen) > 4
+        return sample_exact(two_parameters(), rng=np.random.default_rng(6), callback=callback), seen
+
+    _, seen = run(None)
+    assert seen == list(range(1, len(seen) + 1)) and len(seen) > 4
+    stopped, seen = run(3)
+    assert stopped.u.shape == (1, 2) and stopped.weights.tolist() == [1.0] and seen == [1, 2, 3]
+    assert "stopped" in stopped.diagnostics["problems"][0]
 
 
 def test_a_chain_that_diverges_is_reported_and_left_out(monkeypatch):
