@@ -34,7 +34,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.mixture import defaults as tuned
 from skgp.inference.mixture.gaussian_mixture import mixture_moments
-from skgp.inference.pathwise import pivoted_factor
+from skgp.inference.pathwise import pivoted_factor, prior_draws
 from skgp.kernels import (
     FourierFeatures,
     gram_tile,
@@ -60,13 +60,6 @@ class MixtureState(TensorState):
     A pickle has ``8 n (S + d)`` bytes and loads without a GPU. A kernel matrix that cannot be
     factored raises NotPositiveDefiniteError.
     """
-
-    _X: Tensor
-    _y: Tensor
-    _row_weight: Tensor | None
-    _theta: Tensor
-    _alpha: Tensor
-    _pivots: Tensor
 
     def __init__(
         self,
@@ -121,11 +114,6 @@ class MixtureState(TensorState):
     def n_samples(self) -> int:
         """S, of different samples."""
         return len(self.weights)
-
-    @property
-    def n_rows(self) -> int:
-        """n, of distinct training rows."""
-        return len(self._X)
 
     def at(self, kernel: Any, u: np.ndarray) -> "MixtureState":
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
@@ -220,20 +208,12 @@ class MixtureState(TensorState):
         r"""Matheron's rule: :math:`g_* + k_*^T A^{-1} (y - g - \varepsilon)`, g from the prior."""
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
         seed = int(rng.choice(2**31 - 1))
-        features = FourierFeatures(
-            kernel,
-            tuned.FEATURES,
-            Z.shape[1],
-            seed=seed,
-            block_size=tuned.BLOCK,
-            origin=origin(self._X)[0],
-        )
-        g, out = self._X.new_zeros(self.n_rows, n_draws), Z.new_zeros(len(Z), n_draws)
-        for block in range(features.n_blocks):
-            size = features.block_slice(block).stop - features.block_slice(block).start
-            weights = Z.new_tensor(rng.standard_normal((size, n_draws)))
-            g += features.features(self._X, block) @ weights
-            out += features.features(Z, block) @ weights
+        centre = origin(self._X)[0]
+        settings: dict[str, Any] = {"seed": seed, "block_size": tuned.BLOCK, "origin": centre}
+        features = FourierFeatures(kernel, tuned.FEATURES, Z.shape[1], **settings)
+        n_features = features.block_slice(features.n_blocks - 1).stop
+        weights = Z.new_tensor(rng.standard_normal((n_features, n_draws)))
+        g, out = (prior_draws(features, rows, weights) for rows in (self._X, Z))
         g += self._row_noise(s).sqrt()[:, None] * Z.new_tensor(rng.standard_normal(g.shape))
         solution = inverse.solve(self._y[:, None] - g)
         for rows, K in self._tiles(node, Z):
