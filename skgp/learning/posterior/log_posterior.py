@@ -20,8 +20,8 @@ from skgp.data import Data
 from skgp.kernels import split_noise
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
-from skgp.kernels.pairwise import PairwiseKernel
 from skgp.kernels.gram import evaluate_tile, variance
+from skgp.kernels.pairwise import PairwiseKernel
 from skgp.learning.posterior import defaults as tuned
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.exceptions import NotPositiveDefiniteError
