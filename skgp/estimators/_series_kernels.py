@@ -7,20 +7,18 @@ from sklearn.gaussian_process.kernels import (
     Kernel,
     KernelOperator,
     Matern,
-    Sum,
 )
 
+from skgp.estimators.defaults import (
+    SERIES_SCALE,
+    SERIES_SCALE_BOUNDS,
+    SERIES_VARIANCE_BOUNDS,
+    SIX_STATES_ROWS,
+    TWO_SCALES,
+)
 from skgp.kernels import ActiveDims
+from skgp.kernels.expression import summands
 from skgp.kernels.scales import robust_range
-
-#: A default length scale in units of the range of the times, and its bounds.
-_LENGTH_SCALE, _LENGTH_BOUNDS = 0.02, (6e-6, 1e3)
-#: Of a standardised target.
-_VARIANCE_BOUNDS = (1e-6, 1e4)
-# Long over short length scale of the two-scale default.
-_TWO_SCALES = 30.0
-# Up to which kernels of six states compete too.
-_MANY_ROWS = 10_000
 
 
 def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]:
@@ -43,13 +41,13 @@ def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]
     unit = _range(x)
 
     def single(nu: float, scale: float = 1.0, share: float = 1.0) -> Kernel:
-        return _matern(nu, scale * _LENGTH_SCALE * unit, unit, share * variance)
+        return _matern(nu, scale * SERIES_SCALE * unit, unit, share * variance)
 
     def double(nu: float) -> Kernel:
-        return single(nu, _TWO_SCALES, 0.5) + single(nu, 1.0, 0.5)
+        return single(nu, TWO_SCALES, 0.5) + single(nu, 1.0, 0.5)
 
     kernels = [single(1.5), single(2.5), single(0.5), double(1.5)]
-    if len(x) <= _MANY_ROWS:
+    if len(x) <= SIX_STATES_ROWS:
         kernels += [single(np.inf), double(2.5)]
     return kernels
 
@@ -112,21 +110,14 @@ def column_kernels(kernel: Kernel, n_columns: int) -> list[Kernel | None]:
 
 def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Kernel:
     """``constant * Matern``, of infinite nu the RBF."""
-    bounds = _LENGTH_BOUNDS[0] * unit, _LENGTH_BOUNDS[1] * unit
+    bounds = SERIES_SCALE_BOUNDS[0] * unit, SERIES_SCALE_BOUNDS[1] * unit
     shape = RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
-    return ConstantKernel(variance, _VARIANCE_BOUNDS) * shape
+    return ConstantKernel(variance, SERIES_VARIANCE_BOUNDS) * shape
 
 
 def _range(x: np.ndarray) -> float:
     """Range of some times, but for a few far from the others; 1 where all are equal."""
     return robust_range(x) or 1.0
-
-
-def summands(kernel: Kernel) -> list[Kernel]:
-    """The top-level addends of an expression."""
-    if isinstance(kernel, Sum):
-        return [*summands(kernel.k1), *summands(kernel.k2)]
-    return [kernel]
 
 
 def _columns(kernel: Kernel) -> set[int]:

@@ -1,4 +1,4 @@
-"""Regression in state space: the face of :mod:`skgp.models.state_space`."""
+"""Regression in state space: the estimator of :mod:`skgp.models.state_space`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from skgp.estimators._fitting import fit_context, in_few_threads
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._validation import refuse_noise
+from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.kernels import split_noise
 from skgp.likelihoods import NumericLikelihood
-
-# Of a standardised target: variance of the noise to start with, and its bounds.
-_NOISE, _NOISE_BOUNDS = 0.1, (1e-8, 10.0)
 
 
 class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegressor):
@@ -301,7 +299,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     def _split_kernel(self, X: np.ndarray):
         """The kernel given, without noise (None for the default), and the noise (None: counts)."""
         own = self._own_likelihood is not None
-        default = None if own else WhiteKernel(_NOISE, _NOISE_BOUNDS)
+        default = None if own else WhiteKernel(SERIES_NOISE, SERIES_NOISE_BOUNDS)
         if self.kernel is None:
             return None, default
         kernel = self._resolve_kernel(X, lambda: None)
@@ -363,10 +361,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
 
 
 def observed_rows(
-    X: ArrayLike,
-    y: ArrayLike,
-    sample_weight: ArrayLike | None,
-    exposure: ArrayLike | None = None,
+    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: ArrayLike | None = None
 ):
     """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
 

@@ -1,4 +1,4 @@
-"""Classification in state space: the face of :mod:`skgp.models.state_space`."""
+"""Classification in state space: the estimator of :mod:`skgp.models.state_space`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from skgp.estimators._compat import StrOptions, warn_at_bounds
 from skgp.estimators._fitting import fit_context, in_few_threads
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
-
-# Of a latent function, in units of the link: probabilities of about .1 to .9 to start with.
-_VARIANCE = 4.0
-# Rows below which a coupling is not chosen, and those by which it is.
-_FEW_ROWS, _LEFT_OUT_ROWS = 100, 20_000
 
 
 class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
@@ -240,7 +236,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         given = None
         if self.kernel is not None:
             given = self._resolve_kernel(X, lambda: None)
-        signals = self._signals(X, _VARIANCE, given)
+        signals = self._signals(X, SERIES_LINK_VARIANCE, given)
         with session.stage("solve") as callback:
             self.kernel_, _ = self._learn(
                 X,
@@ -268,9 +264,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         """How far the claims of several classes count as independent, by rows left out."""
         if len(self.classes_) == 2:
             return 0.0
-        if (len(X) if sample_weight is None else sample_weight.sum()) < _FEW_ROWS:
+        if (len(X) if sample_weight is None else sample_weight.sum()) < COUPLING_ROWS:
             return FEW_ROWS_COUPLING
-        rows = np.linspace(0, len(X) - 1, min(len(X), _LEFT_OUT_ROWS)).astype(np.int64)
+        rows = np.linspace(0, len(X) - 1, min(len(X), LEFT_OUT_ROWS)).astype(np.int64)
         weight = None if sample_weight is None else to_tensor(sample_weight[rows])
         labels = to_tensor(Y[rows])
         moments = self._latent_moments(X[rows])

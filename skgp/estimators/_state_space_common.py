@@ -20,23 +20,17 @@ from skgp.estimators._series_kernels import (
     column_kernels,
     default_component_kernel,
     default_series_kernels,
-    summands,
 )
+from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
+from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
 from skgp.linalg.tensor_state import TensorState
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
-
-# Bins of a column of an additive model.
-_N_BINS = 512
-# Of the evidence in an iteration, in nats, below which a search of few rows stops.
-_LEAST_GAIN = 1e-3
-# Rows up to which an additive model keeps them, for others to join.
-_FEW_ROWS = 1000
 
 State = SeriesState | InducingState | AdditiveState
 
@@ -168,25 +162,26 @@ class StateSpaceMixin:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
         rows = self._tensors(X, targets, weight, backend, log_exposure)
-        tol = max(self.tol, _LEAST_GAIN / (len(X) if weight is None else weight.sum()))
-        search = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
+        tol = max(self.tol, SERIES_LEAST_GAIN / (len(X) if weight is None else weight.sum()))
+        search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets = list(offsets)
         self._stream = None
         if X.shape[1] == 1:
-            parameters = self._fit_series(kernels, rows, family, offsets, start, search)
+            if isinstance(self.n_inducing, Integral):
+                warn_of_few_rows(int(self.n_inducing), len(np.unique(X)))
+            inducing: dict[str, Any] = {
+                "n_inducing": self.n_inducing,
+                "learn_inducing": self.inducing == "learned",
+            }
+            options: dict[str, Any] = {"offsets": offsets, "learn": self._learns, "start": start}
+            fits = [fit_series(kernels, rows.series(), family, **inducing, **options, **search)]
         else:
             data = self._stream_of(rows, family) if stream else rows
-            fits = self._fit_additive(
-                [kernels] * len(targets),
-                data,
-                family,
-                parameters=start,
-                optimise=self._learns,
-                **search,
-            )
-            self._keep(fits)
-            self._stream = data if stream or len(X) <= _FEW_ROWS else None
-            parameters = fits[0].parameters
+            options = {"parameters": start, "optimise": self._learns}
+            fits = self._fit_additive([kernels] * len(targets), data, family, **options, **search)
+            self._stream = data if stream or len(X) <= STREAM_ROWS else None
+        self._keep(fits)
+        parameters = fits[0].parameters
         # What a warm start needs besides the states.
         self._likelihood_parameters = parameters.cpu().numpy()
         kernels = [_kernel_of(state) for state in self._states]
@@ -207,32 +202,6 @@ class StateSpaceMixin:
             backend.tensor(np.stack(targets, axis=1)),
             *(None if c is None else backend.tensor(c).clone() for c in (weight, log_exposure)),
         )
-
-    def _fit_series(
-        self,
-        kernels: list[Kernel],
-        rows: Rows,
-        family: Likelihood,
-        offsets: Sequence[float],
-        start: Tensor | None,
-        search: dict[str, Any],
-    ) -> Tensor:
-        processes = rows.series()
-        if isinstance(self.n_inducing, Integral):
-            warn_of_few_rows(int(self.n_inducing), len(processes[0].times))
-        fit = fit_series(
-            kernels,
-            processes,
-            family,
-            offsets=offsets,
-            n_inducing=self.n_inducing,
-            learn_inducing=self.inducing == "learned",
-            learn=self._learns,
-            start=start,
-            **search,
-        )
-        self._keep([fit])
-        return fit.parameters
 
     def _fit_additive(
         self,
@@ -263,7 +232,7 @@ class StateSpaceMixin:
 
     def _stream_of(self, rows: Rows, family: Likelihood) -> Rows | AdditiveStatistics:
         """What to keep of rows so that others can join them."""
-        if not family.is_gaussian or len(rows.x) <= _FEW_ROWS:
+        if not family.is_gaussian or len(rows.x) <= STREAM_ROWS:
             return rows
         y = rows.y[:, 0]
         bins = make_bins(rows.x, rows.weight, n_bins=self._n_bins())
@@ -303,8 +272,8 @@ class StateSpaceMixin:
         if self._stream is None:
             raise ValueError(
                 f"partial_fit of {len(self._columns)} columns cannot go on from a fit of more than "
-                f"{_FEW_ROWS} rows, which keeps nothing that others could join. Call fit with all "
-                "rows, or begin the stream with partial_fit on a new estimator."
+                f"{STREAM_ROWS} rows, which keeps nothing that others could join. Call fit with "
+                "all rows, or begin the stream with partial_fit on a new estimator."
             )
         if isinstance(self._stream, AdditiveStatistics):
             stream = copy.deepcopy(self._stream)
@@ -324,7 +293,7 @@ class StateSpaceMixin:
 
     def _n_bins(self) -> int:
         """Bins of a column of an additive model."""
-        return _N_BINS if self.n_inducing in (None, "auto") else self.n_inducing
+        return COLUMN_BINS if self.n_inducing in (None, "auto") else self.n_inducing
 
     def _keep(self, fits: Sequence[Fit]) -> None:
         """Copy what was learned to attributes."""

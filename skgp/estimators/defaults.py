@@ -79,3 +79,26 @@ SWSGP_FULL_ROWS = 1000
 #: Of logs of amplitude and length scales, by default kernels
 #: (tests/benchmarks/bench_rare_class.py).
 SWSGP_SCALE_STD = 1.0
+
+# -- State space
+
+#: Noise of a standardised target to start with, and its bounds.
+SERIES_NOISE, SERIES_NOISE_BOUNDS = 0.1, (1e-8, 10.0)
+#: Variance of a latent function to start with, in units of the link: probabilities of .1 to .9.
+SERIES_LINK_VARIANCE = 4.0
+#: A default length scale in units of the range of the times, and its bounds.
+SERIES_SCALE, SERIES_SCALE_BOUNDS = 0.02, (6e-6, 1e3)
+#: Bounds of a default variance, of a standardised target.
+SERIES_VARIANCE_BOUNDS = (1e-6, 1e4)
+#: Long over short length scale of the default kernel of two.
+TWO_SCALES = 30.0
+#: Rows up to which kernels of six states compete too: the time of a choice.
+SIX_STATES_ROWS = 10_000
+#: Of the evidence in an iteration, in nats, below which a search of few rows stops.
+SERIES_LEAST_GAIN = 1e-3
+#: Bins of a column of an additive model: see `skgp.inference.markov.additive_bins`.
+COLUMN_BINS = 512
+#: Rows up to which an additive model keeps them, for others to join.
+STREAM_ROWS = 1000
+#: Rows below which a coupling of classes is not chosen, and those by which it is.
+COUPLING_ROWS, LEFT_OUT_ROWS = 100, 20_000

@@ -106,9 +106,6 @@ class Primitive(ABC):
     def __reduce__(self) -> str:
         return self.name.upper()  # a constant of its module: pickled and copied by that name
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
 
 class _Matern12(Primitive):
     """The Ornstein-Uhlenbeck process, k = exp(-r)."""
@@ -219,18 +216,14 @@ def lower_gamma(k: int, x: Tensor, decay: Tensor, *, out: Tensor | None = None) 
         return out
     low, high = (float(v) for v in torch.aminmax(x))
     switch = 0.6 * max(1, k - 2)
-    if low >= switch:
-        return _gamma_large(k, x, decay, out)
     if high < switch:
         return _gamma_series(k, x, decay, high, out)
-    large = _gamma_large(k, x, decay, torch.empty_like(x))
+    large = _horner(x, [1 / math.factorial(j) for j in range(k)], torch.empty_like(x))
+    large.mul_(decay).neg_().add_(1)
+    if low >= switch:
+        return out.copy_(large)
     small = _gamma_series(k, x.clamp(max=switch), decay, switch, torch.empty_like(x))
     return torch.where(x < switch, small, large, out=out)
-
-
-def _gamma_large(k: int, x: Tensor, decay: Tensor, out: Tensor) -> Tensor:
-    total = _horner(x, [1 / math.factorial(j) for j in range(k)], out)
-    return total.mul_(decay).neg_().add_(1)
 
 
 def _gamma_series(k: int, x: Tensor, decay: Tensor, high: float, out: Tensor) -> Tensor:
@@ -255,12 +248,13 @@ def _horner(x: Tensor, coefficients: list[float], out: Tensor) -> Tensor:
 class Rational(Primitive):
     """The process of a rational spectral density with one zero on the imaginary axis.
 
-    Of `decays` a and `frequencies` b of the pairs of poles -a +- ib, the angular frequency `zero`
-    at which the spectral density vanishes, the greatest distance `error` of the covariance from
-    exp(-r^2 / 2), and the `switch`: r up to which transitions are power series. The state is (x,
-    x', x'', ...), each entry scaled to unit variance. Cost of a transition: products of a (d^2, K)
-    with a (K, m) matrix, K up to about 40.
+    Its pairs of poles are -a +- ib, of `decays` a and `frequencies` b; `zero` is the angular
+    frequency at which the density vanishes, `error` the greatest distance of the covariance from
+    exp(-r^2 / 2). The state is (x, x', x'', ...), each entry scaled to unit variance. Cost of a
+    transition: products of a (d^2, K) with a (K, m) matrix, K up to about 40.
     """
+
+    switch = 1.25  # mathematical: r up to which transitions are power series, at equal digits
 
     def __init__(
         self,
@@ -269,9 +263,8 @@ class Rational(Primitive):
         frequencies: Sequence[float],
         zero: float,
         error: float,
-        switch: float,
     ) -> None:
-        self.error, self.switch = error, switch
+        self.error = error
         a, b = np.array(decays), np.array(frequencies)
         self._decays, self._frequencies = a, b
         poles = np.concatenate([-a + 1j * b, -a - 1j * b])
@@ -292,7 +285,9 @@ class Rational(Primitive):
         self.observation = torch.tensor(H * scale)
         self.horizon = self.horizon / a.min()
         self._shift = float(a.mean())
-        self._series = _series(A, noise, self._shift, _n_terms(self._spread * switch, 2 * d - 1))
+        self._series = _series(
+            A, noise, self._shift, _n_terms(self._spread * self.switch, 2 * d - 1)
+        )
         self._modes = _modes(A, poles[: d // 2], P0)
         # Of the waves in k(r).
         H, P0 = self.observation.numpy(), self.stationary.numpy()
@@ -340,17 +335,11 @@ class Rational(Primitive):
         offset = self._decays - self._shift
         return 2 * float(np.hypot(offset, self._frequencies).max())
 
-    def _waves(self, r: Tensor) -> Tensor:
-        """exp(-a r) cos(b r), then exp(-a r) sin(b r), (d, *r.shape)."""
-        column = (-1,) + (1,) * r.ndim
-        a = torch.from_numpy(self._decays).to(r).reshape(column)
-        b = torch.from_numpy(self._frequencies).to(r).reshape(column)
-        decay, phase = torch.exp(-a * r), b * r
-        return torch.cat([decay * phase.cos(), decay * phase.sin()])
-
     def _fill_modes(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         d = self.n_states
-        waves = self._waves(r)
+        a, b = (torch.from_numpy(v).to(r)[:, None] for v in (self._decays, self._frequencies))
+        decay, phase = torch.exp(-a * r), b * r
+        waves = torch.cat([decay * phase.cos(), decay * phase.sin()])  # (d, m)
         modes, squares = (torch.from_numpy(m).to(r).reshape(d * d, -1) for m in self._modes)
         F.copy_((modes @ waves).reshape(F.shape))
         u, v = torch.triu_indices(d, d)
@@ -411,19 +400,7 @@ MATERN52 = _Matern52(
     [[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]],
 )
 ROTATION = _Rotation("rotation", [[0.0, 1], [-1, 0]], [0.0, 0], [[1.0, 0], [0, 1]])
-GAUSSIAN4 = Rational(
-    "gaussian4",
-    [1.5671277701, 1.4806180914],
-    [0.6327591736, 2.0165338261],
-    4.8535871093,
-    4.5e-4,
-    1.25,
-)
-GAUSSIAN6 = Rational(
-    "gaussian6",
-    [1.8878092714, 1.847051314, 1.7547020574],
-    [0.5143257123, 1.580459293, 2.8030488056],
-    5.0915963995,
-    9.1e-6,
-    1.25,
-)
+_A4, _B4 = [1.5671277701, 1.4806180914], [0.6327591736, 2.0165338261]
+_A6, _B6 = [1.8878092714, 1.847051314, 1.7547020574], [0.5143257123, 1.580459293, 2.8030488056]
+GAUSSIAN4 = Rational("gaussian4", _A4, _B4, 4.8535871093, 4.5e-4)
+GAUSSIAN6 = Rational("gaussian6", _A6, _B6, 5.0915963995, 9.1e-6)

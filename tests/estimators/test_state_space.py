@@ -396,7 +396,7 @@ def test_stream_comes_near_the_fit_of_all_rows(likelihood, n_inducing, data, cou
 
 @pytest.mark.parametrize("few", [1000, 50])
 def test_stream_of_columns_is_the_fit_of_all_rows(few, columns, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._state_space_common._FEW_ROWS", few)
+    monkeypatch.setattr("skgp.estimators._state_space_common.STREAM_ROWS", few)
     X, y = np.round(columns[0], 1), columns[1]
     kernel = 1.0 * Matern(1.0, nu=1.5) + WhiteKernel(0.1)
     stream = kept(kernel=kernel, normalize_y=False, posterior="joint")
@@ -411,7 +411,7 @@ def test_stream_of_columns_is_the_fit_of_all_rows(few, columns, monkeypatch):
 
 
 def test_stream_cannot_go_on_from_rows_that_are_gone(columns, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._state_space_common._FEW_ROWS", 50)
+    monkeypatch.setattr("skgp.estimators._state_space_common.STREAM_ROWS", 50)
     fit = kept().fit(*columns)
     with pytest.raises(ValueError, match="from a fit of more than 50 rows.*begin the stream with"):
         fit.partial_fit(*columns)

@@ -85,12 +85,7 @@ def test_transition_at_huge_gaps(primitive):
 def test_lyapunov_equation_and_variance(primitive):
     A, P, L, H = (
         t.numpy()
-        for t in (
-            primitive.feedback,
-            primitive.stationary,
-            primitive.noise,
-            primitive.observation,
-        )
+        for t in (primitive.feedback, primitive.stationary, primitive.noise, primitive.observation)
     )
     np.testing.assert_allclose(A @ P + P @ A.T + np.outer(L, L), 0 * A, atol=1e-13)
     assert abs(H @ P @ H - 1) < 1e-12

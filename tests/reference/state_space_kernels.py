@@ -48,11 +48,9 @@ CASES = {
     ),
     "product": Case(lambda: 1.3 * Matern(0.9, nu=1.5) * Matern(2.3, nu=2.5)),
     "product-of-sums": Case(
-        lambda: (Matern(0.8, nu=0.5) + 0.5 * Matern(1.5, nu=1.5)) * (Matern(3.0, nu=1.5) + 0.3),
+        lambda: (Matern(0.8, nu=0.5) + 0.5 * Matern(1.5, nu=1.5)) * (Matern(3.0, nu=1.5) + 0.3)
     ),
-    "square-of-sum": Case(
-        lambda: (0.7 * Matern(1.2, nu=1.5) + 0.4 * Matern(0.5, nu=0.5)) ** 2,
-    ),
+    "square-of-sum": Case(lambda: (0.7 * Matern(1.2, nu=1.5) + 0.4 * Matern(0.5, nu=0.5)) ** 2),
     "bias": Case(lambda: Matern(0.7, nu=1.5) + ConstantKernel(0.8), forgets=False),
     "cosine": Case(lambda: 0.7 * Cosine(1.7), forgets=False),
     "cosine-and-trend": Case(lambda: 0.7 * Cosine(0.9) + 2.0 * Matern(4.0, nu=2.5), forgets=False),

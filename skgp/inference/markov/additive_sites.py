@@ -166,11 +166,7 @@ class DistinctRows:
 
 
 def distinct_rows(
-    X: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
-    offset: float,
-    log_exposure: Tensor | None = None,
+    X: Tensor, y: Tensor, weight: Tensor | None, offset: float, log_exposure: Tensor | None = None
 ) -> DistinctRows:
     """Find the distinct rows of X (n, c). O(n c log n)."""
     distinct, which = torch.unique(X, dim=0, return_inverse=True)

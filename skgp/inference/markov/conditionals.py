@@ -22,13 +22,7 @@ from torch import Tensor
 from skgp.inference.markov.defaults import ENTRIES, PAIRS
 from skgp.inference.markov.pairs import Chain, PairPosterior, PairSites
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.linalg.small_matrices import (
-    inner,
-    inverse_and_log_det,
-    matmul,
-    matvec,
-    outer,
-)
+from skgp.linalg.small_matrices import inner, inverse_and_log_det, matmul, matvec, outer
 
 __all__ = ["Conditionals", "condition"]
 

@@ -10,8 +10,8 @@ Joining two elements gives an element and is associative [1]_, so a series is sp
 that are worked on side by side, and a tree over the chunks replaces the loop over the data. No
 covariance is inverted, only :math:`I + P J`: points that coincide and P = 0 need no special case.
 
-Matrices are ``(d, d, *batch, c)``, vectors ``(d, *batch, c)``, constants ``(*batch, c)``, for c
-elements one after the other.
+Matrices are ``(d, d, c)``, vectors ``(d, c)``, constants ``(c,)``, for c elements one after the
+other.
 
 References
 ----------
@@ -41,12 +41,12 @@ __all__ = ["Element", "ElementTree", "combine", "pull", "push"]
 class Element:
     """Stretches of a state-space model; see the module for what the letters mean."""
 
-    A: Tensor  # (d, d, *batch, c)
-    b: Tensor  # (d, *batch, c)
-    P: Tensor  # (d, d, *batch, c), positive semi-definite
-    eta: Tensor  # (d, *batch, c)
-    J: Tensor  # (d, d, *batch, c), symmetric
-    ll: Tensor  # (*batch, c), nats
+    A: Tensor  # (d, d, c)
+    b: Tensor  # (d, c)
+    P: Tensor  # (d, d, c), positive semi-definite
+    eta: Tensor  # (d, c)
+    J: Tensor  # (d, d, c), symmetric
+    ll: Tensor  # (c,), nats
 
     def __len__(self) -> int:
         """How many elements lie one after the other."""
@@ -99,8 +99,8 @@ def combine(first: Element, second: Element) -> Element:
 def push(element: Element, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Take a Gaussian state at the start, given the past, through the element and its data.
 
-    ``mean`` (d, *batch, c), ``cov`` (d, d, *batch, c). Returns mean and covariance at the end, and
-    the log-density (*batch, c) of the element's data given what lies before.
+    ``mean`` (d, c), ``cov`` (d, d, c). Returns mean and covariance at the end, and
+    the log-density (c,) of the element's data given what lies before.
     """
     _, Gm, GP, gain = _meet(None, mean, cov, element.eta, element.J)
     pushed = matvec(element.A, Gm) + element.b
@@ -111,7 +111,7 @@ def push(element: Element, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor, T
 def pull(element: Element, eta: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
     """Take what is known of the state at the end, exp(eta's - s'J s / 2), back to the start.
 
-    ``eta`` (d, *batch, c), ``J`` (d, d, *batch, c). Returns the same of the state at the start, the
+    ``eta`` (d, c), ``J`` (d, d, c). Returns the same of the state at the start, the
     data of the element being taken in.
     """
     G, _ = inverse_and_log_det(identity_plus(matmul(element.P, J)))
@@ -136,8 +136,8 @@ class ElementTree:
     def starts(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussians of the state at the start of every element, given all the data before.
 
-        From mean (d, *batch) and covariance (d, d, *batch) at the start of the first: (d, *batch,
-        c) and (d, d, *batch, c).
+        From mean (d,) and covariance (d, d) at the start of the first: (d, *batch,
+        c) and (d, d, c).
         """
         mean, cov = mean[..., None], cov[..., None]
         for level in reversed(self._levels[:-1]):
@@ -150,7 +150,7 @@ class ElementTree:
     def futures(self) -> tuple[Tensor, Tensor]:
         """What all the data after the end of every element say of the state there, as of `pull`.
 
-        (d, *batch, c) and (d, d, *batch, c); zero at the end of the last element.
+        (d, c) and (d, d, c); zero at the end of the last element.
         """
         eta, J = torch.zeros_like(self.total.eta), torch.zeros_like(self.total.J)
         for level in reversed(self._levels[:-1]):

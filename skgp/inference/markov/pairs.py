@@ -176,10 +176,7 @@ def _elements(chain: Chain, sites: PairSites) -> Element:
 
 
 def _pair_moments(
-    chain: Chain,
-    sites: PairSites,
-    before: tuple[Tensor, Tensor],
-    after: tuple[Tensor, Tensor],
+    chain: Chain, sites: PairSites, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Moments of the pairs: what comes before, the transition, the site and what comes after."""
     (start, P), (eta, J) = before, after

@@ -9,12 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
 from skgp.inference.markov.additive_binned import AdditivePosterior, Tables, bin_priors
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
-from skgp.inference.markov.additive_rows import (
-    CORRELATIONS,
-    Covariances,
-    RowsPrior,
-    condition_rows,
-)
+from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior, condition_rows
 from skgp.inference.markov.additive_sites import BinnedRows, distinct_rows
 from skgp.inference.markov.additive_states import BinnedState, RowsState
 from skgp.kernels import Cosine, sde_processes, state_space

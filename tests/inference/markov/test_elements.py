@@ -99,38 +99,13 @@ def test_push_is_combining_with_an_element_that_forgets_its_start(d):
     m, C = (torch.tensor(t) for t in prior_state(d))
     zero = torch.zeros(d, d, 4, dtype=torch.float64)
     prior = Element(
-        zero,
-        m[:, None].expand(-1, 4),
-        C[..., None].expand(-1, -1, 4),
-        zero[0],
-        zero,
-        zero[0, 0],
+        zero, m[:, None].expand(-1, 4), C[..., None].expand(-1, -1, 4), zero[0], zero, zero[0, 0]
     )
     expected = combine(prior, element)
     mean, cov, log_density = push(element, prior.b, prior.P)
     torch.testing.assert_close(mean, expected.b, **CLOSE)
     torch.testing.assert_close(cov, expected.P, **CLOSE)
     torch.testing.assert_close(log_density, expected.ll, **CLOSE)
-
-
-def test_tree_takes_batches_of_sequences():
-    parts = [random_elements(2, 5, seed) for seed in range(3)]
-    stacked = Element(
-        *(
-            torch.stack([getattr(part, name) for part in parts], -2)
-            for name in ("A", "b", "P", "eta", "J", "ll")
-        )
-    )
-    tree = ElementTree(stacked)
-    m, C = (torch.tensor(t) for t in prior_state(2))
-    mean, _ = tree.starts(m[:, None].expand(-1, 3), C[..., None].expand(-1, -1, 3))
-    eta, J = tree.futures()
-    for i, part in enumerate(parts):
-        alone = ElementTree(part)
-        torch.testing.assert_close(mean[:, i], alone.starts(m, C)[0], **CLOSE)
-        torch.testing.assert_close(eta[:, i], alone.futures()[0], **CLOSE)
-        torch.testing.assert_close(J[:, :, i], alone.futures()[1], **CLOSE)
-        torch.testing.assert_close(tree.total.ll[i], alone.total.ll, **CLOSE)
 
 
 def test_combine_marks_integrals_that_diverge():
