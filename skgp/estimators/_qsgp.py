@@ -1,9 +1,8 @@
-"""Quadruply stochastic Gaussian processes: the scikit-learn face of :mod:`skgp.models.qsgp`."""
+"""Quadruply stochastic Gaussian processes: the estimator of :mod:`skgp.models.qsgp`."""
 
 from __future__ import annotations
 
-import pickle
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,36 +10,36 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
-from skgp.data import Data
+from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._fitting import fit_context
+from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._options import options
 from skgp.estimators._predictive import is_constant
-from skgp.estimators._qsgp_routes import kept_rows, search, search_data, solve, to_tensors
-from skgp.inference.stochastic.state import SGDState
+from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
+from skgp.learning.hyperparameters import learn_hyperparameters
+from skgp.learning.plan import (
+    Fit,
+    Plan,
+    check_laplace,
+    resolve_laplace,
+    resolve_relevance,
+    streaming_plan,
+)
 from skgp.learning.robust import robust_location_scale
 from skgp.likelihoods import Laplace
-from skgp.linalg.memory import memory_budget
-from skgp.models.qsgp.plan import Plan, check_laplace, resolve_relevance, streaming_plan
-from skgp.models.qsgp.results import Fit, Options, fit_statistics
+from skgp.models import qsgp
 
-# Attributes that not every fit sets.
-_OPTIONAL = (
-    "log_marginal_likelihood_value_",
-    "elbo_",
-    "likelihood_scale_",
-    "relevance_",
-    "n_relevance_vectors_",
-)
+_CPU = torch.device("cpu")
 
 
-class QSGPRegressor(BaseGPRegressor):
+class QSGPRegressor(QSGPState, BaseGPRegressor):
     r"""Gaussian process regression with up to millions of basis functions.
 
     The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
@@ -203,23 +202,12 @@ class QSGPRegressor(BaseGPRegressor):
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
+        **CONSTRAINTS,
         "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
-        "n_basis": [Interval(Integral, 1, None, closed="left"), None],
         "likelihood": [StrOptions({"gaussian", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
         "covariance": [StrOptions({"auto", "diagonal", "chevron", "full", "samples"})],
-        "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
-        "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "n_support": [Interval(Integral, 0, None, closed="left")],
-        "augment": ["boolean"],
-        "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
-        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
-        "tol": [Interval(Real, 0, None, closed="neither"), None],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "warm_start": ["boolean"],
         "early_stopping": ["boolean"],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
@@ -237,8 +225,6 @@ class QSGPRegressor(BaseGPRegressor):
             basis=("relevance",),
         ),
     )
-    #: Seed and state of the last stochastic fit, where a later one may go on from it.
-    _sgd_state: tuple[int, SGDState] | None = None
     _updated_in_place = frozenset({"_statistics", "_sgd_state"})
 
     def __init__(
@@ -360,18 +346,14 @@ class QSGPRegressor(BaseGPRegressor):
             return self._fit(X, y, sample_weight, streaming=True)
         X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
         backend = self._resolve_backend()
-        self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
-        self._standardise_by(self._statistics)
-        signal, white = split_noise(self.kernel_)
-        fit = fit_statistics(
-            self._statistics.standardised(self.y_mean_, self.y_scale_),
-            Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_),
-            signal,
-            float(white.noise_level),
-            self._options(backend, white),
-            backend.generator(),
-            refit=self._learns_noise(white),
-        )
+        self._statistics.update(*to_tensors(backend.device, X, y, sample_weight))
+        if self.normalize_y:  # from sums over all rows seen, as `fit` would
+            self.y_mean_ = self._statistics.mean
+            self.y_scale_ = float(np.sqrt(self._statistics.variance)) or 1.0
+        plan = Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_)
+        problem, white = self._problem(self.kernel_, Data(*to_tensors(_CPU, X, y)), backend)
+        statistics = self._statistics.standardised(self.y_mean_, self.y_scale_)
+        fit = qsgp.fit_statistics(problem, plan, statistics, refit=problem.options.refit_noise)
         self._keep(self.kernel_, fit, backend)
         return self
 
@@ -384,10 +366,10 @@ class QSGPRegressor(BaseGPRegressor):
             z = self._standardise_target(y, sample_weight)
             backend = self._resolve_backend()
             generator = backend.generator()
-            data = search_data(X, z, sample_weight, self.likelihood, self.solver, backend.device)
+            data = self._merged(X, z, sample_weight, backend.device)
             rows = data
-            if asked.basis == "relevance":
-                rows = Data(*to_tensors(X, z, sample_weight, torch.device("cpu")))
+            if asked.basis == "relevance":  # which `relevance_` counts: none merged
+                rows = Data(*to_tensors(_CPU, X, z, sample_weight))
             kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
             if streaming:
                 asked = streaming_plan(asked, len(data.y), split_noise(kernel)[0])
@@ -398,43 +380,47 @@ class QSGPRegressor(BaseGPRegressor):
                     return self._fitted_attributes(kernel, callback.info["fit"]())
 
             with session.stage("solve", state=state) as callback:
-                fit = self._solve(kernel, scale, rows, asked, backend, generator, callback)
+                problem, _ = self._problem(kernel, rows, backend, generator, callback)
+                fit = self._solve(problem, asked, scale, self._previous(backend)[1])
             self._statistics = None
             if streaming:
                 basis = fit.statistics.basis
                 self._statistics = StreamingGram(basis, dtype=backend.dtype, shift=self.y_mean_)
-                self._statistics.update(*to_tensors(X, y, sample_weight, backend.device))
+                self._statistics.update(*to_tensors(backend.device, X, y, sample_weight))
             self._keep(kernel, fit, backend)
-            if fit.relevance is not None:
-                self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
-                self.n_relevance_vectors_ = len(self.relevance_)
+            self._keep_relevance(fit, asked_weight, len(X))
         return self
 
     def _asked(self) -> Plan:
         """What the parameters ask for, refused at once where it cannot be had."""
-        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
+        asked = self._plan()
         if self.basis == "relevance":
             return resolve_relevance(asked, self.likelihood)
         if self.likelihood == "laplace":
             check_laplace(asked)
         return asked
 
+    def _merged(self, X, z, sample_weight, device) -> Data:
+        """Observations, those of equal inputs merged where the likelihood allows."""
+        if self.solver == "sgd":  # as they are: a memory map is not read
+            if sample_weight is not None:
+                raise ValueError(
+                    "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
+                    "'cg', or 'auto'."
+                )
+            return Data(*to_tensors(_CPU, X, z))
+        merge = distinct_observations if self.likelihood == "laplace" else merge_replicates
+        return merge(X, z, sample_weight, device)
+
     def _standardise_target(self, y, sample_weight=None):
         """As for Gaussian noise, or by statistics that outliers leave alone."""
         if not (self.normalize_y and self.likelihood == "laplace"):
             return super()._standardise_target(y, sample_weight)
-        targets, weights = to_tensors(None, y, sample_weight, torch.device("cpu"))[1:]
-        self.y_mean_, self.y_scale_ = robust_location_scale(targets, weights)
+        targets = to_tensors(_CPU, y, sample_weight)
+        self.y_mean_, self.y_scale_ = robust_location_scale(*targets)
         if is_constant(float(np.abs(y - self.y_mean_).max()), y):
             return np.zeros_like(y)  # and not the rounding of their mean
         return self._to_z(y)
-
-    def _standardise_by(self, statistics) -> None:
-        """Set ``y_mean_`` and ``y_scale_`` from sums over all rows seen, as `fit` would."""
-        if not self.normalize_y:
-            return
-        self.y_mean_ = statistics.mean
-        self.y_scale_ = float(np.sqrt(statistics.variance)) or 1.0
 
     def _learn_kernel(self, session, X, sample_weight, data, rows, generator):
         """Return the kernel, noise included, with learned hyper-parameters; and a scale.
@@ -451,68 +437,54 @@ class QSGPRegressor(BaseGPRegressor):
         if not self._learns:
             return kernels[0], None
         with session.stage("hyperparameters") as callback:
-            found, scale = search(
-                kernels, data, self.basis, self.likelihood, rows, generator, callback
+            found, scale = learn_hyperparameters(
+                kernels,
+                data,
+                rows,
+                robust=self.likelihood == "laplace",
+                relevance=self.basis == "relevance",
+                generator=generator,
+                callback=callback,
             )
         self.history_["hyperparameters"] = found.history
         warn_at_bounds(found.kernel, self.kernel)
         return found.kernel, scale
 
-    def _solve(self, kernel, scale, data, asked, backend, generator, callback) -> Fit:
-        """Fit the posterior for fixed hyper-parameters."""
+    def _problem(self, kernel, data: Data, backend, generator=None, callback=None):
+        """What the solvers start from for fixed hyper-parameters, and the kernel of the noise."""
         signal, white = split_noise(kernel)
-        return solve(
-            signal,
-            data,
-            float(white.noise_level),
-            asked,
-            self._options(backend, white),
-            self.likelihood,
-            scale=scale,
-            state=self._previous(backend)[1],
-            generator=generator,
-            callback=callback,
-        )
-
-    def _previous(self, backend) -> tuple[int, SGDState | None]:
-        """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
-        if self._goes_on and self._sgd_state is not None:
-            return self._sgd_state
-        return backend.seed, None
-
-    def _learns_noise(self, white) -> bool:
-        return self.optimizer is not None and not white.hyperparameter_noise_level.fixed
-
-    def _options(self, backend, white) -> Options:
-        return Options(
-            n_dense_columns=self.n_dense_columns,
-            basis_batch_size=self.basis_batch_size,
-            batch_size=self.batch_size,
-            n_support=self.n_support,
-            augment=self.augment,
-            feature_map=self.feature_map,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            learning_rate=self.learning_rate,
+        options = self._shared_options(
+            backend,
             early_stopping=self.early_stopping,
             validation_fraction=self.validation_fraction,
             learn_hyperparameters=self._learns,
-            refit_noise=self._learns_noise(white),
-            dtype=backend.dtype,
-            memory_budget=memory_budget(self.memory_budget, backend.device),
-            seed=self._previous(backend)[0],
+            refit_noise=self.optimizer is not None and not white.hyperparameter_noise_level.fixed,
         )
+        generator = backend.generator() if generator is None else generator
+        noise = float(white.noise_level)
+        return qsgp.Problem(signal, data, noise, options, generator, callback), white
+
+    def _solve(self, problem: qsgp.Problem, asked: Plan, scale, state) -> Fit:
+        """Fit the posterior for fixed hyper-parameters."""
+        if asked.basis == "relevance":
+            return qsgp.fit_relevance_vectors(problem, asked)
+        if self.likelihood == "gaussian":
+            return qsgp.fit_regression(problem, asked, state=state)
+        data = problem.data
+        plan = resolve_laplace(asked, len(data), problem.kernel)
+        Z = None
+        if plan.basis == "inducing":  # all distinct inputs, or centres of clusters
+            weight = None if data.weight is None else data.weight.cpu().numpy()
+            rng = np.random.RandomState(problem.options.seed)
+            X = data.X.cpu().numpy()
+            centres = cluster_centres(
+                X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
+            )
+            Z = to_tensor(centres, device=data.X.device)
+        return qsgp.fit_laplace(problem, plan, scale=scale, Z=Z)
 
     def _keep(self, kernel, fit: Fit, backend) -> None:
-        """Copy the fitted state to attributes."""
-        if backend.device.type != "cpu":
-            fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
-        state = self._previous(backend)[0], fit.state
-        self._sgd_state = state if self.warm_start and fit.state is not None else None
-        for name in _OPTIONAL:  # of an earlier fit
-            self.__dict__.pop(name, None)
-        for name, value in self._fitted_attributes(kernel, fit).items():
-            setattr(self, name, value)
+        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
 
     def _fitted_attributes(self, kernel, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the standardisation of y aside."""
@@ -520,24 +492,14 @@ class QSGPRegressor(BaseGPRegressor):
         if fit.noise != white.noise_level or fit.kernel != signal:
             kernel = fit.kernel + type(white)(fit.noise, white.noise_level_bounds)
         attributes = {
+            **self._fit_attributes(fit),
             "kernel_": kernel,
-            "basis_": fit.plan.basis,
-            "solver_": fit.plan.solver,
-            "n_basis_": fit.plan.n_basis,
-            "covariance_": fit.plan.covariance,
-            "reason_": fit.plan.reason,
-            "n_iter_": fit.n_iter,
             "residual_": fit.residual,
             "calibration_": fit.calibration,
             "history_": {**self.history_, "solve": fit.history, "validation": fit.validation},
             "_noise_variance": fit.calibration * fit.noise,
             "_likelihood": None,
-            "_posterior": fit.posterior,
         }
-        if fit.log_marginal_likelihood is not None:
-            attributes["log_marginal_likelihood_value_"] = fit.log_marginal_likelihood
-        if fit.elbo is not None:
-            attributes["elbo_"] = fit.elbo
         if fit.likelihood_scale is not None:
             attributes["_likelihood"] = Laplace(fit.likelihood_scale)
             attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
@@ -545,17 +507,14 @@ class QSGPRegressor(BaseGPRegressor):
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
-    def _tensor(self, X: np.ndarray) -> torch.Tensor:
-        return to_tensor(X, dtype=torch.float64, device=torch.device("cpu"))
-
     def _latent_mean(self, X):
-        return self._posterior.mean(self._tensor(X)).numpy()
+        return self._posterior.mean(*to_tensors(_CPU, X)).numpy()
 
     def _latent_mean_and_variance(self, X):
-        mean, variance = self._posterior.mean_and_variance(self._tensor(X))
+        mean, variance = self._posterior.mean_and_variance(*to_tensors(_CPU, X))
         return mean.numpy(), self.calibration_ * variance.numpy()
 
     def _latent_mean_and_covariance(self, X):
-        X = self._tensor(X)
+        (X,) = to_tensors(_CPU, X)
         covariance = self._posterior.covariance(X)
         return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()

@@ -1,47 +1,41 @@
-"""Quadruply stochastic GP classification: the face of :mod:`skgp.models.qsgp.classification`."""
+"""Quadruply stochastic GP classification: the estimator of :mod:`skgp.models.qsgp`."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from skgp.data import Data
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
+from skgp.estimators._compat import StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._fitting import fit_context
 from skgp.estimators._inducing import cluster_centres
 from skgp.estimators._labels import base_rate_offset, one_vs_rest
 from skgp.estimators._options import options
-from skgp.estimators._qsgp_routes import kept_rows
+from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
+from skgp.inference.laplace import OnlineLaplace
+from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels.scales import amplitude_range, scale_amplitude
+from skgp.learning.amplitude import refine_length_scales
 from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
-from skgp.learning.moderation import FEW_ROWS_MODERATION
+from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
+from skgp.learning.plan import Fit, Options, resolve_classification, streaming_classification
 from skgp.learning.search import HyperparameterFit
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.memory import memory_budget
-from skgp.models.qsgp.classification import fit_classifier, start_stream
-from skgp.models.qsgp.classification_plan import (
-    SUBSET_ROWS,
-    resolve_classification,
-    streaming_classification,
-)
-from skgp.models.qsgp.classification_results import ClassificationFit, ClassificationOptions
-from skgp.models.qsgp.common_scale import refine_length_scales
-from skgp.models.qsgp.plan import Plan
+from skgp.models import qsgp
 
-# Attributes that not every fit sets.
-_OPTIONAL = ("log_marginal_likelihood_value_", "elbo_", "relevance_", "n_relevance_vectors_")
+_CPU = torch.device("cpu")
 
 
-class QSGPClassifier(BaseGPClassifier):
+class QSGPClassifier(QSGPState, BaseGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
 
     The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
@@ -172,23 +166,12 @@ class QSGPClassifier(BaseGPClassifier):
 
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
+        **CONSTRAINTS,
         "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
-        "n_basis": [Interval(Integral, 1, None, closed="left"), None],
         "likelihood": [StrOptions({"logit", "probit"})],
         "solver": [StrOptions({"auto", "newton", "sgd"})],
         "bound": [StrOptions({"plug-in", "strict"})],
         "covariance": [StrOptions({"auto", "full", "chevron", "diagonal"})],
-        "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
-        "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "n_support": [Interval(Integral, 0, None, closed="left")],
-        "augment": ["boolean"],
-        "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
-        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
-        "tol": [Interval(Real, 0, None, closed="neither"), None],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "warm_start": ["boolean"],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
     }
 
     _option_rules = (
@@ -196,8 +179,6 @@ class QSGPClassifier(BaseGPClassifier):
         options("n_dense_columns", covariance=("chevron",)),
         options("feature_map", basis=("fourier",)),
     )
-    #: Seed and state of the last stochastic fit, where a later one may go on from it.
-    _sgd_state: tuple[int, Any] | None = None
     _updated_in_place = frozenset({"_online", "_sgd_state"})
 
     def __init__(
@@ -293,10 +274,10 @@ class QSGPClassifier(BaseGPClassifier):
 
             with session.stage("solve", state=state) as callback:
                 fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
-            self._keep(fit, backend)
-            if fit.relevance is not None:
-                self.relevance_ = kept_rows(asked_weight, len(X))[fit.relevance.numpy()]
-                self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
+            self._keep_fit(fit, self._fitted_attributes(fit), backend)
+            if self._learns:
+                warn_at_bounds(self.kernel_, self.kernel)
+            self._keep_relevance(fit, asked_weight, len(X))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -339,14 +320,12 @@ class QSGPClassifier(BaseGPClassifier):
         backend = self._resolve_backend()
         if first:
             self._start_stream(X, Y, sample_weight, backend)
-        rows = (
-            None if a is None else to_tensor(a, device=backend.device)
-            for a in (X, Y, sample_weight)
-        )
-        self._online.update(*rows)
-        self._posterior = self._online.posterior(augment=self.augment)
+        self._online.update(*to_tensors(backend.device, X, Y, sample_weight))
+        posterior = self._online.posterior()
         if backend.device.type != "cpu":
-            self._posterior = pickle.loads(pickle.dumps(self._posterior))
+            posterior = pickle.loads(pickle.dumps(posterior))
+        augmented = self.augment and self.basis_ == "inducing"
+        self._posterior = AugmentedPosterior(posterior) if augmented else posterior
         self.n_iter_ = max(1, self._online.n_iter)
         return self
 
@@ -361,22 +340,14 @@ class QSGPClassifier(BaseGPClassifier):
         self.offset_ = base_rate_offset(both, weight, link=self.likelihood)
         with fit_session(self, X, Y, sample_weight=sample_weight, n_stages=1) as session:
             found = self._learn_kernel(session, X, Y, sample_weight, backend.generator())
-            asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
-            plan = streaming_classification(asked, len(X), found.kernel)
+            plan = streaming_classification(self._plan(), len(X), found.kernel)
             Z = None
             if plan.basis == "inducing":
                 rng = np.random.RandomState(backend.seed)
                 Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
-            self._online = start_stream(
-                found.kernel,
-                X.shape[1],
-                plan,
-                self._likelihood,
-                offset=to_tensor(self.offset_),
-                Z=Z,
-                feature_map=self.feature_map,
-                seed=backend.seed,
-            )
+            settings = Options(feature_map=self.feature_map, seed=backend.seed)
+            basis = qsgp.unit_prior_basis(found.kernel, to_tensor(X), plan, settings, Z)
+            self._online = OnlineLaplace(basis, to_tensor(self.offset_), self._likelihood)
             self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
             self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
             self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
@@ -394,123 +365,55 @@ class QSGPClassifier(BaseGPClassifier):
         if not self._learns:
             return HyperparameterFit(kernels[0])
         with session.stage("hyperparameters") as callback:
+            X, Y, offset, weight = to_tensors(_CPU, X, Y, self.offset_, sample_weight)
+            shared = {"offset": offset, "row_weight": weight, "generator": generator}
             found = fit_classification_hyperparameters(
-                kernels,
-                to_tensor(X),
-                to_tensor(Y),
-                offset=to_tensor(self.offset_),
-                likelihood=self._likelihood,
-                row_weight=None if sample_weight is None else to_tensor(sample_weight),
-                generator=generator,
-                callback=callback,
+                kernels, X, Y, likelihood=self._likelihood, callback=callback, **shared
             )
             self.history_["hyperparameters"] = found.history
             refined = refine_length_scales(
-                found.kernel,
-                to_tensor(X),
-                to_tensor(Y),
-                self._likelihood,
-                offset=to_tensor(self.offset_),
-                row_weight=None if sample_weight is None else to_tensor(sample_weight),
-                generator=generator,
-                callback=callback,
+                found.kernel, X, Y, self._likelihood, callback=callback, **shared
             )
         return replace(found, kernel=refined)
 
-    def _solve(
-        self, found, X, Y, sample_weight, backend: Backend, generator, callback
-    ) -> ClassificationFit:
+    def _solve(self, found, X, Y, sample_weight, backend: Backend, generator, callback) -> Fit:
         """Fit the posteriors of the latent functions."""
         kernel = found.kernel
-        asked = Plan(self.basis, self.n_basis, self.solver, self.covariance)
-        plan = resolve_classification(asked, *Y.shape, kernel)
+        plan = resolve_classification(self._plan(), *Y.shape, kernel)
         Z = None
         if plan.basis == "inducing":
             rng = np.random.RandomState(backend.seed)
             Z = cluster_centres(X, plan.size, kernel, sample_weight=sample_weight, random_state=rng)
-        device = torch.device("cpu") if plan.solver == "sgd" else backend.device
-        X, Y, offset, Z, sample_weight = (
-            None if a is None else to_tensor(a, device=device)
-            for a in (X, Y, self.offset_, Z, sample_weight)
-        )
-        return fit_classifier(
-            kernel,
-            X,
-            Y,
-            self._likelihood,
-            plan,
-            self._options(found, len(X), backend),
-            offset=offset,
-            row_weight=sample_weight,
-            Z=Z,
-            state=self._previous(backend)[1],
-            generator=generator,
-            callback=callback,
-        )
-
-    def _options(self, found, n: int, backend: Backend) -> ClassificationOptions:
         moderation = None
-        if found.history and n <= SUBSET_ROWS:  # the search has seen every row
+        if found.history and len(X) <= SUBSET_ROWS:  # the search has seen every row
             moderation = FEW_ROWS_MODERATION if found.moderation is None else found.moderation
-        return ClassificationOptions(
-            moderation=moderation,
-            n_dense_columns=self.n_dense_columns,
-            basis_batch_size=self.basis_batch_size,
-            batch_size=self.batch_size,
-            n_support=self.n_support,
-            bound=self.bound,
-            augment=self.augment,
-            feature_map=self.feature_map,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            learning_rate=self.learning_rate,
-            memory_budget=int(memory_budget(self.memory_budget, backend.device)),
-            learn_hyperparameters=self._learns and found.kernel.n_dims > 0,
-            dtype=backend.dtype,
-            seed=self._previous(backend)[0],
+        learns = self._learns and found.kernel.n_dims > 0
+        solver_options = self._shared_options(
+            backend, bound=self.bound, moderation=moderation, learn_hyperparameters=learns
         )
+        device = _CPU if plan.solver == "sgd" else backend.device
+        X, Y, weight, offset, Z = to_tensors(device, X, Y, sample_weight, self.offset_, Z)
+        problem = qsgp.Problem(
+            kernel,
+            Data(X, Y, weight),
+            0.0,
+            solver_options,
+            generator,
+            callback,
+            self._likelihood,
+            offset,
+        )
+        return qsgp.fit_classifier(problem, plan, Z=Z, state=self._previous(backend)[1])
 
-    def _previous(self, backend: Backend) -> tuple[int, Any]:
-        """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
-        if self._goes_on and self._sgd_state is not None:
-            return self._sgd_state
-        return backend.seed, None
-
-    def _keep(self, fit: ClassificationFit, backend: Backend) -> None:
-        """Copy the fitted state to attributes."""
-        if backend.device.type != "cpu":
-            fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
-        state = self._previous(backend)[0], fit.state
-        self._sgd_state = state if self.warm_start and fit.state is not None else None
-        self._forget_optional()
-        for name, value in self._fitted_attributes(fit).items():
-            setattr(self, name, value)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
-
-    def _forget_optional(self) -> None:
-        """Drop what an earlier fit may have had."""
-        for name in _OPTIONAL:
-            self.__dict__.pop(name, None)
-
-    def _fitted_attributes(self, fit: ClassificationFit) -> dict[str, Any]:
+    def _fitted_attributes(self, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""
         low, high = amplitude_range(fit.kernel)
-        factor = fit.amplitude if low < high else 1.0
-        values = {"log_marginal_likelihood_value_": fit.log_evidence, "elbo_": fit.elbo}
         return {
-            **{name: value for name, value in values.items() if value is not None},
-            "kernel_": scale_amplitude(fit.kernel, factor),
-            "basis_": fit.plan.basis,
-            "solver_": fit.plan.solver,
-            "n_basis_": fit.plan.n_basis,
-            "covariance_": fit.plan.covariance,
-            "reason_": fit.plan.reason,
+            **self._fit_attributes(fit),
+            "kernel_": scale_amplitude(fit.kernel, fit.amplitude if low < high else 1.0),
             "moderation_": fit.moderation,
-            "n_iter_": fit.n_iter,
             "validation_": fit.scores,
             "history_": {**self.history_, "solve": fit.history},
-            "_posterior": fit.posterior,
         }
 
     # ---- prediction ------------------------------------------------------------------------

@@ -20,28 +20,13 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning import LABEL_SHARE, choose
+from skgp.learning.defaults import COUPLING_BETA, COUPLINGS, FEW_ROWS_COUPLING, LEAST_PRECISION
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Likelihood
 
-__all__ = [
-    "COUPLINGS",
-    "FEW_ROWS_COUPLING",
-    "best_coupling",
-    "coupled_log_probabilities",
-    "left_out_moments",
-]
+__all__ = ["best_coupling", "coupled_log_probabilities", "left_out_moments"]
 
-#: Exponents to choose among.
-COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Where rows are too few to choose by.
-FEW_ROWS_COUPLING = 0.5
-
-# What stays of the precision of phi'u, at least: all could go where the fit stopped early.
-_LEAST_SHARE = 0.01
-# Below it the divergence holds nothing, and a row left out would be all there was.
-_LEAST_BETA = 1e-3
-# What stands for log(0).
-_LOG_ZERO = -1e300
+_LOG_ZERO = -1e300  # mathematical: what stands for log(0)
 
 
 def left_out_moments(
@@ -56,21 +41,8 @@ def left_out_moments(
     .. math:: s_i' = \frac{s_i}{1 - 2 s_i w_i \partial_v \ell_i / \beta}, \qquad
               m_i' = m_i + s_i' w_i \partial_m \ell_i / \beta, \qquad v_i' = v_i - s_i + s_i'.
 
-    Hyper-parameters and inducing points stay those of all rows.
-
-    Parameters
-    ----------
-    posterior : SparsePosterior
-    data : Data
-        The rows that it learned from, or some; a row of weight w is left out as a whole.
-    objective : Objective
-        That it minimises, with its beta.
-    likelihood : Likelihood
-
-    Returns
-    -------
-    mean, var : Tensor of shape (n, c)
-        float64, on the CPU; O(c n M^2).
+    Hyper-parameters and inducing points stay those of all observations; one of weight w is left out
+    as a whole. Both moments are (n, c), float64, on the CPU; O(c n M^2).
     """
     rows = data.to("cpu", torch.float64)
     mean, var = posterior.mean_and_variance(rows.X)
@@ -79,8 +51,8 @@ def left_out_moments(
     with torch.enable_grad():
         moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
         loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
-        by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, _LEAST_BETA), moments)
-    left = learned / (1 - 2 * learned * by_var).clamp_min(_LEAST_SHARE)
+        by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, COUPLING_BETA), moments)
+    left = learned / (1 - 2 * learned * by_var).clamp_min(LEAST_PRECISION)
     return mean + left * by_mean, var - learned + left
 
 
@@ -89,18 +61,7 @@ def best_coupling(
 ) -> float:
     """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
 
-    Parameters
-    ----------
-    likelihood : Bernoulli
-    Y : Tensor of shape (n, c)
-        +1 in the column of the row's class, else -1; c > 2.
-    mean, var : Tensor of shape (n, c)
-        Of the latent functions.
-    weight : Tensor of shape (n,) or None, default=None
-
-    Returns
-    -------
-    float
+    `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
     """
     claimed, refused = _claims(likelihood, mean, var)
     own = Y.argmax(1, keepdim=True)
@@ -112,15 +73,7 @@ def best_coupling(
 def coupled_log_probabilities(
     likelihood: Bernoulli, mean: Tensor, var: Tensor, coupling: float
 ) -> Tensor:
-    """Log-probability of each class, shape (n, c).
-
-    Parameters
-    ----------
-    likelihood : Bernoulli
-    mean, var : Tensor of shape (n, c)
-        Of the latent functions.
-    coupling : float
-    """
+    """Log-probability of each class, shape (n, c), from latent moments (n, c)."""
     return _coupled(*_claims(likelihood, mean, var), coupling)
 
 

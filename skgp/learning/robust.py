@@ -11,9 +11,7 @@ them explain signal as noise. Here such rows are found first. Two rounds:
 A row whose residual is beyond 5 robust standard deviations is left out of the search. (To keep it
 with a small weight would not do: the noise of a row is that of the others over its weight, which
 holds the noise up where the others have none.) The standard deviation comes from the 85% quantile
-of the absolute residuals, out of reach of up to 15% of wrong rows. The median, out of reach of half
-of them, takes the hard rows of a function with plateaus for errors: 20% of the clean rows of
-``pol``, of which the 85% quantile condemns 2%.
+of the absolute residuals, out of reach of up to 15% of wrong rows.
 """
 
 import math
@@ -25,6 +23,16 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.gram import gram, split_noise
+from skgp.learning.defaults import (
+    MEDIAN_NEIGHBORS,
+    OUTLIER_BATCH,
+    OUTLIER_CHANGED,
+    OUTLIER_CUTOFF,
+    OUTLIER_QUANTILE,
+    OUTLIER_QUANTILE_OF_NORMAL,
+    OUTLIER_ROUNDS,
+    PREDICTING_NEIGHBORS,
+)
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.optim.stopping import StopRecorder
@@ -32,14 +40,6 @@ from skgp.optim.stopping import StopRecorder
 __all__ = ["robust_hyperparameters", "robust_location_scale"]
 
 Callback = Callable[[int, dict], bool | None]
-
-_CUTOFF = 5.0  # robust standard deviations beyond which a row is an outlier
-_QUANTILE, _QUANTILE_OF_NORMAL = 0.85, 1.4395  # the latter of |z| for z ~ N(0, 1)
-_N_MEDIAN = 11  # neighbours whose median judges a row
-_N_PREDICT = 24  # neighbours that predict a row
-_BATCH = 256
-_N_ROUNDS = 2
-_MAX_CHANGED = 0.01  # share of the rows judged otherwise for which the second round is not worth it
 
 
 def robust_hyperparameters(
@@ -87,7 +87,7 @@ def robust_hyperparameters(
     if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
         return HyperparameterFit(kernels[0]), _scale(data, residual)
     good = _inliers(residual, data.weight)
-    for _ in range(_N_ROUNDS):
+    for _ in range(OUTLIER_ROUNDS):
         kept = everyone[good]
         fit = fit_hyperparameters(
             kernels, data.take(kept), generator=generator, settings=settings, callback=recorder
@@ -95,28 +95,18 @@ def robust_hyperparameters(
         candidates = _subset(kept, settings.max_candidates, generator)
         residual = _left_out_residual(fit.kernel, data, candidates)
         before, good = good, _inliers(residual, data.weight)
-        if recorder.stopped or (good != before).double().mean() <= _MAX_CHANGED:
+        if recorder.stopped or (good != before).double().mean() <= OUTLIER_CHANGED:
             break
         kernels = [fit.kernel]
     return fit, _scale(data, residual)
 
 
 def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:
-    """Mean and standard deviation of the targets that are no gross outliers.
+    """Mean and standard deviation of the targets (n,) that are no gross outliers.
 
     Targets standardised by these suit the bounds and the start of a kernel; by the plain mean and
-    standard deviation 5% of errors shrink the signal to a third.
-
-    Parameters
-    ----------
-    y : Tensor of shape (n,)
-    weight : Tensor of shape (n,), optional
-        Positive; a row of weight 2 counts as the same row twice.
-
-    Returns
-    -------
-    location, scale : float
-        In the units of y. The scale is 1 for constant targets.
+    standard deviation 5% of errors shrink the signal to a third. A row of positive weight 2 counts
+    as the same row twice; the scale of constant targets is 1.
     """
     weight = torch.ones_like(y) if weight is None else weight
     kept = _inliers(y - _quantile(y, weight, 0.5), weight)
@@ -154,17 +144,17 @@ def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
     """Which rows (n,) are no gross errors."""
     size = residual.abs()
     weight = torch.ones_like(size) if weight is None else weight
-    std = _quantile(size, weight, _QUANTILE) / _QUANTILE_OF_NORMAL
+    std = _quantile(size, weight, OUTLIER_QUANTILE) / OUTLIER_QUANTILE_OF_NORMAL
     # Most of the rows may be predicted perfectly, e.g. constant targets.
-    return size <= _CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
+    return size <= OUTLIER_CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
 
 
 def _median_residual(data: Data, candidates: Tensor) -> Tensor:
     """Difference of each row to the median of its neighbours, shape (n,)."""
     search = CandidateSearch(None, data.X, candidates)
-    k = max(1, min(_N_MEDIAN, len(candidates) - 1))
+    k = max(1, min(MEDIAN_NEIGHBORS, len(candidates) - 1))
     residual = torch.empty_like(data.y)
-    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(_BATCH):
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
         nearest = search.query(rows, k)
         residual[rows] = data.y[rows] - data.y[nearest].median(1).values
     return residual
@@ -177,10 +167,10 @@ def _left_out_residual(kernel, data: Data, candidates: Tensor) -> Tensor:
     """
     signal, white = split_noise(kernel)
     noise = data.row_noise(data.y.new_tensor(white.noise_level if white is not None else 0.0))
-    k = min(_N_PREDICT, len(candidates) - 1)
+    k = min(PREDICTING_NEIGHBORS, len(candidates) - 1)
     search = CandidateSearch(signal, data.X, candidates)
     residual = torch.empty_like(data.y)
-    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(_BATCH):
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
         neighbors = search.query(rows, k)
         group = torch.cat([neighbors, rows[:, None]], dim=1)
         K = gram(signal, data.X[group], method="expand")

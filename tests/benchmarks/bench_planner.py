@@ -14,7 +14,7 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp import QSGPRegressor
-from skgp.models.qsgp.plan import Plan, resolve
+from skgp.learning.plan import Plan, resolve
 
 pytestmark = pytest.mark.benchmark
 FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))

@@ -13,9 +13,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPClassifier
+from skgp.learning import amplitude
 from skgp.learning.selection import LEAST_EFFECT
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp import classification
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
 
@@ -122,7 +122,7 @@ def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(so
 
 
 def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
-    monkeypatch.setattr(classification, "FACTORS", (0.25, 16.0))  # neither keeps the kernel
+    monkeypatch.setattr(amplitude, "AMPLITUDES", (0.25, 16.0))  # neither keeps the kernel
     X, y = make_moons(1100, noise=0.3, random_state=0)
     kernel = ConstantKernel(1.0, (1e-3, 1e6)) * RBF([0.7, 0.7], "fixed")
     model = QSGPClassifier(kernel, n_basis=60, random_state=0).fit(X, y)

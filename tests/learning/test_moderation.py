@@ -7,9 +7,8 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
+from skgp.learning.defaults import FEW_ROWS_MODERATION, MODERATIONS
 from skgp.learning.moderation import (
-    FEW_ROWS_MODERATION,
-    MODERATIONS,
     choose_moderation,
     class_log_density,
     mean_scores,

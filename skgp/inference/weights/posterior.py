@@ -25,7 +25,7 @@ from skgp.inference.weights.design import (
     row_chunks,
 )
 from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian
-from skgp.inference.weights.gram import StreamingGram
+from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood, refit_noise
 from skgp.linalg.tensor_state import TensorState
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ClassifierPosterior",
     "LinearWeightsPosterior",
     "gram_posterior",
+    "statistics_posterior",
 ]
 
 
@@ -232,6 +233,33 @@ def gram_posterior(
         n_dense=m if n_dense_columns is None else n_dense_columns,
     )
     return LinearWeightsPosterior.from_gaussian(statistics.basis, q)
+
+
+def statistics_posterior(
+    statistics: StreamingGram,
+    noise: float,
+    covariance: str,
+    n_dense_columns: int,
+    n_samples: int,
+    *,
+    refit: bool,
+    generator: torch.Generator,
+) -> tuple[LinearWeightsPosterior, float, float]:
+    """Posterior of a covariance structure ("samples": of draws), noise variance, log evidence.
+
+    With `refit` the noise variance is the one of largest evidence: what the truncated basis leaves
+    unexplained counts as noise.
+    """
+    if refit and statistics.sum_square > 0:
+        noise = refit_noise(statistics, noise)
+    m = statistics.basis.n_features
+    n_dense = {"diagonal": 0, "chevron": min(n_dense_columns, m)}.get(covariance, m)
+    posterior = gram_posterior(statistics, noise, n_dense_columns=n_dense)
+    if covariance == "samples":
+        mean = posterior.mean_weights
+        deviations = posterior.sample_weights(n_samples, generator) - mean[:, None]
+        posterior = LinearWeightsPosterior.from_deviations(statistics.basis, mean, deviations)
+    return posterior, noise, log_marginal_likelihood(statistics, noise)
 
 
 def standard_normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:

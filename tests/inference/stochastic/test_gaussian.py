@@ -17,10 +17,9 @@ from skgp.inference.stochastic.estimators import nystrom_factor, support_feature
 from skgp.inference.stochastic.gaussian import SGDSolver, Side, validation_rule
 from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures, gram
+from skgp.learning.plan import Options as FitOptions
+from skgp.learning.plan import Plan
 from skgp.learning.selection import hold_out
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.regression import fit_regression
-from skgp.models.qsgp.results import Options as FitOptions
 from tests.inference.stochastic_problems import NOISE as PROBLEM_NOISE
 from tests.inference.stochastic_problems import (
     all_rows,
@@ -28,6 +27,7 @@ from tests.inference.stochastic_problems import (
     make_problem,
     z_score,
 )
+from tests.models.qsgp_problems import fit_regression
 from tests.reference import qsgp as reference
 from tests.same import assert_same
 

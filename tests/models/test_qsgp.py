@@ -9,22 +9,19 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.data import Data, merge_replicates
-from skgp.inference.exact import function_space
+from skgp.inference import exact as exact_module
+from skgp.inference.pathwise import prior_features
 from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram
-from skgp.inference.weights.posterior import gram_posterior
+from skgp.inference.weights.posterior import AugmentedPosterior, gram_posterior
 from skgp.kernels import FourierFeatures, gram
+from skgp.learning import defaults, routes
+from skgp.learning.plan import Options, Plan
 from skgp.linalg.cg import CGResult
 from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp import regression
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.regression import fit_regression
-from skgp.models.qsgp.results import (
-    AugmentedPosterior,
-    Options,
-    counting_weights,
-    fit_statistics,
-)
+from skgp.models import qsgp
+from skgp.models.qsgp import fit_statistics
+from tests.models.qsgp_problems import fit_regression
 from tests.reference import weights as reference
 from tests.same import assert_same
 
@@ -32,6 +29,8 @@ CPU = torch.device("cpu")
 NOISE = 0.05
 KERNEL = 1.2 * RBF(0.9)
 OPTIONS = Options(refit_noise=False, n_prior_features=256, n_samples=500)
+
+PROBLEM = qsgp.Problem(KERNEL, None, NOISE, OPTIONS, torch.Generator())
 
 
 def sine(n=80, seed=0, weighted=False):
@@ -206,7 +205,7 @@ def test_a_kernel_without_a_spectral_density_can_be_sampled():
 
 
 def test_one_row_and_constant_targets():
-    one = sine().rows(torch.tensor([3]))
+    one = sine().take(torch.tensor([3]))
     assert max(errors(run(one), one)) < 1e-8
     for asked in ({}, dict(basis="fourier", n_basis=32)):
         constant = Data(sine().X, torch.zeros(80, dtype=torch.float64))
@@ -220,7 +219,7 @@ def test_one_row_and_constant_targets():
 
 
 def test_low_rank_plan_is_taken_where_the_kernel_matrix_is_of_low_rank(monkeypatch):
-    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
+    monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
     data, kernel = sine(200), 1.2 * RBF(2.0)
     fit = run(data, kernel=kernel)
     K = kernel(data.X.numpy())
@@ -236,8 +235,8 @@ def test_low_rank_plan_is_taken_where_the_kernel_matrix_is_of_low_rank(monkeypat
 
 
 def test_low_rank_plan_is_passed_over_where_the_rank_is_high(monkeypatch):
-    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
-    monkeypatch.setattr(regression, "LOW_RANK", 8)
+    monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
+    monkeypatch.setattr(routes, "LOW_RANK", 8)
     data = sine()
     fit = run(data)
     assert fit.plan.size == 80 and fit.plan.space(80) == "function"
@@ -248,8 +247,8 @@ def test_low_rank_plan_is_passed_over_where_the_rank_is_high(monkeypatch):
     "asked", [dict(basis="inducing"), dict(solver="cholesky"), dict(n_basis=80)]
 )
 def test_low_rank_plan_does_not_override_a_choice(asked, monkeypatch):
-    monkeypatch.setattr(regression, "DENSE_ROWS", 50)
-    monkeypatch.setattr(regression, "pivoted_factor", None)
+    monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
+    monkeypatch.setattr(routes, "pivoted_factor", None)
     assert run(sine(), kernel=1.2 * RBF(2.0), **asked).plan.size == 80
 
 
@@ -269,7 +268,7 @@ def test_fall_back_where_conjugate_gradients_fail(residual, monkeypatch):
         garbage = torch.full_like(B, 1e12)
         return CGResult(garbage, 5, B.new_full((B.shape[1],), residual), False)
 
-    monkeypatch.setattr(function_space, "block_cg", failed)
+    monkeypatch.setattr(exact_module, "block_cg", failed)
     data = sine()
     with pytest.warns(NumericalWarning, match="Conjugate gradients ended .* improves the cond"):
         fit = run(data, solver="cg")
@@ -278,13 +277,13 @@ def test_fall_back_where_conjugate_gradients_fail(residual, monkeypatch):
 
 def test_fall_back_where_float32_products_are_too_inexact(monkeypatch):
     """A tiny noise and an operator whose rounding exceeds it: K + noise I is not definite."""
-    true = function_space.KernelOperator.matmul
+    true = exact_module.KernelOperator.matmul
 
     def inexact(self, V):
         rounding = torch.linspace(-1, 1, V.shape[0])[:, None] * 1e-2
         return true(self, V) + rounding * V.to(self.dtype)
 
-    monkeypatch.setattr(function_space.KernelOperator, "matmul", inexact)
+    monkeypatch.setattr(exact_module.KernelOperator, "matmul", inexact)
     data, noise = sine(300), 1e-6
     options = replace(OPTIONS, preconditioner_rank=2, n_samples=3, tol=1e-6)
     with pytest.warns(NumericalWarning, match="Conjugate gradients ended"):
@@ -329,7 +328,7 @@ def test_weights_equal_repeated_rows_in_weight_space(covariance, refit):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
-def test_weights_equal_repeated_rows_in_function_space():
+def test_weights_equal_repeated_rows_in_exact_module():
     merged, written = (run(data) for data in repeated())
     np.testing.assert_allclose(
         merged.log_marginal_likelihood, written.log_marginal_likelihood, rtol=1e-8
@@ -370,7 +369,7 @@ def test_fit_statistics_evidence_is_that_of_the_rows_written_out():
     merged, written = repeated()
     statistics = statistics_of(merged)
     plan = Plan("fourier", 48, "cholesky", "full")
-    fit = fit_statistics(statistics, plan, KERNEL, NOISE, OPTIONS, torch.Generator(), refit=False)
+    fit = fit_statistics(PROBLEM, plan, statistics, refit=False)
     Phi = reference.dense_features(statistics.basis, written.X)
     expected = reference.log_marginal_likelihood(Phi, written.y.numpy(), NOISE)
     np.testing.assert_allclose(fit.log_marginal_likelihood, expected, rtol=1e-9)
@@ -379,14 +378,6 @@ def test_fit_statistics_evidence_is_that_of_the_rows_written_out():
     np.testing.assert_allclose(fit.posterior.mean(X_TEST).numpy(), features @ mean, atol=1e-9)
     # The caller's statistics are left as they were.
     assert statistics.n_rows == len(merged.y) and statistics.sum_log_weight != 0
-
-
-def test_counting_weights_keeps_the_sums():
-    statistics = statistics_of(sine(weighted=True))
-    counted = counting_weights(statistics)
-    assert counted.n_rows == statistics.sum_weight and counted.sum_log_weight == 0
-    assert counted.gram.data_ptr() == statistics.gram.data_ptr()  # shared, not copied
-    assert counted.sum_square == statistics.sum_square
 
 
 def test_noise_refit_maximises_the_evidence():
@@ -422,9 +413,7 @@ def test_statistics_of_a_fit_take_more_rows():
     statistics.update(halves[1].X, halves[1].y, halves[1].weight)
     statistics.sum_square += float(halves[1].scatter.sum())
     plan = Plan("fourier", 32, "cholesky", "full")
-    joined = fit_statistics(
-        statistics, plan, KERNEL, NOISE, OPTIONS, torch.Generator(), refit=False
-    )
+    joined = fit_statistics(PROBLEM, plan, statistics, refit=False)
     whole = run(data, **asked)
     torch.testing.assert_close(
         joined.posterior.mean(X_TEST), whole.posterior.mean(X_TEST), rtol=1e-8, atol=1e-8
@@ -480,10 +469,8 @@ def test_gram_of_the_posterior_features_is_the_kernel():
     """The prior features that stand for a kernel without a spectral density reproduce it."""
     kernel = 0.5 * DotProduct(1.0) * RBF(0.9)
     data = sine()
-    fitter = regression._Fitter(
-        kernel, data, NOISE, OPTIONS, torch.Generator().manual_seed(0), None
-    )
-    prior = fitter._prior_features(10)
+    generator = torch.Generator().manual_seed(0)
+    prior = prior_features(kernel, data.X, 10, 2_000, seed=1, generator=generator)
     Phi = prior.features(data.X, 0)
     torch.testing.assert_close(Phi @ Phi.T, gram(kernel, data.X), rtol=0, atol=1e-5)
 

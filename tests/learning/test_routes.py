@@ -9,11 +9,11 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
 from skgp.data import Data
-from skgp.models.qsgp import comparison, plan, regression
-from skgp.models.qsgp.comparison import hold_out
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.regression import fit_regression
-from skgp.models.qsgp.results import Options
+from skgp.learning import plan, routes
+from skgp.learning.plan import Options, Plan
+from skgp.learning.routes import hold_out
+from skgp.models import qsgp
+from tests.models.qsgp_problems import fit_regression
 
 N = 4500
 LITTLE = Options(memory_budget=1e6)
@@ -24,10 +24,10 @@ WIDE = 1.0 * RBF(6.0)
 @pytest.fixture(autouse=True)
 def few_features(monkeypatch):
     monkeypatch.setattr(plan, "CHOLESKY_FEATURES", 512)
-    monkeypatch.setattr(comparison, "_TRIAL_FEATURES", (64, 128))
-    monkeypatch.setattr(comparison, "_EXACT_NEIGHBORS", 150)
-    monkeypatch.setattr(comparison, "_SCORED", 100)
-    monkeypatch.setattr(regression, "LOW_RANK", 100)
+    monkeypatch.setattr(routes, "TRIAL_FEATURES", (64, 128))
+    monkeypatch.setattr(routes, "EXACT_NEIGHBORS", 150)
+    monkeypatch.setattr(routes, "SCORED", 100)
+    monkeypatch.setattr(routes, "LOW_RANK", 100)
 
 
 def rough(seed=0):
@@ -62,23 +62,23 @@ def test_neighbours_are_chosen_where_they_predict_best_and_the_reason_says_so():
 
 
 def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch):
-    monkeypatch.setattr(regression, "LOW_RANK", 20)  # K is of low rank indeed
+    monkeypatch.setattr(routes, "LOW_RANK", 20)  # K is of low rank indeed
     fit = fitted(wide(), WIDE, 4.0)
     assert fit.plan.basis == "fourier" and "128 neighbours" in fit.plan.reason
 
 
 def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
-    monkeypatch.setattr(regression, "compare_routes", None)
-    monkeypatch.setattr(regression, "LOW_RANK", 1000)
+    monkeypatch.setattr(qsgp, "compare_routes", None)
+    monkeypatch.setattr(routes, "LOW_RANK", 1000)
     fit = fitted(wide(), WIDE, 4.0)
     assert fit.plan.basis == "inducing" and "numerical rank" in fit.plan.reason
 
 
 @pytest.mark.parametrize("affordable", [True, False])
 def test_conjugate_gradients_are_chosen_where_they_gain_and_are_affordable(affordable, monkeypatch):
-    monkeypatch.setattr(comparison, "_LEAST_GAIN", -10.0)
-    monkeypatch.setattr(comparison, "_CG_FLOPS", {"cpu": 1e13 if affordable else 1.0})
-    monkeypatch.setattr(regression._Fitter, "function_space", lambda self, plan: plan)
+    monkeypatch.setattr(routes, "LEAST_GAIN", -10.0)
+    monkeypatch.setattr(routes, "CG_FLOPS", {"cpu": 1e13 if affordable else 1.0})
+    monkeypatch.setattr(qsgp, "fit_exact", lambda problem, plan: plan)
     found = fitted(rough(), ROUGH, 1e-3)
     if affordable:
         assert (found.basis, found.size, found.solver) == ("inducing", N, "cg")
@@ -90,18 +90,18 @@ def test_conjugate_gradients_are_chosen_where_they_gain_and_are_affordable(affor
     "asked", [dict(basis="fourier"), dict(n_basis=100), dict(covariance="diagonal")], ids=str
 )
 def test_a_choice_of_the_user_is_not_compared(asked, monkeypatch):
-    monkeypatch.setattr(regression, "compare_routes", None)
+    monkeypatch.setattr(qsgp, "compare_routes", None)
     fit = fitted(rough(), ROUGH, 1e-3, **asked)
     assert fit.plan.basis != "neighbors"
 
 
 def test_hold_out_leaves_whole_discs_out():
     X = rough().X
-    out = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
-    parts = [set(each.tolist()) for each in (out.kept, out.random, out.disc)]
+    kept, random, disc = out = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
+    parts = [set(each.tolist()) for each in out]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
-    distance = torch.cdist(X[out.disc], X[out.kept]).amin(1)
-    among = torch.cdist(X[out.random], X[out.kept]).amin(1)
+    distance = torch.cdist(X[disc], X[kept]).amin(1)
+    among = torch.cdist(X[random], X[kept]).amin(1)
     assert distance.mean() > 3 * among.mean()
 
 

@@ -5,15 +5,16 @@ import warnings
 import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.classification_plan import (
+from skgp.learning.plan import (
     FULL_COVARIANCE_NUMBERS,
     FULL_ROWS,
     MOST_FEATURES,
+    STOCHASTIC_FEATURES,
+    Plan,
     affordable_points,
     resolve_classification,
 )
-from skgp.models.qsgp.plan import STOCHASTIC_FEATURES, Plan
+from skgp.linalg.exceptions import NumericalWarning
 
 
 def resolve(n=1_500, n_problems=1, kernel=None, **asked):

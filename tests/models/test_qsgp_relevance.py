@@ -8,12 +8,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from skgp.data import Data
 from skgp.datasets import make_sinc
 from skgp.inference.relevance.evidence import fit_relevance
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.relevance import (
-    fit_relevance_vectors,
-    shorten_length_scales,
-)
-from skgp.models.qsgp.results import Options
+from skgp.learning.hyperparameters import shorten_length_scales
+from skgp.learning.plan import Options, Plan
+from skgp.models import qsgp
 
 KERNEL = RBF(2.0)
 SEQUENTIAL = Plan("relevance", None, "sequential", "full")
@@ -30,9 +27,8 @@ def sinc(n=120, weight=None):
 
 
 def run(data, plan=SEQUENTIAL, *, kernel=KERNEL, noise=0.01, **options):
-    return fit_relevance_vectors(
-        kernel, data, noise, plan, Options(**options), generator=generator()
-    )
+    problem = qsgp.Problem(kernel, data, noise, Options(**options), generator())
+    return qsgp.fit_relevance_vectors(problem, plan)
 
 
 def test_sequential_route_is_fit_relevance():

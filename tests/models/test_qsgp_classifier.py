@@ -10,19 +10,18 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning.moderation import MODERATIONS
+from skgp.learning import amplitude, defaults
+from skgp.learning.defaults import AMPLITUDES, MODERATIONS
+from skgp.learning.plan import Options, Plan, resolve_classification
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp import classification as module
-from skgp.models.qsgp.classification import fit_classifier
-from skgp.models.qsgp.classification_plan import resolve_classification
-from skgp.models.qsgp.classification_results import ClassificationOptions
-from skgp.models.qsgp.plan import Plan
+from skgp.models import qsgp as module
+from tests.models.qsgp_problems import fit_classifier
 from tests.reference import laplace as reference
 from tests.same import assert_same
 
 LOGIT = Bernoulli()
 KERNEL = 3.0 * RBF(0.9)
-FIXED = ClassificationOptions(learn_hyperparameters=False, tol=1e-10, max_iter=60)
+FIXED = Options(learn_hyperparameters=False, tol=1e-10, max_iter=60)
 
 
 def sample(n, c=1, seed=0):
@@ -99,7 +98,7 @@ def test_classifier_augmentation_returns_the_prior_variance_that_points_miss():
     Z, far = X[:10], 50.0 + X[:3]
     moments = {}
     for augment in (True, False):
-        options = ClassificationOptions(learn_hyperparameters=False, augment=augment)
+        options = Options(learn_hyperparameters=False, augment=augment)
         moments[augment] = fit(X, Y, options, Z=Z, n_basis=10).posterior.mean_and_variance(
             torch.cat([X, far])
         )
@@ -129,10 +128,10 @@ def test_classifier_weights_are_repeated_rows():
 @pytest.mark.parametrize("covariance", ["full", "chevron", "diagonal"])
 def test_classifier_covariance_has_the_structure_asked_for(covariance):
     X, Y = sample(80)
-    options = ClassificationOptions(learn_hyperparameters=False, n_dense_columns=5)
+    options = Options(learn_hyperparameters=False, n_dense_columns=5)
     found = fit(X, Y, options, basis="fourier", n_basis=24, covariance=covariance)
     width = {"full": 24, "chevron": 5, "diagonal": 0}[covariance]
-    assert found.posterior.weights.columns.shape == (1, 24, width)
+    assert found.posterior.columns.shape == (1, 24, width)
 
 
 def test_classifier_reports_steps_losses_and_scores():
@@ -145,7 +144,7 @@ def test_classifier_reports_steps_losses_and_scores():
     assert list(found.scores["amplitude"]) == [1.0]
     scores = found.scores["moderation"]
     assert scores[found.moderation] > max(scores.values()) - 0.01  # by the rule of selection
-    assert fit(X, Y, ClassificationOptions(moderation=0.25)).moderation == 0.25
+    assert fit(X, Y, Options(moderation=0.25)).moderation == 0.25
 
 
 def test_classifier_callback_ends_the_fit_with_a_posterior():
@@ -176,13 +175,13 @@ def test_classifier_plan_counts_the_points_that_there_are():
 
 
 def test_classifier_learns_the_amplitude_of_more_rows_than_the_search_has_seen(monkeypatch):
-    monkeypatch.setattr(module, "SUBSET_ROWS", 100)
-    options = ClassificationOptions()
+    monkeypatch.setattr(amplitude, "SUBSET_ROWS", 100)
+    options = Options()
     kernel = ConstantKernel(0.01) * RBF(0.9)  # far too small
     X, Y = sample(101)
     found = fit(X, Y, options, kernel=kernel, n_basis=20, Z=X[:20])
-    assert list(found.scores["amplitude"]) == list(module.FACTORS)
-    assert found.amplitude == max(module.FACTORS)
+    assert list(found.scores["amplitude"]) == list(AMPLITUDES)
+    assert found.amplitude == max(AMPLITUDES)
     basis = found.posterior.weights.basis
     features = basis.features(X, 0).numpy()
     mean, variance = dense_laplace(features, Y[:, 0].numpy(), features, 0.0, found.amplitude)
@@ -204,22 +203,22 @@ def test_classifier_learns_the_amplitude_of_more_rows_than_the_search_has_seen(m
     ],
 )
 def test_classifier_amplitude_respects_the_bounds_of_the_kernel(kernel, factors, monkeypatch):
-    monkeypatch.setattr(module, "SUBSET_ROWS", 50)
+    monkeypatch.setattr(amplitude, "SUBSET_ROWS", 50)
     X, Y = sample(80)
-    found = fit(X, Y, ClassificationOptions(), kernel=kernel)
+    found = fit(X, Y, Options(), kernel=kernel)
     assert list(found.scores["amplitude"]) == factors
 
 
 def test_classifier_that_is_large_holds_rows_out(monkeypatch):
-    monkeypatch.setattr(module, "LEAVE_ONE_OUT_FLOPS", 0)
+    monkeypatch.setattr(amplitude, "LEAVE_ONE_OUT_FLOPS", 0)
     asked = []
-    before = module.by_held_out_rows
+    before = amplitude.by_held_out_rows
 
     def watched(problem, held_out, *arguments, **options):
         asked.append(held_out)
         return before(problem, held_out, *arguments, **options)
 
-    monkeypatch.setattr(module, "by_held_out_rows", watched)
+    monkeypatch.setattr(amplitude, "by_held_out_rows", watched)
     X, Y = sample(105)
     found = fit(X, Y, n_basis=20, Z=X[:20])
     assert len(asked[0]) == len(set(asked[0].tolist())) == 10
@@ -227,7 +226,7 @@ def test_classifier_that_is_large_holds_rows_out(monkeypatch):
     features = found.posterior.weights.basis.features(X, 0).numpy()
     mean, _ = dense_laplace(features, Y[:, 0].numpy(), features)
     np.testing.assert_allclose(found.posterior.mean(X)[:, 0].numpy(), mean, atol=1e-4)
-    monkeypatch.setattr(module, "MAX_HELD_OUT", 4)
+    monkeypatch.setattr(amplitude, "AMPLITUDE_HELD_OUT", 4)
     fit(X, Y, n_basis=20, Z=X[:20])
     assert len(asked[1]) == 4
 
@@ -238,7 +237,7 @@ def test_classifier_that_is_large_holds_rows_out(monkeypatch):
 def test_classifier_of_many_features_trains_in_float32_and_predicts_in_float64(monkeypatch):
     X, Y = sample(120)
     exact = fit(X, Y, n_basis=20, Z=X[:20])
-    monkeypatch.setattr(module, "SINGLE_SIZE", 100)
+    monkeypatch.setitem(defaults.SINGLE_SIZE, "newton", 100)
     asked = []
     before = module.StreamedDesign
 
@@ -247,7 +246,7 @@ def test_classifier_of_many_features_trains_in_float32_and_predicts_in_float64(m
         return before(basis, rows, **options)
 
     monkeypatch.setattr(module, "StreamedDesign", watched)
-    single = fit(X, Y, ClassificationOptions(learn_hyperparameters=False), n_basis=20, Z=X[:20])
+    single = fit(X, Y, Options(learn_hyperparameters=False), n_basis=20, Z=X[:20])
     assert asked == [(True, torch.float32)]
     assert not single.posterior.weights.basis.single
     mean, variance = single.posterior.mean_and_variance(X)
@@ -257,7 +256,7 @@ def test_classifier_of_many_features_trains_in_float32_and_predicts_in_float64(m
 
 
 def test_classifier_stays_in_float64_where_points_nearly_coincide(monkeypatch):
-    monkeypatch.setattr(module, "SINGLE_SIZE", 100)
+    monkeypatch.setitem(defaults.SINGLE_SIZE, "newton", 100)
     asked = []
     before = module.StreamedDesign
 
@@ -267,7 +266,7 @@ def test_classifier_stays_in_float64_where_points_nearly_coincide(monkeypatch):
 
     monkeypatch.setattr(module, "StreamedDesign", watched)
     X, Y = sample(60)
-    fit(X, Y, ClassificationOptions(learn_hyperparameters=False), kernel=RBF(20.0))
+    fit(X, Y, Options(learn_hyperparameters=False), kernel=RBF(20.0))
     assert asked == [False]
 
 
@@ -276,7 +275,7 @@ def test_classifier_stays_in_float64_where_points_nearly_coincide(monkeypatch):
 
 def test_classifier_relevance_keeps_few_rows():
     X, Y = sample(100)
-    options = ClassificationOptions()
+    options = Options()
     found = fit(X, Y, options, basis="relevance", kernel=RBF(1.0))
     assert found.plan.basis == "relevance" and found.moderation == 1.0
     assert 0 < len(found.relevance) < 30

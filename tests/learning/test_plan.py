@@ -6,12 +6,11 @@ import warnings
 import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.linalg.exceptions import NumericalWarning
-from skgp.models.qsgp.plan import (
+from skgp.learning.plan import (
     CHOLESKY_FEATURES,
     CHOLESKY_ROWS,
     COVARIANCES,
-    DENSE_ROWS,
+    FACTOR_ROWS,
     LAPLACE_ROWS,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
@@ -25,6 +24,7 @@ from skgp.models.qsgp.plan import (
     streaming_plan,
     with_covariance,
 )
+from skgp.linalg.exceptions import NumericalWarning
 
 SPECTRAL, NOT_SPECTRAL = 1.3 * RBF(), 1.3 * DotProduct() * RBF()
 BASES = ("auto", "fourier", "inducing")
@@ -40,10 +40,10 @@ def resolved(n, kernel=SPECTRAL, memory_budget=8e9, **asked):
     "n, kernel, basis, solver, covariance",
     [
         (1, SPECTRAL, "inducing", "cholesky", "full"),
-        (DENSE_ROWS, SPECTRAL, "inducing", "cholesky", "full"),
+        (FACTOR_ROWS, SPECTRAL, "inducing", "cholesky", "full"),
         (CHOLESKY_ROWS + 1, SPECTRAL, "inducing", "cg", "samples"),
         (LARGE, SPECTRAL, "fourier", "cholesky", "full"),
-        (DENSE_ROWS, NOT_SPECTRAL, "inducing", "cholesky", "full"),
+        (FACTOR_ROWS, NOT_SPECTRAL, "inducing", "cholesky", "full"),
         (CHOLESKY_ROWS + 1, NOT_SPECTRAL, "inducing", "cg", "samples"),
         (LARGE, NOT_SPECTRAL, "inducing", "cholesky", "full"),
     ],

@@ -5,9 +5,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
+from skgp.learning import amplitude
+from skgp.learning.amplitude import refine_length_scales, scaled
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp import common_scale
-from skgp.models.qsgp.common_scale import refine_length_scales, scaled
 
 ZERO = torch.zeros(1, dtype=torch.float64)
 
@@ -29,10 +29,10 @@ def refine(kernel, X, Y, **options):
 
 @pytest.fixture(autouse=True)
 def small_trials(monkeypatch):
-    monkeypatch.setattr(common_scale, "MIN_ROWS", 500)
-    monkeypatch.setattr(common_scale, "_TRAINING_ROWS", 700)
-    monkeypatch.setattr(common_scale, "_HELD_OUT_ROWS", 300)
-    monkeypatch.setattr(common_scale, "_POINTS", 150)
+    monkeypatch.setattr(amplitude, "SCALE_ROWS", 500)
+    monkeypatch.setattr(amplitude, "SCALE_TRAINING", 700)
+    monkeypatch.setattr(amplitude, "SCALE_HELD_OUT", 300)
+    monkeypatch.setattr(amplitude, "SCALE_POINTS", 150)
 
 
 @pytest.mark.parametrize(("start", "shorter"), [(2.0, True), (0.02, False)])

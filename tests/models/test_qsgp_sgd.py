@@ -8,12 +8,11 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import stochastic as module
 from skgp.learning.moderation import choose_moderation, mean_scores
+from skgp.learning.plan import Options, Plan
+from skgp.learning.stochastic import fit_stochastic_classifier
 from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp import classification_sgd as module
-from skgp.models.qsgp.classification_results import ClassificationOptions
-from skgp.models.qsgp.classification_sgd import fit_sgd_classifier
-from skgp.models.qsgp.plan import Plan
 from tests.same import assert_same
 
 LOGIT = Bernoulli()
@@ -23,7 +22,7 @@ N, M = 120, 64
 
 def options(**changes):
     common = {"basis_batch_size": 32, "batch_size": 20, "n_support": 30, "max_iter": 40}
-    return ClassificationOptions(**{"learn_hyperparameters": False, **common, **changes})
+    return Options(**{"learn_hyperparameters": False, **common, **changes})
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def data():
 
 def fit(X, Y, chosen=None, *, kernel=KERNEL, basis="fourier", covariance="diagonal", **arguments):
     m = M if basis == "fourier" else len(X if arguments.get("Z") is None else arguments["Z"])
-    return fit_sgd_classifier(
+    return fit_stochastic_classifier(
         kernel,
         X,
         Y,
@@ -117,7 +116,7 @@ def test_sgd_rows_held_out_are_not_trained_on(data, monkeypatch):
 
 def test_sgd_holds_out_no_more_than_asked(data, monkeypatch):
     X, Y = data
-    monkeypatch.setattr(module, "HELD_OUT_ROWS", 3)
+    monkeypatch.setattr(module, "MODERATION_ROWS", 3)
     found = fit(X, Y)
     assert len(found.state.X_support) == 30 and found.scores
     few = fit(X[:9], Y[:9])  # a tenth of which is no row
@@ -187,7 +186,7 @@ def test_sgd_state_of_another_problem_is_not_gone_on_with(data, case):
     state = fit(X, Y, **arguments).state
     chosen = options(dtype=torch.float32) if case == "dtype" else options()
     if case == "features":
-        found = fit_sgd_classifier(
+        found = fit_stochastic_classifier(
             KERNEL,
             X,
             Y,

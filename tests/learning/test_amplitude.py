@@ -9,17 +9,17 @@ from skgp.inference.newton import fit_newton
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import LABEL_SHARE, choose
-from skgp.learning.moderation import _FROM_SIMPLEST as FROM_SIMPLEST
-from skgp.learning.moderation import MODERATIONS
-from skgp.likelihoods import Bernoulli
-from skgp.models.qsgp import amplitude as module
-from skgp.models.qsgp.amplitude import (
-    Problem,
+from skgp.learning import amplitude as module
+from skgp.learning.amplitude import (
+    AmplitudeProblem,
     by_held_out_rows,
     by_leaving_one_out,
     leave_one_out_moments,
     some_columns,
 )
+from skgp.learning.defaults import MODERATIONS
+from skgp.learning.moderation import _FROM_SIMPLEST as FROM_SIMPLEST
+from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
@@ -41,7 +41,7 @@ def make_problem(n=N, c=1, *, weighted=False, noise=0.7, seed=0):
     classes = torch.arange(c) if c > 1 else torch.ones(1)
     Y = 2.0 * (torch.bucketize(noisy, edges)[:, None] == classes).double() - 1
     weight = torch.from_numpy(rng.uniform(0.5, 2.0, n)) if weighted else torch.ones(n).double()
-    return Problem(StreamedDesign(BASIS, X), X, Y, LOGIT, OFFSET[:c], weight)
+    return AmplitudeProblem(StreamedDesign(BASIS, X), X, Y, LOGIT, OFFSET[:c], weight)
 
 
 def arrays(problem, column=0):
@@ -240,22 +240,6 @@ def test_held_out_rows_are_not_seen():
     after = held_out_choice(problem, held_out, (1.0,))
     assert_same(before.weights, after.weights)
     assert before.amplitude_scores[1.0] > after.amplitude_scores[1.0]
-
-
-@pytest.mark.parametrize("covariance", ["full", "chevron", "diagonal"])
-def test_held_out_moderation_is_by_the_covariance_of_the_fit(covariance, monkeypatch):
-    asked = []
-    before = module.laplace_covariance
-
-    def watched(design, curvature, **options):
-        asked.append((options["kind"], options["n_dense_columns"], curvature))
-        return before(design, curvature, **options)
-
-    monkeypatch.setattr(module, "laplace_covariance", watched)
-    problem, held_out = make_problem(150), torch.arange(10)
-    held_out_choice(problem, held_out, covariance=covariance, k=3)
-    assert [a[:2] for a in asked] == [(covariance, 3)]
-    assert float(asked[0][2][held_out].abs().max()) == 0.0  # they do not narrow the posterior
 
 
 def test_held_out_choice_of_three_columns_fits_each_amplitude_once():

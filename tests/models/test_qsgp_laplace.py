@@ -10,16 +10,20 @@ from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.inference.weights.robust import fit_robust
 from skgp.kernels import FourierFeatures
 from skgp.kernels.distances import origin
+from skgp.learning import defaults
+from skgp.learning.plan import Options, Plan
 from skgp.learning.robust import robust_location_scale
-from skgp.models.qsgp import robust as robust_regression
-from skgp.models.qsgp.plan import Plan
-from skgp.models.qsgp.results import Options
-from skgp.models.qsgp.robust import fit_laplace
+from skgp.models import qsgp
 
 CPU = torch.device("cpu")
 KERNEL = 1.2 * RBF(0.9)
 FOURIER = Plan("fourier", 40, "cholesky", "full")
 INDUCING = Plan("inducing", 30, "cholesky", "full")
+
+
+def fit_laplace(data, noise, scale, plan, options, Z):
+    problem = qsgp.Problem(KERNEL, data, noise, options, torch.Generator())
+    return qsgp.fit_laplace(problem, plan, scale=scale, Z=Z)
 
 
 def sine(n=80, weighted=False):
@@ -35,7 +39,7 @@ def sine(n=80, weighted=False):
 def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
     data = sine(weighted=weighted)
     Z = data.X[::3]
-    fit = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(augment=False), Z=Z)
+    fit = fit_laplace(data, 0.3, 0.2, plan, Options(augment=False), Z=Z)
     basis = (
         FourierFeatures(KERNEL, 40, 1, seed=0, origin=origin(data.X)[0])
         if plan.basis == "fourier"
@@ -51,7 +55,7 @@ def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
 
 def test_fit_laplace_keeps_the_noise_if_asked():
     data = sine()
-    fit = fit_laplace(KERNEL, data, 0.3, 9.9, INDUCING, Options(refit_noise=False), Z=data.X[::3])
+    fit = fit_laplace(data, 0.3, 9.9, INDUCING, Options(refit_noise=False), Z=data.X[::3])
     assert fit.noise == 0.3 and fit.likelihood_scale == pytest.approx(0.15**0.5, rel=1e-12)
 
 
@@ -59,7 +63,7 @@ def test_fit_laplace_of_all_rows_has_the_prior_far_away():
     data = sine()
     far = torch.full((1, 1), 50.0, dtype=torch.float64)
     for augment, expected in ((True, 1.2), (False, 0.0)):
-        fit = fit_laplace(KERNEL, data, 0.1, None, INDUCING, Options(augment=augment), Z=data.X)
+        fit = fit_laplace(data, 0.1, None, INDUCING, Options(augment=augment), Z=data.X)
         assert float(fit.posterior.mean_and_variance(far)[1]) == pytest.approx(expected, abs=1e-9)
 
 
@@ -67,26 +71,21 @@ def test_fit_laplace_of_all_rows_has_the_prior_far_away():
 def test_fit_laplace_of_much_data_is_in_single_precision_and_predicts_in_double(plan, monkeypatch):
     data = sine()
     Z = data.X[::6]
-    exact = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(), Z=Z)
+    exact = fit_laplace(data, 0.3, 0.2, plan, Options(), Z=Z)
     seen = []
 
     def spy(basis, *args, dtype, **kwargs):
         seen.append(dtype)
         return fit_robust(basis, *args, dtype=dtype, **kwargs)
 
-    monkeypatch.setattr(robust_regression, "_MANY_FEATURES", 1)
-    monkeypatch.setattr(robust_regression, "fit_robust", spy)
-    fit = fit_laplace(KERNEL, data, 0.3, 0.2, plan, Options(), Z=Z)
+    monkeypatch.setitem(defaults.SINGLE_SIZE, "laplace", 1)
+    monkeypatch.setattr(qsgp, "fit_robust", spy)
+    fit = fit_laplace(data, 0.3, 0.2, plan, Options(), Z=Z)
     assert seen == [torch.float32]
     mean = fit.posterior.mean(data.X)
     torch.testing.assert_close(mean, exact.posterior.mean(data.X), rtol=1e-3, atol=1e-3)
     one = fit.posterior.mean(data.X[:1])
     torch.testing.assert_close(mean[:1], one, rtol=1e-12, atol=1e-13)
-
-
-def test_fit_laplace_needs_points_for_an_inducing_basis():
-    with pytest.raises(ValueError, match="Z, the inducing points"):
-        fit_laplace(KERNEL, sine(), 0.3, 0.2, INDUCING, Options())
 
 
 def test_robust_location_scale_of_weights_is_that_of_repeated_rows():

@@ -1,0 +1,329 @@
+r"""QSGP by stochastic gradients, from a plan to a posterior: Theorems 1 to 3 in practice.
+
+:class:`.SGDSolver` and :class:`.LikelihoodSolver` iterate, and move the
+hyper-parameters after a tenth of the iterations; here are the basis, the warm start, observations
+held out to stop early or to choose the moderation, and what becomes of a learning rate that is too
+large.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
+from skgp.inference.stochastic.basis import (
+    FourierBasis,
+    InducingBasis,
+    KernelColumns,
+    SpectralColumns,
+)
+from skgp.inference.stochastic.engine import SGDOptions
+from skgp.inference.stochastic.gaussian import SGDSolver, validation_rule
+from skgp.inference.stochastic.likelihood import LikelihoodSolver
+from skgp.inference.stochastic.state import LikelihoodState, SGDState
+from skgp.inference.weights.gaussian import WeightGaussian
+from skgp.inference.weights.posterior import ClassifierPosterior, LinearWeightsPosterior
+from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import held_out_rows
+from skgp.learning.defaults import (
+    DIVERGED,
+    MAX_RESTARTS,
+    MODERATION_ROWS,
+)
+from skgp.learning.moderation import choose_moderation, class_codes, mean_scores
+from skgp.learning.plan import Fit, Options, Plan
+from skgp.learning.selection import hold_out
+from skgp.likelihoods import Bernoulli
+from skgp.linalg.exceptions import NumericalWarning
+
+__all__ = ["fit_stochastic", "fit_stochastic_classifier"]
+
+Callback = Callable[[int, dict], bool | None]
+
+
+def fit_stochastic(
+    kernel,
+    X: Tensor,
+    y: Tensor,
+    noise: float,
+    plan: Plan,
+    options: Options,
+    previous: SGDState | None,
+    generator: torch.Generator,
+    callback: Callback | None,
+) -> Fit:
+    """Regression by Theorems 1 and 2, the learning rate a tenth as large wherever it diverges.
+
+    `previous` is the state of an earlier fit to go on from; one of another basis, of another number
+    of functions or of dense columns, is passed over. A callback is also told ``info["fit"]``, a
+    function that returns the fit so far. Warns when the learning rate was lowered, or the mean
+    explains less than half of the variance of the targets in the end.
+    """
+    route = _Regression(kernel, X, y, noise, plan, options, generator, callback)
+    rate, restart = options.learning_rate, 0
+    fit = route.descend(previous, rate, watch=previous is None)  # which a descent changes in place
+    while fit is None:
+        restart += 1
+        fit = route.descend(None, rate / 10**restart, watch=restart < MAX_RESTARTS)
+    if restart:
+        warnings.warn(
+            f"learning_rate={options.learning_rate} makes stochastic gradients diverge; a rate "
+            f"{10**restart} times smaller was used. Lower it, or use solver='cholesky' or 'cg'.",
+            NumericalWarning,
+            stacklevel=4,
+        )
+    left = route.support_mse / float(y.square().mean()) if bool(y.any()) else 0.0
+    if left > 0.5:
+        warnings.warn(
+            f"Stochastic gradients are far from convergence after {fit.n_iter} iterations: the "
+            f"mean leaves {left:.0%} of the variance unexplained. Raise max_iter, or use "
+            "solver='cholesky' or 'cg'.",
+            NumericalWarning,
+            stacklevel=4,
+        )
+    return fit
+
+
+class _Regression:
+    """One problem, for as many descents as it takes."""
+
+    def __init__(self, kernel, X, y, noise, plan: Plan, options: Options, generator, callback):
+        self.kernel, self.X, self.y, self.noise = kernel, X, y, noise
+        self.plan, self.options = plan, options
+        self.generator, self.callback = generator, callback
+        self.n_dense = min(options.n_dense_columns, plan.size)
+        self.support_mse = 0.0  # of the mean on the support rows, after the last descent
+
+    def descend(self, previous: SGDState | None, rate: float, *, watch: bool) -> Fit | None:
+        """Iterate to the end, or return None as soon as the support rows show divergence."""
+        o, X, y = self.options, self.X, self.y
+        rule = None
+        if o.early_stopping:
+            (X, y), held_out = hold_out(X, y, o.validation_fraction, o.seed)
+        basis, state = self._start(X, y, previous)
+        if o.early_stopping:
+            rule = validation_rule(basis, state, *held_out, o.tol)
+        # Zero weights leave the mean square of y; only a diverging descent leaves more for long.
+        limit = DIVERGED * float(y.square().mean())
+        diverged = False
+
+        def callback(iteration: int, info: dict) -> bool:
+            nonlocal diverged
+            diverged = watch and info["support_mse"] > limit
+            stop = diverged or (rule is not None and rule(iteration, info["loss"]))
+            if self.callback is not None:
+                info = {**info, "fit": lambda: self._fit(basis, state, len(X))}
+                stop = bool(self.callback(iteration, info)) or stop
+            return stop
+
+        sgd = _settings(o, rate, o.learn_hyperparameters and basis.diagonal_precision)
+        if o.early_stopping:
+            sgd = replace(sgd, tol=None)
+        history = SGDSolver(X, y, basis, state, sgd, self.generator).run(callback)
+        if diverged:
+            return None
+        self.support_mse = history["support_mse"][-1]
+        fit = self._fit(basis, state, len(X))
+        fit.history = history["loss"]
+        fit.validation = [] if rule is None else [-score for _, score in rule.scores]
+        return fit
+
+    def _start(
+        self, X: Tensor, y: Tensor, previous: SGDState | None
+    ) -> tuple[FourierBasis | InducingBasis, SGDState]:
+        """The basis, and weights: those of an earlier fit where they are of the same kind."""
+        o, m = self.options, self.plan.size
+        k = self.n_dense if self.plan.covariance == "chevron" else 0
+        if previous is not None and not self._continues(previous, k):
+            previous = None
+        fourier = None if previous is None else previous.fourier
+        Z = None if previous is None else previous.Z
+        if self.plan.basis == "inducing" and Z is None:  # all rows, or m at random; a copy
+            n = len(self.X)
+            some = slice(None) if m == n else torch.randperm(n, generator=self.generator)[:m]
+            Z = self.X[some].clone()
+        basis = _basis(self.kernel, self.plan, o, X.shape[1], Z, fourier)
+        if previous is not None:
+            theta = None
+            if fourier is not None:
+                theta = torch.as_tensor(self.kernel.theta, dtype=torch.float64)
+            return basis, previous.continued(basis, self.noise, theta)
+        state = SGDState.start(
+            X,
+            y,
+            basis,
+            self.noise,
+            n_dense=k,
+            n_support=min(o.n_support, len(X)),
+            generator=self.generator,
+        )
+        if isinstance(basis, InducingBasis):
+            state.Z = torch.as_tensor(basis.Z)
+        else:
+            state.fourier = basis.fourier
+        return basis, state
+
+    def _continues(self, previous: SGDState, k: int) -> bool:
+        fourier, theta = previous.fourier, self.kernel.theta
+        return (
+            previous.weights.shape == (self.plan.size, 1 + k)
+            and previous.weights.dtype == self.options.dtype
+            and previous.X_support.shape[1] == self.X.shape[1]
+            and (fourier is None) == (self.plan.basis == "inducing")
+            # The kernel is that of the features but for its free hyper-parameters.
+            and (
+                fourier is None
+                or (
+                    fourier.kind == self.options.feature_map
+                    and fourier.kernel.n_dims == len(theta)
+                    and fourier.kernel.clone_with_theta(theta)
+                    == self.kernel.clone_with_theta(theta)
+                )
+            )
+        )
+
+    def _fit(self, basis: FourierBasis | InducingBasis, state: SGDState, n: int) -> Fit:
+        """What the state of a fit to n rows predicts, also while it goes on."""
+        kernel, noise, q = self.kernel, state.noise_variance, state.covariance(basis, n)
+        posterior: LinearWeightsPosterior | FunctionSpacePosterior
+        if isinstance(basis, FourierBasis):
+            if state.theta is not None:
+                kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
+            columns = SpectralColumns(basis.fourier, state.theta)
+            posterior = LinearWeightsPosterior.from_gaussian(columns, q)
+        else:
+            q = _in_float64(q)
+            covariance = WeightCovariance(q, noise, self.options.augment, n / self.plan.size)
+            posterior = FunctionSpacePosterior(kernel, torch.as_tensor(basis.Z), q.mean, covariance)
+        return Fit(posterior, self.plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
+
+
+def fit_stochastic_classifier(
+    kernel,
+    X: Tensor,
+    Y: Tensor,
+    likelihood: Bernoulli,
+    plan: Plan,
+    options: Options,
+    *,
+    offset: Tensor,
+    Z: Tensor | None,
+    state: LikelihoodState | None,
+    generator: torch.Generator,
+    callback: Callback | None,
+) -> Fit:
+    """Classification by Theorem 3; X (n, d), Y (n, c) in {-1, +1}, `offset` (c,).
+
+    Hyper-parameters follow the bound with Fourier features. A few observations are held out, to
+    decide about moderation. `state` is that of an earlier fit to go on from.
+    """
+    o = options
+    n_held_out = min(MODERATION_ROWS, len(X) // 10)
+    seed = torch.Generator().manual_seed(o.seed)
+    out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, classes=True))
+    X_held, Y_held, X, Y = X[out], Y[out], X[~out], Y[~out]
+    k = min(o.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
+    basis = _basis(kernel, plan, o, X.shape[1], Z)
+    if state is None or not _continues(state, X, Y, plan, o, k):
+        n_support = min(o.n_support, len(X))
+        state = LikelihoodState.start(
+            X,
+            Y,
+            basis,
+            likelihood,
+            offset=offset,
+            n_dense=k,
+            n_support=n_support,
+            generator=generator,
+        )
+
+    def watch(iteration: int, info: dict) -> bool:
+        now = {**info, "fit": lambda: _classifier_fit(kernel, plan, basis, state, [])}
+        return callback is not None and bool(callback(iteration, now))
+
+    sgd = _settings(o, o.learning_rate, o.learn_hyperparameters and plan.basis == "fourier")
+    solver = LikelihoodSolver(X, Y, basis, state, sgd, generator, likelihood, bound=o.bound)
+    losses = solver.run(watch)["loss"]
+    last = losses[-(-len(losses) * 9 // 10) :] or losses
+    fit = _classifier_fit(kernel, plan, basis, state, losses)
+    fit.elbo = -sum(last) / len(last)
+    if len(X_held):
+        mean, variance = fit.posterior.mean_and_variance(X_held)
+        ones = torch.ones_like(mean[:, 0])
+        fit.moderation, moderated = choose_moderation(likelihood, Y_held, mean, variance, ones)
+        fit.scores = {"moderation": mean_scores(moderated, ones)}
+    return fit
+
+
+def _continues(
+    state: LikelihoodState, X: Tensor, Y: Tensor, plan: Plan, options: Options, k: int
+) -> bool:
+    """Whether a state is one of the same kind."""
+    return (
+        state.weights.shape == (plan.size, Y.shape[1] * (1 + k))
+        and state.weights.dtype == options.dtype
+        and state.X_support.shape[1] == X.shape[1]
+        and plan.basis == "fourier"  # clusters, and their centres, are drawn anew
+    )
+
+
+def _classifier_fit(
+    kernel,
+    plan: Plan,
+    basis: FourierBasis | InducingBasis,
+    state: LikelihoodState,
+    history: list[float],
+) -> Fit:
+    """What the state predicts, also while a fit goes on."""
+    columns: KernelColumns | SpectralColumns
+    if isinstance(basis, FourierBasis):
+        theta = None if state.theta is None else state.theta.detach().clone()
+        columns = SpectralColumns(basis.fourier, theta)
+        if theta is not None:
+            kernel = kernel.clone_with_theta(theta.numpy())
+    else:
+        columns = KernelColumns(kernel, torch.as_tensor(basis.Z))
+    c = state.n_latent
+    q = [_in_float64(state.q(j)) for j in range(c)]
+    posterior = ClassifierPosterior(columns, state.weights[:, :c].clone(), state.offset, q)
+    return Fit(posterior, plan, kernel, n_iter=max(1, state.n_iter), history=history, state=state)
+
+
+def _basis(
+    kernel,
+    plan: Plan,
+    options: Options,
+    n_inputs: int,
+    Z: Tensor | None,
+    fourier: FourierFeatures | None = None,
+) -> FourierBasis | InducingBasis:
+    """Columns of Phi and S for the samplers: Fourier features, those given or new, or k(., Z)."""
+    if plan.basis == "inducing" and Z is not None:
+        return InducingBasis(kernel, Z, dtype=options.dtype)
+    if fourier is None:
+        fourier = FourierFeatures(
+            kernel, plan.size, n_inputs, kind=options.feature_map, seed=options.seed
+        )
+    return FourierBasis(fourier, dtype=options.dtype)
+
+
+def _settings(options: Options, rate: float, learn_hyperparameters: bool) -> SGDOptions:
+    """Of the descent; hyper-parameters are frozen for a tenth of the iterations."""
+    max_iter = 1000 if options.max_iter is None else options.max_iter
+    return SGDOptions(
+        batch_size=options.batch_size,
+        basis_batch_size=options.basis_batch_size,
+        learning_rate=rate,
+        max_iter=max_iter,
+        tol=options.tol,
+        learn_hyperparameters=learn_hyperparameters,
+        freeze_iterations=max_iter // 10,
+    )
+
+
+def _in_float64(q: WeightGaussian) -> WeightGaussian:
+    """Predictions are in float64, whatever the weights were trained in."""
+    return WeightGaussian(q.mean.double(), q.columns.double(), q.tail_std.double())

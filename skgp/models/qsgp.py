@@ -1,0 +1,434 @@
+r"""Quadruply stochastic Gaussian processes.
+
+T. W. Evans and P. B. Nair, "Quadruply stochastic Gaussian processes", arXiv:2006.03015, 2020.
+
+The model is :math:`f(x) = \phi(x)^T w`, :math:`w \sim N(0, S^{-1})`, with
+:math:`\phi(x)^T S^{-1} \phi(x') \approx k(x, x')`; its posterior is approximated by
+:math:`q(w) = N(\mu, C C^T)`, which maximises the ELBO
+
+.. math:: \sum_\ell E_q[\log p(y_\ell \mid f(x_\ell))] - KL(q \,\|\, p(w)).  \qquad (1), (2), (4)
+
+=======================================  =========================================================
+paper                                    code
+=======================================  =========================================================
+:math:`n, d, m`                          observations, columns, ``plan.size`` basis functions
+:math:`\tilde n, \tilde m, \bar n`       ``batch_size``, ``basis_batch_size``, ``n_support``
+:math:`\Phi, S`                          ``basis``, whitened so that S = I but for Theorems 1 to 3
+:math:`\mu, C`                           ``WeightGaussian.mean``, its ``columns`` and ``tail_std``
+diagonal, chevron, full C (section 2.2)  ``plan.covariance``; "samples" are pathwise draws
+:math:`\sigma^2`, b (appendix H.2)       ``noise``, ``likelihood_scale``
+g, classes (section 3)                   ``likelihood``; one-vs-rest columns of y, the paper has two
+Theorems 1, 2 and eq. (3); Theorem 3     :mod:`skgp.learning.stochastic`; ``solver="sgd"``
+=======================================  =========================================================
+
+Where an iteration may look at all observations, other solvers reach the same optimum in a fraction
+of the time, and are the default (:mod:`skgp.learning.plan`). Laplace noise is fitted by natural
+gradients, hyper-parameters are learned before the weights; more in ``doc/paper_code_qsgp.rst``.
+
+Errata: eq. (5), Theorem 3 and appendix H print the variance of the projection where its square root
+belongs; appendix F.1 scales the gradient of a control variate by
+:math:`m / |\tilde i \cup \tilde j|`, unbiased only if all sampling units have one size.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.inference import pathwise
+from skgp.inference.exact import fit_dense, fit_iterative
+from skgp.inference.laplace import laplace_covariance, log_evidence
+from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.relevance.classification import fit_relevance_classifier
+from skgp.inference.relevance.evidence import fit_relevance
+from skgp.inference.relevance.stochastic import fit_relevance_stochastic
+from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.gram import StreamingGram
+from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
+from skgp.inference.weights.posterior import ClassifierPosterior, statistics_posterior
+from skgp.inference.weights.robust import fit_robust
+from skgp.inference.weights.solvers import gauss_seidel, weights_cg
+from skgp.kernels.distances import origin
+from skgp.kernels.gram import gram_diag
+from skgp.kernels.spectral import FourierFeatures
+from skgp.learning import defaults
+from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
+from skgp.learning.plan import Fit, Options, Plan, resolve, stored_dtype, with_covariance
+from skgp.learning.routes import compare_routes, local_posterior, low_rank_factor
+from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
+from skgp.linalg.exceptions import NumericalWarning
+from skgp.optim.stopping import StopRecorder
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every route starts from, hyper-parameters known (of a classifier but for the
+    amplitude)."""
+
+    kernel: Any  # without noise
+    data: Data  # float64; targets (n,) centred, or (n, c) in {-1, +1}
+    noise: float  # variance, in squared units of y; no meaning for classes
+    options: Options
+    generator: torch.Generator
+    callback: Callable[[int, dict], bool | None] | None = None
+    likelihood: Any = None  # g, of a classification
+    offset: Any = None  # (c,), constants of the latent functions
+
+    @property
+    def controls(self) -> Settings:
+        """What every iterative solver is told."""
+        return {"generator": self.generator, "callback": self.callback}
+
+
+# ---- regression (section 2) -------------------------------------------------------------------
+
+
+def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
+    """Fit the posterior of f by the route that a plan names, or that is best.
+
+    `state` is that of an earlier stochastic fit to go on from, with the same ``options.seed``.
+    """
+    data, n, o = p.data, len(p.data), p.options
+    plan = resolve(asked, n, p.kernel, memory_budget=o.memory_budget)
+    if plan.solver == "sgd":  # Theorems 1 and 2
+        return fit_stochastic(p.kernel, data.X, data.y, p.noise, plan, o, state, **p.controls)
+    open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
+    if n > defaults.FACTOR_ROWS and open_choice:
+        found = low_rank_factor(p.kernel, data, p.noise, seed=o.seed, generator=p.generator)
+        if found is not None:
+            rank = found.factor.shape[1]
+            reason = f"K has numerical rank {rank}: the rest is below 1% of the noise variance"
+            plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
+            return fit_weights(p, with_covariance(plan, asked.covariance, n), found.pivots)
+        if plan.space(n) != "function" and asked.covariance in ("auto", "full"):
+
+            def trial(some: Data, plan: Plan) -> tuple[Any, float]:
+                fit = fit_weights(replace(p, data=some, callback=None), plan)
+                return fit.posterior, fit.noise
+
+            plan = compare_routes(p.kernel, data, p.noise, plan, trial, generator=p.generator)
+            plan = with_covariance(plan, "auto", n)
+    if plan.space(n) == "local":
+        return Fit(local_posterior(p.kernel, data, p.noise, plan.size), plan, p.kernel, p.noise)
+    return fit_exact(p, plan) if plan.space(n) == "function" else fit_weights(p, plan)
+
+
+def fit_exact(p: Problem, plan: Plan) -> Fit:
+    r"""Appendix I.2, m = n: :math:`(K + \sigma^2 I) \mu = y`, by Cholesky or CG."""
+    o, data, n = p.options, p.data, len(p.data)
+    common: Settings = {"covariance": plan.covariance, "augment": o.augment}
+    common["sample_weight"] = data.weight
+    if plan.covariance == "samples":
+        size = o.n_prior_features, defaults.FALL_BACK_POINTS
+        controls: Settings = {"seed": o.seed + 1, "generator": p.generator}
+        common["prior"] = pathwise.prior_features(p.kernel, data.X, *size, **controls)
+    arguments: Any = p.kernel, data.X, data.y, p.noise
+    if plan.solver == "cholesky":
+        common |= {"n_samples": o.n_samples, "n_dense_columns": o.n_dense_columns}
+        posterior = fit_dense(*arguments, generator=p.generator, **common)
+    else:
+        recorder = StopRecorder(p.callback)
+        ill = float(gram_diag(p.kernel, data.X).sum()) / p.noise > defaults.ILL_CONDITIONED
+        common["n_samples"] = (o.n_samples + 1) // 2  # every draw makes an iteration dearer
+        posterior = fit_iterative(
+            *arguments,
+            rank=min(n // 2, o.preconditioner_rank if ill else 3 * o.preconditioner_rank // 8),
+            dtype=stored_dtype(n, o.dtype),
+            memory_budget=o.memory_budget,
+            generator=p.generator,
+            callback=recorder,
+            **common | o.limits(tol=1e-2, max_iter=200),
+        )
+        if not (recorder.stopped or posterior.residual < defaults.FALL_BACK_RESIDUAL):
+            return _fall_back(p, plan, posterior.residual)
+        if not (recorder.stopped or posterior.converged):
+            stopped = f"stopped after {posterior.n_iter} iterations at a relative residual of"
+            _warn(f"Conjugate gradients {stopped} {posterior.residual:.1e}. Raise max_iter or tol.")
+    evidence = posterior.log_marginal_likelihood
+    if evidence is not None:  # of distinct inputs; the scatter within them contributes
+        evidence += float(data.log_power(data.X.new_tensor(p.noise)).sum())
+    return Fit(
+        posterior,
+        plan,
+        p.kernel,
+        p.noise,
+        pathwise.over_observations(posterior.calibration, data, p.noise),
+        n_iter=posterior.n_iter,
+        residual=posterior.residual,
+        log_marginal_likelihood=evidence,
+        history=posterior.history,
+    )
+
+
+def _fall_back(p: Problem, plan: Plan, residual: float) -> Fit:
+    """Inducing points at the pivots of K and an exact factorisation, which cannot diverge."""
+    m = min(len(p.data), defaults.FALL_BACK_POINTS)
+    reason = (
+        f"conjugate gradients ended at a relative residual of {residual:.1e}; "
+        f"{m} inducing points and a Cholesky factorisation replace them"
+    )
+    advice = ". A larger noise variance, or a bound on the WhiteKernel's noise_level, improves "
+    _warn(reason[0].upper() + reason[1:] + advice + "the conditioning.")
+    reduced = replace(plan, n_basis=m, solver="cholesky", reason=reason)
+    return fit_weights(p, with_covariance(reduced, "auto", len(p.data)))
+
+
+def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
+    r"""m functions of unit prior: :math:`(\Phi^T \Phi + \sigma^2 I) \mu = \Phi^T y`.
+
+    Inducing points stand at the pivots of K; with those of a factor of low rank the noise is kept.
+    """
+    o, data, low_rank = p.options, p.data, pivots is not None
+    if pivots is None and plan.basis == "inducing":
+        pivots = pathwise.pivoted_factor(p.kernel, data.X, plan.size, generator=p.generator).pivots
+    Z = None if pivots is None else data.X[pivots]
+    basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
+    if plan.solver == "cholesky":
+        statistics = StreamingGram(basis, dtype=o.dtype).update(data.X, data.y, data.weight)
+        if data.scatter is not None:
+            statistics.sum_square += float(data.scatter.sum())
+        return fit_statistics(p, plan, statistics, refit=o.refit_noise and not low_rank)
+    design = StreamedDesign(basis, data.X, sample_weight=data.weight, memory_budget=int(2e9))
+
+    def solve(targets: Tensor) -> Any:
+        if plan.solver == "cg":
+            limits = o.limits(tol=1e-3, max_iter=200)
+            return weights_cg(design, targets, p.noise, **limits, **p.controls)
+        limits = o.limits(tol=1e-2, max_iter=10)
+        return gauss_seidel(design, targets, p.noise, **limits, **p.controls)
+
+    draws: Settings = {"n_samples": min(o.n_samples, 31), "generator": p.generator}
+    posterior, result, misfit = pathwise.pathwise_posterior(design, data.y, p.noise, solve, **draws)
+    # Misfits are noise times (K + noise I)^-1 targets: a factor that cancels.
+    z2 = pathwise.leave_one_out_z2(misfit[:, 0], misfit[:, 1:])
+    solved: Settings = {"n_iter": max(1, result.n_iter), "residual": float(result.residual.max())}
+    return Fit(_augmented(posterior, plan, o), plan, p.kernel, p.noise, z2, **solved)
+
+
+def fit_statistics(p: Problem, plan: Plan, statistics: StreamingGram, *, refit: bool) -> Fit:
+    """Posterior from the sums over all observations seen, the noise refitted on request."""
+    statistics = statistics.counting_weights()
+    structure = plan.covariance, p.options.n_dense_columns, p.options.n_samples
+    posterior, noise, evidence = statistics_posterior(
+        statistics, p.noise, *structure, refit=refit, generator=p.generator
+    )
+    sums: Settings = {"log_marginal_likelihood": evidence, "statistics": statistics}
+    return Fit(_augmented(posterior, plan, p.options), plan, p.kernel, noise, **sums)
+
+
+def fit_laplace(
+    p: Problem, plan: Plan, *, scale: float | None = None, Z: Tensor | None = None
+) -> Fit:
+    """Appendix H.2: Laplace noise of scale b, which starts from `scale` or a guess.
+
+    `Z` (m, d) are distinct inducing points. Where ``options.refit_noise`` is False the noise,
+    2 b^2, is kept. Many features are in float32 where that costs no accuracy; sums, factors and
+    predictions are in float64.
+    """
+    o, data = p.options, p.data
+    if plan.basis == "inducing" and Z is not None:
+        plan = replace(plan, n_basis=len(Z))
+    basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
+    dtype = _dtype(len(data) * plan.size, "laplace", o)
+    recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
+    fit = fit_robust(
+        _in(dtype, basis, data.X, defaults.PROBE_ROWS["laplace"]),
+        data.X,
+        data.y,
+        scale=scale if o.refit_noise else (p.noise / 2) ** 0.5,
+        sample_weight=data.weight,
+        learn_scale=o.refit_noise,
+        dtype=dtype,
+        memory_budget=2**30,
+        callback=recorder,
+        **limits,
+    )
+    if not (fit.converged or recorder.stopped):
+        passes = f"max_iter={limits['max_iter']} passes over the data"
+        _warn(f"The bound still rose after {passes}. Raise max_iter or tol.")
+    fit.posterior.basis = basis  # predictions are in float64
+    return Fit(
+        _augmented(fit.posterior, plan, o),
+        plan,
+        p.kernel,
+        2 * fit.scale**2 if o.refit_noise else p.noise,
+        n_iter=max(1, fit.n_iter),
+        likelihood_scale=fit.scale,
+        elbo=fit.elbo,
+        history=[-bound / data.total for bound in fit.history],
+    )
+
+
+def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
+    """Appendix I.3: relevance vectors, their weights and the noise, of `data` as they came.
+
+    The amplitude of the kernel is without effect, and the noise too unless it is to be kept: the
+    evidence of a sparse model has its own maximum.
+    """
+    o, data = p.options, p.data
+    common: Settings = {
+        "noise_variance": None if o.refit_noise else p.noise,
+        "learn_noise": o.refit_noise,
+        "candidates": None if plan.n_basis is None else min(plan.n_basis, len(data)),
+        **p.controls,
+    }
+    stochastic = plan.solver == "sgd"
+    if stochastic:
+        common |= {"batch_size": o.batch_size, "basis_batch_size": o.basis_batch_size}
+        common |= {"n_support": o.n_support, "learning_rate": o.learning_rate}
+        common["max_iter"] = 1_000 if o.max_iter is None else o.max_iter
+        fit = fit_relevance_stochastic(p.kernel, data.X, data.y, **common)
+    else:
+        common |= {"sample_weight": data.weight, **o.limits(tol=1e-3, max_iter=10_000)}
+        fit = fit_relevance(p.kernel, data.X, data.y, **common)
+    return Fit(
+        fit.posterior,
+        replace(plan, n_basis=len(fit.indices)),
+        p.kernel,
+        fit.noise_variance,
+        n_iter=max(1, fit.n_iter),
+        log_marginal_likelihood=None if math.isnan(fit.log_evidence) else fit.log_evidence,
+        relevance=fit.indices,
+        history=[loss if stochastic else -loss for loss in fit.history],
+    )
+
+
+# ---- classification (section 3): P(y_j = 1) = g(f_j), f_j(x) = o_j + w_j' phi(x) ---------------
+
+
+def fit_classifier(p: Problem, plan: Plan, *, Z: Tensor | None = None, state: Any = None) -> Fit:
+    """Fit the latent functions; `Z` (m, d) inducing points, all inputs by default.
+
+    `state` is that of an earlier stochastic fit to go on from.
+    """
+    if plan.basis == "inducing":
+        Z = p.data.X if Z is None else Z
+        plan = replace(plan, n_basis=len(Z))  # of inputs that are equal one is a point
+    if plan.solver == "newton":
+        return (
+            fit_relevance_classes(p, plan) if plan.basis == "relevance" else fit_modes(p, plan, Z)
+        )
+    if p.data.weight is not None:
+        raise ValueError(
+            "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
+        )
+    arguments = p.kernel, p.data.X, p.data.y, p.likelihood, plan, p.options
+    return fit_stochastic_classifier(  # Theorem 3
+        *arguments, offset=p.offset, Z=Z, state=state, **p.controls
+    )
+
+
+def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
+    """Laplace approximation, the amplitude by observations left out, which enter the last fit.
+
+    The paper has stochastic gradients only. They reach in ten minutes what Newton's method passes
+    in one: a pass over all observations costs less than the thousands of iterations it replaces.
+    """
+    o, X, Y, g = p.options, p.data.X, p.data.y, p.likelihood
+    weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
+    basis = unit_prior_basis(p.kernel, X, plan, o, Z)
+    dtype = _dtype(len(X) * basis.n_features, "newton", o)
+    trained = _in(dtype, basis, X, defaults.PROBE_ROWS["newton"])
+    design = StreamedDesign(trained, X, dtype=dtype, memory_budget=int(o.memory_budget))
+    recorder = StopRecorder(p.callback)
+    choice = choose_amplitude(
+        p.kernel,
+        AmplitudeProblem(design, X, Y, g, p.offset, weight),
+        plan,
+        o,
+        generator=p.generator,
+        callback=recorder,
+    )
+    limits = o.limits(tol=1e-4, max_iter=30)
+    fit = fit_newton(
+        design,
+        Y,
+        g,
+        offset=p.offset,
+        prior_variance=choice.prior_variance,
+        row_weight=weight,
+        start=choice.weights,
+        generator=p.generator,
+        callback=None if recorder.stopped else recorder,
+        **limits | ({"max_iter": 1} if recorder.stopped else {}),
+    )
+    curvature = laplace_curvature(g, Y, fit.latent, weight)
+    structure: Settings = {"kind": plan.covariance, "n_dense_columns": o.n_dense_columns}
+    a = choice.prior_variance
+    q = laplace_covariance(design, curvature, prior_variance=a, **structure)
+    evidence = None
+    if plan.covariance == "full":
+        evidence = float(log_evidence(fit, q, prior_variance=a).sum())
+    return Fit(
+        _augmented(ClassifierPosterior(basis, fit.weights, p.offset, q), plan, o, a),
+        plan,
+        p.kernel,
+        amplitude=a,
+        moderation=choice.moderation if o.moderation is None else o.moderation,
+        n_iter=max(1, fit.n_iter),
+        history=[info["loss"] for info in fit.history],
+        scores={"amplitude": choice.amplitude_scores, "moderation": choice.moderation_scores},
+        log_marginal_likelihood=evidence,
+    )
+
+
+def fit_relevance_classes(p: Problem, plan: Plan) -> Fit:
+    """Relevance vectors: the evidence decides about every basis function of the candidates."""
+    data, limits = p.data, p.options.limits(tol=1e-2, max_iter=500)
+    options: Settings = {"offset": p.offset, "row_weight": data.weight, **limits, **p.controls}
+    fit = fit_relevance_classifier(
+        p.kernel, data.X, data.y, p.likelihood, candidates=plan.n_basis, **options
+    )
+    return Fit(
+        fit.posterior,
+        plan,
+        p.kernel,
+        moderation=1.0,
+        n_iter=max(1, fit.n_iter),
+        history=fit.history,
+        log_marginal_likelihood=fit.log_evidence,
+        relevance=fit.indices,
+    )
+
+
+# ---- features ---------------------------------------------------------------------------------
+
+
+def unit_prior_basis(
+    kernel, X: Tensor, plan: Plan, options: Options, Z: Tensor | None, *, near: bool = False
+) -> Basis:
+    """Whitened inducing points, Z or all X; or Fourier features: `near` X phases lose no digits."""
+    if plan.basis == "inducing":
+        return WhitenedInducingBasis(kernel, X if Z is None else Z)
+    draws: Settings = {"kind": options.feature_map, "seed": options.seed}
+    zero = origin(X)[0] if near else None
+    return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
+
+
+def _dtype(n_numbers: int, route: str, options: Options) -> torch.dtype:
+    return torch.float32 if n_numbers > defaults.SINGLE_SIZE[route] else options.dtype
+
+
+def _in(dtype: torch.dtype, basis: Basis, X: Tensor, n_probe: int) -> Basis:
+    """The basis for inputs of a dtype, judged by some; Fourier features suit them as they are."""
+    if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
+        return basis.in_single_precision(X[:: -(-len(X) // n_probe)])
+    return basis
+
+
+def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 1.0) -> Any:
+    """Appendix G: inducing points, with a basis function added at each test input."""
+    if plan.basis == "inducing" and options.augment:
+        return Augmented(posterior, amplitude)
+    return posterior
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, NumericalWarning, stacklevel=4)
