@@ -1,4 +1,4 @@
-"""Sparse GPs trained on the loss that they are judged by: the face of :mod:`skgp.models.dlm`."""
+"""Sparse GP regression trained on the loss that it is judged by (:mod:`skgp.models.dlm`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     .. math:: \sum_i \ell_i(q) + \beta\, \mathrm{KL}(q \,\|\, p),
 
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
-    where the evidence bound has :math:`-E_q[\log p(y_i \mid f_i)]`. Predictive variances then adapt
+    where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Predictive variances then adapt
     to where the sparse posterior errs. Up to 3000 distinct rows nothing need be sparse, and with
     Gaussian noise the default is the exact GP.
 
@@ -51,7 +51,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         the error of the mean; its variances are those of a GP of the same mean, scaled to
         leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise.
     beta : float or "auto", default=1.0
-        Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
+        Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
         path of warm starts from 1 down and up, which costs three to five single fits. Without
         effect on "fitc".
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
@@ -73,7 +73,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
         variance that the others leave is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
-        the evidence bound, or q alone, with those of the bound.
+        the ELBO, or q alone, with those of the ELBO.
     gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
         Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
         sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
@@ -128,7 +128,7 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     n_inducing_ : int
     beta_ : float
     beta_path_ : dict of float to float
-        Of ``beta="auto"``: the loss of the rows held out for each beta tried.
+        Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     noise_variance_ : float
         In squared units of y; none for counts.
     likelihood_scale_ : float
@@ -138,14 +138,14 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     loss_ : float
         The objective's value, in nats of the standardised targets, summed over the rows.
     elbo_ : float
-        Evidence bound of the posterior found, likewise.
+        ELBO of the posterior found, likewise.
     validation_loss_ : float or None
-        Mean loss of the rows held out; None without any.
+        Mean loss of the held-out data; None without any.
     n_iter_ : int
         Of the longest part of the fit, at most `max_iter`.
     history_ : dict of lists
-        "start" and "solve": objective an observation, of the evidence bound and of the objective;
-        "validation": losses of the rows held out.
+        "start" and "solve": objective an observation, of the ELBO and of the objective;
+        "validation": losses of the held-out data.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int

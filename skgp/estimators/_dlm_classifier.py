@@ -1,4 +1,4 @@
-"""Sparse GP classifiers trained on the log-loss: the face of :mod:`skgp.models.dlm` for labels."""
+"""Sparse GP classifiers trained on the log-loss (:mod:`skgp.models.dlm`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     .. math:: \sum_i \ell_i(q) + \beta\, \mathrm{KL}(q \,\|\, p),
 
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
-    where the evidence bound has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
+    where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
     set against the rest, over shared inducing points, and claims a row with probability
     :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, as
     for independent claims (:math:`\lambda = 1`) or more cautious ones.
@@ -49,7 +49,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     objective : {"log_loss", "elbo"}, default="log_loss"
         What to minimise; the second is for comparison and for streams.
     beta : float or "auto", default=1.0
-        Weight of the divergence. "auto" chooses among 8, 4, ..., 0.015 by rows held out, along a
+        Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
         path of warm starts from 1 down and up, which costs three to five single fits.
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
@@ -63,7 +63,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         variance that the others leave is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
-        the evidence bound, or q alone, with those of the bound.
+        the ELBO, or q alone, with those of the ELBO.
     gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
         Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
         sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
@@ -118,13 +118,13 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         Prior means of the latent functions.
     beta_ : float
     beta_path_ : dict of float to float
-        Of ``beta="auto"``: the loss of the rows held out for each beta tried.
+        Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     loss_ : float
         The objective's value, in nats, summed over the rows, and over the classes beyond two.
     elbo_ : float
-        Evidence bound of the posterior found, likewise.
+        ELBO of the posterior found, likewise.
     validation_loss_ : float or None
-        Mean loss of the rows held out; None without any.
+        Mean loss of the held-out data; None without any.
     coupling_ : float
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
         training rows best, each left out of q in turn. Below 100 rows it is 1/2.
@@ -133,8 +133,8 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     n_iter_ : int
         Of the longest part of the fit, at most `max_iter`.
     history_ : dict of lists
-        "start" and "solve": objective an observation, of the evidence bound and of the objective;
-        "validation": losses of the rows held out.
+        "start" and "solve": objective an observation, of the ELBO and of the objective;
+        "validation": losses of the held-out data.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int

@@ -31,10 +31,10 @@ from skgp.optim.stopping import StopRecorder
 
 
 class SparseGPMixin:
-    """Parameters and fit of sparse GPs; a face adds the likelihood and what it predicts.
+    """Parameters and fit of sparse GPs; an estimator class adds likelihood and predictions.
 
-    A face has the parameters of ``_dlm_constraints``, and the hooks and attributes of a base class
-    of :mod:`skgp.estimators`.
+    It has the parameters of ``_dlm_constraints``, and the hooks and attributes of a base class of
+    :mod:`skgp.estimators`.
     """
 
     _dlm_constraints: dict[str, list[Any]] = {
@@ -126,7 +126,7 @@ class SparseGPMixin:
         *,
         exact: bool = False,
     ) -> SparseFit:
-        """Run the fit and keep what every face keeps of it."""
+        """Run the fit and keep what both estimators keep of it."""
         X = data.X.cpu().double().numpy()
         weight = None if data.weight is None else data.weight.cpu().double().numpy()
         size = self.n_inducing

@@ -134,7 +134,7 @@ def fit_sparse(problem: Problem) -> SparseFit:
 
 
 def _fit_watched(state: SparseState, problem: Problem, history: History) -> SparseFit:
-    """Steps 3 and 4 of a joint search with rows held out."""
+    """Steps 3 and 4 of a joint search with held-out rows."""
     kept, held_out = split(problem.data, problem.settings.validation_fraction, problem.generator)
     objective = _in_units_of(state, kept, problem.objective)
     state = _towards_log_loss(state, kept, objective, problem.settings)

@@ -1,4 +1,4 @@
-r"""What is minimised: the loss of the rows and :math:`\beta` times the divergence from the prior.
+r"""What is minimised: the loss of the rows and :math:`\beta` times the KL divergence.
 
 .. math:: \mathcal L = \sum_i w_i\, \ell_i + \beta\, \mathrm{KL}(q(u) \,\|\, p(u))
 
@@ -58,7 +58,7 @@ class Objective:
         The likelihood and its free parameters.
     name : {"log_loss", "elbo", "fitc", "square_loss"}
     beta : float
-        Weight of the divergence, not negative.
+        Weight of the KL divergence, not negative.
     unit : float
         Of "square_loss", the noise variance in units of the prior variance at which beta counts as
         1 (see :func:`skgp.inference.collapsed.evidence_ratio`).

@@ -146,7 +146,7 @@ class Blend:
 
 @torch.no_grad()
 def choose_blend(state: SparseState, kept: Data, held_out: Data, objective: Objective) -> Blend:
-    """The blend that rows held out prefer, for a posterior of the log-loss; O(n M^2 + M^3).
+    """The blend that held-out rows prefer, for a posterior of the log-loss; O(n M^2 + M^3).
 
     By the sum of the log-loss and of the squared error in units of twice its mean at s = 0, which
     is the log-loss of the same means under a single variance: means should be good whatever

@@ -68,7 +68,7 @@ class Training:
 
 
 def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data, Data]:
-    """Rows to learn from and rows held out, stratified by y; equal rows of X stay together.
+    """Rows to learn from and held-out rows, stratified by y; equal rows of X stay together.
 
     Held out is this fraction of the rows, at most 4000 and at least one.
     """
@@ -97,7 +97,7 @@ def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Ten
 
 
 class BestState:
-    """Keeps the state of a search that predicts the rows held out best, and says when to stop.
+    """Keeps the state of a search that predicts the held-out rows best, and says when to stop.
 
     Every fifth iteration is scored; six scores without a new best stop. ``loss`` is the least mean
     loss, ``losses`` all of them, ``best_rows`` those of the best state by row.
@@ -159,7 +159,7 @@ def fit_all_rows(
     tol : float
         Relative fall of the objective in an iteration below which to stop.
     watch : BestState, optional
-        Scores states on rows held out, and stops when they no longer get better.
+        Scores states on held-out rows, and stops when they no longer get better.
     callback : callable, optional
         ``callback(iteration, {"loss": float})``; True stops.
     """
