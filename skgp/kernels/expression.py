@@ -177,42 +177,16 @@ def bind(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> Node:
-    """Pair every part of the expression with the values of its hyper-parameters.
+    """Pair every part of a checked expression with the values of its hyper-parameters.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        A checked expression.
-    theta : Tensor of shape (kernel.n_dims,), optional
-        Logarithms of the free hyper-parameters in the order of ``kernel.theta``; gradients flow
-        to it. None takes the kernel's own values.
-    dtype, device
-        Of the values returned.
-
-    Returns
-    -------
-    Node
-
-    Raises
-    ------
-    ValueError
-        If theta has another shape.
+    theta (kernel.n_dims,) holds their logarithms in scikit-learn's order, and gradients flow to it;
+    None takes the kernel's own values.
     """
     return Binder(kernel)(theta, dtype=dtype, device=device)
 
 
 class Binder:
-    """`bind` for many theta: the kernel, slow to ask for its hyper-parameters, is asked once.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        A checked expression. Later changes to it go unseen.
-
-    Attributes
-    ----------
-    part : Part
-    """
+    """`bind` for many theta: the kernel, slow to ask for its hyper-parameters, is asked once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -363,19 +337,8 @@ def split_theta(kernel: Kernel, theta: Tensor) -> tuple[Tensor, Tensor | None]:
 def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
     """Where ``theta`` holds what `split_theta` separates, for code that splits it many times.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        With a WhiteKernel at the top.
-
-    Returns
-    -------
-    signal : list of int
-        Places of the signal's theta.
-    noise : int or None
-        Place of the logarithm of the noise variance; None where that is fixed.
-    noise_level : float
-        The kernel's own.
+    Places of the signal's theta, that of the log noise variance (None where fixed), and the noise
+    level of the kernel.
     """
     white = split_noise(kernel)[1]
     if white is None:

@@ -92,19 +92,7 @@ def weighted_gradient(
 ) -> Tensor:
     r"""Gradient of :math:`\sum_{ij} W_{ij} k_\theta(x_i, z_j)`.
 
-    Parameters
-    ----------
-    kernel, theta, memory_budget
-        As in `bilinear_gradient`.
-    X : Tensor of shape (n, d)
-    Z : Tensor of shape (p, d)
-    W : Tensor of shape (n, p)
-        In the dtype of X.
-
-    Returns
-    -------
-    Tensor of shape (kernel.n_dims,)
-        float64.
+    X (n, d), Z (p, d) and W (n, p) are of one dtype; the rest is as in `bilinear_gradient`.
     """
     return _evaluate(kernel, X, Z, theta, _DenseTiles(W, _side(X, memory_budget)))
 
@@ -115,16 +103,8 @@ class GramWithGradient:
     Constants times one stationary leaf share one pass over the distances between value and
     gradient, in closed form; any other expression, and inputs with far rows, go through autograd.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        An expression without WhiteKernel; asked once for its hyper-parameters.
-    X : Tensor of shape (n, d)
-
-    Attributes
-    ----------
-    few : bool
-        Whether K and W are arrays of NumPy, in place of tensors like X.
+    The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Where
+    `few` says so K and W are arrays of NumPy, in place of tensors like X.
 
     Examples
     --------

@@ -14,7 +14,7 @@ Matern 5/2              :math:`(1+r+s/3) e^{-r}`    :math:`-(1+r) e^{-r} / 6`
 RationalQuadratic       :math:`(1+t)^{-\alpha}`     :math:`-k / 2 (1+t)`
 ======================  ==========================  =================================
 
-A new leaf is a class here and an entry in `LEAVES`; its state-space model is in ``sde_primitives``.
+A new leaf is a class here and an entry in `LEAVES`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ Draws = tuple[Tensor, ...]
 
 
 class Leaf:
-    """Evaluations of one class of kernels, given its hyper-parameters as tensors.
-
-    `profile` and `draw` exist of leaves that say so.
-    """
+    """Evaluations of one class of kernels; `profile` and `draw` of those that say so."""
 
     has_profile = has_spectrum = owns_covariance = False  # the last: a tensor to be written to
 
@@ -179,7 +176,7 @@ class _RationalQuadratic(Leaf):
         return profile, 1.0
 
     def draw(self, kernel, params, count, d, rows, rng):
-        """Gaussian rows and the probability levels of their Gamma mixing."""
+        """Gaussian rows and the levels of their Gamma mixing."""
         return rows(count, d, rng), torch.from_numpy(rng.random((count, 1)))
 
     def frequencies(self, kernel, params, draws):
@@ -221,13 +218,12 @@ class _ExpSineSquared(Leaf):
         probability /= probability.sum()
         levels = (np.arange(count) + rng.random()) / count
         harmonic = np.searchsorted(probability.cumsum(), levels).clip(max=n_harmonics - 1)
-        # Shuffled, for in a product the draws of the factors must be independent row by row.
-        harmonic = rng.permutation(harmonic)
+        harmonic = rng.permutation(harmonic)  # in a product the factors' draws are independent
         sign = rng.integers(0, 2, count) * 2.0 - 1.0
         return torch.from_numpy(harmonic * sign)[:, None], torch.from_numpy(probability[harmonic])
 
     def frequencies(self, kernel, params, draws):
-        """Harmonics do not move with the length scale: their weights do, relative to the draw's."""
+        """Harmonics do not move with the length scale: their weights do."""
         harmonic, probability = draws
         z = params["length_scale"] ** -2
         weight = _HarmonicWeight.apply(z, harmonic[:, 0].abs()) / probability

@@ -30,18 +30,9 @@ __all__ = [
 
 
 def amplitude_range(kernel: Kernel) -> tuple[float, float]:
-    """Return the least and the greatest factor by which a kernel may be multiplied.
+    """Least and greatest factor by which a kernel without noise may be multiplied.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Without WhiteKernel.
-
-    Returns
-    -------
-    low, high : float
-        What the bounds of its constants allow; 1 and 1 where some part has no free constant as a
-        factor.
+    As the bounds of its constants allow; 1 and 1 where some part has no free constant as a factor.
     """
     if isinstance(kernel, ConstantKernel):
         if kernel.hyperparameter_constant_value.fixed:
@@ -58,18 +49,7 @@ def amplitude_range(kernel: Kernel) -> tuple[float, float]:
 
 
 def scale_amplitude(kernel: Kernel, factor: float) -> Kernel:
-    """Return the kernel times a factor, as an expression of the same form.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    factor : float
-        Within `amplitude_range`.
-
-    Raises
-    ------
-    ValueError
-        If the factor is out of that range.
+    """The kernel times a factor within `amplitude_range`, as an expression of the same form.
 
     Examples
     --------
@@ -102,20 +82,8 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
 
     averaged over some rows x, with :math:`\rho` the kernel's correlation and :math:`\delta_j` a
     tenth of the spread of column j: the length scale of an RBF kernel, and its likeness in any
-    other expression. Columns that the kernel ignores, or that are constant, get 1e6 times the
-    largest.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        Without noise.
-    X : Tensor of shape (n, d)
-        Float64.
-
-    Returns
-    -------
-    Tensor of shape (d,)
-        In the units of the columns; not differentiable.
+    other expression without noise. Columns that the kernel ignores, or that are constant, get 1e6
+    times the largest. X (n, d) is float64; not differentiable.
     """
     with torch.no_grad():
         rows = X[:: -(-len(X) // SCALE_ROWS)]
@@ -142,19 +110,9 @@ def inverse_length_scales(kernel: Kernel, X: Tensor) -> Tensor | None:
     Constants, RBF, Matern and rational quadratic parts fall with it, and so do sums, products and
     positive powers of such parts, provided that all weigh the columns alike.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Without noise.
-    X : Tensor of shape (n, d)
-        Inputs, for their number of columns and device.
-
-    Returns
-    -------
-    Tensor of shape (d,) or None
-        :math:`1 / \ell_j` in float64, up to a common factor; zeros for a constant. None where there
-        is no such distance: parts that weigh the columns differently, periodic and linear parts, a
-        choice of columns, a user's class.
+    :math:`1 / \ell_j` (d,) in float64, up to a common factor; zeros for a constant. None where
+    there is no such distance: parts that weigh the columns differently, periodic and linear
+    parts, a choice of columns, a user's class.
 
     Examples
     --------
@@ -190,10 +148,7 @@ def _length_scales(kernel: Kernel) -> list[np.ndarray] | None:
 def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Standard deviation of each column, shape (d,); where outliers make it large, without them.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    weights : ndarray of shape (n,), optional
+    X (n, d), weights (n,) if any.
     """
     mean = np.average(X, axis=0, weights=weights)
     std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))

@@ -178,18 +178,7 @@ class SinhMap(NamedTuple):
     shift: Tensor
 
     def nodes(self, n_points: int) -> tuple[Tensor, Tensor]:
-        r"""Nodes and spacings of the trapezoidal rule in u.
-
-        Parameters
-        ----------
-        n_points : int
-            At least 2.
-
-        Returns
-        -------
-        offset, spacing : Tensor of shape (n_points, n)
-            :math:`\int e^\psi dt \approx \sum_k h_k e^{\psi(t_k)}` with the spacings :math:`h_k`.
-        """
+        r"""Nodes and spacings (n_points, n): :math:`\int e^\psi dt = \sum_k h_k e^{\psi(t_k)}`."""
         half_scale, bend, shift = self
         u = torch.linspace(-1, 1, n_points, dtype=bend.dtype, device=bend.device)
         exp = torch.addcmul(shift, u[:, None], bend).exp_()
@@ -202,18 +191,8 @@ class SinhMap(NamedTuple):
 def sinh_map(profile: Profile, width: Tensor, *, drop: float = ADAPTIVE_DROP) -> SinhMap:
     r"""Map that fits the trapezoidal rule to a concave :math:`\psi`.
 
-    Parameters
-    ----------
-    profile : callable
-        Maps offsets t (2, n) from the mode to :math:`\psi(t) - \psi(0)` and :math:`\psi'(t)`.
-    width : Tensor of shape (n,)
-        :math:`(-\psi''(0))^{-1/2}`.
-    drop : float, default=20.0
-        Nats below the peak at which the rule ends.
-
-    Returns
-    -------
-    SinhMap
+    The profile maps offsets t (2, n) from the mode to :math:`\psi(t) - \psi(0)` and
+    :math:`\psi'(t)`; width (n,) is :math:`(-\psi''(0))^{-1/2}`. The rule ends `drop` nats below.
     """
     left, right = _reach(profile, width, drop)
     span = left + right
@@ -287,17 +266,7 @@ def tilted_mode(likelihood: Likelihood, y: Tensor, mean: Tensor, std: Tensor) ->
     exponential in f and then straight in logarithms. Elsewhere it solves :math:`z = s \ell'`. A
     step that leaves the bracket is replaced by bisection.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Log-concave in f.
-    y, mean, std : Tensor of the same shape (n,)
-        Observations; mean and standard deviation of the latent values, ``std > 0``.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Within a small fraction of a nat of the peak.
+    y, mean and std > 0 are (n,). Within a small fraction of a nat of the peak.
     """
     var = std**2
     far = std * likelihood._derivatives(y, mean)[0]

@@ -61,8 +61,10 @@ class Likelihood(TensorState, abc.ABC):
     Notes
     -----
     Everything is elementwise and differentiable in f, mean, var and the likelihood's own
-    parameters. Results have the broadcast shape of the arguments; the caller sums them, and
-    rescales the sum for minibatches. Log-densities are in nats.
+    parameters. Arguments are tensors of one dtype whose shapes broadcast to (...), the shape of the
+    results: observations y, latent values f, or mean and variance (at least 0) of f ~ N(m, v). The
+    caller sums, and rescales the sum for minibatches. Log-densities are in nats. A ValueError
+    refuses other shapes or dtypes, negative variances, and values that y cannot take.
     """
 
     information = math.inf
@@ -135,45 +137,13 @@ class Likelihood(TensorState, abc.ABC):
         return self
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        r"""Log-density :math:`\log p(y \mid f)`.
-
-        Parameters
-        ----------
-        y, f : Tensor of shapes that broadcast to (...)
-            Observations and latent values.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In nats.
-
-        Raises
-        ------
-        ValueError
-            If the shapes or dtypes differ, or y holds a value that it cannot take.
-        """
+        r"""Log-density :math:`\log p(y \mid f)`."""
         y, f = aligned(y=y, f=f)
         self._check_targets(y)
         return self._log_prob(y, f)
 
     def expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Expected log-density :math:`E_{f \sim N(m, v)}[\log p(y \mid f)]`.
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shapes that broadcast to (...)
-            Observations; mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In nats; the data term of an evidence lower bound.
-
-        Raises
-        ------
-        ValueError
-            As `log_prob`, or if a variance is negative.
-        """
+        r"""Expected log-density :math:`E_{f \sim N(m, v)}[\log p(y \mid f)]`."""
         y, mean, var = aligned(y=y, mean=mean, var=var)
         self._check_targets(y)
         check_var(var)
@@ -186,15 +156,6 @@ class Likelihood(TensorState, abc.ABC):
 
         By the theorems of Bonnet and Price the latter are the derivatives of the former in the mean
         and, twice, in the variance.
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shape (n,)
-            As for `expected_log_prob`, of targets that were checked.
-
-        Returns
-        -------
-        expected, first, second : Tensor of shape (n,)
         """
         mean, var = mean.detach().requires_grad_(), var.detach().requires_grad_()
         with torch.enable_grad():
@@ -203,69 +164,20 @@ class Likelihood(TensorState, abc.ABC):
         return expected.detach(), in_mean, 2 * in_var
 
     def log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Log predictive density :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`.
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shapes that broadcast to (...)
-            Observations; mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In nats; its negative averaged over a test set is the MNLP.
-
-        Raises
-        ------
-        ValueError
-            As `expected_log_prob`.
-        """
+        r"""Log predictive density :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`; -mean: the MNLP."""
         y, mean, var = aligned(y=y, mean=mean, var=var)
         self._check_targets(y)
         check_var(var)
         return self._log_predictive(y, mean, var)
 
     def derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        r"""First and second derivative of :math:`\log p(y \mid f)` in f.
-
-        Parameters
-        ----------
-        y, f : Tensor of shapes that broadcast to (...)
-            Observations and latent values.
-
-        Returns
-        -------
-        d1, d2 : Tensor of shape (...)
-            In nats per unit of f, and of f squared. Where a kink of log p makes the second a delta
-            function, d2 leaves it out.
-
-        Raises
-        ------
-        ValueError
-            As `log_prob`.
-        """
+        r"""Two derivatives of :math:`\log p(y \mid f)` in f, without delta functions at kinks."""
         y, f = aligned(y=y, f=f)
         self._check_targets(y)
         return self._derivatives(y, f)
 
     def mode(self, y: Tensor) -> Tensor:
-        r"""Latent value under which y is most probable, :math:`\arg\max_f p(y \mid f)`.
-
-        Parameters
-        ----------
-        y : Tensor of shape (...)
-            Observations.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In units of f; -inf or +inf where the density keeps growing that way.
-
-        Raises
-        ------
-        ValueError
-            If y is no floating-point tensor or holds a value that it cannot take.
-        """
+        """Latent value under which y is most probable; infinite where p keeps growing that way."""
         (y,) = aligned(y=y)
         self._check_targets(y)
         return self._mode(y)
@@ -278,21 +190,6 @@ class Likelihood(TensorState, abc.ABC):
 
         .. math:: E[d_1] = \partial \ell / \partial m, \qquad
                   E[d_2] = \partial^2 \ell / \partial m^2 = 2\, \partial \ell / \partial v.
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shapes that broadcast to (...)
-            Observations; mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        d1, d2 : Tensor of shape (...)
-            In nats per unit of f, and of f squared; delta functions at kinks included.
-
-        Raises
-        ------
-        ValueError
-            As `expected_log_prob`.
         """
         y, mean, var = aligned(y=y, mean=mean, var=var)
         self._check_targets(y)
@@ -300,23 +197,7 @@ class Likelihood(TensorState, abc.ABC):
         return self._expected_derivatives(y, mean, var)
 
     def predictive_moments(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Mean and variance of a new observation when :math:`f \sim N(m, v)`.
-
-        Parameters
-        ----------
-        mean, var : Tensor of shapes that broadcast to (...)
-            Mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        mean_y, var_y : Tensor of shape (...)
-            In the units of y and of y squared, observation noise included.
-
-        Raises
-        ------
-        ValueError
-            If the shapes or dtypes differ, or a variance is negative.
-        """
+        r"""Mean and variance of a new observation when :math:`f \sim N(m, v)`."""
         mean, var = aligned(mean=mean, var=var)
         check_var(var)
         return self._predictive_moments(mean, var)
@@ -405,46 +286,14 @@ class NumericLikelihood(Likelihood):
     is_numeric = True
 
     def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`.
-
-        Parameters
-        ----------
-        y, mean, var : Tensor of shapes that broadcast to (...)
-            Values; mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In [0, 1].
-
-        Raises
-        ------
-        ValueError
-            If the shapes or dtypes differ, a value is not finite, or a variance is negative.
-        """
+        r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`."""
         y, mean, var = aligned(y=y, mean=mean, var=var)
         _check_finite(y)
         check_var(var)
         return self._cdf(y, mean, var)
 
     def quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        r"""Predictive quantile, the smallest y with :math:`P(Y \le y) \ge q`.
-
-        Parameters
-        ----------
-        q, mean, var : Tensor of shapes that broadcast to (...)
-            Probabilities in (0, 1); mean and variance of the latent values, ``var >= 0``.
-
-        Returns
-        -------
-        Tensor of shape (...)
-            In the units of y; not differentiable.
-
-        Raises
-        ------
-        ValueError
-            If a probability is not in (0, 1), a variance is negative, or shapes or dtypes differ.
-        """
+        r"""Predictive quantile, the smallest y with :math:`P(Y \le y) \ge q`."""
         q, mean, var = aligned(q=q, mean=mean, var=var)
         check_var(var)
         if not ((q > 0) & (q < 1)).all():
@@ -453,23 +302,7 @@ class NumericLikelihood(Likelihood):
             return self._quantile(q, mean, var)
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one observation given each latent value.
-
-        Parameters
-        ----------
-        f : Tensor of shape (...)
-        generator : torch.Generator
-
-        Returns
-        -------
-        Tensor of shape (...)
-            Of the dtype and device of `f`; drawn in double precision on the generator's device.
-
-        Raises
-        ------
-        ValueError
-            If f is no floating-point tensor.
-        """
+        """Draw one observation given each latent value."""
         (f,) = aligned(f=f)
         with torch.no_grad():
             draws = self._sample(f.to(generator.device, torch.float64), generator)

@@ -46,22 +46,7 @@ __all__ = [
 def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
     r"""Nodes and weights for a standard normal variable.
 
-    Parameters
-    ----------
-    n_points : int
-        Number of nodes, at least 1.
-    like : Tensor
-        Gives the dtype and the device.
-
-    Returns
-    -------
-    nodes, weights : Tensor of shape (n_points,)
-        The weights sum to 1.
-
-    Raises
-    ------
-    ValueError
-        If `n_points` is not a positive integer.
+    Both (n_points,), in the dtype and on the device of `like`; the weights sum to 1.
 
     Examples
     --------
@@ -83,23 +68,7 @@ def check_n_points(n_points: int) -> None:
 def expectation(
     function: Callable[[Tensor], Tensor], mean: Tensor, var: Tensor, *, n_points: int = 20
 ) -> Tensor:
-    r"""Expectation :math:`E_{f \sim N(m, v)}[g(f)]`.
-
-    Parameters
-    ----------
-    function : callable
-        Maps f of shape (n_points, ...) elementwise to g(f) of the same shape; other arguments
-        of g must broadcast from the right.
-    mean, var : Tensor of the same shape (...)
-        Parameters of the Gaussian; ``var >= 0``.
-    n_points : int, default=20
-        Number of nodes.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        :math:`O(n\_points)` calls of g per element.
-    """
+    r"""Expectation :math:`E_{f \sim N(m, v)}[g(f)]` (...), for g elementwise on (n_points, ...)."""
     nodes, weights = gauss_hermite(n_points, mean)
     values = function(_spread(nodes, mean, var))
     return torch.tensordot(weights, values, dims=1)
@@ -111,20 +80,6 @@ def log_expectation(
     r"""Logarithm of an expectation, :math:`\log E_{f \sim N(m, v)}[\exp h(f)]`.
 
     Summed as logsumexp, so that densities far below the smallest float lose nothing.
-
-    Parameters
-    ----------
-    log_function : callable
-        Maps f of shape (n_points, ...) elementwise to h(f), in nats.
-    mean, var : Tensor of the same shape (...)
-        Parameters of the Gaussian; ``var >= 0``.
-    n_points : int, default=20
-        Number of nodes.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        In nats.
     """
     nodes, weights = gauss_hermite(n_points, mean)
     log_values = log_function(_spread(nodes, mean, var))
@@ -147,20 +102,6 @@ def moments(
 
     with :math:`a(f) = E[y \mid f]` and :math:`b(f) = V[y \mid f]`. The second term is a sum of
     squares and so cannot come out negative, unlike :math:`E[a^2] - E[a]^2`.
-
-    Parameters
-    ----------
-    conditional_mean, conditional_var : callable
-        Map f of shape (n_points, ...) elementwise to a(f) and b(f).
-    mean, var : Tensor of the same shape (...)
-        Parameters of the Gaussian; ``var >= 0``.
-    n_points : int, default=20
-        Number of nodes.
-
-    Returns
-    -------
-    mean_y, var_y : Tensor of shape (...)
-        In the units of y and of y squared.
     """
     nodes, weights = gauss_hermite(n_points, mean)
     f = _spread(nodes, mean, var)
@@ -180,23 +121,9 @@ def smooth_averages(
 ) -> tuple[Tensor, ...]:
     r"""Expectations :math:`E_{f \sim N(m, v)}[g(f)]` of functions that bend at 0, on a known scale.
 
-    Parameters
-    ----------
-    function : callable
-        Maps f of shape (k, n) and the columns of shape (n,) elementwise to a tuple of g(f) (k, n).
-    mean, var : Tensor of the same shape (...)
-        Parameters of the Gaussian; ``var >= 0``.
-    *columns : Tensor of shape (...)
-        Further arguments of the function, one value a row.
-    scale : float
-        About the distance to 0 of the singularities of g that are nearest to the real line.
-    n_points : int, default=20
-        Number of Gauss-Hermite nodes, in use up to standard deviations of 0.3 `scale`. Wider rows
-        take 80 nodes of the sinh rule.
-
-    Returns
-    -------
-    tuple of Tensor of shape (...)
+    The function maps f (k, n) and the columns (n,) elementwise to a tuple of g(f) (k, n); `scale`
+    is about the distance to 0 of the singularities of g that are nearest to the real line. Gauss-
+    Hermite nodes serve up to standard deviations of 0.3 `scale`, wider rows 80 of the sinh rule.
     """
 
     def by_rule(rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Any]:
@@ -230,18 +157,8 @@ def smooth_expectation(
     r"""Expectation of one function, differentiable once in the mean and the variance.
 
     By the theorems of Bonnet and Price its derivatives are :math:`E[g']` and :math:`E[g''] / 2`,
-    which one pass over the nodes gives together with the value, at a variance of 0 as well.
-
-    Parameters
-    ----------
-    function : callable
-        As for `smooth_averages`, returning :math:`g, g', g''`.
-    mean, var, *columns, scale, n_points
-        As for `smooth_averages`.
-
-    Returns
-    -------
-    Tensor of shape (...)
+    which one pass over the nodes gives together with the value, at a variance of 0 as well. As
+    `smooth_averages`, of a function that returns :math:`g, g', g''`.
     """
     return _SmoothExpectation.apply(mean, var, function, scale, n_points, *columns)
 
@@ -282,21 +199,8 @@ def piecewise(
 ) -> tuple[Tensor, ...]:
     """Apply one of two rules to each row, some rows at a time.
 
-    Each rule sees only rows of its kind: no time for the rest, and no NaN gradients of it.
-
-    Parameters
-    ----------
-    is_second : Tensor of shape (...), bool
-        Which rows go to the second rule.
-    first, second : callable
-        Map columns of shape (n,) to a tuple of as many results of shape (n,).
-    columns : sequence of Tensor of shape (...)
-    chunk : int
-        Rows handed over at once.
-
-    Returns
-    -------
-    tuple of Tensor of shape (...)
+    Rules map columns (n,) to a tuple of results (n,). Each sees only rows of its kind, `chunk` at
+    once: no time for the rest, and no NaN gradients of it.
     """
     for applies_to_all, rule in ((not is_second.any(), first), (is_second.all(), second)):
         if applies_to_all:
@@ -314,20 +218,7 @@ def piecewise(
 def chunked(
     rule: Callable[..., tuple[Tensor, ...]], columns: Sequence[Tensor], *, chunk: int
 ) -> tuple[Tensor, ...]:
-    """Apply a rule to some rows at a time, which bounds the memory of its nodes.
-
-    Parameters
-    ----------
-    rule : callable
-        Maps columns of shape (n,) to a tuple of results of shape (n,).
-    columns : sequence of Tensor of shape (...)
-    chunk : int
-        Rows handed over at once.
-
-    Returns
-    -------
-    tuple of Tensor of shape (...)
-    """
+    """Apply a rule to some rows at a time, which bounds the memory of its nodes."""
     if columns[0].ndim == 1 and len(columns[0]) <= chunk:
         return rule(*columns)
     parts = zip(*(column.reshape(-1).split(chunk) for column in columns), strict=True)

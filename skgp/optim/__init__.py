@@ -1,8 +1,12 @@
 """Training with minibatches: sampling, stopping rules, and the loop itself."""
 
 from skgp.optim.adam import Adam
-from skgp.optim.loop import NonFiniteLossError, TrainingLoop, exponential_decay
-from skgp.optim.minibatch import sample_without_replacement
+from skgp.optim.loop import (
+    NonFiniteLossError,
+    TrainingLoop,
+    exponential_decay,
+    sample_without_replacement,
+)
 from skgp.optim.stopping import LossPlateau, Plateau, ValidationPlateau
 
 __all__ = [

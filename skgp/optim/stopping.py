@@ -15,17 +15,7 @@ class Plateau:
     whole fall since the first value, :math:`v < b - \mathrm{tol}\,(v_0 - b)`. The rule is the same
     for a loss in any units, whatever constant it leaves out.
 
-    Parameters
-    ----------
-    tol : float
-        Fraction of the fall so far; not negative.
-    patience : int
-        Number of updates without a fall after which to stop; at least 1.
-
-    Raises
-    ------
-    ValueError
-        If ``tol`` is negative or ``patience`` less than 1.
+    ``patience`` updates without a fall are too many.
 
     Examples
     --------
@@ -75,11 +65,6 @@ class LossPlateau:
         Iterations.
     smoothing : float, default=0.95
         The s above, in [0, 1): the average spans about 1 / (1 - s) iterations.
-
-    Raises
-    ------
-    ValueError
-        If ``smoothing`` leaves [0, 1), or as `Plateau` does.
     """
 
     def __init__(self, *, tol: float = 1e-3, patience: int = 50, smoothing: float = 0.95) -> None:
@@ -117,11 +102,6 @@ class ValidationPlateau:
     ----------
     scores : list of (int, float)
         Iteration and score of each evaluation.
-
-    Raises
-    ------
-    ValueError
-        If ``every`` is less than 1, or as `Plateau` does.
     """
 
     def __init__(
