@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
-from sklearn.model_selection import GridSearchCV
 
 from skgp import DLMGPClassifier, DLMGPRegressor
 from skgp.estimators import _dlm_common
@@ -85,13 +84,6 @@ def test_many_points_are_sparse(monkeypatch):
     monkeypatch.setattr(_dlm_common, "_AUTO_SIZES", (24, 48))
     model = DLMGPRegressor(max_iter=5, random_state=0).fit(*wave(200))
     assert model.n_inducing_ in (12, 24, 48) and model.validation_loss_ is not None
-
-
-def test_grid_search_over_numbers_and_auto():
-    X, y = wave(60)
-    grid = {"n_inducing": [1, "auto"]}
-    search = GridSearchCV(DLMGPRegressor(max_iter=5), grid, cv=2).fit(X, y)
-    assert search.best_params_ == {"n_inducing": "auto"}
 
 
 def test_beta_auto_of_few_points_is_still_chosen():

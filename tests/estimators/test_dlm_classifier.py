@@ -315,10 +315,3 @@ def test_parameters_that_cannot_be_are_named(params, message, moons):
     for method in ("fit", "partial_fit"):
         with pytest.raises(ValueError, match=message):
             getattr(DLMGPClassifier(**params), method)(*moons[:2])
-
-
-def test_more_points_than_rows_are_lowered_with_a_warning(moons):
-    X, y = moons[0][:12], moons[1][:12]
-    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
-        model = DLMGPClassifier(n_inducing=50, max_iter=5).fit(X, y)
-    assert model.n_inducing_ == 12 == len(model.inducing_points_)

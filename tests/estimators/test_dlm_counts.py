@@ -200,14 +200,6 @@ def test_auto_beta_is_of_its_path_and_its_loss_is_of_rows_that_did_not_choose():
     assert fit.validation_loss_ not in fit.beta_path_.values()
 
 
-@links
-def test_single_precision_is_near_double(link, data, X_new):
-    double, single = (kept(link=link, dtype=d).fit(*data) for d in ("float64", "float32"))
-    found, expected = single.predict(X_new), double.predict(X_new)
-    assert found.dtype == np.float64 and not np.array_equal(found, expected)
-    np.testing.assert_allclose(found, expected, rtol=0.1)
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

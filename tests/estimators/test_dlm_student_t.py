@@ -191,17 +191,3 @@ def test_attributes_of_student_t_noise_do_not_outlive_it(data, X_new):
     gaussian = kept(likelihood="gaussian").fit(*data)
     found = estimator.predict_quantiles(X_new, [0.1])
     assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
-
-
-@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
-def test_sampled_gradients_end_near_the_exact_one(gradient, data):
-    exact = kept().fit(*data)
-    sampled = kept(gradient=gradient, n_gradient_samples=30, max_iter=60).fit(*data)
-    scores = [fit.log_predictive_density(*data).mean() for fit in (exact, sampled)]
-    assert scores[1] == pytest.approx(scores[0], abs=0.08)
-
-
-def test_single_precision_is_near_double(data, X_new):
-    double, single = (kept(dtype=dtype).fit(*data) for dtype in ("float64", "float32"))
-    difference = single.predict(X_new) - double.predict(X_new)
-    assert 0 < np.abs(difference).max() < 0.1 * double.y_scale_
