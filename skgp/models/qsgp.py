@@ -47,17 +47,16 @@ from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.relevance.classification import fit_relevance_classifier
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic
-from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
 from skgp.inference.weights.posterior import ClassifierPosterior, statistics_posterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
-from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
+from skgp.learning.features import in_dtype, training_dtype, unit_prior_basis
 from skgp.learning.plan import Fit, Options, Plan, resolve, stored_dtype, with_covariance
 from skgp.learning.routes import compare_routes, local_posterior, low_rank_factor
 from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
@@ -69,8 +68,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """What every route starts from, hyper-parameters known (of a classifier but for the
-    amplitude)."""
+    """What every route starts from, hyper-parameters known (but a classifier's amplitude)."""
 
     kernel: Any  # without noise
     data: Data  # float64; targets (n,) centred, or (n, c) in {-1, +1}
@@ -236,10 +234,10 @@ def fit_laplace(
     if plan.basis == "inducing" and Z is not None:
         plan = replace(plan, n_basis=len(Z))
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
-    dtype = _dtype(len(data) * plan.size, "laplace", o)
+    dtype = training_dtype(len(data) * plan.size, "laplace", o)
     recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
     fit = fit_robust(
-        _in(dtype, basis, data.X, defaults.PROBE_ROWS["laplace"]),
+        in_dtype(dtype, basis, data.X, "laplace"),
         data.X,
         data.y,
         scale=scale if o.refit_noise else (p.noise / 2) ** 0.5,
@@ -304,17 +302,14 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
 
 
 def fit_classifier(p: Problem, plan: Plan, *, Z: Tensor | None = None, state: Any = None) -> Fit:
-    """Fit the latent functions; `Z` (m, d) inducing points, all inputs by default.
-
-    `state` is that of an earlier stochastic fit to go on from.
-    """
+    """Fit the latent functions; `Z` (m, d) inducing points, `state` to go on from."""
     if plan.basis == "inducing":
         Z = p.data.X if Z is None else Z
         plan = replace(plan, n_basis=len(Z))  # of inputs that are equal one is a point
+    if plan.basis == "relevance":
+        return fit_relevance_classes(p, plan)
     if plan.solver == "newton":
-        return (
-            fit_relevance_classes(p, plan) if plan.basis == "relevance" else fit_modes(p, plan, Z)
-        )
+        return fit_modes(p, plan, Z)
     if p.data.weight is not None:
         raise ValueError(
             "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
@@ -334,18 +329,13 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     o, X, Y, g = p.options, p.data.X, p.data.y, p.likelihood
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
-    dtype = _dtype(len(X) * basis.n_features, "newton", o)
-    trained = _in(dtype, basis, X, defaults.PROBE_ROWS["newton"])
+    dtype = training_dtype(len(X) * basis.n_features, "newton", o)
+    trained = in_dtype(dtype, basis, X, "newton")
     design = StreamedDesign(trained, X, dtype=dtype, memory_budget=int(o.memory_budget))
     recorder = StopRecorder(p.callback)
-    choice = choose_amplitude(
-        p.kernel,
-        AmplitudeProblem(design, X, Y, g, p.offset, weight),
-        plan,
-        o,
-        generator=p.generator,
-        callback=recorder,
-    )
+    problem = AmplitudeProblem(design, X, Y, g, p.offset, weight)
+    controls: Settings = {"generator": p.generator, "callback": recorder}
+    choice = choose_amplitude(p.kernel, problem, plan, o, **controls)
     limits = o.limits(tol=1e-4, max_iter=30)
     fit = fit_newton(
         design,
@@ -396,31 +386,6 @@ def fit_relevance_classes(p: Problem, plan: Plan) -> Fit:
         log_marginal_likelihood=fit.log_evidence,
         relevance=fit.indices,
     )
-
-
-# ---- features ---------------------------------------------------------------------------------
-
-
-def unit_prior_basis(
-    kernel, X: Tensor, plan: Plan, options: Options, Z: Tensor | None, *, near: bool = False
-) -> Basis:
-    """Whitened inducing points, Z or all X; or Fourier features: `near` X phases lose no digits."""
-    if plan.basis == "inducing":
-        return WhitenedInducingBasis(kernel, X if Z is None else Z)
-    draws: Settings = {"kind": options.feature_map, "seed": options.seed}
-    zero = origin(X)[0] if near else None
-    return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
-
-
-def _dtype(n_numbers: int, route: str, options: Options) -> torch.dtype:
-    return torch.float32 if n_numbers > defaults.SINGLE_SIZE[route] else options.dtype
-
-
-def _in(dtype: torch.dtype, basis: Basis, X: Tensor, n_probe: int) -> Basis:
-    """The basis for inputs of a dtype, judged by some; Fourier features suit them as they are."""
-    if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
-        return basis.in_single_precision(X[:: -(-len(X) // n_probe)])
-    return basis
 
 
 def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 1.0) -> Any:
