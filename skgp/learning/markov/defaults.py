@@ -3,7 +3,7 @@
 import numpy as np
 
 #: Nats an observation to which the ELBO of a series, or of an additive model, is found.
-SITES_TOL, ADDITIVE_TOL = 1e-8, 1e-6
+ELBO_TOL, ADDITIVE_TOL = 1e-8, 1e-6
 #: Tolerance of an ELBO, of that of the search that asks for it.
 INNER = 0.1
 #: Between inducing locations that are learned, of their span.

@@ -32,7 +32,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.learning.markov.defaults import ADDITIVE_TOL, SITES_TOL
+from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
 
 __all__ = [
@@ -46,6 +46,9 @@ __all__ = [
     "VariationalEvidence",
     "find_sites",
 ]
+
+Processes = Sequence[Dynamics]  # one a component
+Knots = Tensor | None  # (M,) inducing locations
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,7 @@ class Objective(Protocol):
     total: float  # number of observations, or the sum of their weights
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         """Evaluate at dynamics, one a component, parameters (p,) of the family, and knots (M,)."""
 
@@ -93,12 +91,7 @@ class GaussianEvidence:
         self._scatter = float(series.sums(deviation**2).sum())
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         series, noise = self.series, float(parameters[0].exp())
         beta, omega = series.gaussian_sites(noise)
@@ -127,12 +120,7 @@ class VariationalEvidence:
         self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         likelihood, series = self.family.with_parameters(parameters), self.series
         found = find_sites(
@@ -157,7 +145,7 @@ def find_sites(
     knots: Tensor | None,
     *,
     start: tuple[Tensor, Tensor] | None = None,
-    tol: float = SITES_TOL,
+    tol: float = ELBO_TOL,
 ) -> SiteFit:
     """The best sites of a series, for states at all times or, if given, at knots (M,) only."""
     if knots is None:
@@ -175,12 +163,7 @@ class SharedEvidence:
         self.total = objectives[0].total
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         found = [objective(dynamics, parameters, knots, tol=tol) for objective in self.objectives]
         return Evaluation(
@@ -204,12 +187,7 @@ class _AdditiveEvidence:
     _squares: float  # weighted sum of those of y less the prior mean
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         noise = float(parameters[0].exp())
         q = self._condition(dynamics, noise)
@@ -218,7 +196,7 @@ class _AdditiveEvidence:
         value = q.log_normalizer + constant
         return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
 
-    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> Any:
+    def _condition(self, dynamics: Processes, noise: float) -> Any:
         """The posterior."""
         raise NotImplementedError
 
@@ -236,7 +214,7 @@ class BinnedEvidence(_AdditiveEvidence):
         self._cross = statistics.cross
         self._sums, self._squares = statistics.centred(offset)
 
-    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> AdditivePosterior:
+    def _condition(self, dynamics: Processes, noise: float) -> AdditivePosterior:
         tables = Tables(self._cross, 1 / noise, self._sums / noise)
         return AdditivePosterior(bin_priors(dynamics, self._bins.columns), tables, self._joint)
 
@@ -258,7 +236,7 @@ class RowsEvidence(_AdditiveEvidence):
         self._series = Series(series.times, series.index, rows.y - rows.offset, series.weight)
         self._squares = self._series.squares
 
-    def _condition(self, dynamics: Sequence[Dynamics], noise: float) -> RowsPosterior:
+    def _condition(self, dynamics: Processes, noise: float) -> RowsPosterior:
         prior, (linear, curved) = self._rows.prior(dynamics), self._series.gaussian_sites(noise)
         return condition_rows(prior, linear, curved)
 
@@ -286,12 +264,7 @@ class RowsElbo:
         self._sites: tuple[Tensor, Tensor] | None = None
 
     def __call__(
-        self,
-        dynamics: Sequence[Dynamics],
-        parameters: Tensor,
-        knots: Tensor | None = None,
-        *,
-        tol: float = SITES_TOL,
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         bound = AdditiveBound(
             self.rows, dynamics, self.family.with_parameters(parameters), self.total
