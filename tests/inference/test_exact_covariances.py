@@ -1,7 +1,5 @@
 """Covariances over the basis K against dense optimisers, closed forms and z-tests."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,6 @@ from tests.inference.dense_problems import KERNELS, NOISE, make_problem
 from tests.inference.stochastic_problems import z_score
 from tests.reference import qsgp as reference
 from tests.reference import variational as variational_reference
-from tests.same import assert_same
 
 each_kernel = pytest.mark.parametrize("name", KERNELS)
 each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -94,16 +91,6 @@ def test_chevron_with_every_column_dense_is_the_exact_posterior_of_the_weights(w
         k @ Sigma @ k.T,
         atol=1e-8,
     )
-
-
-def test_weights_of_one_equal_no_weights():
-    problem = make_problem()
-    for kind in ("diagonal", "chevron"):
-        bare = variance_of(fitted(problem, kind, augment=True), problem)
-        problem.weight = torch.ones(30, dtype=torch.float64)
-        ones = variance_of(fitted(problem, kind, augment=True), problem)
-        problem.weight = None
-        np.testing.assert_allclose(ones, bare, rtol=1e-12)
 
 
 # --------------------------------------------------------------------------- Proposition 4
@@ -201,16 +188,6 @@ def test_variance_is_the_diagonal_of_the_covariance(name):
     np.testing.assert_allclose(variance_of(covariance, problem), whole.diagonal(), rtol=1e-9)
     assert torch.linalg.eigvalsh(whole).min() > -1e-12
     torch.testing.assert_close(whole, whole.T, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["dense", "degenerate", "diagonal", "chevron", "pathwise"])
-def test_covariance_pickles_as_numpy_arrays(name):
-    problem = make_problem(weighted=True)
-    covariance = each_covariance(problem)[name]
-    pickled = pickle.dumps(covariance)
-    assert b"_rebuild_tensor" not in pickled
-    restored = pickle.loads(pickled)
-    assert_same(variance_of(restored, problem), variance_of(covariance, problem))
 
 
 # ------------------------------------------------------------------- calibration by draws

@@ -14,7 +14,6 @@ from skgp.linalg.exceptions import NumericalWarning
 from tests.reference import laplace as reference
 from tests.reference import variational
 from tests.reference.weights import dense_features
-from tests.same import assert_same
 
 N, M, C = 40, 12, 2
 BASIS = FourierFeatures(3.0 * RBF(1.2), M, 2, seed=3, block_size=2)
@@ -60,19 +59,6 @@ def test_laplace_covariance_is_the_best_of_its_structure(X, design, curvature, k
         )
         assert q.n_dense == n_dense
         np.testing.assert_allclose(q.factor().numpy(), expected, atol=1e-5)
-
-
-def test_laplace_covariance_diagonal_is_the_formula(X, design, curvature):
-    qs = laplace_covariance(design, curvature, kind="diagonal", prior_variance=torch.from_numpy(A))
-    for q, H in zip(qs, hessians(X, curvature), strict=True):
-        np.testing.assert_allclose(q.tail_std.numpy(), np.diag(H) ** -0.5, rtol=1e-12)
-
-
-def test_laplace_covariance_chevron_with_all_columns_is_full(design, curvature):
-    full, chevron = (
-        laplace_covariance(design, curvature, kind=kind)[0] for kind in ("full", "chevron")
-    )
-    assert_same(full.columns, chevron.columns)
 
 
 def test_laplace_covariance_of_float32_features_is_close(X, curvature):

@@ -9,7 +9,6 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
 
-from skgp.inference import newton as newton_module
 from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights import directions as directions_module
@@ -22,7 +21,6 @@ from skgp.inference.weights.directions import (
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.exceptions import NumericalWarning
-from tests.inference.weights.test_design import CountingBasis
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
 from tests.same import assert_same
@@ -128,34 +126,6 @@ def test_newton_equals_the_dense_oracle_with_all_options(X, Y, rng, route):
         np.testing.assert_allclose(float(result.loss[j]), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
-def test_newton_cg_equals_exact(X, Y, link):
-    design = StreamedDesign(BASIS, X)
-    exact, cg = (
-        fit(design, Y, likelihood=Bernoulli(link=link), **options, **TIGHT)
-        for options in ROUTES.values()
-    )
-    np.testing.assert_allclose(cg.weights.numpy(), exact.weights.numpy(), atol=1e-8)
-    assert exact.history[0]["n_cg"] == 0 < cg.history[0]["n_cg"]
-
-
-def test_newton_streamed_equals_stored(X, Y, route):
-    stored, streamed = (
-        fit(StreamedDesign(BASIS, X, memory_budget=budget), Y, **route, **TIGHT)
-        for budget in (10**9, 0)
-    )
-    np.testing.assert_allclose(streamed.weights.numpy(), stored.weights.numpy(), atol=1e-9)
-
-
-def test_newton_float32_features_are_close(X, Y, route):
-    results = [
-        fit(StreamedDesign(BASIS, X, dtype=dtype), Y, **route, tol=1e-6, loss_tol=0.0)
-        for dtype in (torch.float32, torch.float64)
-    ]
-    assert relative_error(results[0].weights.numpy(), results[1].weights.numpy()) < 1e-4
-    assert results[0].weights.dtype == torch.float64
-
-
 def test_newton_default_tolerances_reach_the_mode(X, Y, route):
     """Within 1e-5 nats a row, what the predictions can show."""
     design = StreamedDesign(BASIS, X)
@@ -228,20 +198,6 @@ def test_newton_lets_go_of_columns_that_have_converged(X, Y):
     result = fit(StreamedDesign(BASIS, X), both, start=start, tol=1e-8, loss_tol=0.0)
     assert {info["n_active"] for info in result.history} == {1}
     assert_same(result.weights[:, :1], alone.weights)
-
-
-def test_newton_counts_its_passes(X, Y, route):
-    basis = CountingBasis(BASIS)
-    result = fit(StreamedDesign(basis, X, memory_budget=0), Y, **route | {"preconditioner_rows": 1})
-    rows = basis.rows / BASIS.n_blocks
-    assert result.n_products * N <= rows <= result.n_products * N + 40  # the preconditioner's
-
-
-def test_newton_auto_is_exact_for_small_problems(X, Y, monkeypatch):
-    design = StreamedDesign(BASIS, X)
-    assert fit(design, Y).history[0]["n_cg"] == 0
-    monkeypatch.setattr(newton_module, "EXACT_FLOPS", 1.0)
-    assert fit(design, Y).history[0]["n_cg"] > 0
 
 
 def test_newton_callback_stops_and_keeps_the_state(X, Y, route):

@@ -98,18 +98,6 @@ def test_online_one_batch_is_the_laplace_approximation(X, Y, X_new, rng, link, w
     torch.testing.assert_close(moments[1], truth[1], rtol=2e-7, atol=0)  # of float32 factors
 
 
-def test_online_precision_of_one_batch_is_the_hessian(X, Y):
-    state = online().update(X, Y)
-    Phi = dense_features(BASIS, X)
-    for j in range(C):
-        w = reference.mode(Phi, Y[:, j].numpy(), float(OFFSET[j]), 1.0)
-        c = reference.curvature(Phi, w, float(OFFSET[j]))
-        np.testing.assert_allclose(state.weights[:, j].numpy(), w, atol=1e-8)
-        np.testing.assert_allclose(
-            state.precision[j].numpy(), reference.hessian(Phi, c, 1.0), atol=1e-8
-        )
-
-
 def test_online_second_batch_has_the_first_posterior_as_its_prior(X, Y):
     """Against SciPy, which knows of no Newton steps."""
     first, second = slice(0, 60), slice(60, N)

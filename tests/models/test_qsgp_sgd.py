@@ -223,10 +223,3 @@ def test_sgd_posterior_pickles(data, basis):
     assert b"torch._utils" not in stored  # what a pickled tensor is rebuilt by
     copy = pickle.loads(stored)
     torch.testing.assert_close(copy.mean(X), found.posterior.mean(X), rtol=1e-12, atol=1e-12)
-
-
-def test_sgd_without_support_rows_is_plain_adagrad(data):
-    X, Y = data
-    found = fit(X, Y, options(n_support=0))
-    assert len(found.state.X_support) == 0
-    assert bool(found.posterior.mean(X).isfinite().all())

@@ -55,14 +55,6 @@ def test_weights_cg_preconditioner_saves_iterations(rng, generator):
     assert iterations[1] < iterations[0] / 3
 
 
-def test_weights_cg_with_all_rows_needs_one_iteration(problem, generator):
-    X, _, targets = problem
-    result = weights_cg(
-        StreamedDesign(FOURIER, X), targets, NOISE, n_precondition_rows=N, generator=generator
-    )
-    assert result.n_iter == 1
-
-
 def test_weights_cg_callback_stops_and_keeps_the_state(problem, generator):
     X, _, targets = problem
     result = weights_cg(

@@ -61,13 +61,6 @@ def test_posterior_predictions_do_not_depend_on_the_batch(rng, X_new):
         torch.testing.assert_close(one[1][0], variance[i], rtol=1e-12, atol=1e-13)
 
 
-def test_posterior_predicts_in_float64_from_float32_inputs(rng, X_new):
-    posterior, _, _ = random_posterior(rng)
-    X = X_new.float()
-    assert posterior.mean(X).dtype == torch.float64
-    assert_same(posterior.mean(X), posterior.mean(X.double()))
-
-
 def test_posterior_sample_has_its_moments(rng, generator):
     posterior, mean, Sigma = random_posterior(rng, 2, 9)
     n_samples = 20_000

@@ -1,0 +1,89 @@
+"""Hyper-parameters in spite of gross errors among the targets."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skgp.data import Data
+from skgp.learning.robust import robust_hyperparameters, robust_location_scale
+from skgp.learning.search import SearchSettings, fit_hyperparameters
+from tests.inference.weights.test_robust import _surface
+
+NOISY = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([3.0, 3.0]) + WhiteKernel(0.1, (1e-5, 10.0))
+SHORT = SearchSettings(subset_size=150, dense_max_iter=30, n_neighbors=24, n_steps=20)
+
+
+def test_robust_hyperparameters_are_those_of_clean_data(rng):
+    X, y, f = _surface(rng, 300, share_wrong=0.06)
+    clean = Data(X, f + 0.1 * torch.tensor(rng.standard_normal(300)))
+
+    def generator():
+        return torch.Generator().manual_seed(1)
+
+    best = fit_hyperparameters([NOISY], clean, generator=generator(), settings=SHORT).kernel
+    misled = fit_hyperparameters([NOISY], Data(X, y), generator=generator(), settings=SHORT).kernel
+    robust, scale = robust_hyperparameters(
+        [NOISY], Data(X, y), generator=generator(), settings=SHORT
+    )
+    assert robust.kernel.k2.noise_level == pytest.approx(best.k2.noise_level, rel=0.5)
+    assert misled.k2.noise_level > 20 * best.k2.noise_level
+    np.testing.assert_allclose(robust.kernel.theta[1:3], best.theta[1:3], atol=0.5)
+    assert 0.1 < scale < 1.5  # 6% of errors of 8.5 on average, and noise of .1
+
+
+def test_robust_location_scale_are_those_of_the_clean_rows(rng):
+    y = 4.0 + 2.0 * torch.tensor(rng.standard_normal(500))
+    expected = (float(y.mean()), float(y.std(correction=0)))
+    assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
+    y[:40] += 100.0
+    clean = y[40:]
+    expected = (float(clean.mean()), float(clean.std(correction=0)))
+    assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
+    for value in (0.0, 0.1):
+        assert robust_location_scale(torch.full_like(y, value)) == (pytest.approx(value), 1.0)
+
+
+def test_robust_hyperparameters_of_clean_data_change_little(rng):
+    X, y, _ = _surface(rng, 300)
+    generator = torch.Generator().manual_seed(1)
+    fit, scale = robust_hyperparameters([NOISY], Data(X, y), generator=generator, settings=SHORT)
+    assert fit.kernel.k2.noise_level == pytest.approx(0.01, rel=0.4)
+    assert scale == pytest.approx(0.1 * math.sqrt(2 / math.pi), rel=0.4)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_robust_hyperparameters_survive_constant_targets_and_duplicates(rng, constant):
+    X, y, _ = _surface(rng, 60)
+    data = Data(X[:20].repeat(3, 1), torch.zeros_like(y) if constant else y)
+    generator = torch.Generator().manual_seed(1)
+    fit, scale = robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)
+    assert np.isfinite(fit.kernel.theta).all() and math.isfinite(scale)
+
+
+def test_robust_hyperparameters_weights_multiply_the_outliers(rng):
+    X, y, _ = _surface(rng, 120, share_wrong=0.05)
+    one = torch.ones_like(y)
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    plain, weighted = (
+        robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)[0]
+        for data, generator in zip((Data(X, y), Data(X, y, one, 0 * one)), generators, strict=True)
+    )
+    np.testing.assert_allclose(plain.kernel.theta, weighted.kernel.theta, atol=1e-8)
+
+
+def test_robust_hyperparameters_callback_ends_both_searches(rng):
+    X, y, _ = _surface(rng, 60, share_wrong=0.05)
+    calls = []
+
+    def callback(step, info):
+        calls.append(step)
+        return step == 2
+
+    generator = torch.Generator().manual_seed(1)
+    fit, _ = robust_hyperparameters(
+        [NOISY], Data(X, y), generator=generator, settings=SHORT, callback=callback
+    )
+    assert calls == [1, 2] and np.isfinite(fit.kernel.theta).all()
