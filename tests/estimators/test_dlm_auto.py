@@ -8,7 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPClassifier, DLMGPRegressor
-from skgp.estimators import _dlm_common
+from skgp.learning import defaults
 
 KERNEL = 1.3 * Matern(0.8, nu=2.5) + WhiteKernel(0.05)
 
@@ -79,9 +79,9 @@ def test_rows_added_to_an_exact_fit_count_as_in_one_batch():
 
 
 def test_many_points_are_sparse(monkeypatch):
-    monkeypatch.setattr(_dlm_common, "_EXACT_ROWS", 100)
-    monkeypatch.setattr(_dlm_common, "_AUTO_INDUCING", 12)
-    monkeypatch.setattr(_dlm_common, "_AUTO_SIZES", (24, 48))
+    monkeypatch.setattr(defaults, "EXACT_ROWS", 100)
+    monkeypatch.setattr(defaults, "AUTO_INDUCING", 12)
+    monkeypatch.setattr(defaults, "AUTO_SIZES", (24, 48))
     model = DLMGPRegressor(max_iter=5, random_state=0).fit(*wave(200))
     assert model.n_inducing_ in (12, 24, 48) and model.validation_loss_ is not None
 

@@ -114,13 +114,6 @@ def test_elbo_posterior_equals_the_dense_formula(name, beta, weighted):
     assert_posterior(problem, found, dense.elbo_posterior(problem, beta))
 
 
-@pytest.mark.parametrize("noise", [1e-4, 10.0])
-def test_elbo_loss_equals_the_dense_formula_for_little_and_much_noise(noise):
-    problem = replace(dense.make_problem(weighted=True), noise=noise)
-    found = float(elbo_loss(sums_of(problem), problem.tensors[1]))
-    assert found == pytest.approx(dense.elbo_loss(problem), rel=1e-8)
-
-
 @weights
 @pytest.mark.parametrize("beta", WEIGHTS)
 def test_elbo_loss_is_the_bound_at_its_posterior(beta, weighted):
@@ -351,17 +344,6 @@ def test_evidence_ratio_of_constant_targets_is_finite():
     assert 1e-6 <= evidence_ratio(sums) <= 1e3
 
 
-def test_square_loss_has_the_gradients_of_finite_differences():
-    problem = dense.make_problem("sum", n=9, n_inducing=4, weighted=True)
-    theta = torch.tensor(problem.kernel.theta, requires_grad=True)
-    Z = problem.tensors[0].requires_grad_()
-
-    def loss(Z, theta):
-        return square_loss(statistics(problem.kernel, problem.data, Z, theta), beta=0.2)
-
-    assert torch.autograd.gradcheck(loss, (Z, theta))
-
-
 def left_out_residuals(problem, beta):
     """Squared residual of one observation of each row, over its variance, by explicit refits."""
     noise = beta * mean_prior_variance(problem)
@@ -390,16 +372,6 @@ def test_calibrated_variance_equals_explicit_refits(name, beta, weighted):
         problem.kernel, problem.data, problem.tensors[0], sums_of(problem), beta=beta
     )
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_calibrated_variance_of_weights_is_that_of_repeated_rows():
-    problem = dense.make_problem()
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    found, expected = (
-        calibrated_variance(p.kernel, p.data, p.tensors[0], sums_of(p), beta=0.1)
-        for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
-    )
-    assert found == pytest.approx(expected, rel=1e-8)
 
 
 def test_calibrated_variance_makes_predictions_of_the_right_width():

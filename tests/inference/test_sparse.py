@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, DotProduct
+from sklearn.gaussian_process.kernels import RBF
 
 from skgp.data import Data
 from skgp.inference import defaults
@@ -98,14 +98,6 @@ def test_latent_moments_equal_dense_conditionals(name, n_latent):
     assert mean.shape == var.shape == (len(rows), n_latent)
     np.testing.assert_allclose(mean, means, atol=1e-9)
     np.testing.assert_allclose(var.mT, np.diagonal(covariances, axis1=1, axis2=2), atol=1e-9)
-
-
-def test_latent_moments_of_the_prior_are_the_kernel():
-    problem = dense.make_problem("sum")
-    state = problem.state()
-    mean, var = latent_moments(problem.kernel, problem.data.X, state.Z, state.mean, state.root)
-    np.testing.assert_allclose(mean, 0, atol=1e-12)
-    np.testing.assert_allclose(var[:, 0], problem.kernel.diag(problem.X), rtol=1e-9)
 
 
 def test_latent_moments_have_the_gradients_of_finite_differences():
@@ -201,19 +193,6 @@ def test_sparse_posterior_has_the_prior_far_away():
     mean, var = posterior.mean_and_variance(torch.full((1, 2), 80.0, dtype=torch.float64))
     torch.testing.assert_close(mean[0], OFFSET, rtol=0, atol=1e-12)
     np.testing.assert_allclose(var, 1.3, rtol=1e-12)
-
-
-def test_sparse_posterior_of_a_linear_kernel_is_that_of_its_weights():
-    """Prior variances differ from row to row: k(x, x) is not taken for a constant."""
-    problem = dense.make_problem()
-    kernel = DotProduct(0.5)
-    mean, root = dense.random_posterior(9)
-    posterior = SparsePosterior(kernel, problem.tensors[0], mean, root, OFFSET[:1])
-    q = dense.unwhitened(kernel, problem.Z, mean[:, 0].numpy(), root[0].numpy())
-    f_mean, covariance = dense.predict(kernel, problem.X, problem.Z, *q, 0.4)
-    found = posterior.mean_and_variance(torch.tensor(problem.X))
-    np.testing.assert_allclose(found[0][:, 0], f_mean, atol=1e-9)
-    np.testing.assert_allclose(found[1][:, 0], np.diag(covariance), atol=1e-9)
 
 
 def test_sparse_posterior_predicts_in_double_precision():
@@ -329,11 +308,6 @@ def test_kl_of_the_coordinates_is_the_divergence_from_the_reference(reference, c
     T = reference.triangle(coordinates["triangle"])
     found = float(kl_from_standard_normal(coordinates["alpha"], T))
     assert found == pytest.approx(expected, rel=1e-10)
-
-
-def test_kl_from_standard_normal_has_the_gradients_of_finite_differences():
-    inputs = [value.requires_grad_() for value in dense.random_posterior(M, C)]
-    assert torch.autograd.gradcheck(kl_from_standard_normal, inputs)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -452,18 +426,6 @@ def test_natural_gradients_from_rates_far_too_low_for_a_count_do_not_lower_the_b
         assert after < before
         means, _ = found.posterior().mean_and_variance(problem.data.X)
         assert means.max() < np.log(10_000) + 1
-
-
-def test_natural_gradients_of_weights_are_those_of_repeated_rows():
-    problem, made, state = problem_of("poisson")
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    objective = Objective(made, name="elbo")
-    found, expected = (
-        natural(state, p.data, objective, max_iter=5, tol=0.0)
-        for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
-    )
-    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.root, expected.root, rtol=1e-9, atol=1e-9)
 
 
 def test_natural_gradients_of_several_functions_are_those_of_each():

@@ -9,7 +9,6 @@ import torch
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.likelihoods.log_expectation import FORMS, log_expectation_loss
 from tests.reference.product_density import ProductDensity
-from tests.same import assert_same
 
 # likelihood, y, mean, variance, mode of the likelihood
 CASES = {
@@ -167,29 +166,6 @@ def test_bmc_equals_the_equations_of_the_paper(case, gradient, nu):
     )
     expected = naive_monte_carlo(case, e[:, 0].numpy(), nu)
     np.testing.assert_allclose([float(value) for value in computed], expected, rtol=1e-10)
-
-
-def test_smooth_bmc_without_smoothing_is_bmc():
-    for case in ("gaussian", "logit", "counts 0"):
-        plain, smooth = (
-            gradients(
-                case,
-                n=5,
-                gradient=gradient,
-                smoothing=0.0,
-                generator=torch.Generator().manual_seed(1),
-            )
-            for gradient in ("bmc", "smooth_bmc")
-        )
-        for value, other in zip(plain, smooth, strict=True):
-            assert_same(value, other)
-
-
-@pytest.mark.parametrize("case", ["gaussian", "logit", "probit", "counts 9", "softplus"])
-def test_bmc_with_many_samples_reaches_the_monte_carlo_floor(case, generator):
-    options = {"gradient": "bmc", "n_samples": 5000, "generator": generator}
-    for estimate, expected in zip(gradients(case, n=100, **options), exact(case), strict=True):
-        assert z_value(estimate, expected) < 4
 
 
 @pytest.mark.parametrize("case", ["logit", "probit", "counts 0", "student, inlier"])

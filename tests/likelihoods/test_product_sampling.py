@@ -117,21 +117,6 @@ def test_every_entry_is_filled_for_mixed_rows(generator):
         assert (f[0] != f[1]).all()
 
 
-def test_few_proposals_are_needed(generator, monkeypatch):
-    n_proposals = []
-    propose = product_sampling._propose
-
-    def counted(target, pieces, n_draws, generator):
-        proposals, accepted = propose(target, pieces, n_draws, generator)
-        n_proposals.append(proposals.numel())
-        return proposals, accepted
-
-    monkeypatch.setattr(product_sampling, "_propose", counted)
-    y, mean, var = rows(1.0, -20.0, 1.0, 1000)
-    product_samples(Bernoulli(), y, mean, var, n_samples=100, generator=generator)
-    assert sum(n_proposals) < 1.5 * 1e5 and len(n_proposals) <= 4
-
-
 def paper_sampler(likelihood, y, mean, var, mode, rng):
     """One draw by the supplement's section 1, and its number of proposals."""
     log_max = float(likelihood.log_prob(*torch.tensor([[y], [np.clip(mode, -800, 800)]]).double()))

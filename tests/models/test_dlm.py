@@ -238,18 +238,6 @@ def test_fit_sparse_with_fixed_hyperparameters_keeps_those_of_the_bound(family):
     assert fit.history["validation"] == [] and fit.held_out_loss is None
 
 
-def test_fit_sparse_by_the_square_loss_with_fixed_hyperparameters_keeps_the_points():
-    problem, made = problem_of("gaussian")
-    settings = replace(QUICK, joint=False)
-    fit = run(problem, Objective(made, name="square_loss", beta=0.1), settings)
-    bound = run(problem, Objective(made, name="elbo"), replace(settings, max_iter=1))
-    assert fit.history["validation"] == []
-    # Up to the amplitude, which its variances set.
-    lengths = fit.state.kernel.theta[1:]
-    assert lengths.shape == (2,) and len(fit.history["solve"]) == 0
-    assert np.abs(lengths - bound.state.kernel.theta[1:]).max() < 0.5
-
-
 @pytest.mark.parametrize("name", ["log_loss", "square_loss"])
 def test_fit_sparse_with_early_stopping_keeps_the_best_state_for_rows_held_out(name):
     problem, made = problem_of("gaussian", n=150)
@@ -322,19 +310,6 @@ def test_fit_sparse_is_reproducible():
     assert_same(first.state.root, second.state.root)
 
 
-def test_fit_sparse_begins_where_it_is_told():
-    problem, made = problem_of("gaussian")
-    objective = Objective(made, name="elbo")
-    long = run(problem, objective, Settings(start_iter=60, max_iter=100, tol=1e-9))
-
-    def no_points(kernel):
-        raise AssertionError("a start has its points")
-
-    again = run(problem, objective, start=long.state, inducing=no_points)
-    assert again.history["start"] == []
-    assert again.loss == pytest.approx(long.loss, rel=1e-5)
-
-
 # ---- callbacks ----------------------------------------------------------------------------------
 
 
@@ -357,15 +332,6 @@ def test_fit_sparse_ends_usable_when_the_callback_stops(family, name, at):
     assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
 
 
-@pytest.mark.parametrize("gradient", ["bmc", "ups"])
-@pytest.mark.parametrize("at", [1, 14])
-def test_fit_sparse_of_sampled_gradients_ends_usable_when_the_callback_stops(gradient, at):
-    problem, made = problem_of("probit", n=60)
-    objective = Objective(made, gradient=gradient, n_gradient_samples=2)
-    fit = run(problem, objective, callback=lambda iteration, info: iteration >= at)
-    assert np.isfinite([fit.loss, fit.elbo]).all() and fit.state.root.isfinite().all()
-
-
 def test_fit_sparse_tells_the_callback_every_iteration():
     problem, made = problem_of("gaussian")
     losses = []
@@ -385,21 +351,6 @@ def test_fit_sparse_tells_the_callback_every_iteration():
 def minimised(problem, objective, settings=QUICK):
     made = problem_for(problem, objective, settings)
     return minimise(problem.state(), problem.data, objective, made)
-
-
-@pytest.mark.parametrize(
-    ("name", "family", "expected"),
-    [
-        ("elbo", "gaussian", True),
-        ("fitc", "gaussian", True),
-        ("square_loss", "gaussian", True),
-        ("log_loss", "gaussian", False),
-        ("elbo", "student_t", False),
-        ("elbo", "probit", False),
-    ],
-)
-def test_closed_forms_are_those_of_gaussian_noise(name, family, expected):
-    assert Objective(FAMILIES[family][0], name=name).has_closed_form == expected
 
 
 @pytest.mark.parametrize(("family", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
@@ -440,14 +391,6 @@ def test_minimise_of_many_rows_in_closed_form_learns_from_some(monkeypatch):
     assert beta == pytest.approx(0.7 * data.total / problem.data.total)
     # The posterior is of all rows.
     assert_same(found.state.mean, objective.with_optimum(found.state, problem.data).mean)
-
-
-@pytest.mark.parametrize("name", ["log_loss", "elbo", "square_loss", "fitc"])
-def test_minimise_with_fixed_hyperparameters_moves_those_of_the_bounds_alone(name):
-    problem, made = problem_of("gaussian")
-    found = minimised(problem, Objective(made, name=name), replace(QUICK, joint=False)).state
-    moved = not np.array_equal(found.kernel.theta, problem.kernel.theta)
-    assert moved == (name in ("elbo", "fitc"))
 
 
 # ---- the square loss ----------------------------------------------------------------------------
@@ -671,15 +614,6 @@ def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
     assert losses[0] < losses[1] + 0.05
 
 
-def test_fit_beta_path_is_reproducible():
-    problem = dense.make_problem(n=60)
-    (first, path), (second, again) = (
-        run_path(problem, Objective(GAUSSIAN, name="elbo")) for _ in range(2)
-    )
-    assert_same(path, again)
-    assert_same(first.state.mean, second.state.mean)
-
-
 @pytest.mark.parametrize("at", [1, 12, 30])
 def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
     problem = dense.make_problem(n=60)
@@ -694,12 +628,6 @@ def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
     assert 1 <= fit.n_iter <= len(calls) and len(path) >= 1
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
     assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
-
-
-def test_fit_beta_path_of_two_rows():
-    problem = dense.make_problem(n=2, n_inducing=2)
-    fit, path = run_path(problem, Objective(GAUSSIAN), Settings(2, 5))
-    assert np.isfinite(list(path.values())).all() and fit.state.mean.isfinite().all()
 
 
 @pytest.mark.parametrize("target", ["gaussian", "labels"])

@@ -192,13 +192,6 @@ def test_coordinates_round_trip_through_another_point(problem, rng):
     assert_same(second.to_state(second.start()), reached, rtol=1e-12)
 
 
-def test_coordinates_measure_points_in_length_scales(problem):
-    kernel = 2.0 * RBF([0.5, 20.0])
-    coordinates = around(problem, replace(state_of(problem), kernel=kernel))
-    expected = problem.Z / [0.5, 20.0]
-    np.testing.assert_allclose(coordinates.start()["Z"], expected, rtol=1e-8)
-
-
 def test_coordinates_are_finite_where_the_kernel_ignores_a_column(problem):
     kernel = ActiveDims(RBF(0.5), [1])
     coordinates = around(problem, replace(state_of(problem), kernel=kernel))

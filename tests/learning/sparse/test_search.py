@@ -117,16 +117,6 @@ def test_fit_all_rows_in_closed_form_respects_the_bounds():
     assert 0.28 - 1e-9 <= found.likelihood.exp().item() <= 0.29 + 1e-9
 
 
-@pytest.mark.parametrize("name", ["elbo", "square_loss"])
-def test_fit_all_rows_in_closed_form_of_beta_0_takes_the_least_beta(name):
-    problem, made, state = problem_of("gaussian")
-    objective = Objective(made, name=name, beta=0.0, **FIXED)
-    found = fit_all_rows(state, problem.data, objective, max_iter=3, tol=0.0)
-    least = replace(objective, beta=defaults.LEAST_BETA)
-    assert found.loss == pytest.approx(direct_loss(state, problem.data, least), rel=1e-12)
-    assert found.state.root.isfinite().all() and found.state.mean.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("family", "name"), [*((f, "log_loss") for f in FAMILIES), ("probit", "elbo")]
 )
@@ -139,18 +129,6 @@ def test_fit_all_rows_lowers_its_objective(family, name):
     assert found.loss == pytest.approx(objective.total(found.state, problem.data), rel=1e-8)
     assert len(found.history) == 15 and not found.converged
     assert found.history[-1] * problem.data.total == pytest.approx(found.loss, rel=1e-9)
-
-
-def test_fit_all_rows_of_weights_is_that_of_repeated_rows():
-    problem, made, state = problem_of("probit")
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    objective = Objective(made, name="log_loss", beta=0.5)
-    weighted, repeated = (
-        fit_all_rows(state, p.data, objective, max_iter=10, tol=0.0)
-        for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
-    )
-    assert weighted.loss == pytest.approx(repeated.loss, rel=1e-9)
-    torch.testing.assert_close(weighted.state.mean, repeated.state.mean, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("max_iter", [1, 2, 30, 31, 45, 60, 61, 200])
@@ -263,12 +241,6 @@ def test_split_holds_out_no_more_than_enough(generator, monkeypatch):
     assert (len(kept), len(held_out)) == (95, 5)
 
 
-def test_split_is_at_random_and_reproducible():
-    parts = [split(numbered(200), 0.1, torch.Generator().manual_seed(s))[1].X for s in (0, 0, 1)]
-    assert torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], parts[2])
-    assert parts[0].max() > 150 and parts[0].min() < 50  # neither the first rows nor the last
-
-
 # ---- losses -------------------------------------------------------------------------------------
 
 
@@ -301,22 +273,6 @@ def test_held_out_losses_average_to_those_of_repeated_rows(name):
         for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
     )
     assert float(weighted.mean()) == pytest.approx(float(repeated.mean()), rel=1e-12)
-
-
-def test_held_out_losses_of_single_precision_are_in_double():
-    problem = dense.make_problem()
-    state = problem.state()
-    single = replace(
-        state,
-        **{name: getattr(state, name).float() for name in ("likelihood", "Z", "mean", "root")},
-        offset=state.offset.float(),
-    )
-    data = Data(problem.data.X.float(), problem.data.y.float())
-    found = held_out_losses(single, LOG_LOSS, data)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(
-        found, held_out_losses(state, LOG_LOSS, problem.data), rtol=1e-5, atol=1e-5
-    )
 
 
 # ---- the best state -----------------------------------------------------------------------------
