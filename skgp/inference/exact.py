@@ -170,34 +170,17 @@ def weight_covariance(
 
 @dataclass
 class FunctionSpacePosterior(TensorState):
-    """Posterior of f given by representer weights; see the module docstring.
+    """Posterior of f given by representer weights; see the module docstring."""
 
-    Attributes
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    weights : Tensor of shape (n,)
-    uncertainty : Covariance
-    calibration : float
-        :math:`z^2`: what variances, that of the noise included, are to be multiplied by.
-    n_iter : int
-    residual : float
-        True relative residual of the system of the mean.
-    converged : bool
-    log_marginal_likelihood : float or None
-        In nats, where a factor makes it cheap.
-    history : list of float
-    """
-
-    kernel: object
-    X: Tensor
-    weights: Tensor
+    kernel: object  # without noise
+    X: Tensor  # (n, d)
+    weights: Tensor  # (n,)
     uncertainty: Covariance
-    calibration: float = 1.0
+    calibration: float = 1.0  # z^2, of all variances, that of the noise included
     n_iter: int = 1
-    residual: float = 0.0
+    residual: float = 0.0  # true, relative, of the system of the mean
     converged: bool = True
-    log_marginal_likelihood: float | None = None
+    log_marginal_likelihood: float | None = None  # nats, where it is cheap
     history: list[float] = field(default_factory=list)
 
     def mean(self, X: Tensor) -> Tensor:

@@ -61,36 +61,16 @@ class PointLikelihood(Protocol):
 
 @dataclass(frozen=True)
 class NewtonFit:
-    """Outcome of :func:`fit_newton`.
+    """Outcome of :func:`fit_newton`; every tensor float64."""
 
-    Attributes
-    ----------
-    weights : Tensor of shape (m, c)
-        Float64.
-    latent : Tensor of shape (n, c)
-        ``offset + Phi weights``, float64.
-    loss : Tensor of shape (c,)
-        Negative log joint J at `weights`, in nats, without the constant of the prior.
-    gradient_norm : Tensor of shape (c,)
-        At `weights`, relative to that at zero weights.
-    n_iter : int
-        Newton steps.
-    n_products : int
-        Passes over all the features; those of a preconditioner's rows do not count.
-    converged : bool
-        Whether every column met one of the tolerances.
-    history : list of dict
-        What the callback was told, one entry a step.
-    """
-
-    weights: Tensor
-    latent: Tensor
-    loss: Tensor
-    gradient_norm: Tensor
-    n_iter: int
-    n_products: int
-    converged: bool
-    history: list[dict] = field(default_factory=list)
+    weights: Tensor  # (m, c)
+    latent: Tensor  # (n, c), offset + Phi weights
+    loss: Tensor  # (c,), J at the weights, nats
+    gradient_norm: Tensor  # (c,), relative to that at zero weights
+    n_iter: int  # Newton steps
+    n_products: int  # passes over all the features, those of preconditioners aside
+    converged: bool  # whether every column met one of the tolerances
+    history: list[dict] = field(default_factory=list)  # what the callback was told
 
 
 def fit_newton(

@@ -64,34 +64,18 @@ Callback = Callable[[int, dict], bool | None]
 
 @dataclass(frozen=True)
 class RobustFit:
-    r"""Result of :func:`fit_robust`.
+    """Result of :func:`fit_robust`."""
 
-    Attributes
-    ----------
-    posterior : LinearWeightsPosterior
-        q(w).
-    scale : float
-        b, in the units of y.
-    elbo : float
-        :math:`\mathcal{L}` in nats, summed over the rows.
-    n_iter : int
-        Passes over the data, the first one aside.
-    converged : bool
-        Whether the bound stopped rising before `max_iter`.
-    history : list of float
-        The bound after each step taken, nats.
-    site_precision, site_moment : Tensor of shape (n,)
-        :math:`\lambda` and h, sample weights included.
-    """
-
-    posterior: LinearWeightsPosterior
-    scale: float
-    elbo: float
-    n_iter: int
-    converged: bool
-    history: list[float] = field(default_factory=list)
-    site_precision: Tensor = field(default_factory=lambda: torch.zeros(0))
-    site_moment: Tensor = field(default_factory=lambda: torch.zeros(0))
+    posterior: LinearWeightsPosterior  # q(w)
+    scale: float  # b, in the units of y
+    elbo: float  # L in nats, summed over the observations
+    n_iter: int  # passes over the data, the first one aside
+    converged: bool  # whether the bound stopped rising before
+    history: list[float] = field(default_factory=list)  # the bound after each step taken
+    site_precision: Tensor = field(
+        default_factory=lambda: torch.zeros(0)
+    )  # (n,), lambda, weights included
+    site_moment: Tensor = field(default_factory=lambda: torch.zeros(0))  # (n,), h, weights included
 
 
 def fit_robust(

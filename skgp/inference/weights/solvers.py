@@ -107,26 +107,12 @@ def subsample_preconditioner(
 
 @dataclass(frozen=True)
 class GaussSeidelResult:
-    """Outcome of :func:`gauss_seidel`.
+    """Outcome of :func:`gauss_seidel`."""
 
-    Attributes
-    ----------
-    solution : Tensor of shape (m, k)
-        Weights, float64.
-    misfit : Tensor of shape (n, k)
-        Running residual ``t - Phi v``. Divided by the noise variance it estimates
-        ``(Phi Phi^T + s2 I)^-1 t``.
-    n_iter : int
-        Sweeps, counting one that was interrupted.
-    residual : Tensor of shape (k,)
-        Norm of the gradient of J relative to ``Phi^T t``, as met block by block in the last sweep.
-    converged : bool
-    """
-
-    solution: Tensor
-    misfit: Tensor
-    n_iter: int
-    residual: Tensor
+    solution: Tensor  # (m, k), float64
+    misfit: Tensor  # (n, k), t - Phi v; over the noise, (Phi Phi' + s2 I)^-1 t
+    n_iter: int  # sweeps, counting one that was interrupted
+    residual: Tensor  # (k,), gradient of J relative to Phi' t, as met by blocks
     converged: bool
 
 
