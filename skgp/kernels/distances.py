@@ -58,12 +58,9 @@ def far_limit(dtype: torch.dtype) -> float:
 
 
 def origin(X: Tensor) -> Tensor:
-    """Of each column the value of least magnitude among some rows of X (..., n, d).
+    """Of each column (..., 1, d) the value of least magnitude among some rows of X (..., n, d).
 
-    Returns
-    -------
-    Tensor of shape (..., 1, d)
-        Subtracting it loses no digit of X, and a few outliers among the rows do not move it.
+    Subtracting it loses no digit of X, and a few outliers among the rows do not move it.
     """
     rows = X.detach()[..., :: max(1, -(-X.shape[-2] // ORIGIN_ROWS)), :]
     if not rows.shape[-2]:
@@ -77,14 +74,8 @@ def scaled_inputs(
     """Move to an origin, that of Z, and divide by ``scale`` (() or (..., d)).
 
     Predictions give the rows of the fit as Z: what they compute of one row of X then does not
-    depend on the others.
-
-    Returns
-    -------
-    A, B : Tensor
-        X and Z, finite and of finite squares for any finite inputs.
-    same : bool
-        Whether Z is None and A and B are one.
+    depend on the others. A and B are X and Z, finite and of finite squares for any finite inputs;
+    the third tells whether Z is None and A and B are one.
     """
     _check_scale(X, scale)
     # The distance does not depend on the origin, so no gradient needs to flow through it.
@@ -182,21 +173,8 @@ def correct_far_(
 ) -> Tensor:
     """Replace, in place and by differences, what a matrix product gave for far rows of A and B.
 
-    Parameters
-    ----------
-    values : Tensor of shape (n, p)
-        Squared distances of A and B, or a function of them.
-    A, B : Tensor of shape (n, d), (p, d)
-        From `scaled_inputs`.
-    a2, b2 : Tensor of shape (n, 1), (p, 1)
-        Their squared norms.
-    of_squares : callable, optional
-        That function.
-
-    Returns
-    -------
-    Tensor
-        ``values``.
+    values (n, p) are the squared distances of A (n, d) and B (p, d), from `scaled_inputs`,
+    or a function `of_squares` of them; a2 (n, 1) and b2 (p, 1) are the squared norms.
     """
     for out, left, right, norms in ((values, A, B, a2), (values.T, B, A, b2)):
         if any_far(norms):

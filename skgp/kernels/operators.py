@@ -229,19 +229,8 @@ def kernel_matmul(
 ) -> Tensor:
     """``K(X, Z) V`` without holding K: row tiles are formed, used and dropped.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    Z : Tensor of shape (m, d)
-    V : Tensor of shape (m, k)
-    memory_budget : float
-        Bytes that a tile may take.
-
-    Returns
-    -------
-    Tensor of shape (n, k)
-        In the dtype of `X`. ``O(n m (d + k))``.
+    X (n, d), Z (m, d), V (m, k); the result (n, k) is in the dtype of X. A tile takes at most
+    `memory_budget` bytes; O(n m (d + k)).
     """
     rows = tile_rows(Z.shape[0], X.dtype, memory_budget)
     with large_operation(ENTRY * X.shape[0] * Z.shape[0]):

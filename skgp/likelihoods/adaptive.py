@@ -116,20 +116,8 @@ def log_expectation_and_slopes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Log-expectation and its derivatives in the mean and the variance, outside of autograd.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Log-concave in f.
-    y, mean, var : Tensor of the same shape (...)
-        Observations; mean and variance of the latent values, ``var >= 0``.
-    n_points : int, default=56
-        Number of nodes, at least 4; rows whose integrand is nearly normal take half as many.
-
-    Returns
-    -------
-    value, in_mean, in_var : Tensor of shape (...)
-        In nats, nats per unit of f and nats per unit of f squared. At most about
-        ``n_points + 20`` evaluations of the likelihood a row.
+    As `log_expectation`, all of one shape (...); rows whose integrand is nearly normal take half as
+    many nodes. At most about ``n_points + 20`` evaluations of the likelihood a row.
     """
 
     def summed(n_points: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -315,21 +303,10 @@ def log_gamma_rule(
 ) -> tuple[Tensor, Tensor]:
     r"""Rule for the logarithm of a gamma variable, :math:`\log \Lambda - \log a`.
 
-    Parameters
-    ----------
-    shape : Tensor of shape (n,)
-        :math:`a > 0` of :math:`\Lambda \sim \operatorname{Gamma}(a)`, whose density in
-        :math:`t = \log(\Lambda / a)` is proportional to :math:`\exp(a (t - e^t))`.
-    n_points : int
-        Number of nodes.
-    for_tails : bool, default=False
-        Space the nodes evenly over the long left tail, for functions that change there. By default
-        they are dense about the mode.
-
-    Returns
-    -------
-    offset, weights : Tensor of shape (n_points, n)
-        Values of t and their weights, which sum to 1.
+    Values of t and weights, both (n_points, n), for the shapes :math:`a > 0` (n,) of
+    :math:`\Lambda \sim \operatorname{Gamma}(a)`: the density of :math:`t = \log(\Lambda / a)` is
+    proportional to :math:`\exp(a (t - e^t))`. Nodes are dense about the mode, or `for_tails` evenly
+    spaced over the long left tail, for functions that change there.
     """
 
     def profile(offset: Tensor) -> tuple[Tensor, Tensor]:

@@ -115,28 +115,8 @@ def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
 
     .. math:: U U^T = A \quad (U \text{ upper triangular}), \qquad (U^{-T}) (U^{-T})^T = A^{-1},
 
-    so that :math:`U^{-T}` is the *lower* Cholesky factor of the inverse.
-
-    Parameters
-    ----------
-    A : Tensor of shape (..., n, n)
-        Symmetric positive definite. Not modified.
-    max_jitter : float, default=1e-4
-        As in `jittered_cholesky`.
-
-    Returns
-    -------
-    CholeskyResult
-        ``factor`` (..., n, n) upper triangular.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        As in `jittered_cholesky`.
-
-    Notes
-    -----
-    :math:`O(n^3 / 3)`; two copies of `A` in memory (the flips).
+    so that :math:`U^{-T}` is the *lower* Cholesky factor of the inverse. As `jittered_cholesky`;
+    O(n^3 / 3), two copies of A (..., n, n) in memory (the flips).
     """
     _check_square(A)
     lower, jitter = jittered_cholesky(A.flip(-2, -1), max_jitter=max_jitter)
@@ -144,19 +124,9 @@ def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
 
 
 def cho_solve(L: Tensor, B: Tensor) -> Tensor:
-    r"""Solve :math:`L L^T X = B` given the lower factor.
+    r"""Solve :math:`L L^T X = B` for the lower factor L (..., n, n); O(n^2 k).
 
-    Parameters
-    ----------
-    L : Tensor of shape (..., n, n)
-        Lower Cholesky factor.
-    B : Tensor of shape (..., n, k) or (..., n)
-        Right-hand sides. Read as vectors when it has one dimension fewer than `L`.
-
-    Returns
-    -------
-    Tensor of the shape of `B`
-        :math:`O(n^2 k)`.
+    B is (..., n, k), or (..., n) where it has one dimension fewer than L.
     """
     if isinstance(L, np.ndarray):
         return dpotrs(L.T, B)[0]
@@ -182,18 +152,7 @@ def tri_solve(A: Tensor, B: Tensor, *, upper: bool) -> Tensor:
 
 
 def log_det(L: Tensor) -> Tensor:
-    r"""Log-determinant :math:`\log |L L^T| = 2 \sum_i \log L_{ii}` from a triangular factor.
-
-    Parameters
-    ----------
-    L : Tensor of shape (..., n, n)
-        Triangular with a positive diagonal.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        In nats; :math:`O(n)`.
-    """
+    r"""Log-determinant :math:`\log |L L^T| = 2 \sum_i \log L_{ii}` (...), L triangular; O(n)."""
     if isinstance(L, np.ndarray):
         return 2 * np.log(L.diagonal()).sum()
     return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -62,13 +62,7 @@ def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Ite
 
 @contextlib.contextmanager
 def large_operation(flops: float) -> Iterator[None]:
-    """Give torch all threads that a fit or a prediction may take, if the operation is large.
-
-    Parameters
-    ----------
-    flops : float
-        Of the operation, or of several of which each is large.
-    """
+    """Give torch all threads that a fit may take, if an operation of so many flops is large."""
     found = torch.get_num_threads()
     if flops < LARGE_FLOPS or _available.get() <= found:
         yield

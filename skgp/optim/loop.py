@@ -53,23 +53,7 @@ class NonFiniteLossError(FloatingPointError):
 def exponential_decay(start: float, end: float, n_steps: int) -> Schedule:
     r"""Return the schedule :math:`\rho_t = \rho_0 (\rho_1 / \rho_0)^{\min(t / T, 1)}`.
 
-    Parameters
-    ----------
-    start, end : float
-        Learning rates :math:`\rho_0` at iteration 0 and :math:`\rho_1` from iteration T on.
-        Strictly positive.
-    n_steps : int
-        T, at least 1.
-
-    Returns
-    -------
-    callable
-        Maps an iteration to its learning rate.
-
-    Raises
-    ------
-    ValueError
-        If a learning rate is not positive or ``n_steps`` less than 1.
+    Both learning rates are positive, T = n_steps at least 1.
 
     Examples
     --------
