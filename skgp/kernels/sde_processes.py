@@ -163,15 +163,7 @@ class _Matern52(Primitive):
         torch.neg(w2, out=F[2, 0])
         torch.sub(2 * half, re, alpha=3, out=F[2, 1])
         torch.sub(e + half, re, alpha=2, out=F[2, 2])
-        self._fill_noise(r, re, half, w2, e * e, Q)
-
-    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e, third = np.exp(-r), r * r / 3
-        return (1 + r + third) * e, -third * (1 + r) * e
-
-    def _fill_noise(
-        self, r: Tensor, re: Tensor, half: Tensor, w2: Tensor, e2: Tensor, Q: Tensor
-    ) -> None:
+        e2 = e * e
         p5 = lower_gamma(5, 2 * r, e2, out=Q[0, 0])
         torch.mul(half, half, out=Q[0, 1]).mul_(8 / 3)
         torch.mul(w2, w2, out=Q[1, 2]).mul_(8 / 3)
@@ -183,6 +175,10 @@ class _Matern52(Primitive):
         # Q33 = P5 + 16 e^2 (r - r^2 + r^3) / 3, whose polynomial is r (1 - r) + r^3 > 0
         torch.mul(e2 * r, rest, out=Q[2, 2]).add_(cube, alpha=2).mul_(16 / 3).add_(p5)
         Q[1, 0], Q[2, 1], Q[2, 0] = Q[0, 1], Q[1, 2], Q[0, 2]
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        e, third = np.exp(-r), r * r / 3
+        return (1 + r + third) * e, -third * (1 + r) * e
 
 
 class _Rotation(Primitive):
