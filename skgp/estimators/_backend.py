@@ -13,12 +13,7 @@ from sklearn.utils import check_random_state
 class Backend:
     """What ``device``, ``dtype`` and ``random_state`` of an estimator resolve to, for one fit.
 
-    Parameters
-    ----------
-    device : torch.device
-    dtype : torch.dtype
-        Of the training. Prediction is in float64 whatever this is.
-    random_state : int, RandomState instance or None
+    ``dtype`` is of the training: prediction is in float64 whatever this is.
     """
 
     device: torch.device
@@ -50,30 +45,14 @@ class Backend:
 
 
 def resolve_backend(device: str | torch.device, dtype: str, random_state) -> Backend:
-    """Resolve the parameters ``device``, ``dtype`` and ``random_state`` of an estimator.
-
-    Parameters
-    ----------
-    device : str or torch.device
-        "auto" is "cuda" where there is one, else "cpu".
-    dtype : {"float64", "float32"}
-    random_state : int, RandomState instance or None
-
-    Raises
-    ------
-    ValueError
-        If torch does not know ``device`` or finds none.
-    """
+    """Resolve the parameters ``device``, ``dtype`` and ``random_state`` of an estimator."""
     return Backend(resolve_device(device), getattr(torch, dtype), random_state)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
     """Return the torch device that ``device`` names; "auto" prefers CUDA.
 
-    Raises
-    ------
-    ValueError
-        If torch does not know it or this machine lacks it.
+    ValueError if torch does not know it or this machine lacks it.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -87,16 +87,8 @@ class FitSession:
                 model.solve(..., callback=callback)
             self.weights_ = ...
 
-    Parameters
-    ----------
-    estimator : estimator instance
-        The estimator being fitted. Its ``verbose`` decides what is printed: 1 for a line a
-        stage, 2 for a line an iteration.
-    context : sklearn.callback.CallbackContext
-        Root context of the fit.
-    data : dict
-        ``X``, ``y`` and ``metadata`` as the hooks of ``sklearn.callback`` receive them.
-    interrupt : InterruptFlag
+    ``estimator.verbose`` is 1 for a line a stage, 2 for a line an iteration; ``data`` holds ``X``,
+    ``y`` and ``metadata`` as the hooks of ``sklearn.callback`` receive them.
     """
 
     def __init__(self, estimator, context, data: dict[str, Any], interrupt: InterruptFlag) -> None:
@@ -118,21 +110,11 @@ class FitSession:
     ) -> Iterator[Callback]:
         """Open one iterative part of the fit.
 
-        Parameters
-        ----------
-        name : str
-            What the progress bar shows.
-        max_iter : int or None, default=None
-            The most iterations that the model will report; None if not known in advance.
-        state : callable or None, default=None
-            Returns, as a dictionary, the fitted attributes that make a copy of the estimator
-            predict as if the fit stopped now. Called only if a callback asks for the fitted
-            estimator (``ScoringMonitor``); without it, such a callback skips the iterations.
-
-        Yields
-        ------
-        callable
-            ``callback(iteration, info) -> bool`` for the model; True asks it to stop.
+        ``name`` is what the progress bar shows, ``max_iter`` the most iterations (None if not
+        known). ``state`` returns the fitted attributes that make a copy of the estimator predict as
+        if the fit stopped now. It is called only if a callback asks for the fitted estimator
+        (``ScoringMonitor``); without it, such a callback skips the iterations. Yields
+        ``callback(iteration, info) -> bool`` for the model; True asks it to stop.
         """
         context = None
         if self.has_callbacks:
@@ -212,24 +194,8 @@ def fit_session(
     Within ``GridSearchCV`` and its like Ctrl-C is left alone, so that it ends the search and not
     one of its fits. ``cross_validate`` does not make itself known: there, press it twice.
 
-    Parameters
-    ----------
-    estimator : estimator instance
-        Gains ``interrupted_``, True if Ctrl-C stopped the fit.
-    X, y : array-like
-        Training data as the user gave it: a callback may score on it.
-    sample_weight : array-like of shape (n,) or None, default=None
-    n_stages : int or None, default=None
-        The most stages that the fit may open; None if not known in advance.
-
-    Yields
-    ------
-    FitSession
-
-    Warns
-    -----
-    ConvergenceWarning
-        If Ctrl-C stopped the fit.
+    Sets ``interrupted_``, and warns if Ctrl-C stopped the fit. X and y are as the user gave them: a
+    callback may score on them. ``n_stages`` is the most stages that the fit may open.
     """
     metadata = {} if sample_weight is None else {"sample_weight": sample_weight}
     data = {"X": X, "y": y, "metadata": metadata}

@@ -30,10 +30,7 @@ __all__ = [
 def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:
     """Return the weights as a float64 array of shape (n,).
 
-    Raises
-    ------
-    ValueError
-        If a weight is negative, not finite, or their number differs from the rows of ``X``.
+    ValueError if a weight is negative or not finite, or their number is not that of the rows.
     """
     return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
@@ -43,12 +40,8 @@ def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:
 
     The ``ConvergenceWarning`` is scikit-learn's own and names the parameter and the bound.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        As learned; one for each class perhaps.
-    given : Kernel or None
-        As the user gave it. Of None nothing is checked, nor is noise that was added to it.
+    ``kernel`` is as learned, one for each class perhaps; ``given`` as the user gave it. Of None
+    nothing is checked, nor is noise that was added to it.
     """
     if given is None:
         return

@@ -3,37 +3,28 @@
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, WhiteKernel
 
+from skgp.estimators.defaults import (
+    FEW_LABELS,
+    LATENT_BOUNDS,
+    LATENT_VARIANCE,
+    MANY_COLUMNS,
+    NOISE_BOUNDS,
+)
 from skgp.kernels.gram import split_noise
 from skgp.kernels.scales import robust_std
-
-_NOISE_BOUNDS = (1e-5, 1e1)
-_FEW_ROWS = 200
-_MANY_COLUMNS = 50
-# Of a latent function: probabilities of about .1 to .9 to start with, as a multiple of the variance
-# of the link's distribution, logistic or normal.
-_LATENT_VARIANCE, _LATENT_BOUNDS = {"logit": 4.0, "probit": 4.0 * 3 / np.pi**2}, (1e-3, 1e6)
 
 
 def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    sample_weight : ndarray of shape (n,), optional
-
-    Returns
-    -------
-    list of Kernel
-        ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start
-        at those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads,
-        which puts two typical rows about one length scale apart. How many of these differ is for
-        :mod:`skgp.learning.kernel_choice` to say.
+    ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
+    those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads, which
+    puts two typical rows about one length scale apart. How many of these differ is for
+    `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     return [
-        ConstantKernel(1.0, (1e-3, 1e4)) * _shape(nu, length_scale)
-        + WhiteKernel(0.1, _NOISE_BOUNDS)
+        ConstantKernel(1.0, (1e-3, 1e4)) * _shape(nu, length_scale) + WhiteKernel(0.1, NOISE_BOUNDS)
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 
@@ -43,30 +34,20 @@ def default_classification_kernels(
 ) -> list[Kernel]:
     """Return the kernels, without noise, that a classifier chooses among.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    sample_weight : ndarray of shape (n,), optional
-    link : {"logit", "probit"}
-        Whose units the latent function has.
-
-    Returns
-    -------
-    list of Kernel
-        ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few rows, which cannot
-        tell them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times
-        its spread to start with. Of many columns, which often share a unit (pixels, counts), also
-        RBF and Matern 3/2 with one length scale for all.
+    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few rows, which cannot tell
+    them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
+    spread to start with. Of many columns, which often share a unit (pixels, counts), also RBF and
+    Matern 3/2 with one length scale for all. ``link`` has the units of the latent function.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
-    if X.shape[0] <= _FEW_ROWS:
+    if X.shape[0] <= FEW_LABELS:
         shapes = [_shape(2.5, length_scale)]
     else:
         shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
-    if X.shape[1] > _MANY_COLUMNS:
+    if X.shape[1] > MANY_COLUMNS:
         shared = _distance_from_centre(X, sample_weight)
         shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
-    return [ConstantKernel(_LATENT_VARIANCE[link], _LATENT_BOUNDS) * shape for shape in shapes]
+    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
 
 
 def isotropic_classification_kernels(
@@ -74,21 +55,11 @@ def isotropic_classification_kernels(
 ) -> list[Kernel]:
     """Return the kernels, without noise, of inputs whose columns share a unit.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    sample_weight : ndarray of shape (n,), optional
-    link : {"logit", "probit"}
-        Whose units the latent function has.
-
-    Returns
-    -------
-    list of Kernel
-        ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2, with one length scale.
+    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2, with one length scale.
     """
     shared = _distance_from_centre(X, sample_weight)
     shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
-    return [ConstantKernel(_LATENT_VARIANCE[link], _LATENT_BOUNDS) * shape for shape in shapes]
+    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
 
 
 def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
@@ -124,4 +95,4 @@ def with_noise(kernel: Kernel) -> Kernel:
     """Return the kernel with a ``WhiteKernel`` summand: its own, or a new one of level 0.01."""
     if split_noise(kernel)[1] is not None:
         return kernel
-    return kernel + WhiteKernel(1e-2, _NOISE_BOUNDS)
+    return kernel + WhiteKernel(1e-2, NOISE_BOUNDS)

@@ -45,11 +45,6 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
     ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
     takes the threads that `skgp.linalg.threads` says.
-
-    Parameters
-    ----------
-    prefer_skip_nested_validation : bool
-        As in scikit-learn.
     """
     validated = validated_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 

@@ -23,10 +23,7 @@ def natural_dtype(y: np.ndarray) -> np.ndarray:
 def distinct_labels(labels: ArrayLike, name: str) -> np.ndarray:
     """Return the sorted distinct labels.
 
-    Raises
-    ------
-    ValueError
-        If they cannot be ordered, as numbers among strings; names the types.
+    ValueError names the types where they have no order, as numbers among strings.
     """
     labels = np.asarray(labels)
     try:
@@ -42,10 +39,7 @@ def distinct_labels(labels: ArrayLike, name: str) -> np.ndarray:
 def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return the index into ``classes`` of each label, shape (n,).
 
-    Raises
-    ------
-    ValueError
-        If there is a label that is not in ``classes``; names it.
+    ValueError names labels that are not among ``classes``.
     """
     index = {label: code for code, label in enumerate(classes.tolist())}
     labels = distinct_labels(y, "y")
@@ -68,21 +62,10 @@ def class_weights(
 ) -> np.ndarray:
     """Return the weight of each class, shape (n_classes,).
 
-    Parameters
-    ----------
-    class_weight : dict or "balanced"
-        Weights by label, 1 where it is silent, or inversely proportional to the (weighted) number
-        of rows of the class. A key that is no class is an error only if a class goes without a
-        weight: else it may be a class that has no row in a fold of cross-validation.
-    classes : ndarray of shape (n_classes,)
-    codes : ndarray of shape (n,)
-        Index into ``classes`` of each row.
-    sample_weight : ndarray of shape (n,) or None
-
-    Raises
-    ------
-    ValueError
-        If a weight is not positive, or a key is no class.
+    ``class_weight`` holds weights by label, 1 where it is silent; "balanced" is inversely
+    proportional to the (weighted) number of rows of the class. A key that is no class is an error
+    only if a class goes without a weight: else it may be a class that has no row in a fold of
+    cross-validation. ``codes`` (n,) index ``classes``.
     """
     if isinstance(class_weight, str):
         numbers = np.arange(len(classes))
@@ -109,12 +92,7 @@ def class_weights(
 def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
     """Return the coding Y (n, c) in {-1., +1.}: c = 1 for two classes, else one column a class.
 
-    Parameters
-    ----------
-    codes : ndarray of shape (n,)
-        Integers from 0 to ``n_classes - 1``.
-    n_classes : int
-        At least 2. With 2 the column is +1 for code 1.
+    ``codes`` (n,) run from 0; of two classes the column is +1 for code 1.
     """
     positive = np.array([1]) if n_classes == 2 else np.arange(n_classes)
     return np.where(codes[:, None] == positive, 1.0, -1.0)
@@ -133,15 +111,8 @@ def base_rate_offset(
 
     with shares kept 1e-6 away from 0 and 1, where it is infinite.
 
-    Parameters
-    ----------
-    Y : ndarray of shape (n, c)
-        In {-1., +1.}.
-    sample_weight : ndarray of shape (n,) or None, default=None
-    link : {"logit", "probit"}, default="logit"
-        Whose sigmoid g maps f to a probability.
-    cautious : bool, default=False
-        Count a row of each kind more: rows of a class may come later.
+    ``Y`` (n, c) is in {-1., +1.}; g is the sigmoid of ``link``. ``cautious`` counts a row of each
+    kind more: rows of a class may come later.
     """
     if cautious:
         Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])

@@ -19,12 +19,8 @@ _NOTHING = (None, False)
 class Option:
     """Parameters that have an effect only under a condition.
 
-    Parameters
-    ----------
-    names : tuple of str
-    where : dict of str to container
-        Values of other parameters; one of them suffices. What "auto" stands for is known after the
-        fit, from the attribute of that name: ``solver_`` of ``solver``.
+    ``where`` holds values of other parameters; one of them suffices. What "auto" stands for is
+    known after the fit, from the attribute of that name: ``solver_`` of ``solver``.
     """
 
     names: tuple[str, ...]
@@ -54,13 +50,8 @@ def options(names: str, **where: Container) -> Option:
 def warn_of_idle_options(estimator: Any, *, fitted: bool) -> None:
     """Warn of parameters that were set and have no effect.
 
-    Parameters
-    ----------
-    estimator : estimator
-        ``_option_rules`` lists what its parameters depend on.
-    fitted : bool
-        False before the fit, for what the parameters alone decide; True after it, for what depends
-        on the meaning that the fit gave to "auto".
+    ``fitted`` is False before the fit, for what the parameters alone decide; True after it, for
+    what depends on the meaning that the fit gave to "auto".
     """
     defaults = inspect.signature(type(estimator).__init__).parameters
     told: set[str] = set()

@@ -102,10 +102,7 @@ class LikelihoodPredictive(GaussianPredictive):
     def _additive_variance(self) -> float:
         """Return the variance of z given f; infinite where it is.
 
-        Raises
-        ------
-        AttributeError
-            If it depends on f.
+        AttributeError if it depends on f.
         """
         if self._likelihood is None:
             return self._noise_variance
@@ -181,15 +178,7 @@ def by_elements(function: Callable, *arrays: np.ndarray):
 
     Quadrature holds many nodes a value; what lies in memory at once does not grow with the arrays.
 
-    Parameters
-    ----------
-    function : callable
-        Maps float64 tensors of shape (b,) to one such tensor, or to a tuple of them.
-    *arrays : ndarray of shapes that broadcast to (...)
-
-    Returns
-    -------
-    ndarray of shape (...), or tuple of them
+    ``function`` maps float64 tensors of shape (b,) to one such tensor, or to a tuple of them.
     """
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     columns = [to_tensor(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
@@ -208,16 +197,7 @@ def exponential_covariance(mean: np.ndarray, covariance: np.ndarray) -> np.ndarr
     .. math:: \operatorname{Cov}(e^{f_i}, e^{f_j}) = E_i E_j (e^{C_{ij}} - 1), \qquad
               E_i = E[e^{f_i}] = e^{m_i + C_{ii} / 2}.
 
-    Parameters
-    ----------
-    mean : ndarray of shape (n,)
-    covariance : ndarray of shape (n, n)
-        C.
-
-    Returns
-    -------
-    ndarray of shape (n, n)
-        In squared units of :math:`e^f`; of magnitude 1e277 at most.
+    ``mean`` (n,), ``covariance`` C (n, n); the result is of magnitude 1e277 at most.
     """
     log_mean = mean + np.maximum(covariance.diagonal(), 0.0) / 2
 
@@ -245,18 +225,8 @@ def link_covariance(
     each of its terms is positive semi-definite, so that the result is. Its error relative to the
     variances of g, for the softplus, is below 1e-8 up to s = 3 and 4e-5 at s = 10.
 
-    Parameters
-    ----------
-    function : callable
-        g, elementwise on arrays; smooth, and of polynomial growth.
-    mean : ndarray of shape (n,)
-    covariance : ndarray of shape (n, n)
-        Of f.
-
-    Returns
-    -------
-    ndarray of shape (n, n)
-        O(64 n^2) time, and O(241 n) values of g.
+    ``function`` is g, elementwise, smooth and of polynomial growth. O(64 n^2) time, and O(241 n)
+    values of g.
     """
     std = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     nodes, basis = _hermite_rule()
@@ -312,10 +282,7 @@ def is_constant(scale: float, y: np.ndarray) -> bool:
 def clip_variance(var: np.ndarray) -> np.ndarray:
     """Return variances with the negative ones, born of rounding, set to 0.
 
-    Warns
-    -----
-    NumericalWarning
-        If there were any; says how many and the least.
+    NumericalWarning says how many there were, and the least.
     """
     negative = var < 0
     if not negative.any():

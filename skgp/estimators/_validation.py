@@ -24,11 +24,8 @@ _ADVICE = {
 def validate_training_data(estimator, X: ArrayLike, y: ArrayLike, **params):
     """Return X and y of a fit as `sklearn.utils.validation.validate_data` does.
 
-    Raises
-    ------
-    ValueError
-        As it does, with a remedy where y holds NaN; and for an input too large to be squared, of
-        which the message names value, row and column.
+    ValueError as it raises, with a remedy where y holds NaN; and for an input too large to be
+    squared, naming value, row and column.
     """
     try:
         X, y = validate_data(estimator, X, y, dtype=np.float64, **params)
@@ -47,10 +44,7 @@ def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
 
     Nothing is as far away; a kernel that is not stationary grows without bound there.
 
-    Raises
-    ------
-    ValueError
-        If the kernel is not stationary and there is such an input.
+    Nothing is as far away; a kernel that is not stationary grows without bound there: ValueError.
     """
     limit = LARGEST_INPUT["float64"]
     if not stationary or not X.size or max(X.max(), -X.min()) <= limit:
@@ -59,13 +53,7 @@ def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
 
 
 def check_joint_memory(n_rows: int, remedy: str) -> None:
-    """Refuse a joint covariance of rows for which there is no room.
-
-    Raises
-    ------
-    MemoryError
-        Says how much it takes and how much there is.
-    """
+    """Refuse a joint covariance of rows for which there is no room."""
     need, free = JOINT_MATRICES * 8.0 * n_rows**2, free_memory()
     if need > free:
         most = int((free / (JOINT_MATRICES * 8.0)) ** 0.5)
@@ -78,10 +66,7 @@ def check_joint_memory(n_rows: int, remedy: str) -> None:
 def check_likelihood(estimator, base: type) -> None:
     """Say which estimators, derived from `base`, have a likelihood that this one lacks.
 
-    Raises
-    ------
-    ValueError
-        If there are any; else scikit-learn's own message is as good.
+    Where there are none, scikit-learn's own message is as good.
     """
     asked = getattr(estimator, "likelihood", None)
     own = _likelihoods(type(estimator))
@@ -98,18 +83,7 @@ def check_likelihood(estimator, base: type) -> None:
 def check_counts(y: np.ndarray, name: str = "y") -> None:
     """Refuse what is not a count: a whole number of at least 0.
 
-    Parameters
-    ----------
-    y : ndarray of shape (n,)
-        Numbers of any dtype; whole ones may be floats.
-    name : str, default="y"
-        What the message calls it.
-
-    Raises
-    ------
-    ValueError
-        If there is NaN or infinity, a negative or a fractional number; names the first of them, its
-        row, and the remedy.
+    ValueError names the first of them, its row, and the remedy; ``y`` (n,) has any dtype.
     """
     missing, negative = ~np.isfinite(y), y < 0
     bad = missing | negative | (y != np.rint(y))
@@ -126,22 +100,8 @@ def check_counts(y: np.ndarray, name: str = "y") -> None:
 def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
     """Logarithms of the exposures of counts: what is added to their log-rates.
 
-    Parameters
-    ----------
-    exposure : float, array-like of shape (n,) or None
-    n_rows : int
-        n.
-    owner : object
-        The estimator: its parameter ``likelihood`` says whether it has counts.
-
-    Returns
-    -------
-    ndarray of shape (n,), or None
-
-    Raises
-    ------
-    ValueError
-        If there are exposures and no counts, or if they are not one a row, positive and finite.
+    Returns (n,), or None of None. ValueError if ``owner`` has no likelihood of counts, or if they
+    are not one a row, positive and finite.
     """
     if exposure is None:
         return None
@@ -173,19 +133,7 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
 
 
 def refuse_noise(kernel: Kernel, owner: object) -> None:
-    """Refuse a WhiteKernel summand in the kernel of a regressor of counts.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    owner : object
-        The estimator, for the message.
-
-    Raises
-    ------
-    ValueError
-        If there is one at the top level.
-    """
+    """Refuse a WhiteKernel summand in the kernel of a regressor of counts."""
     if split_noise(kernel)[1] is not None:
         raise ValueError(
             f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "

@@ -44,6 +44,16 @@ DF_START = 4.0
 #: What one observation is worth against a mean count of 0.
 LEAST_COUNT = 0.5
 
+# -- Default kernels
+
+#: Bounds of the variance of noise, of a target of unit variance.
+NOISE_BOUNDS = (1e-5, 1e1)
+#: Rows of labels up to which kernels of unlike smoothness cannot be told apart.
+FEW_LABELS = 200
+#: Variance of a latent function: probabilities of about .1 to .9 to start with, as a multiple of
+#: the variance of the link's distribution, logistic or normal.
+LATENT_VARIANCE, LATENT_BOUNDS = {"logit": 4.0, "probit": 4.0 * 3 / np.pi**2}, (1e-3, 1e6)
+
 # -- Inducing points and projections
 
 #: Rows that the clustering looks at, as a multiple of the centres, over all minibatches, and these.
@@ -52,7 +62,8 @@ CLUSTER_PASSES, CLUSTER_BATCH = 2, 4_096
 GREEDY_ROWS = 20_000
 #: Length scales beyond which all rows are equally far.
 FARTHEST = 1e6
-#: Columns beyond which a default kernel is one of principal components, and how many it takes.
+#: Columns beyond which a default kernel is one of principal components, and how many it takes; a
+#: classifier then also tries one length scale for all.
 MANY_COLUMNS = 50
 #: Rows of a covariance that are summed at once.
 SCATTER_ROWS = 8_192
