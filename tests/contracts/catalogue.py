@@ -1,6 +1,7 @@
 """One cheap instance of every estimator, for properties that all of them share."""
 
 import numpy as np
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,
@@ -18,7 +19,8 @@ from skgp import (
 CHEAP = {
     QSGPRegressor: {},
     QSGPClassifier: {},
-    DLMGPRegressor: {"n_inducing": 10, "max_iter": 5},
+    # A kernel, for by default four are compared.
+    DLMGPRegressor: {"kernel": RBF() + WhiteKernel(0.1), "n_inducing": 10, "max_iter": 5},
     DLMGPClassifier: {"n_inducing": 10, "max_iter": 5},
     SWSGPRegressor: {"n_inducing": 12, "n_neighbors": 6},
     SWSGPClassifier: {"n_inducing": 12, "n_neighbors": 6},

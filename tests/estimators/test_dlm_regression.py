@@ -33,6 +33,10 @@ class TestContract(RegressorContract):
     def make(self, **params):
         return DLMGPRegressor(**{"n_inducing": 30, "max_iter": 20, "random_state": 0, **params})
 
+    def make_iterative(self, **params):
+        """With one kernel, for by default four are compared."""
+        return self.make(kernel=self.kernel(), **params)
+
 
 class TestSquareLossContract(RegressorPredictions):
     offers_state = False
@@ -41,6 +45,10 @@ class TestSquareLossContract(RegressorPredictions):
     def make(self, **params):
         settings = {"objective": "square_loss", "n_inducing": 30, "max_iter": 20}
         return DLMGPRegressor(**{**settings, "random_state": 0, **params})
+
+    def make_iterative(self, **params):
+        """With one kernel, for by default four are compared."""
+        return self.make(kernel=self.kernel(), **params)
 
 
 class TestCountContract(CountRegressorContract):

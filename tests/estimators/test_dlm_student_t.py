@@ -44,6 +44,10 @@ class TestContract(RegressorPredictions):
         options = dict(likelihood="student_t", n_inducing=40, max_iter=20, random_state=0)
         return DLMGPRegressor(**{**options, **params})
 
+    def make_iterative(self, **params):
+        """With one kernel, for by default four are compared."""
+        return self.make(kernel=self.kernel(), **params)
+
 
 def average(noise, f, y):
     """Density of y = f + noise, by quadrature on either side of the peak of the noise."""

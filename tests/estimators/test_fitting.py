@@ -1,0 +1,275 @@
+"""What every fit obeys: transactions, warm starts, sources of randomness, counts of iterations."""
+
+import os
+import pickle
+import signal
+import sys
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import skgp
+from tests.contracts.catalogue import CHEAP, cheap, rows
+from tests.contracts.common import Recorder
+
+PACKAGE = os.path.dirname(skgp.__file__)
+pytestmark = pytest.mark.filterwarnings("ignore")
+all_estimators = pytest.mark.parametrize("make", CHEAP, ids=lambda c: c.__name__)
+streaming = pytest.mark.parametrize(
+    "make", [c for c in CHEAP if hasattr(c, "partial_fit")], ids=lambda c: c.__name__
+)
+warm_estimators = pytest.mark.parametrize(
+    "make", [c for c in CHEAP if "warm_start" in c().get_params()], ids=lambda c: c.__name__
+)
+
+
+# ---- a fit replaces the fitted state as a whole, or leaves the estimator exactly as it was ----
+
+
+def state(estimator):
+    """Everything the estimator holds, inner objects included, by name."""
+    return {name: pickle.dumps(value) for name, value in vars(estimator).items()}
+
+
+class Abort:
+    """Context that raises KeyboardInterrupt when skgp calls its `at`-th function; None counts."""
+
+    def __init__(self, at=None):
+        self.at = at
+        self.n_calls = 0
+
+    def __call__(self, frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.n_calls += 1
+            if self.n_calls == self.at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def __enter__(self):
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+
+def assert_abort_changes_nothing(estimator, method, arguments, n_points=4):
+    """Abort `method` at several points, the last call among them, and compare the state."""
+    before = state(estimator)
+    for _ in range(2):  # the first fills caches
+        other = pickle.loads(pickle.dumps(estimator))
+        with Abort() as abort:
+            getattr(other, method)(*arguments)
+    for at in np.linspace(1, abort.n_calls, n_points).astype(int):
+        with pytest.raises(KeyboardInterrupt), Abort(at):
+            getattr(estimator, method)(*arguments)
+        assert state(estimator) == before, f"aborted at call {at} of {abort.n_calls}"
+
+
+@all_estimators
+def test_aborted_fit_changes_nothing(make):
+    X, y = rows(make)
+    new = np.hstack([X, X[::-1]]), rows(make, seed=1, scale=1e3)[1]
+    for estimator in (cheap(make), cheap(make).fit(X, y)):
+        assert_abort_changes_nothing(estimator, "fit", new)
+
+
+@streaming
+def test_aborted_partial_fit_changes_nothing(make):
+    estimator = cheap(make).partial_fit(*rows(make))
+    assert_abort_changes_nothing(estimator, "partial_fit", rows(make, 9, seed=1, scale=1e3))
+
+
+@pytest.mark.parametrize("make", list(CHEAP)[:2], ids=lambda c: c.__name__)
+def test_aborted_warm_start_of_sgd_changes_nothing(make):
+    estimator = cheap(make, solver="sgd", warm_start=True, optimizer=None, max_iter=20)
+    estimator.fit(*rows(make))
+    assert_abort_changes_nothing(estimator, "fit", rows(make))
+
+
+@all_estimators
+def test_failed_first_fit_does_not_count_as_fitted(make):
+    X, y = rows(make)
+
+    def fail():
+        raise RuntimeError("from a callback")
+
+    estimator = cheap(make).set_callbacks(Recorder(on_iteration=fail))
+    with pytest.raises(RuntimeError, match="from a callback"):
+        estimator.fit(X, y)
+    for method, arguments in {"predict": (X,), "log_predictive_density": (X, y)}.items():
+        with pytest.raises(NotFittedError):
+            getattr(estimator, method)(*arguments)
+    estimator.set_callbacks().fit(X, y).predict(X)
+
+
+@all_estimators
+def test_second_ctrl_c_keeps_the_fit_before(make):
+    X, y = rows(make)
+    estimator = cheap(make).fit(X, y)
+    expected = estimator.predict(X)
+
+    def press_twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    estimator.set_callbacks(Recorder(on_iteration=press_twice))
+    X_new, y_new = rows(make, seed=1, scale=1e3)
+    with pytest.raises(KeyboardInterrupt):
+        estimator.fit(np.hstack([X_new, X_new]), y_new)
+    np.testing.assert_array_equal(estimator.predict(X), expected)
+    assert estimator.n_features_in_ == 1 and not estimator.interrupted_
+
+
+@all_estimators
+def test_fit_returns_the_estimator_itself(make):
+    estimator = cheap(make)
+    assert estimator.fit(*rows(make)) is estimator
+    assert not hasattr(estimator, "_callback_fit_ctx")
+
+
+@streaming
+def test_warnings_of_a_fit_name_the_line_of_the_caller(make):
+    X, y = rows(make)
+    presses = iter([signal.SIGINT])
+    recorder = Recorder(on_iteration=lambda: [signal.raise_signal(key) for key in presses])
+    estimator = cheap(make).set_callbacks(recorder)
+    with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C") as caught:
+        estimator.partial_fit(X, y)
+    assert {w.filename for w in caught if "Ctrl-C" in str(w.message)} == {__file__}
+
+
+# ---- a warm start goes on from the last fit of the same model, and begins anew elsewhere ----
+
+optimizers = pytest.mark.parametrize("optimizer", ["auto", None])
+
+
+def one_kernel(make, length_scale):
+    """A kernel that the estimator takes; state-space kernels have no length scale near 0."""
+    noise = WhiteKernel(0.05) if hasattr(make, "predict_interval") else None
+    kernel = 2.0 * RBF(length_scale, (1e-3, 1e3))
+    return kernel if noise is None else kernel + noise
+
+
+def assert_same(first, second, X):
+    np.testing.assert_allclose(first.kernel_.theta, second.kernel_.theta, rtol=1e-6, atol=1e-8)
+    found, expected = (e.latent_mean_and_variance(X) for e in (first, second))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@warm_estimators
+@optimizers
+def test_warm_start_takes_a_changed_kernel(make, optimizer):
+    X, y = rows(make)
+    # Equal to three digits, as they print.
+    kernels = one_kernel(make, 1.0), one_kernel(make, 1.0004 if optimizer is None else 0.5)
+    warm = cheap(make, kernel=kernels[0], optimizer=optimizer, warm_start=True).fit(X, y)
+    warm.set_params(kernel=kernels[1]).fit(X, y)
+    assert_same(warm, cheap(make, kernel=kernels[1], optimizer=optimizer).fit(X, y), X)
+
+
+@warm_estimators
+def test_warm_start_takes_another_number_of_columns(make):
+    X, y = rows(make)
+    warm = cheap(make, warm_start=True).fit(X, y)
+    X = np.hstack([X, X[::-1] ** 2])
+    assert_same(warm.fit(X, y), cheap(make).fit(X, y), X)
+
+
+@pytest.mark.parametrize("make", [c for c in CHEAP if hasattr(c, "predict_proba")])
+def test_warm_start_takes_other_classes(make):
+    X, y = rows(make)
+    options = {"kernel": one_kernel(make, 1.0), "optimizer": None}
+    warm = cheap(make, warm_start=True, **options).fit(X, y)
+    y = np.where(X[:, 0] > 3, "c", y)
+    cold = cheap(make, **options).fit(X, y)
+    np.testing.assert_allclose(
+        warm.fit(X, y).predict_proba(X), cold.predict_proba(X), rtol=1e-5, atol=1e-7
+    )
+
+
+@warm_estimators
+def test_warm_start_without_optimizer_keeps_what_was_learned(make):
+    X, y = rows(make)
+    kernel = one_kernel(make, 0.7)
+    warm = cheap(make, kernel=kernel, warm_start=True).fit(X, y)
+    theta = warm.kernel_.theta
+    assert abs(theta - kernel.theta).max() > 0.01
+    warm.set_params(optimizer=None).fit(X, y)
+    np.testing.assert_allclose(warm.kernel_.theta, theta, rtol=1e-8, atol=1e-8)
+    warm.set_params(warm_start=False).fit(X, y)
+    np.testing.assert_allclose(warm.kernel_.theta, kernel.theta, rtol=1e-8, atol=1e-8)
+
+
+# ---- what fits draw, and from where ----
+
+
+@pytest.fixture
+def global_state():
+    """NumPy's global generator, put back afterwards."""
+    before = np.random.get_state()
+    np.random.seed(0)
+    yield
+    np.random.set_state(before)
+
+
+def position():
+    _, key, index, *_ = np.random.get_state()
+    return key.tobytes(), index
+
+
+@pytest.mark.usefixtures("global_state")
+@all_estimators
+def test_random_state_none_draws_one_seed_at_most(make):
+    X, y = rows(make)
+    estimator = cheap(make, random_state=None)
+    before = position()
+    estimator.fit(X, y)
+    draws_nothing = make in (skgp.StateSpaceGPRegressor, skgp.StateSpaceGPClassifier)
+    after = position()
+    estimator.predict(X)
+    estimator.log_predictive_density(X, y)
+    assert position() == after  # predictions draw nothing
+    np.random.seed(0)
+    if not draws_nothing:
+        np.random.randint(2**31 - 1)
+    assert after == position()
+    assert draws_nothing == (after == before)
+
+
+@pytest.mark.usefixtures("global_state")
+@all_estimators
+def test_random_state_none_follows_the_global_seed(make):
+    X, y = rows(make)
+    found = []
+    for _ in range(2):
+        np.random.seed(3)
+        found.append(cheap(make, random_state=None).fit(X, y).latent_mean_and_variance(X))
+    np.testing.assert_allclose(*found, rtol=1e-10)
+
+
+# ---- what max_iter bounds and n_iter_ counts ----
+
+#: Settings under which `max_iter` bounds something.
+ITERATIVE = [
+    *((make, {"objective": o}) for make in list(CHEAP)[2:4] for o in ("log_loss", "elbo")),
+    (list(CHEAP)[2], {"objective": "square_loss"}),
+    (list(CHEAP)[2], {"batch_size": 8}),
+    (list(CHEAP)[2], {"beta": "auto"}),
+    *((make, {"solver": "sgd"}) for make in list(CHEAP)[:2]),
+    (list(CHEAP)[0], {"likelihood": "laplace"}),
+    *((make, {}) for make in list(CHEAP)[4:8]),
+    *((make, {"solver": "adam"}) for make in list(CHEAP)[4:6]),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "params"), ITERATIVE, ids=lambda v: getattr(v, "__name__", str(v))
+)
+@pytest.mark.parametrize("max_iter", [1, 3])
+def test_n_iter_is_at_most_max_iter(make, params, max_iter):
+    X, y = rows(make)
+    estimator = cheap(make, **{"max_iter": max_iter, **params}).fit(X, y)
+    assert 1 <= estimator.n_iter_ <= max_iter
