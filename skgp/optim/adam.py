@@ -31,7 +31,7 @@ class Adam:
     Parameters
     ----------
     parameters : iterable of Tensor, or of dict
-        Leaf tensors, changed in place; or groups ``{"params": [...], "lr": ...}`` of them, with
+        Leaf tensors, changed in place; or groups ``{"params": [...], "lr": ..., "eps": ...}``, with
         whatever else the caller wants to find in ``param_groups``.
     lr : float, default=1e-3
         Learning rate of a group that names none.
@@ -68,17 +68,17 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient."""
-        rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
-        for i, (leaf, rate) in enumerate(zip(self._leaves(), rates, strict=True)):
+        own = [(g["lr"], g.get("eps", self.eps)) for g in self.param_groups for _ in g["params"]]
+        for i, (leaf, (rate, eps)) in enumerate(zip(self._leaves(), own, strict=True)):
             if leaf.grad is None:
                 continue
             self._n_steps[i] += 1
             arrays = (leaf, leaf.grad, self._first[i], self._second[i])
             if leaf.numel() <= BLOCK or not all(a.is_contiguous() for a in arrays):
-                self._move(arrays, rate, self._n_steps[i])
+                self._move(arrays, rate, eps, self._n_steps[i])
                 continue
             for part in zip(*(a.view(-1).split(BLOCK) for a in arrays), strict=True):
-                self._move(part, rate, self._n_steps[i])
+                self._move(part, rate, eps, self._n_steps[i])
 
     def state_dict(self) -> dict[str, list]:
         """Steps and moments of each parameter, for `load_state_dict` of another instance."""
@@ -92,11 +92,11 @@ class Adam:
     def _leaves(self) -> list[Tensor]:
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
-    def _move(self, arrays: Sequence[Tensor], rate: float, n_steps: int) -> None:
+    def _move(self, arrays: Sequence[Tensor], rate: float, eps: float, n_steps: int) -> None:
         """One step of a parameter, or of a block of it; all four arrays of one shape."""
         x, gradient, first, second = arrays
         beta_1, beta_2 = self.betas
         first.lerp_(gradient, 1 - beta_1)
         second.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
-        scale = second.sqrt().div_(math.sqrt(1 - beta_2**n_steps)).add_(self.eps)
+        scale = second.sqrt().div_(math.sqrt(1 - beta_2**n_steps)).add_(eps)
         x.addcdiv_(first, scale, value=-rate / (1 - beta_1**n_steps))
