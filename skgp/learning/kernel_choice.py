@@ -164,7 +164,7 @@ def fit_families(
     kernels: list, data: Data, *, max_iter: int, callback: Callback | None = None
 ) -> tuple[list, list[float]]:
     """Each family with separate length scales, the likeliest first, and the history."""
-    settings = ChoiceSettings(max_iter=max_iter, close=math.inf)
+    settings = ChoiceSettings(max_iter=max_iter, few_iter=max_iter, close=math.inf)
     search = _Search(settings, callback)
     candidates, others = search.candidates([Family(kernel, data, settings) for kernel in kernels])
     return [fit.kernel for fit in [candidates[-1], *others]], search.history
@@ -260,8 +260,9 @@ class _Search:
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
             if fit.family is not family and fit.loss < shared.loss + self.settings.close:
-                few = self.settings.few_iter
-                separate.append(self.run(fit.family, separate[0].theta, max_iter=few))
+                # The best family's noise may lie where this one's evidence falls off.
+                begin = min((separate[0].theta, fit.theta), key=lambda at: fit.family(at)[0])
+                separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
 

@@ -254,7 +254,8 @@ def test_grid_search_over_basis_and_kernel_in_two_processes(data):
     assert scalar.k1.k2.length_scale == 1.0
 
 
-def test_n_jobs_limits_torch_to_the_fit(data, X_new):
+def test_n_jobs_limits_torch_to_the_fit(data, X_new, monkeypatch):
+    monkeypatch.setattr("skgp.estimators._fitting.MANY_ROWS", 1)
     before = torch.get_num_threads()
     seen = []
     recorder = Recorder(on_iteration=lambda: seen.append(torch.get_num_threads()))

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.kernels import split_noise
-from skgp.learning.kernel_choice import choose_kernel, raised
+from skgp.learning.kernel_choice import choose_kernel, fit_families, raised
 from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out, minimise_within
 from tests.reference.qsgp import numerical_gradient
 
@@ -136,6 +136,20 @@ def test_choose_kernel_tells_rough_functions_from_smooth_ones(rng):
     found = [choose(X, y - y.mean())[0] for y in (smooth, rough)]
     assert type(split_noise(found[0])[0].k2) is RBF
     assert split_noise(found[1])[0].k2.nu == 0.5
+
+
+def test_every_family_ends_at_its_optimum_whichever_is_the_best(rng):
+    # Of rough functions without noise the roughest family is best where shared scales are compared;
+    # its noise, nearly none, is where the evidence of the smoother ones falls off.
+    X = rng.normal(size=(120, 4))
+    y = np.sign(X[:, 0]) * np.abs(X[:, 0]) ** 0.5 + np.sign(X[:, 1])
+    data, kernels = as_data(X, (y - y.mean()) / y.std()), families(4)
+    found, _ = fit_families(kernels, data, max_iter=40)
+    assert len(found) == 4
+    for kernel in found:
+        family = Family(kernel, data, ChoiceSettings())
+        _, best = minimise_within(family, family.start, family.bounds, max_iter=40, tol=1e-5)
+        assert family(kernel.theta)[0] < best + 0.05
 
 
 def test_choose_kernel_of_many_rows_ends_at_an_optimum_of_all_of_them(rng):
