@@ -49,7 +49,9 @@ def streams(make, params):
     return hasattr(make(**params), "partial_fit") and params.get("solver") not in ("sgd", "cg")
 
 
-@pytest.fixture(params=STATES, ids=lambda s: "-".join([s[0].__name__, *map(str, s[1].values())]))
+@pytest.fixture(
+    scope="module", params=STATES, ids=lambda s: "-".join([s[0].__name__, *map(str, s[1].values())])
+)
 def fitted(request):
     make, params = request.param
     estimator = cheap(make, **params)

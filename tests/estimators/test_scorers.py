@@ -10,7 +10,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from skgp import DLMGPClassifier, DLMGPRegressor
 from skgp.estimators import log_predictive_density_scorer
 
-QUICK = dict(n_inducing=8, max_iter=10, random_state=0)
+QUICK = dict(n_inducing=8, optimizer=None, random_state=0)
 
 
 @pytest.fixture
