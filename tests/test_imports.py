@@ -3,7 +3,9 @@
 ``estimators, displays -> models -> learning -> inference -> {data, kernels, likelihoods, priors,
 samplers} -> optim -> linalg``. No model imports a model; the rooms inside the braces do not import
 each other; below the estimators scikit-learn is present only as
-``sklearn.gaussian_process.kernels`` inside ``kernels/``.
+``sklearn.gaussian_process.kernels`` inside ``kernels/``. No room but ``likelihoods/`` asks of what
+class a likelihood is, and numbers at module level stand in ``defaults.py``, but for shapes and
+mathematical constants, which say so.
 """
 
 import ast
@@ -30,6 +32,7 @@ ALLOWED = {
 }
 WITH_SKLEARN = {"estimators", "displays", "datasets"}
 KERNEL_CLASSES = "sklearn.gaussian_process.kernels"
+LIKELIHOODS = {"Bernoulli", "Gaussian", "Laplace", "Likelihood", "Poisson", "StudentT"}
 
 
 def inside(name: str, package: str) -> bool:
@@ -162,3 +165,67 @@ def test_offences_finds_an_import_against_the_direction(relative, source):
 )
 def test_offences_accepts_an_import_in_the_direction(relative, source):
     assert not offences(source, Path(relative))
+
+
+def type_checks(source: str) -> list[int]:
+    """Lines that ask whether something is a likelihood of some class."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {
+            "isinstance",
+            "issubclass",
+        }:
+            names = {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node)}
+            if names & LIKELIHOODS:
+                found.append(node.lineno)
+    return found
+
+
+def tuned_constants(source: str) -> list[int]:
+    """Lines of numbers at module level, but shapes, mathematical ones and intervals."""
+    lines, found = source.splitlines(), []
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        span = lines[node.lineno - 1 : node.end_lineno]
+        if any("# mathematical" in line or "# shape" in line for line in span):
+            continue
+        intervals = [
+            part
+            for part in ast.walk(node.value)
+            if isinstance(part, ast.Call) and getattr(part.func, "id", "") == "Interval"
+        ]
+        bounds = {id(part) for interval in intervals for part in ast.walk(interval)}
+        numbers = [
+            part
+            for part in ast.walk(node.value)
+            if type(getattr(part, "value", None)) in (int, float) and id(part) not in bounds
+        ]
+        if numbers:
+            found.append(node.lineno)
+    return found
+
+
+def in_package(check, exempt) -> list[str]:
+    """What a check finds in the files of skgp, but those that are exempt."""
+    return [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not exempt(path.relative_to(PACKAGE))
+        for line in check(path.read_text(encoding="utf-8"))
+    ]
+
+
+def test_no_room_asks_of_what_class_a_likelihood_is():
+    assert not in_package(type_checks, lambda path: path.parts[0] == "likelihoods")
+    assert type_checks("if isinstance(likelihood, Gaussian):\n    pass") == [1]
+    assert type_checks("isinstance(model.likelihood, (likelihoods.Poisson, int))") == [1]
+    assert not type_checks("isinstance(x, Tensor)\nlikelihood.is_gaussian")
+
+
+def test_numbers_at_module_level_stand_in_defaults():
+    assert not in_package(tuned_constants, lambda path: path.name == "defaults.py")
+    assert tuned_constants("import math\n_TOL = 1e-6\n_SIZES: tuple = (1, 2)") == [2, 3]
+    assert tuned_constants("_SETTINGS = Settings(n_steps=100)") == [1]
+    assert not tuned_constants("_ROWS = 4096  # shape: of a tile\nNAMES = ('a',)\nFLAG = True")
+    assert not tuned_constants('RULES = {"n": [Interval(Integral, 1, None, closed="left")]}')

@@ -10,7 +10,7 @@ from sklearn.utils import check_random_state
 
 Array = NDArray[np.float64]
 
-_ROWS = 4096  # rows of features in memory at a time: 4096 x 500 float64 features take 16 MB
+_ROWS = 4096  # shape: rows of features in memory at a time: 4096 x 500 float64 features take 16 MB
 
 
 def make_twonorm(n_samples=300, n_features=20, *, random_state=None):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Up to so many distinct values a feature is drawn at these and not along a grid.
-N_DISCRETE = 20
-TENTHS = np.arange(1, 10) / 10
+N_DISCRETE = 20  # shape: of an axis
+TENTHS = np.arange(1, 10) / 10  # mathematical
 
 
 class AdditiveEffectsDisplay:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Nominal coverages that `CoverageDisplay` compares with the observed ones.
-LEVELS = np.linspace(0.05, 0.95, 19)
+LEVELS = np.linspace(0.05, 0.95, 19)  # mathematical
 
 
 class PredictiveBandDisplay:

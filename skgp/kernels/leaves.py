@@ -300,7 +300,7 @@ def _matern52(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     return torch.addcmul(linear, s, decay, value=1 / 3), linear / -6
 
 
-_PROFILES: dict[float, Profile] = {
+_PROFILES: dict[float, Profile] = {  # mathematical: by nu
     0.5: _matern12,
     1.5: _matern32,
     2.5: _matern52,

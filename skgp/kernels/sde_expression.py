@@ -75,7 +75,7 @@ SUPPORTED = (
     "Matern, RBF, RationalQuadratic, ConstantKernel, Cosine, ExpSineSquared, and sums, products "
     "and whole powers of these"
 )
-_MATERN = {0.5: MATERN12, 1.5: MATERN32, 2.5: MATERN52}
+_MATERN = {0.5: MATERN12, 1.5: MATERN32, 2.5: MATERN52}  # mathematical: by nu
 
 
 class Factor(NamedTuple):
@@ -243,7 +243,7 @@ def _rational_quadratic(node: Node) -> Expansion:
 
 
 # Nodes and the process at each: 24 states either way. The first suits small alpha.
-_MIXTURES: tuple[tuple[int, Rational], ...] = ((6, GAUSSIAN4), (4, GAUSSIAN6))
+_MIXTURES: tuple[tuple[int, Rational], ...] = ((6, GAUSSIAN4), (4, GAUSSIAN6))  # shape
 
 
 def harmonics(z: Tensor, last: int) -> tuple[Tensor, float]:

@@ -387,16 +387,19 @@ def _modes(A: np.ndarray, poles: np.ndarray, P0: np.ndarray) -> tuple[np.ndarray
     return np.ascontiguousarray(modes), np.stack(squares, -1)
 
 
-MATERN12 = _Matern12("matern12", [[-1.0]], [math.sqrt(2)], [[1.0]])
-MATERN32 = _Matern32("matern32", [[0.0, 1], [-1, -2]], [0.0, 2], [[1.0, 0], [0, 1]])
-MATERN52 = _Matern52(
+MATERN12 = _Matern12("matern12", [[-1.0]], [math.sqrt(2)], [[1.0]])  # mathematical
+MATERN32 = _Matern32("matern32", [[0.0, 1], [-1, -2]], [0.0, 2], [[1.0, 0], [0, 1]])  # mathematical
+MATERN52 = _Matern52(  # mathematical
     "matern52",
     [[0.0, 1, 0], [0, 0, 1], [-1, -3, -3]],
     [0.0, 0, math.sqrt(16 / 3)],
     [[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]],
 )
-ROTATION = _Rotation("rotation", [[0.0, 1], [-1, 0]], [0.0, 0], [[1.0, 0], [0, 1]])
-_A4, _B4 = [1.5671277701, 1.4806180914], [0.6327591736, 2.0165338261]
-_A6, _B6 = [1.8878092714, 1.847051314, 1.7547020574], [0.5143257123, 1.580459293, 2.8030488056]
-GAUSSIAN4 = Rational("gaussian4", _A4, _B4, 4.8535871093, 4.5e-4)
-GAUSSIAN6 = Rational("gaussian6", _A6, _B6, 5.0915963995, 9.1e-6)
+ROTATION = _Rotation("rotation", [[0.0, 1], [-1, 0]], [0.0, 0], [[1.0, 0], [0, 1]])  # mathematical
+_A4, _B4 = [1.5671277701, 1.4806180914], [0.6327591736, 2.0165338261]  # mathematical
+_A6, _B6 = (
+    [1.8878092714, 1.847051314, 1.7547020574],
+    [0.5143257123, 1.580459293, 2.8030488056],
+)  # mathematical
+GAUSSIAN4 = Rational("gaussian4", _A4, _B4, 4.8535871093, 4.5e-4)  # mathematical
+GAUSSIAN6 = Rational("gaussian6", _A6, _B6, 5.0915963995, 9.1e-6)  # mathematical

@@ -14,6 +14,8 @@ MOST_GROUPED = 32
 #: Log length scales to begin with of k relevant columns, relative to those of all: the root of k
 #: and a bit more; and of the others, at which the kernel is nearly flat.
 SHORT, LONG = 0.3, 2.0
+#: Relative tolerance of the evidence of one kernel without priors.
+EVIDENCE_TOL = 1e-6
 #: Of the differences of theta that make the Hessian of the objective.
 DIFFERENCE = 1e-3
 #: Least curvature of the objective, in nats: that of its priors, about.

@@ -46,7 +46,7 @@ from skgp.data import Data
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning import improves
-from skgp.learning.defaults import LONG, MOST_GROUPED, SHORT
+from skgp.learning.defaults import EVIDENCE_TOL, LONG, MOST_GROUPED, SHORT
 from skgp.learning.kernel_family import (
     ChoiceSettings,
     Family,
@@ -59,7 +59,7 @@ __all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence
 
 Callback = Callable[[int, dict], bool | None]
 
-_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=1e-6)
+_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=EVIDENCE_TOL)
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,8 @@ from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
 __all__ = ["Bernoulli"]
 
 _LINKS = ("logit", "probit")
-_WIDE = (
-    quadrature.NARROW * SIGMOID_SCALE
-) ** 2  # latent variance above which Gauss-Hermite is left
+# The latent variance above which Gauss-Hermite is left
+_WIDE = (quadrature.NARROW * SIGMOID_SCALE) ** 2  # mathematical
 
 
 class Bernoulli(Likelihood):

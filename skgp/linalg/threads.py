@@ -27,7 +27,7 @@ __all__ = ["ENTRY", "large_operation", "one_thread"]
 
 
 # Threads that a large operation may take; 0 outside of `one_thread`, where nothing is changed.
-_available: ContextVar[int] = ContextVar("available", default=0)
+_available: ContextVar[int] = ContextVar("available", default=0)  # mathematical
 
 
 @contextlib.contextmanager
