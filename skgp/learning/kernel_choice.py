@@ -261,7 +261,8 @@ class _Search:
         for fit in tied:
             if fit.family is not family and fit.loss < shared.loss + self.settings.close:
                 # The best family's noise may lie where this one's evidence falls off.
-                begin = min((separate[0].theta, fit.theta), key=lambda at: fit.family(at)[0])
+                other = separate[0].theta
+                begin = other if fit.family(other)[0] < fit.loss else fit.theta
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
