@@ -279,12 +279,12 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             z = self._target(y, sample_weight)
             backend = self._resolve_backend()
             kernels, white = self._kernels(X, sample_weight)
-            family = self._family(white)
+            likelihood = self._make_likelihood(white)
             data = self._data(X, z, sample_weight, backend, log_exposure)
-            objective = self._objective(self.objective, family)
+            objective = self._objective(self.objective, likelihood)
             exact = self._is_exact(data, objective)
             if exact:  # what learns by the evidence needs no floor
-                objective = replace(objective, family=self._family(white, floor=0.0))
+                objective = replace(objective, likelihood=self._make_likelihood(white, floor=0.0))
             with session.stage("solve") as callback:
                 offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
                 self._fit_sparse(kernels, data, objective, offset, backend, callback, exact=exact)
@@ -328,10 +328,10 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
             X, y, sample_weight, reset=False, counts=self._counts
         )
         backend = self._resolve_backend()
-        family = self._family(split_noise(self.kernel_)[1])
+        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         log_exposure = self._log_exposure(exposure, n_rows, given)
         data = self._data(X, self._to_z(y), sample_weight, backend, log_exposure)
-        objective = self._objective(self._minimised, family, learn=False)
+        objective = self._objective(self._minimised, likelihood, learn=False)
         self._add_rows(data, objective, backend)
         return self
 

@@ -367,8 +367,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
 
     def _log_loss_or_bound(self, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say."""
-        family = Bernoulli(self.likelihood)
-        return self._objective(self.objective, family, learn=learn)
+        return self._objective(self.objective, Bernoulli(self.likelihood), learn=learn)
 
     # ---- prediction ------------------------------------------------------------------------
 

@@ -62,11 +62,11 @@ class SparseGPMixin:
         options("validation_fraction", early_stopping=(True, "auto"), beta=("auto",)),
     )
 
-    def _objective(self, name: str, family: Likelihood, *, learn: bool = True) -> Objective:
+    def _objective(self, name: str, likelihood: Likelihood, *, learn: bool = True) -> Objective:
         """What to minimise, as the parameters say; `learn` allows hyper-parameters to move."""
         learn = learn and self._learns
         return Objective(
-            family=family,
+            likelihood=likelihood,
             name=name,
             beta=1.0 if self.beta == "auto" else float(self.beta),
             gradient=self.gradient if self.gradient in STOCHASTIC_GRADIENTS else "exact",

@@ -63,7 +63,9 @@ class RegressionLikelihood:
                 f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
             )
 
-    def _family(self, white: WhiteKernel | None, *, floor: float | None = None) -> Likelihood:
+    def _make_likelihood(
+        self, white: WhiteKernel | None, *, floor: float | None = None
+    ) -> Likelihood:
         """The likelihood and its free parameters.
 
         Parameters
@@ -117,13 +119,13 @@ class RegressionLikelihood:
         parameters : Tensor of shape (p,)
             Of the likelihood, as learned.
         white : WhiteKernel or None
-            As of `_family`.
+            As of `_make_likelihood`.
         """
         self.kernel_ = kernel
         self._likelihood = None
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
-        likelihood = self._family(white).with_parameters(parameters)
+        likelihood = self._make_likelihood(white).with_parameters(parameters)
         if self._own_likelihood is not None or white is None:
             self._likelihood = likelihood
             return

@@ -10,7 +10,6 @@ from sklearn.gaussian_process.kernels import WhiteKernel
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _num_samples
 
-from skgp.estimators._backend import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._callbacks import fit_session
 from skgp.estimators._compat import Interval, StrOptions, take_rows, warn_at_bounds
@@ -258,10 +257,9 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         n_rows = _num_samples(X)
         X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=self._counts)
         log_exposure = self._training_offset(exposure, n_rows, given)
-        family = self._family(split_noise(self.kernel_)[1])
-        likelihood = family.with_parameters(to_tensor(self._likelihood_parameters))
+        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         backend = self._resolve_backend()
-        self._add(X, [self._to_z(y)], sample_weight, likelihood, family, backend, log_exposure)
+        self._add(X, [self._to_z(y)], sample_weight, likelihood, backend, log_exposure)
         return self
 
     def _learn_rows(self, X, y, sample_weight, exposure=None, *, stream: bool = False) -> None:
@@ -284,7 +282,7 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
                     X,
                     [z],
                     sample_weight,
-                    self._family(white),
+                    self._make_likelihood(white),
                     [offset],
                     signals,
                     self._resolve_backend(),

@@ -223,9 +223,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
                 self._learn_rows(session, X, codes, sample_weight)
             return self
         targets = list(one_vs_rest(codes, len(self.classes_)).T)
-        family = self._likelihood
-        backend = self._resolve_backend()
-        self._add(X, targets, sample_weight, self._likelihood, family, backend)
+        self._add(X, targets, sample_weight, self._likelihood, self._resolve_backend())
         return self
 
     def _learn_rows(self, session, X, codes: np.ndarray, sample_weight) -> None:

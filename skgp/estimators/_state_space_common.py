@@ -136,7 +136,7 @@ class StateSpaceMixin:
         X: np.ndarray,
         targets: Sequence[np.ndarray],
         weight: np.ndarray | None,
-        family: Likelihood,
+        likelihood: Likelihood,
         offsets: Sequence[float],
         signals: list[Kernel | None],
         backend: Backend,
@@ -174,11 +174,13 @@ class StateSpaceMixin:
                 "learn_inducing": self.inducing == "learned",
             }
             options: dict[str, Any] = {"offsets": offsets, "learn": self._learns, "start": start}
-            fits = [fit_series(kernels, rows.series(), family, **inducing, **options, **search)]
+            fits = [fit_series(kernels, rows.series(), likelihood, **inducing, **options, **search)]
         else:
-            data = self._stream_of(rows, family) if stream else rows
+            data = self._stream_of(rows, likelihood) if stream else rows
             options = {"parameters": start, "optimise": self._learns}
-            fits = self._fit_additive([kernels] * len(targets), data, family, **options, **search)
+            fits = self._fit_additive(
+                [kernels] * len(targets), data, likelihood, **options, **search
+            )
             self._stream = data if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)
         parameters = fits[0].parameters
@@ -207,21 +209,21 @@ class StateSpaceMixin:
         self,
         kernels: Sequence[list[Kernel]],
         data: Rows | AdditiveStatistics,
-        family: Likelihood,
+        likelihood: Likelihood,
         **options: Any,
     ) -> list[Fit]:
         """Fit additive models with some kernels, one a column, for every target."""
         options["posterior"] = self.posterior
         if isinstance(data, AdditiveStatistics):
             (offset,) = self._offsets
-            return [fit_additive_statistics(kernels[0], data, family, offset=offset, **options)]
+            return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **options)]
         return [
             fit_additive(
                 parts,
                 data.x,
                 y,
                 data.weight,
-                family,
+                likelihood,
                 offset=offset,
                 n_bins=self._n_bins(),
                 log_exposure=data.log_exposure,
@@ -230,9 +232,9 @@ class StateSpaceMixin:
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
         ]
 
-    def _stream_of(self, rows: Rows, family: Likelihood) -> Rows | AdditiveStatistics:
+    def _stream_of(self, rows: Rows, likelihood: Likelihood) -> Rows | AdditiveStatistics:
         """What to keep of rows so that others can join them."""
-        if not family.is_gaussian or len(rows.x) <= STREAM_ROWS:
+        if not likelihood.is_gaussian or len(rows.x) <= STREAM_ROWS:
             return rows
         y = rows.y[:, 0]
         bins = make_bins(rows.x, rows.weight, n_bins=self._n_bins())
@@ -246,7 +248,6 @@ class StateSpaceMixin:
         targets: Sequence[np.ndarray],
         weight: np.ndarray | None,
         likelihood: Likelihood,
-        family: Likelihood,
         backend: Backend,
         log_exposure: np.ndarray | None = None,
     ) -> None:
@@ -259,15 +260,16 @@ class StateSpaceMixin:
         """
         rows = self._tensors(X, targets, weight, backend, log_exposure)
         if X.shape[1] > 1:
-            self._add_to_columns(rows, family)
+            self._add_to_columns(rows, likelihood)
             return
+        learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         states = [
-            state.with_rows(series, likelihood)  # type: ignore[union-attr]
+            state.with_rows(series, learned)  # type: ignore[union-attr]
             for state, series in zip(self._states, rows.series(), strict=True)
         ]
         self._states = pickle.loads(pickle.dumps(states))
 
-    def _add_to_columns(self, rows: Rows, family: Likelihood) -> None:
+    def _add_to_columns(self, rows: Rows, likelihood: Likelihood) -> None:
         """The additive part of `_add`."""
         if self._stream is None:
             raise ValueError(
@@ -279,11 +281,11 @@ class StateSpaceMixin:
             stream = copy.deepcopy(self._stream)
             stream.add(rows.x, rows.y[:, 0], rows.weight)
         else:
-            stream = self._stream_of(self._stream.joined(rows), family)
+            stream = self._stream_of(self._stream.joined(rows), likelihood)
         fits = self._fit_additive(
             [_parts(state) for state in self._states],
             stream,
-            family,
+            likelihood,
             parameters=to_tensor(self._likelihood_parameters),
             optimise=False,
         )

@@ -348,9 +348,9 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
             self._fit_kriging(kernel, float(white.noise_level), data, backend)
             return
         rows = self._rows(data, backend)
-        family = self._family(white)
+        likelihood = self._make_likelihood(white)
         offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
-        self._fit_variational(kernel, family, rows, offset, backend, callback)
+        self._fit_variational(kernel, likelihood, rows, offset, backend, callback)
 
     def _tell(self, white: WhiteKernel) -> None:
         """Set the attributes that tell of the kernel and the likelihood."""
@@ -401,7 +401,7 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
             self._append_kriging(data)
             return self
         self._update_variational(
-            self._rows(data, backend), self._family(split_noise(self.kernel_)[1]), backend
+            self._rows(data, backend), self._make_likelihood(split_noise(self.kernel_)[1]), backend
         )
         return self
 
@@ -435,7 +435,7 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
             found = search_hyperparameters(
                 kernels,
                 data,
-                self._family(WhiteKernel()),
+                self._make_likelihood(WhiteKernel()),
                 generator=backend.generator(),
                 callback=callback,
             )

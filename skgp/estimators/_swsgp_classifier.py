@@ -348,7 +348,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         backend = self._resolve_backend()
         data = self._data(self._inputs(X), codes, sample_weight, backend)
         if self.method == "variational":
-            self._update_variational(data, self._family(), backend)
+            self._update_variational(data, self._make_likelihood(), backend)
             return self
         self._append_kriging(data, backend)
         return self
@@ -366,7 +366,9 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
             if self.method == "kriging":
                 self._fit_kriging(kernel, data, backend)
             else:
-                self._fit_variational(kernel, self._family(), data, offset, backend, callback)
+                self._fit_variational(
+                    kernel, self._make_likelihood(), data, offset, backend, callback
+                )
         state = self._posterior if self.method == "kriging" else self._posterior.state
         self.kernel_ = state.kernel
         self._likelihood = Bernoulli(self.likelihood)
@@ -382,7 +384,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     def _coupling(self) -> float:
         return self.coupling_
 
-    def _family(self) -> Likelihood:
+    def _make_likelihood(self) -> Likelihood:
         return Bernoulli(self.likelihood)
 
     def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:

@@ -239,7 +239,7 @@ class SWSGPMixin:
     def _fit_variational(
         self,
         kernel: Kernel,
-        family: Likelihood,
+        likelihood: Likelihood,
         data: Data,
         offset: np.ndarray,
         backend: Backend,
@@ -256,7 +256,7 @@ class SWSGPMixin:
         settings = replace(settings, polish=self._polishes(len(Z), len(data)))
         fit = fit_swsgp(
             kernel,
-            family,
+            likelihood,
             data,
             Z,
             position.to(backend.device),
@@ -313,7 +313,7 @@ class SWSGPMixin:
         chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
         return data.take(chosen.sort().values)
 
-    def _update_variational(self, data: Data, family: Likelihood, backend: Backend) -> None:
+    def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
 
         Raises
@@ -334,7 +334,7 @@ class SWSGPMixin:
         M = min(max(room, state.n_inducing), state.n_inducing + len(data))
         self._each_row = self._each_row and state.n_inducing + len(data) <= room
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
-        likelihood = family.with_parameters(state.likelihood.to(backend.device)).at(data.offset)
+        likelihood = likelihood.with_parameters(state.likelihood.to(backend.device)).at(data.offset)
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
         steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
         if closed and H >= M:

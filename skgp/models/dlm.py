@@ -112,7 +112,7 @@ def fit_sparse(problem: Problem) -> SparseFit:
         data, objective = data.to(torch.float64), of_bayes_rule(objective)
         problem = replace(problem, data=data, objective=objective)
         if objective.name == "elbo" and objective.beta == 1.0:
-            noise = objective.family.gaussian_noise(start.likelihood)
+            noise = objective.likelihood.gaussian_noise(start.likelihood)
             dense, evidence = dense_posterior(start, data, noise)
             n_iter = max(1, problem.recorder.n_longest)
             return SparseFit(
@@ -163,7 +163,7 @@ def _in_units_of(state: SparseState, data: Data, objective: Objective) -> Object
         with torch.no_grad():
             return replace(objective, unit=evidence_ratio(statistics(state.kernel, data, state.Z)))
     prior = data.weighted_sum(gram_diag(state.kernel, data.X)) / data.total
-    noise = objective.family.gaussian_noise(state.likelihood)
+    noise = objective.likelihood.gaussian_noise(state.likelihood)
     return replace(objective, unit=float(noise / prior))
 
 
@@ -273,7 +273,7 @@ def _report(
         objective=objective,
         loss=loss,
         elbo=-objective.elbo.total(state, problem.data),
-        noise_variance=objective.family.with_parameters(state.likelihood).additive_variance(),
+        noise_variance=objective.likelihood.with_parameters(state.likelihood).additive_variance(),
         held_out_loss=held_out_loss,
         n_iter=max(1, problem.recorder.n_longest),
         history=history,

@@ -95,7 +95,7 @@ class Fit:
     """What a fit found."""
 
     states: Sequence[SeriesState | InducingState | AdditiveState]  # one a latent process
-    parameters: Tensor  # (p,) of the likelihood's family
+    parameters: Tensor  # (p,) of the likelihood
     value: float  # log marginal likelihood or ELBO, in nats; of bins, of the binned model
     n_iter: int  # of the search of hyper-parameters
     history: list[float]  # evidence an observation after each
@@ -107,7 +107,7 @@ class Fit:
 def fit_series(
     kernels: Sequence[Any],
     processes: Sequence[Series],
-    family: Likelihood,
+    likelihood: Likelihood,
     *,
     offsets: Sequence[float],
     n_inducing: int | str | None = None,
@@ -127,7 +127,7 @@ def fit_series(
         first.
     processes : sequence of Series
         Of the same rows, one a latent process.
-    family : Likelihood
+    likelihood : Likelihood
     offsets : sequence of float
         Prior mean of each; 0 for Gaussian noise.
     n_inducing : int, "auto" or None, default=None
@@ -147,9 +147,9 @@ def fit_series(
     """
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
-        closed = family.is_gaussian and not sparse
+        closed = likelihood.is_gaussian and not sparse
         objectives: list[Objective] = [
-            GaussianEvidence(series) if closed else VariationalEvidence(series, family, offset)
+            GaussianEvidence(series) if closed else VariationalEvidence(series, likelihood, offset)
             for series, offset in zip(processes, offsets, strict=True)
         ]
         return SharedEvidence(objectives)
@@ -163,14 +163,14 @@ def fit_series(
 
     kernel = kernels[0]
     if learn and len(kernels) > 1:  # eq. 7: which F and H
-        chosen = choose_kernel(kernels, make_objective, processes, family, report)
+        chosen = choose_kernel(kernels, make_objective, processes, likelihood, report)
         kernel, start = chosen.kernel, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective = make_objective(processes, sparse=knots is not None)
     found = maximise(  # 2.3, 3.3: theta by the evidence or the ELBO
         [kernel],
         objective,
-        family,
+        likelihood,
         parameters=start,
         knots=knots,
         learn_knots=learn and learn_inducing,
@@ -179,7 +179,7 @@ def fit_series(
         callback=report,
     )
     states = [  # 3.4: q at the theta found
-        _state(found, series, family, offset, getattr(each, "sites", None))
+        _state(found, series, likelihood, offset, getattr(each, "sites", None))
         for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
     ]
     return Fit(states, found.parameters, found.value, found.n_iter, found.history)
@@ -197,15 +197,18 @@ def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor |
 def _state(
     found: Search,
     series: Series,
-    family: Likelihood,
+    likelihood: Likelihood,
     offset: float,
     start: tuple[Tensor, Tensor] | None,
 ) -> SeriesState | InducingState:
     """The posterior of a series under the hyper-parameters found; sites to start from."""
-    if found.knots is None and family.is_gaussian:  # 2.3
+    if found.knots is None and likelihood.is_gaussian:  # 2.3
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         return SeriesState(found.kernel, series.times, *sites, offset)
-    dynamics, likelihood = state_space(found.kernel).at(), family.with_parameters(found.parameters)
+    dynamics, likelihood = (
+        state_space(found.kernel).at(),
+        likelihood.with_parameters(found.parameters),
+    )
     last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20
     if found.knots is None:
         return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
@@ -220,7 +223,7 @@ def fit_additive(
     X: Tensor,
     y: Tensor,
     weight: Tensor | None,
-    family: Likelihood,
+    likelihood: Likelihood,
     *,
     posterior: str = "mean_field",
     offset: float | None = None,
@@ -245,7 +248,7 @@ def fit_additive(
     y : Tensor of shape (n,)
     weight : Tensor of shape (n,) or None
         A weight of 2 counts as two rows.
-    family : Likelihood
+    likelihood : Likelihood
     posterior : {"auto", "mean_field", "joint"}, default="mean_field"
         A product over the components, or exact. "auto" is exact where the noise is Gaussian or
         there are at most 3000 rows.
@@ -268,32 +271,32 @@ def fit_additive(
         has no state-space form.
     """
     _check(kernels, X.shape[1], posterior)
-    gaussian, few = family.is_gaussian, len(X) <= FEW_ROWS
+    gaussian, few = likelihood.is_gaussian, len(X) <= FEW_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
     if offset is None:
-        offset = _prior_mean(family, search.get("parameters"), y, weight)
+        offset = _prior_mean(likelihood, search.get("parameters"), y, weight)
     given = bins
     bins = make_bins(X, weight, n_bins=n_bins, most_bins=most_bins) if bins is None else bins
     objective: Any
     if joint and few and given is None:
         rows = distinct_rows(X, y, weight, offset, log_exposure)
         if rows.x.shape[1] <= len(bins.values):
-            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, family)
-            return _climb(kernels, objective, family, **search)
+            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood)
+            return _climb(kernels, objective, likelihood, **search)
     if gaussian:
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
         statistics.add(X, y, weight)
         objective = BinnedEvidence(statistics, offset, joint)
     else:
         binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint, log_exposure)
-        objective = RowsElbo(binned, family)
-    return _climb(kernels, objective, family, **search)
+        objective = RowsElbo(binned, likelihood)
+    return _climb(kernels, objective, likelihood, **search)
 
 
 def fit_additive_statistics(
     kernels: Sequence[Any],
     statistics: AdditiveStatistics,
-    family: Likelihood,
+    likelihood: Likelihood,
     *,
     posterior: str = "mean_field",
     offset: float | None = None,
@@ -306,13 +309,13 @@ def fit_additive_statistics(
     _check(kernels, len(statistics.bins.sizes), posterior)
     offset = statistics.mean if offset is None else offset
     objective = BinnedEvidence(statistics, offset, posterior in ("auto", "joint"))
-    return _climb(kernels, objective, family, **search)
+    return _climb(kernels, objective, likelihood, **search)
 
 
 def _climb(
     kernels: Sequence[Any],
     objective: Any,
-    family: Likelihood,
+    likelihood: Likelihood,
     *,
     parameters: Tensor | None = None,
     optimise: bool = True,
@@ -324,10 +327,10 @@ def _climb(
     if optimise:
         options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
         found = maximise(
-            kernels, objective, family, parameters=parameters, amplitudes=True, **options
+            kernels, objective, likelihood, parameters=parameters, amplitudes=True, **options
         )
     else:
-        start = family.initial(torch.empty(0, dtype=torch.float64))
+        start = likelihood.initial(torch.empty(0, dtype=torch.float64))
         found = Search(list(kernels), start if parameters is None else parameters, 0.0)
     with torch.no_grad():
         dynamics = [state_space(kernel).at() for kernel in found.kernels]
@@ -337,12 +340,14 @@ def _climb(
 
 
 def _prior_mean(
-    family: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
+    likelihood: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
 ) -> float:
     """The value of the sum with which a constant fits best."""
-    if family.is_gaussian:
+    if likelihood.is_gaussian:
         return float(y.mean() if weight is None else weight @ y / weight.sum())
-    likelihood = family.with_parameters(family.initial(y) if parameters is None else parameters)
+    likelihood = likelihood.with_parameters(
+        likelihood.initial(y) if parameters is None else parameters
+    )
     return _best_constant(likelihood, y, weight)
 
 

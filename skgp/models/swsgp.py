@@ -99,7 +99,7 @@ class SWSGPFit:
 
 def fit_swsgp(
     kernel,
-    family: Likelihood,
+    likelihood: Likelihood,
     data: Data,
     Z: Tensor,
     position: Tensor,
@@ -115,7 +115,7 @@ def fit_swsgp(
     Parameters
     ----------
     kernel : sklearn kernel expression without noise
-    family : Likelihood
+    likelihood : Likelihood
         The likelihood, at the parameters that it starts from.
     data : Data
         n rows; labels as in `skgp.likelihoods`, one column a latent function.
@@ -145,26 +145,28 @@ def fit_swsgp(
     if closed and start is None and bool((position >= 0).all()):
         prior = Prior(kernel, settings.kl_weight, data)  # the usual GP: nothing is left to choose
     elif start is None:  # step 2
-        prior = find_prior(kernel, family, data, Z, position, offset, settings, generator, recorder)
+        prior = find_prior(
+            kernel, likelihood, data, Z, position, offset, settings, generator, recorder
+        )
     else:
         same = start.Z.shape == Z.shape and torch.equal(start.Z, Z)
         q = Posterior(start.mean, start.variance(), start.root) if same else None
         prior = Prior(start.kernel, settings.kl_weight, data, start=q)
-    parameters = family.initial(Z) if start is None else start.likelihood
+    parameters = likelihood.initial(Z) if start is None else start.likelihood
     state = SWSGPState.prior(prior.kernel, parameters, Z, offset)
-    return _Fitter(family, prior.data, settings, generator, recorder).fit(state, prior)
+    return _Fitter(likelihood, prior.data, settings, generator, recorder).fit(state, prior)
 
 
 class _Fitter:
     """Steps 3 and 4 of :func:`fit_swsgp`, which share their arguments."""
 
-    def __init__(self, family, data, settings, generator, callback) -> None:
-        self.family, self.data, self.settings = family, data, settings
+    def __init__(self, likelihood, data, settings, generator, callback) -> None:
+        self.likelihood, self.data, self.settings = likelihood, data, settings
         self.generator, self.callback = generator, callback
         self.history: dict[str, list[float]] = {"prior": [], "solve": [], "polish": []}
-        parameters = family.initial(data.X)
+        parameters = likelihood.initial(data.X)
         self.has_parameters = parameters.numel() > 0
-        self.is_gaussian = family.with_parameters(parameters).is_gaussian
+        self.is_gaussian = likelihood.with_parameters(parameters).is_gaussian
         # Gaussian noise was learned with the kernel; any other in turns with q.
         self.moves_likelihood = (
             settings.learn_hyperparameters and self.has_parameters and not self.is_gaussian
@@ -199,7 +201,7 @@ class _Fitter:
             coupling = self._left_out_coupling(state, system, found)
         if by_gradient or self.moves_likelihood:
             active = self._search()(state.kernel, state.Z)
-            bound = total_bound(state, self.data, active, Objective(self.family, kl_weight))
+            bound = total_bound(state, self.data, active, Objective(self.likelihood, kl_weight))
         if not by_gradient and isinstance(system, LocalSystem):
             summary = streaming.summarize(system, found.sites)
         return SWSGPFit(state, kl_weight, bound, summary, kept, coupling, n_iter, self.history)
@@ -235,7 +237,7 @@ class _Fitter:
             found = fit_sites(
                 system,
                 self.data.y,
-                self.family.with_parameters(state.likelihood).at(self.data.offset),
+                self.likelihood.with_parameters(state.likelihood).at(self.data.offset),
                 offset=state.offset,
                 start=start,
                 max_iter=s.max_iter
@@ -267,7 +269,7 @@ class _Fitter:
         mean = state.offset + mean
 
         def loss(free: dict[str, Tensor]) -> Tensor:
-            likelihood = self.family.with_parameters(free["likelihood"]).at(self.data.offset)
+            likelihood = self.likelihood.with_parameters(free["likelihood"]).at(self.data.offset)
             rows = likelihood.expected_log_prob(self.data.y, mean, var)
             return -self.data.weighted_sum(rows) / self.data.total
 
@@ -275,7 +277,7 @@ class _Fitter:
             loss,
             {"likelihood": state.likelihood},
             max_iter=defaults.LIKELIHOOD_ITER,
-            bounds={"likelihood": self.family.box(state.likelihood)},
+            bounds={"likelihood": self.likelihood.box(state.likelihood)},
         )
         return found.parameters["likelihood"]
 
@@ -284,7 +286,7 @@ class _Fitter:
         mean, var = system.moments(found.q)
         left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
         mean = state.offset + left * (mean / var - found.sites.shift)
-        likelihood = self.family.with_parameters(state.likelihood)
+        likelihood = self.likelihood.with_parameters(state.likelihood)
         likelihood = cast(Bernoulli, likelihood)  # others have one column
         return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
 
@@ -299,7 +301,7 @@ class _Fitter:
             state,
             self.data,
             self._search(),
-            Objective(self.family, kl_weight, everything, everything, s.learn_inducing),
+            Objective(self.likelihood, kl_weight, everything, everything, s.learn_inducing),
             settle=s.max_iter is None,
             **self._adam_options(defaults.MOST_ITER),
         )
@@ -310,7 +312,7 @@ class _Fitter:
         """Step 4: judged by rows that neither the start nor the polish learns from."""
         s = self.settings
         kept, held_out = split_rows(self.data.y, s, self.generator)
-        part = _Fitter(self.family, self.data.take(kept), s, self.generator, self.callback)
+        part = _Fitter(self.likelihood, self.data.take(kept), s, self.generator, self.callback)
         begin = state
         if state.root is None or self._is_closed(state):
             begin = part._natural(state, part._system(state, kl_weight), None)[0]
@@ -319,7 +321,7 @@ class _Fitter:
             begin,
             part.data,
             part._search(),
-            Objective(self.family, kl_weight, True, True, moves),
+            Objective(self.likelihood, kl_weight, True, True, moves),
             held_out=self.data.take(held_out),
             held_out_search=self._search(self.data.X[held_out]),
             **self._adam_options(defaults.POLISH_ITER),

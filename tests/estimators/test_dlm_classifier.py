@@ -70,15 +70,15 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
     y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
     weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
-    data, family = Data(X, y, weight), Gaussian(0.3, bounds=(0.3, 0.3))
-    objective = Objective(family, "elbo", beta=0.7)
+    data, likelihood = Data(X, y, weight), Gaussian(0.3, bounds=(0.3, 0.3))
+    objective = Objective(likelihood, "elbo", beta=0.7)
     kernel = ConstantKernel(2.0) * RBF(1.0)
-    prior = SparseState.prior(kernel, family.initial(X), X[:6] + 0.1, X.new_zeros(1))
+    prior = SparseState.prior(kernel, likelihood.initial(X), X[:6] + 0.1, X.new_zeros(1))
 
     def posterior(rows):
         return objective.with_optimum(prior, rows).posterior()
 
-    likelihood = family.with_parameters(prior.likelihood)
+    likelihood = likelihood.with_parameters(prior.likelihood)
     mean, var = left_out_moments(posterior(data), data, objective, likelihood)
     for row in (0, 7, 19):
         others = torch.arange(20) != row

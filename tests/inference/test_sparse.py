@@ -353,20 +353,20 @@ OTHERS = {
 }
 
 
-FAMILIES = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
+LIKELIHOODS = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
 
 
 weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
 
 def natural(state, data, objective, **options):
-    """Of an objective, by its family and beta."""
-    made = objective.family.with_parameters(state.likelihood)
+    """Of an objective, by its likelihood and beta."""
+    made = objective.likelihood.with_parameters(state.likelihood)
     return natural_gradients(state, data, made, beta=objective.beta, **options)
 
 
-def problem_of(family, n_latent=1, offset=0.3, **options):
-    made, target = FAMILIES[family]
+def problem_of(likelihood, n_latent=1, offset=0.3, **options):
+    made, target = LIKELIHOODS[likelihood]
     problem = replace(dense.make_problem(target=target, **options), offset=offset)
     parameters = made.initial(torch.zeros(1, dtype=torch.float64))
     return problem, made, problem.state(parameters, n_latent)
@@ -400,16 +400,16 @@ def test_natural_gradients_take_the_offset_from_the_targets():
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
-@pytest.mark.parametrize("family", OTHERS)
-def test_natural_gradients_find_the_optimum_of_lbfgs(family, beta):
-    problem, made, state = problem_of(family, weighted=True)
+@pytest.mark.parametrize("likelihood", OTHERS)
+def test_natural_gradients_find_the_optimum_of_lbfgs(likelihood, beta):
+    problem, made, state = problem_of(likelihood, weighted=True)
     objective = Objective(made, name="elbo", beta=beta, **FIXED)
     found = natural(state, problem.data, objective, max_iter=100, tol=1e-10)
     slow = fit_all_rows(state, problem.data, objective, max_iter=500, tol=1e-13)
     loss = objective.total(found, problem.data)
     # Negative curvatures, which Student's t has, are not counted: near the optimum only.
-    assert loss == pytest.approx(slow.loss, rel=1e-2 if family == "student_t" else 1e-7)
-    if family != "student_t":
+    assert loss == pytest.approx(slow.loss, rel=1e-2 if likelihood == "student_t" else 1e-7)
+    if likelihood != "student_t":
         torch.testing.assert_close(found.mean, slow.state.mean, rtol=0, atol=3e-3)
         torch.testing.assert_close(found.root, slow.state.root, rtol=0, atol=3e-3)
 

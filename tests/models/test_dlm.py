@@ -1,4 +1,4 @@
-"""Fits from kernel and rows to a posterior: every objective and family, every way to end."""
+"""Fits from kernel and rows to a posterior: every objective and likelihood, every way to end."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from tests.same import assert_same
 
 GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
 STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
-FAMILIES = {
+LIKELIHOODS = {
     "gaussian": (GAUSSIAN, "gaussian"),
     "student_t": (STUDENT, "student_t"),
     "probit": (Bernoulli("probit"), "labels"),
@@ -39,7 +39,7 @@ FAMILIES = {
 }
 
 
-CASES = [(family, name) for family in FAMILIES for name in ("log_loss", "elbo")]
+CASES = [(likelihood, name) for likelihood in LIKELIHOODS for name in ("log_loss", "elbo")]
 
 
 CASES += [("gaussian", "square_loss"), ("gaussian", "fitc")]
@@ -57,9 +57,9 @@ HELD_OUT = ("log_loss", "square_loss")  # objectives that keep rows from a joint
 QUICK = Settings(start_iter=10, max_iter=10)
 
 
-def problem_of(family, n=120, **options):
-    family, target = FAMILIES[family]
-    return dense.make_problem(n=n, target=target, **options), family
+def problem_of(likelihood, n=120, **options):
+    likelihood, target = LIKELIHOODS[likelihood]
+    return dense.make_problem(n=n, target=target, **options), likelihood
 
 
 def problem_for(problem, objective, settings=QUICK, *, kernels=None, callback=None, **options):
@@ -97,14 +97,14 @@ def begin(problem, objective, settings, *, kernels=None):
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "early_stopping"),
+    ("likelihood", "name", "early_stopping"),
     [(*c, early) for c in CASES for early in (True, False) if early or c[1] in HELD_OUT],
 )
-def test_fit_sparse_predicts_fresh_rows_better_than_it_began(family, name, early_stopping):
-    problem, made = problem_of(family)
-    fresh, _ = problem_of(family, seed=1)
+def test_fit_sparse_predicts_fresh_rows_better_than_it_began(likelihood, name, early_stopping):
+    problem, made = problem_of(likelihood)
+    fresh, _ = problem_of(likelihood, seed=1)
     objective = Objective(made, name=name, beta=0.5)
-    offset = float(np.log(problem.y.mean())) if family == "poisson" else 0.0
+    offset = float(np.log(problem.y.mean())) if likelihood == "poisson" else 0.0
     fit = run(problem, objective, replace(QUICK, early_stopping=early_stopping), offset=offset)
     prior = replace(problem, offset=offset).state(made.initial(problem.tensors[0]))
     before, after = (
@@ -135,7 +135,9 @@ def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
     student = StudentT(0.3**0.5, many, scale_bounds=(0.01, 2.2))
     objective = Objective(made, name="elbo", learn_inducing=False)
     settings = Settings(start_iter=60, max_iter=150, tol=1e-9)
-    losses = [run(problem, replace(objective, family=f), settings).loss for f in (made, student)]
+    losses = [
+        run(problem, replace(objective, likelihood=f), settings).loss for f in (made, student)
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -175,9 +177,9 @@ def test_fit_sparse_of_beta_0_is_finite(name):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize(("family", "name"), CASES)
-def test_fit_sparse_of_hardly_any_rows_is_finite(family, name, n):
-    problem, made = problem_of(family, n=n, n_inducing=n)
+@pytest.mark.parametrize(("likelihood", "name"), CASES)
+def test_fit_sparse_of_hardly_any_rows_is_finite(likelihood, name, n):
+    problem, made = problem_of(likelihood, n=n, n_inducing=n)
     settings = Settings(start_iter=3, max_iter=3, early_stopping=n > 1)
     fit = run(problem, Objective(made, name=name), settings)
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
@@ -224,9 +226,9 @@ def test_fit_sparse_asks_for_points_once_a_kernel(n_kernels):
 # ---- steps 3 and 4 ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gaussian", "student_t", "logit"])
-def test_fit_sparse_with_fixed_hyperparameters_keeps_those_of_the_bound(family):
-    problem, made = problem_of(family)
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "logit"])
+def test_fit_sparse_with_fixed_hyperparameters_keeps_those_of_the_bound(likelihood):
+    problem, made = problem_of(likelihood)
     settings = replace(QUICK, joint=False)
     objective = Objective(made, beta=0.01)
     fit = run(problem, objective, settings)
@@ -249,9 +251,9 @@ def test_fit_sparse_with_early_stopping_keeps_the_best_state_for_rows_held_out(n
     assert len(losses) - 1 <= len(fit.history["solve"]) / 5
 
 
-@pytest.mark.parametrize("family", ["gaussian", "logit"])
-def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(family):
-    problem, made = problem_of(family)
+@pytest.mark.parametrize("likelihood", ["gaussian", "logit"])
+def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(likelihood):
+    problem, made = problem_of(likelihood)
     objective = Objective(made, beta=0.3)
     fit = run(problem, objective, Settings(start_iter=10, max_iter=60, tol=1e-9))
     alone = replace(objective, **ALONE)
@@ -260,14 +262,14 @@ def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(famil
 
 
 @pytest.mark.parametrize(
-    ("family", "batch_size", "expected"),
+    ("likelihood", "batch_size", "expected"),
     [("gaussian", 60, True), ("gaussian", None, False), ("logit", 60, False)],
 )
 def test_fit_sparse_by_minibatches_moves_the_mean_to_least_squares(
-    family, batch_size, expected, monkeypatch
+    likelihood, batch_size, expected, monkeypatch
 ):
     """As the rows held out would have it; the loss reported is that of the mean moved."""
-    problem, made = problem_of(family)
+    problem, made = problem_of(likelihood)
     blends = []
 
     def choose(state, kept, held_out, objective):
@@ -314,10 +316,10 @@ def test_fit_sparse_is_reproducible():
 
 
 @pytest.mark.parametrize("at", [1, 14, 25])
-@pytest.mark.parametrize(("family", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
-def test_fit_sparse_ends_usable_when_the_callback_stops(family, name, at):
+@pytest.mark.parametrize(("likelihood", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
+def test_fit_sparse_ends_usable_when_the_callback_stops(likelihood, name, at):
     """In whatever stage iteration `at` lies; later stages take one iteration at most."""
-    problem, made = problem_of(family, n=60)
+    problem, made = problem_of(likelihood, n=60)
     calls = []
 
     def callback(iteration, info):
@@ -353,10 +355,10 @@ def minimised(problem, objective, settings=QUICK):
     return minimise(problem.state(), problem.data, objective, made)
 
 
-@pytest.mark.parametrize(("family", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
-def test_minimise_when_stopped_takes_no_iteration(family, name):
+@pytest.mark.parametrize(("likelihood", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
+def test_minimise_when_stopped_takes_no_iteration(likelihood, name):
     """Where there is a closed form the posterior is its optimum all the same."""
-    problem, made = problem_of(family)
+    problem, made = problem_of(likelihood)
     objective = Objective(made, name=name)
     calls = []
     stopped = problem_for(problem, objective, callback=lambda *call: calls.append(call))
@@ -590,8 +592,8 @@ def test_fit_beta_path_prefers_much_regularisation_where_the_noise_is_understate
     X = rng.uniform(-3, 3, (200, 1))
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(200)
     problem = dense.Problem(RBF(1.0), X, y, np.linspace(-3, 3, 20)[:, None])
-    family = Gaussian(0.025, bounds=(0.025, 0.025))
-    objective = Objective(family, "elbo", learn_kernel=False, learn_inducing=False)
+    likelihood = Gaussian(0.025, bounds=(0.025, 0.025))
+    objective = Objective(likelihood, "elbo", learn_kernel=False, learn_inducing=False)
     fit, path = run_path(problem, objective)
     assert fit.objective.beta > 1 and path[fit.objective.beta] < path[1.0] - 0.1
 

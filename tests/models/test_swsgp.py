@@ -21,13 +21,13 @@ from tests.same import assert_same
 
 KERNEL = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.8, 0.8])
 QUICK = Settings(n_neighbors=6, learn_hyperparameters=False)
-FAMILIES = {
+LIKELIHOODS = {
     "gaussian": Gaussian(0.25, bounds=(1e-4, 10.0)),
     "student_t": StudentT(0.5, 4.0, scale_bounds=(0.01, 10.0**0.5), df_bounds=(2.1, 200.0)),
     "labels": Bernoulli("probit"),
     "counts": Poisson("exp"),
 }
-each_family = pytest.mark.parametrize("name", FAMILIES)
+each_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 
 
 def data_of(name, n=150, c=1, seed=0, dtype=torch.float64):
@@ -46,7 +46,7 @@ def fit(name, settings=QUICK, n=150, c=1, data=None, kernel=KERNEL, **options):
     rows = rows if data is None else data
     return fit_swsgp(
         kernel,
-        FAMILIES[name],
+        LIKELIHOODS[name],
         rows,
         Z,
         position,
@@ -61,7 +61,7 @@ def log_score(name, found, n=200, c=1):
     """Mean log predictive density of other rows."""
     rows = data_of(name, n, c, seed=5)[0]
     predict = SWSGPPosterior(found.state, 6).mean_and_variance
-    likelihood = FAMILIES[name].with_parameters(found.state.likelihood)
+    likelihood = LIKELIHOODS[name].with_parameters(found.state.likelihood)
     return float(likelihood.log_predictive(rows.y, *predict(rows.X)).sum(1).mean())
 
 
@@ -94,7 +94,7 @@ def test_gaussian_fit_is_the_closed_form(kl_weight):
     assert found.summary.precision.shape == (20, 1) and found.summary.rows_seen == 150
 
 
-@each_family
+@each_likelihood
 @pytest.mark.parametrize(
     "settings",
     [
@@ -112,7 +112,7 @@ def test_every_branch_predicts_and_reports_its_bound(name, settings):
     expected = log_score(name, fit(name))
     assert log_score(name, found) > expected - (0.35 if settings.max_iter else 0.15)
     active = active_sets(found.state.kernel, data_of(name)[0].X, found.state.Z, settings)
-    objective = Objective(FAMILIES[name], found.kl_weight)
+    objective = Objective(LIKELIHOODS[name], found.kl_weight)
     bound = total_bound(found.state, data_of(name)[0], active, objective)
     # With all points active the jitter is less.
     closed = settings.covariance == "full" and settings.n_neighbors >= found.state.n_inducing
@@ -123,7 +123,7 @@ def test_every_branch_predicts_and_reports_its_bound(name, settings):
     assert found.n_iter >= 1 and np.isfinite(found.history["solve"]).all()
 
 
-@each_family
+@each_likelihood
 def test_natural_fit_does_not_depend_on_what_the_search_for_a_prior_hands_on(name, monkeypatch):
     """Its system of all rows, reordered and rescaled, is the one computed anew."""
     settings = Settings(n_neighbors=6, tol=1e-13, max_iter=100)
@@ -151,7 +151,7 @@ def test_student_t_learns_scale_and_degrees_of_freedom():
     for noise in (0.3 * rng.standard_t(3, f.shape), 0.3 * rng.standard_normal(f.shape)):
         found = fit_swsgp(
             KERNEL,
-            FAMILIES["student_t"],
+            LIKELIHOODS["student_t"],
             Data(torch.tensor(X), torch.tensor(f + noise)),
             Z,
             position,
@@ -164,10 +164,10 @@ def test_student_t_learns_scale_and_degrees_of_freedom():
         ends.append(df)
     assert 2.1 <= ends[0] < 5 and ends[1] > 3 * ends[0]
     kept = fit("student_t").state.likelihood
-    torch.testing.assert_close(kept, FAMILIES["student_t"].initial(kept))
+    torch.testing.assert_close(kept, LIKELIHOODS["student_t"].initial(kept))
 
 
-@each_family
+@each_likelihood
 @pytest.mark.parametrize("n_neighbors", [6, 20])
 def test_weights_count_as_repeated_rows(name, n_neighbors):
     counts = np.random.default_rng(3).integers(1, 4, 150)
@@ -182,7 +182,7 @@ def test_weights_count_as_repeated_rows(name, n_neighbors):
     fits = [
         fit_swsgp(
             KERNEL,
-            FAMILIES[name],
+            LIKELIHOODS[name],
             each,
             Z,
             torch.full((len(each),), -1),
@@ -201,7 +201,7 @@ def test_weights_count_as_repeated_rows(name, n_neighbors):
 # ---- full covariance -----------------------------------------------------------------------------
 
 
-@each_family
+@each_likelihood
 def test_full_covariance_of_all_points_is_svgp_in_closed_form(name, monkeypatch):
     monkeypatch.setattr(dense, "JITTER", SHARED_JITTER)
     settings = replace(QUICK, n_neighbors=20, covariance="full", tol=1e-13, max_iter=100)
@@ -255,7 +255,7 @@ def test_learned_inducing_points_move_and_nothing_else_does():
 def test_adam_moves_hyperparameters_where_it_may():
     moved = fit("gaussian", Settings(n_neighbors=6, solver="adam", max_iter=60))
     assert np.abs(moved.state.kernel.theta - KERNEL.theta).max() > 0.05
-    before = FAMILIES["gaussian"].initial(moved.state.likelihood)
+    before = LIKELIHOODS["gaussian"].initial(moved.state.likelihood)
     assert float((moved.state.likelihood - before).abs()) > 0.01
     still = fit("gaussian", replace(QUICK, solver="adam", max_iter=60))
     np.testing.assert_allclose(still.state.kernel.theta, KERNEL.theta, atol=1e-12)
@@ -334,7 +334,7 @@ def test_rows_held_out_are_no_inducing_points(kind, all_rows, monkeypatch):
     monkeypatch.setattr(module, "find_prior", spy)
     found = fit_swsgp(
         KERNEL,
-        FAMILIES["labels"],
+        LIKELIHOODS["labels"],
         rows,
         Z,
         position,
@@ -367,7 +367,7 @@ def test_split_prefers_rows_and_holds_out_enough():
 # ---- starts and stops ----------------------------------------------------------------------------
 
 
-@each_family
+@each_likelihood
 def test_fit_goes_on_from_a_state(name):
     first = fit(name, Settings(n_neighbors=6))
     again = fit(name, replace(QUICK, kl_weight=first.kl_weight), start=first.state)
@@ -395,7 +395,7 @@ def test_fit_goes_on_from_a_state(name):
     ],
     ids=str,
 )
-@each_family
+@each_likelihood
 def test_callback_stops_with_what_there_is(name, settings):
     seen = []
 
@@ -409,7 +409,7 @@ def test_callback_stops_with_what_there_is(name, settings):
     assert not found.polished
 
 
-@each_family
+@each_likelihood
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_rows(name, n):
     rows, _, _ = data_of(name, 40)
@@ -417,7 +417,7 @@ def test_few_rows(name, n):
     for settings in (Settings(), Settings(polish=True), Settings(covariance="full")):
         found = fit_swsgp(
             KERNEL,
-            FAMILIES[name],
+            LIKELIHOODS[name],
             few,
             few.X,
             torch.arange(n),
@@ -430,7 +430,7 @@ def test_few_rows(name, n):
         assert torch.isfinite(mean).all() and (var > 0).all()
 
 
-@each_family
+@each_likelihood
 def test_same_generator_gives_the_same_fit(name):
     settings = Settings(n_neighbors=6, polish=True, max_iter=15)
     first, second = fit(name, settings), fit(name, settings)
@@ -438,12 +438,12 @@ def test_same_generator_gives_the_same_fit(name):
     assert_same(first.state.mean, second.state.mean)
 
 
-@each_family
+@each_likelihood
 def test_float32_is_near_float64(name):
     rows, Z, position = data_of(name, dtype=torch.float32)
     found = fit_swsgp(
         KERNEL,
-        FAMILIES[name],
+        LIKELIHOODS[name],
         rows,
         Z,
         position,

@@ -270,7 +270,7 @@ def expectations(
 
 
 def likelihood_gradient(
-    family: Likelihood,
+    likelihood: Likelihood,
     parameters: Tensor,
     rows: tuple[Tensor, Tensor, Tensor],
     weighted: Callable[[Tensor], Tensor],
@@ -284,5 +284,5 @@ def likelihood_gradient(
         return parameters
     leaf = parameters.detach().requires_grad_()
     with torch.enable_grad():
-        expected = family.with_parameters(leaf).expected_log_prob(*rows)
+        expected = likelihood.with_parameters(leaf).expected_log_prob(*rows)
         return torch.autograd.grad(weighted(expected).sum(), leaf)[0]

@@ -53,7 +53,7 @@ from skgp.linalg.cholesky import jittered_cholesky
 class Objective:
     """What to maximise and over what."""
 
-    family: Likelihood  # the likelihood and its free parameters
+    likelihood: Likelihood  # with its free parameters
     kl_weight: float  # kappa; the paper's is 1, SVGP's M / H
     learn_kernel: bool = True
     learn_likelihood: bool = True
@@ -84,7 +84,7 @@ def bound(
     bound of all. O(b H^2 (H + d + c)), and O(c b H^2 M) more with a full covariance, for value and
     gradient: nothing grows with M otherwise, but the gradients of m, S and Z are dense.
     """
-    likelihood = objective.family.with_parameters(state.likelihood).at(data.offset)
+    likelihood = objective.likelihood.with_parameters(state.likelihood).at(data.offset)
     moments = _row_moments(state, data.X, active, theta)
     total = data.total if total is None else total
     fit = likelihood.expected_log_prob(data.y, state.offset + moments.mean, moments.var)

@@ -90,7 +90,7 @@ def negative_log_predictive(
     state: SWSGPState, data: Data, active: Tensor, objective: Objective
 ) -> Tensor:
     """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
-    likelihood = objective.family.with_parameters(state.likelihood).at(data.offset)
+    likelihood = objective.likelihood.with_parameters(state.likelihood).at(data.offset)
     mean, var = latent_moments(state, data.X, active)
     return -likelihood.log_predictive(data.y, mean, var).sum(1)
 
@@ -200,7 +200,7 @@ class Coordinates:
         """Bounds of the coordinates that have some."""
         Z = self.state.Z
         low, high = torch.as_tensor(self.state.kernel.bounds).reshape(-1, 2).to(Z).T
-        return {"theta": (low, high), "likelihood": self.objective.family.box(Z)}
+        return {"theta": (low, high), "likelihood": self.objective.likelihood.box(Z)}
 
     def values(self, parts: Mapping[str, Tensor], active: Tensor) -> tuple[SWSGPState, Tensor]:
         """The state at coordinates, and `active` (b, H) among its points; differentiable.

@@ -130,7 +130,7 @@ class Prior:
 
 def find_prior(
     kernel,
-    family: Likelihood,
+    likelihood: Likelihood,
     data: Data,
     Z: Tensor,
     position: Tensor,
@@ -144,7 +144,7 @@ def find_prior(
     Arguments as of :func:`~skgp.models.swsgp.fit_swsgp`; the callback is called after each trial,
     and True ends the search.
     """
-    likelihood = family.with_parameters(family.initial(Z))
+    likelihood = likelihood.with_parameters(likelihood.initial(Z))
     learn = settings.learn_hyperparameters
     low, high = amplitude_range(kernel) if learn else (1.0, 1.0)
     learn_kl = learn and settings.kl_weight is None and settings.n_neighbors < len(Z)

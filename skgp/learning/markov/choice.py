@@ -39,7 +39,7 @@ def choose_kernel(
     kernels: Sequence[Any],
     make_objective: Callable[[Sequence[Series]], Objective],
     processes: Sequence[Series],
-    family: Likelihood,
+    likelihood: Likelihood,
     callback: Callback | None = None,
 ) -> Search:
     """Choose among kernels by the evidence, for `maximise` to go on; the first finds the scale.
@@ -55,19 +55,19 @@ def choose_kernel(
         return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
 
     whole = make_objective(processes)
-    kernels = _affordable(kernels, n_rows * min(1.0, family.information))
+    kernels = _affordable(kernels, n_rows * min(1.0, likelihood.information))
     if n_rows <= 2 * SCALE_ROWS:
         if len(kernels) == 1:  # the climb is the caller's
-            return _search_scale(kernels[0], whole, family, processes[0], climbs=False)
-        kind, best = "all", _search_scale(kernels[0], whole, family, processes[0])
+            return _search_scale(kernels[0], whole, likelihood, processes[0], climbs=False)
+        kind, best = "all", _search_scale(kernels[0], whole, likelihood, processes[0])
     else:
         parts = [(kind, part(kind, SCALE_ROWS)) for kind in _PARTS]
         kind, best = max(
             (
-                (kind, _search_scale(kernels[0], make_objective(rows), family, rows[0]))
+                (kind, _search_scale(kernels[0], make_objective(rows), likelihood, rows[0]))
                 for kind, rows in parts
             ),
-            key=lambda pair: _value(pair[1], whole, family),
+            key=lambda pair: _value(pair[1], whole, likelihood),
         )
     objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
     searches = []
@@ -80,7 +80,7 @@ def choose_kernel(
         if kind == "all" and not number:  # it has climbed there
             searches.append(best)
         else:
-            climb = Climb([start], objective, family)
+            climb = Climb([start], objective, likelihood)
             searches.append(_short_climb(climb, climb.start(parameters, False)))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
@@ -95,10 +95,10 @@ _PARTS: dict[str, Callable[[Series, int], Series]] = {
 }
 
 
-def _value(search: Search, objective: Objective, family: Likelihood) -> float:
+def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:
     """Evidence of other data at the hyper-parameters that a search found."""
     options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
-    return maximise(search.kernels, objective, family, **options).value
+    return maximise(search.kernels, objective, likelihood, **options).value
 
 
 def _short_climb(climb: Climb, start: dict[str, Tensor]) -> Search:
@@ -109,10 +109,15 @@ def _short_climb(climb: Climb, start: dict[str, Tensor]) -> Search:
 
 
 def _search_scale(
-    kernel: Any, objective: Objective, family: Likelihood, series: Series, *, climbs: bool = True
+    kernel: Any,
+    objective: Objective,
+    likelihood: Likelihood,
+    series: Series,
+    *,
+    climbs: bool = True,
 ) -> Search:
     """The best of several multiples of a kernel's length scales, or where a climb from it ends."""
-    climb = Climb([kernel], objective, family, tol=INNER * START_TOL)
+    climb = Climb([kernel], objective, likelihood, tol=INNER * START_TOL)
     start = climb.start(None, False)
     thetas = torch.from_numpy(_scaled(kernel, _telling_scales(kernel, series)))
     values = [climb.evaluate(start | {"place": theta}).value for theta in thetas]

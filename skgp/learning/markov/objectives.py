@@ -57,7 +57,7 @@ class Evaluation:
 
     value: float
     posterior: Any
-    likelihood_gradient: Tensor  # (p,) in the parameters of the family
+    likelihood_gradient: Tensor  # (p,) in the parameters of the likelihood
     gradients: Callable[[], list[Tensor]]  # (q_j,) in the parameters of each component's dynamics
     knot_gradient: Tensor | None = None  # (M,) in the inducing locations, where there are any
 
@@ -73,7 +73,7 @@ class Objective(Protocol):
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        """Evaluate at dynamics, one a component, parameters (p,) of the family, and knots (M,)."""
+        """Evaluate at dynamics, one a component, its parameters (p,), and knots (M,)."""
 
 
 # ---- series ----------------------------------------------------------------------------------
@@ -114,15 +114,15 @@ class VariationalEvidence:
     the next one starts.
     """
 
-    def __init__(self, series: Series, family: Likelihood, offset: float = 0.0) -> None:
-        self.series, self.family, self.offset = series, family, offset
+    def __init__(self, series: Series, likelihood: Likelihood, offset: float = 0.0) -> None:
+        self.series, self.likelihood, self.offset = series, likelihood, offset
         self.total = series.total
         self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
 
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        likelihood, series = self.family.with_parameters(parameters), self.series
+        likelihood, series = self.likelihood.with_parameters(parameters), self.series
         found = find_sites(
             dynamics[0], series, likelihood, self.offset, knots, start=self.sites, tol=tol
         )
@@ -131,7 +131,7 @@ class VariationalEvidence:
         return Evaluation(
             found.elbo,
             q,
-            likelihood_gradient(self.family, parameters, rows, series.sums),
+            likelihood_gradient(self.likelihood, parameters, rows, series.sums),
             lambda: [q.parameter_gradient],
             None if knots is None else q.knot_gradient,
         )
@@ -256,9 +256,9 @@ class RowsElbo:
     """
 
     def __init__(
-        self, rows: Rows, family: Likelihood, *, max_iter: int = 50, tol: float = ADDITIVE_TOL
+        self, rows: Rows, likelihood: Likelihood, *, max_iter: int = 50, tol: float = ADDITIVE_TOL
     ) -> None:
-        self.rows, self.family = rows, family
+        self.rows, self.likelihood = rows, likelihood
         self.total = float(rows.weighted(torch.ones_like(rows.y)).sum())
         self._max_iter, self._tol = max_iter, tol
         self._sites: tuple[Tensor, Tensor] | None = None
@@ -267,12 +267,12 @@ class RowsElbo:
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         bound = AdditiveBound(
-            self.rows, dynamics, self.family.with_parameters(parameters), self.total
+            self.rows, dynamics, self.likelihood.with_parameters(parameters), self.total
         )
         point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol).point
         self._sites, q = (point.beta, point.weight), point.found
         rows = self.rows.y, point.mean, point.var
-        slope = likelihood_gradient(self.family, parameters, rows, self.rows.weighted)
+        slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
         return Evaluation(point.elbo, q, slope, q.gradients)
 
     def state(self, kernels: Sequence[Any], q: Any) -> AdditiveState:

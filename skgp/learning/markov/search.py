@@ -27,7 +27,7 @@ class Search:
     """Where a search ended."""
 
     kernels: list[Any]  # one a component, with the hyper-parameters found
-    parameters: Tensor  # (p,) of the likelihood's family
+    parameters: Tensor  # (p,) of the likelihood
     value: float  # the evidence, in nats
     n_iter: int = 0
     history: list[float] = field(default_factory=list)  # evidence an observation, by iteration
@@ -42,7 +42,7 @@ class Search:
 def maximise(
     kernels: Sequence[Any],
     objective: Objective,
-    family: Likelihood,
+    likelihood: Likelihood,
     *,
     parameters: Tensor | None = None,
     knots: Tensor | None = None,
@@ -59,7 +59,7 @@ def maximise(
     kernels : sequence of Kernel
         One a component, without noise.
     objective : Objective
-    family : Likelihood
+    likelihood : Likelihood
         Bounds of its free parameters, and start unless `parameters` are given.
     parameters : Tensor of shape (p,), optional
         Of the likelihood, to start from.
@@ -79,7 +79,9 @@ def maximise(
     -------
     Search
     """
-    climb = Climb(kernels, objective, family, knots=knots, amplitudes=amplitudes, tol=INNER * tol)
+    climb = Climb(
+        kernels, objective, likelihood, knots=knots, amplitudes=amplitudes, tol=INNER * tol
+    )
     start = climb.start(parameters, learn_knots)
     if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
         value = climb.evaluate(start).value
@@ -188,14 +190,14 @@ class Climb:
         self,
         kernels: Sequence[Any],
         objective: Objective,
-        family: Likelihood,
+        likelihood: Likelihood,
         *,
         knots: Tensor | None = None,
         amplitudes: bool = False,
         tol: float = 0.0,
     ) -> None:
         self.place = _Coordinates(kernels, amplitudes)
-        self.objective, self.family = objective, family
+        self.objective, self.likelihood = objective, likelihood
         self.knots, self.tol = knots, tol
 
     def run(
@@ -218,7 +220,7 @@ class Climb:
     def start(self, parameters: Tensor | None, learn_knots: bool) -> dict[str, Tensor]:
         """Where the search begins."""
         origin = self.place.of(self.place.origin)
-        likelihood = self.family.initial(origin) if parameters is None else parameters
+        likelihood = self.likelihood.initial(origin) if parameters is None else parameters
         start = {"place": origin, "likelihood": likelihood}
         if self.knots is not None and learn_knots:
             knots = self.knots.to(origin)
@@ -229,7 +231,7 @@ class Climb:
         """Lower and upper bounds of what moves."""
         bounds = {
             "place": (self.place.of(self.place.low), self.place.of(self.place.high)),
-            "likelihood": self.family.box(start["place"]),
+            "likelihood": self.likelihood.box(start["place"]),
         }
         if "log_gaps" in start:
             # Knots that meet, or leave, would take the transitions between them to a limit.

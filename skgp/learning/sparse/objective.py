@@ -54,7 +54,7 @@ class Objective:
 
     Attributes
     ----------
-    family : Likelihood
+    likelihood : Likelihood
         The likelihood and its free parameters.
     name : {"log_loss", "elbo", "fitc", "square_loss"}
     beta : float
@@ -70,7 +70,7 @@ class Objective:
         Whether theta, the parameters of the likelihood and Z are minimised over too.
     """
 
-    family: Likelihood
+    likelihood: Likelihood
     name: str = "log_loss"
     beta: float = 1.0
     unit: float = 1.0
@@ -88,7 +88,7 @@ class Objective:
     @property
     def is_gaussian(self) -> bool:
         """Whether the noise is Gaussian."""
-        return self.family.is_gaussian
+        return self.likelihood.is_gaussian
 
     @property
     def has_closed_form(self) -> bool:
@@ -160,7 +160,7 @@ class Objective:
             mean, var = latent_moments(
                 state.kernel, data.X, Z, *q, theta=theta, offset=state.offset
             )
-        likelihood = self.family.with_parameters(values.likelihood)
+        likelihood = self.likelihood.with_parameters(values.likelihood)
         rows = self.data_loss(likelihood, data, mean, var, generator)
         return scale * rows + self.beta * kl_from_standard_normal(values.mean, values.root)
 
@@ -168,7 +168,7 @@ class Objective:
     def total(self, state: SparseState, data: Data) -> float:
         """The objective, "log_loss" or "elbo", of a state: in nats, by blocks of rows."""
         exact, rows = replace(self, gradient="exact"), 0.0
-        likelihood = self.family.with_parameters(state.likelihood)
+        likelihood = self.likelihood.with_parameters(state.likelihood)
         n_rows = max(1, int(defaults.BLOCK_NUMBERS / state.mean.numel()))
         for index in torch.arange(len(data)).split(n_rows):
             block = data.take(index)
@@ -180,7 +180,7 @@ class Objective:
 
     def collapsed_loss(self, kernel, data: Data, values: "Values") -> Tensor:
         """Least value over q(u) where that is known, a scalar; O(n M^2)."""
-        noise = self.family.gaussian_noise(values.likelihood)
+        noise = self.likelihood.gaussian_noise(values.likelihood)
         if self.name == "fitc":
             return fitc_loss(kernel, data, values.Z, noise, values.theta)
         sums = statistics(kernel, data, values.Z, values.theta)
@@ -191,7 +191,7 @@ class Objective:
     @torch.no_grad()
     def with_optimum(self, state: SparseState, data: Data) -> SparseState:
         """The state with the optimal q(u) for its hyper-parameters, in closed form; O(n M^2)."""
-        noise = self.family.gaussian_noise(state.likelihood)
+        noise = self.likelihood.gaussian_noise(state.likelihood)
         if self.name == "fitc":
             return state.with_posterior(*fitc_posterior(state.kernel, data, state.Z, noise))
         sums = statistics(state.kernel, data, state.Z)
@@ -234,7 +234,7 @@ class Coordinates:
         self, state: SparseState, objective: Objective, X: Tensor, *, free_posterior: bool = True
     ) -> None:
         self.state = state
-        self.family = objective.family
+        self.likelihood = objective.likelihood
         self.units = length_scales(state.kernel, X.double()).to(state.Z)
         self.theta = torch.as_tensor(state.kernel.theta).to(state.Z)
         self.reference = ReferenceGaussian(state.mean, state.root) if free_posterior else None
@@ -260,7 +260,7 @@ class Coordinates:
             low, high = torch.as_tensor(self.state.kernel.bounds).to(self.state.Z).T
             bounds["theta"] = low, high
         if self.learn_likelihood:
-            bounds["likelihood"] = self.family.box(self.state.Z)
+            bounds["likelihood"] = self.likelihood.box(self.state.Z)
         return bounds
 
     def values(self, parts: dict[str, Tensor]) -> Values:

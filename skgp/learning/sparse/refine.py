@@ -104,7 +104,7 @@ def broadened(state: SparseState, data: Data, objective: Objective) -> SparseSta
         var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
         divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
         for likelihood in _less_noise(state, objective):
-            made = objective.family.with_parameters(likelihood)
+            made = objective.likelihood.with_parameters(likelihood)
             rows = share * objective.data_loss(made, some, mean, var)
             loss = float(rows + objective.beta * divergence)
             if loss < best:
@@ -120,7 +120,7 @@ def _less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
     """Parameters of the likelihood with the variance of the noise, the first, made smaller."""
     if not (objective.learn_likelihood and len(state.likelihood)):
         return [state.likelihood]
-    low, high = objective.family.box(state.likelihood)
+    low, high = objective.likelihood.box(state.likelihood)
     first = torch.eye(len(state.likelihood), dtype=low.dtype, device=low.device)[0]
     candidates = [state.likelihood + math.log(factor) * first for factor in defaults.LESS_NOISE]
     return [candidate.clamp(low, high) for candidate in candidates]
@@ -210,7 +210,7 @@ def update(
         return _conjugate(state, data, objective)
     objective = replace(objective, gradient="exact")
     reference = ReferenceGaussian(state.mean, state.root)
-    likelihood = objective.family.with_parameters(state.likelihood)
+    likelihood = objective.likelihood.with_parameters(state.likelihood)
     weak = objective.name == "log_loss" and likelihood.is_numeric
     weight = objective.beta * (defaults.LOG_LOSS_WEIGHT if weak else 1.0)
 
@@ -228,7 +228,7 @@ def update(
 @torch.no_grad()
 def _conjugate(state: SparseState, data: Data, objective: Objective) -> SparseState:
     """Add the natural parameters of the batch to those of the posterior."""
-    noise = objective.family.gaussian_noise(state.likelihood)
+    noise = objective.likelihood.gaussian_noise(state.likelihood)
     beta = objective.least_beta if objective.name == "elbo" else 1.0
     precision, projection = natural_parameters(
         state.kernel, data, state.Z, noise, beta=beta, fitc=objective.name == "fitc"

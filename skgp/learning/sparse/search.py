@@ -90,7 +90,7 @@ def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Ten
     if objective.name == "square_loss":
         losses = 0.5 * (posterior.mean(data.X) - data.y).square()
     else:
-        likelihood = objective.family.with_parameters(state.likelihood.double()).at(data.offset)
+        likelihood = objective.likelihood.with_parameters(state.likelihood.double()).at(data.offset)
         losses = -likelihood.log_predictive(data.y, *posterior.mean_and_variance(data.X))
     losses = losses.sum(1)
     return losses if data.weight is None else losses * data.weight * len(data) / data.total
@@ -296,10 +296,10 @@ def fit_minibatch(
     >>> from sklearn.gaussian_process.kernels import RBF
     >>> from skgp.likelihoods import Gaussian
     >>> X = torch.linspace(-1, 1, 300, dtype=torch.float64)[:, None]
-    >>> family = Gaussian(0.1, bounds=(1e-3, 1.0))
-    >>> state = SparseState.prior(RBF(0.5), family.initial(X), X[::30], X.new_zeros(1))
+    >>> likelihood = Gaussian(0.1, bounds=(1e-3, 1.0))
+    >>> state = SparseState.prior(RBF(0.5), likelihood.initial(X), X[::30], X.new_zeros(1))
     >>> found = fit_minibatch(
-    ...     state, Data(X, X.sin()), Objective(family), batch_size=50, max_iter=20,
+    ...     state, Data(X, X.sin()), Objective(likelihood), batch_size=50, max_iter=20,
     ...     generator=torch.Generator().manual_seed(0),
     ... )
     >>> len(found.history), found.history[-1] < found.history[0]

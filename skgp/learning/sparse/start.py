@@ -77,7 +77,7 @@ class Problem:
     def prior(self, kernel, likelihood: Tensor | None = None) -> SparseState:
         """The posterior of no data, at the points to begin with."""
         if likelihood is None:
-            likelihood = self.objective.family.initial(self.data.X)
+            likelihood = self.objective.likelihood.initial(self.data.X)
         return SparseState.prior(kernel, likelihood, self.inducing(kernel), self.offset)
 
 
@@ -174,7 +174,7 @@ def optimal_posterior(
     """The state with the q(u) that maximises the ELBO, or is near it after `max_iter` steps."""
     if bound.has_closed_form:
         return bound.with_optimum(state, data)
-    made = bound.family.with_parameters(state.likelihood)
+    made = bound.likelihood.with_parameters(state.likelihood)
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
 
 
@@ -200,15 +200,15 @@ def has_evidence(objective: Objective, kernels: list) -> bool:
         return False
     if objective.is_gaussian:
         return objective.learn_likelihood and len(kernels) == 1
-    newton = objective.family.is_log_concave and objective.family.is_smooth
-    return newton and not objective.family.free_parameters()
+    newton = objective.likelihood.is_log_concave and objective.likelihood.is_smooth
+    return newton and not objective.likelihood.free_parameters()
 
 
 def best_evidence(problem: Problem) -> _Evidence:
     """The best kernel: each on at most 100 rows, from where the last one ended, the best on all."""
     data, recorder = problem.data, problem.recorder
     centre = problem.kernels[0]
-    last = best = _Evidence(centre, problem.objective.family.initial(data.X.double()))
+    last = best = _Evidence(centre, problem.objective.likelihood.initial(data.X.double()))
     if len(problem.kernels) > 1:
         few = data.some(defaults.SCREEN_ROWS, problem.generator)
         for kernel in problem.kernels:
@@ -226,17 +226,17 @@ def best_evidence(problem: Problem) -> _Evidence:
 
 def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:
     """L-BFGS from `start`, ratios drawn towards those of the kernel `centre`."""
-    family, settings = problem.objective.family, problem.settings
+    likelihood, settings = problem.objective.likelihood, problem.settings
     whole = start.kernel
-    if family.is_gaussian:
-        whole = whole + white_kernel(family, start.likelihood)
+    if likelihood.is_gaussian:
+        whole = whole + white_kernel(likelihood, start.likelihood)
     theta = torch.as_tensor(whole.theta)
     if len(theta) == 0:
         return start
-    if family.is_gaussian:
+    if likelihood.is_gaussian:
         evidence = _gaussian_evidence(whole, data)
     else:
-        evidence = _laplace_evidence(whole, data, family, problem.offset.double())
+        evidence = _laplace_evidence(whole, data, likelihood, problem.offset.double())
     prior = _log_prior(centre, settings.ratio_std)
 
     def loss(parts: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
@@ -255,15 +255,15 @@ def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Ev
         callback=lambda i, info: problem.recorder(i, {"loss": info["loss"]}),
     )
     whole = whole.clone_with_theta(found.parameters["theta"].numpy())
-    if not family.is_gaussian:
+    if not likelihood.is_gaussian:
         return _Evidence(whole, start.likelihood, found.loss, tuple(found.history))
     noise = start.likelihood.new_tensor([whole.k2.noise_level]).log()
     return _Evidence(whole.k1, noise, found.loss, tuple(found.history))
 
 
-def white_kernel(family: Likelihood, noise: Tensor) -> WhiteKernel:
-    """The noise of a Gaussian family, as a kernel; fixed where its bounds are equal."""
-    low, high = (float(end.exp()) for end in family.box(noise))
+def white_kernel(likelihood: Likelihood, noise: Tensor) -> WhiteKernel:
+    """The noise of a Gaussian likelihood, as a kernel; fixed where its bounds are equal."""
+    low, high = (float(end.exp()) for end in likelihood.box(noise))
     return WhiteKernel(float(noise.exp()), (low, high) if low < high else "fixed")
 
 
@@ -278,11 +278,11 @@ def _gaussian_evidence(whole, data: Data) -> LogDensity:
     return lambda theta: exact(theta)[:2]
 
 
-def _laplace_evidence(kernel, data: Data, family: Likelihood, offset: Tensor) -> LogDensity:
+def _laplace_evidence(kernel, data: Data, likelihood: Likelihood, offset: Tensor) -> LogDensity:
     """Log evidence summed over the latent functions; O(c n^3)."""
     data = data.to(torch.float64)
     exposure = None if data.offset is None else data.offset[:, 0]
-    likelihood = family.with_parameters(offset[:0]).at(exposure)
+    likelihood = likelihood.with_parameters(offset[:0]).at(exposure)
     laplace = LaplaceEvidence(
         kernel, data.X, data.y, likelihood=likelihood, offset=offset, row_weight=data.weight
     )
@@ -338,12 +338,16 @@ def dense_start(problem: Problem) -> Training:
     Of the prior, in float64: the posterior is in closed form. O(n^3) an iteration; the search
     begins with the hyper-parameters of an earlier fit, where there is one.
     """
-    data, family, begun = problem.data.to(torch.float64), problem.objective.family, problem.start
-    noise = family.initial(data.X) if begun is None else begun.likelihood.double()
+    data, likelihood, begun = (
+        problem.data.to(torch.float64),
+        problem.objective.likelihood,
+        problem.start,
+    )
+    noise = likelihood.initial(data.X) if begun is None else begun.likelihood.double()
     kernels = problem.kernels if begun is None else [begun.kernel]
     kernel, history, search = kernels[0], list[float](), SearchSettings()
     if problem.objective.learn_kernel:
-        white = white_kernel(family, noise)
+        white = white_kernel(likelihood, noise)
         most = min(problem.settings.max_iter, search.dense_max_iter)
         found = fit_hyperparameters(
             [kernel + white for kernel in kernels],

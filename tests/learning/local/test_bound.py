@@ -33,7 +33,7 @@ def problem(n=12, M=8, H=4, c=2, *, kernel=MATERN, labels=False, full=False, wei
         root = torch.tensor(rng.normal(size=(c, M, M))).tril(-1) * 0.2 + var.T.sqrt().diag_embed()
     offset = torch.tensor([0.3, -0.2, 0.5])[:c].double()
     state = SWSGPState(
-        kernel, objective.family.initial(Z), Z, mean, None if full else var, root, offset
+        kernel, objective.likelihood.initial(Z), Z, mean, None if full else var, root, offset
     )
     active = torch.cdist(X, Z).argsort()[:, :H]
     return state, Data(X, y.sign() if labels else y, weight), active, objective
@@ -67,7 +67,7 @@ def oracle(state, theta, data, objective, function, *args, **options):
     def dense_gram(A, B):
         return gram(state.kernel, A, B, theta=theta)
 
-    likelihood = objective.family.with_parameters(state.likelihood)
+    likelihood = objective.likelihood.with_parameters(state.likelihood)
     value = 0.0
     for i in range(state.n_latent):
         if state.var is None:
@@ -217,7 +217,7 @@ def test_total_bound_adds_tiles(full, monkeypatch):
 def test_kl_weight_one_is_the_paper_and_greater_ones_lower_the_bound():
     state, data, active, objective = problem()
     values = [
-        float(bound(state, data, active, Objective(objective.family, weight)))
+        float(bound(state, data, active, Objective(objective.likelihood, weight)))
         for weight in (1.0, 2.0, 5.0)
     ]
     assert values[0] > values[1] > values[2]

@@ -22,7 +22,7 @@ from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.optim import NonFiniteLossError
 from tests.same import assert_same
 
-FAMILY = Gaussian(0.3, bounds=(0.05, 1.0))
+LIKELIHOOD = Gaussian(0.3, bounds=(0.05, 1.0))
 KERNEL = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
 
 
@@ -38,17 +38,17 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
     y = torch.cat([(3 * X).sin(), X.cos()], dim=1) + 0.3 * noise
     weight = torch.linspace(0.5, 2.0, n, dtype=torch.float64) if weighted else None
     data = Data(X, y.sign() if labels else y, weight)
-    family = Bernoulli("probit") if labels else FAMILY
+    likelihood = Bernoulli("probit") if labels else LIKELIHOOD
     Z = torch.linspace(-2, 2, M, dtype=torch.float64)[:, None]
     state = SWSGPState.prior(
         KERNEL,
-        family.initial(X),
+        likelihood.initial(X),
         Z,
         X.new_zeros(2),
     )
     if full:
         state = state.with_posterior(state.mean, root=state.var.T.sqrt().diag_embed())
-    return state, data, nearest(X, H), Objective(family, M / H)
+    return state, data, nearest(X, H), Objective(likelihood, M / H)
 
 
 def nearest(X, H=5):
@@ -184,7 +184,7 @@ def test_fit_minibatch_respects_bounds():
     )[0]
     low, high = found.kernel.bounds.T
     assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
-    (low,), (high,) = (each.tolist() for each in FAMILY.box(found.Z))
+    (low,), (high,) = (each.tolist() for each in LIKELIHOOD.box(found.Z))
     assert low - 1e-12 <= float(found.likelihood[0]) <= high + 1e-12
 
 
@@ -259,7 +259,7 @@ def test_plateau_is_reached_where_losses_fall_no_more():
 def test_fit_that_meets_nan_says_what_to_do(kind):
     state, data, search, objective = problem(n=60)
     if kind == "value":
-        objective = replace(objective, family=Broken(0.3, bounds=(0.05, 1.0)))
+        objective = replace(objective, likelihood=Broken(0.3, bounds=(0.05, 1.0)))
     else:
         state = replace(state, Z=state.Z.clone())
         state.Z[7] = float("nan")
@@ -312,7 +312,7 @@ def test_polish_is_taken_back_where_it_predicts_worse():
 
 def test_polish_that_diverges_is_taken_back_with_a_warning():
     state, data, search, objective = problem()
-    broken = replace(objective, family=Broken(0.3, bounds=(0.05, 1.0)))
+    broken = replace(objective, likelihood=Broken(0.3, bounds=(0.05, 1.0)))
     with pytest.warns(RuntimeWarning, match="polish was not kept"):
         found = polish(
             state,

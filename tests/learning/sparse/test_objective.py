@@ -20,7 +20,7 @@ GAUSSIAN = Gaussian(0.3, bounds=(1e-3, 5.0))
 STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 
 
-FAMILIES = {
+LIKELIHOODS = {
     "gaussian": (GAUSSIAN, "gaussian"),
     "probit": (Bernoulli("probit"), "labels"),
     "logit": (Bernoulli("logit"), "labels"),
@@ -39,9 +39,9 @@ def values_of(state):
     return Values(theta, state.likelihood, state.Z, state.mean, state.root)
 
 
-def problem_of(family, **options):
-    """A problem, its family, and a state of no particular optimum."""
-    made, target = FAMILIES[family]
+def problem_of(likelihood, **options):
+    """A problem, its likelihood, and a state of no particular optimum."""
+    made, target = LIKELIHOODS[likelihood]
     problem = replace(dense.make_problem(target=target, **options), offset=0.2)
     state = problem.state(made.initial(torch.zeros(1, dtype=torch.float64)))
     posterior = dense.random_posterior(len(problem.Z))
@@ -57,22 +57,22 @@ def loss_of(state, problem, objective):
 
 @weights
 @pytest.mark.parametrize("loss", ["elbo", "log_loss"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_posterior_loss_equals_the_dense_objective(family, loss, weighted):
-    problem, made, state = problem_of(family, weighted=weighted)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_posterior_loss_equals_the_dense_objective(likelihood, loss, weighted):
+    problem, made, state = problem_of(likelihood, weighted=weighted)
     q = dense.unwhitened(problem.kernel, problem.Z, state.mean[:, 0].numpy(), state.root[0].numpy())
     for beta in (0.0, 0.3, 1.0):
-        expected = dense.objective(problem, dense.LOG_PROB[family], *q, loss=loss, beta=beta)
+        expected = dense.objective(problem, dense.LOG_PROB[likelihood], *q, loss=loss, beta=beta)
         # Gauss-Hermite with 200 nodes errs near the singularities of Student's t.
-        tolerance = 1e-4 if family == "student_t" else 1e-8
+        tolerance = 1e-4 if likelihood == "student_t" else 1e-8
         objective = Objective(made, name=loss, beta=beta)
         assert loss_of(state, problem, objective) == pytest.approx(expected, rel=tolerance)
 
 
 @pytest.mark.parametrize("loss", ["elbo", "log_loss"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_posterior_loss_has_the_gradients_of_finite_differences(family, loss):
-    problem, made, state = problem_of(family, n=6, n_inducing=3, weighted=True)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_posterior_loss_has_the_gradients_of_finite_differences(likelihood, loss):
+    problem, made, state = problem_of(likelihood, n=6, n_inducing=3, weighted=True)
     point = values_of(state)
     inputs = [value.clone().requires_grad_() for value in point if len(value)]
 
@@ -138,7 +138,7 @@ def test_posterior_loss_has_no_slope_at_the_collapsed_posterior(beta, weighted):
 
 # ---- coordinates ---------------------------------------------------------------------------------
 
-FAMILY = Gaussian(0.3, bounds=(1e-4, 2.0))
+LIKELIHOOD = Gaussian(0.3, bounds=(1e-4, 2.0))
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def state_of(problem, n_latent=2):
     return problem.state(n_latent=n_latent).with_posterior(*dense.random_posterior(9, n_latent))
 
 
-def around(problem, state=None, *, free_posterior=True, family=FAMILY, **options):
+def around(problem, state=None, *, free_posterior=True, likelihood=LIKELIHOOD, **options):
     state = state_of(problem) if state is None else state
-    objective = Objective(family, **options)
+    objective = Objective(likelihood, **options)
     return Coordinates(state, objective, problem.data.X, free_posterior=free_posterior)
 
 
@@ -216,17 +216,17 @@ def test_coordinates_hold_only_what_is_free(problem):
 def test_coordinates_of_what_has_no_parameters_are_absent(problem):
     kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
     state = replace(state_of(problem), kernel=kernel, likelihood=torch.empty(0))
-    family = Bernoulli("probit")
-    coordinates = around(problem, state, family=family, free_posterior=False)
+    likelihood = Bernoulli("probit")
+    coordinates = around(problem, state, likelihood=likelihood, free_posterior=False)
     assert set(coordinates.start()) == {"Z"} and coordinates.bounds() == {}
     assert coordinates.to_state(coordinates.start()).kernel.theta.shape == (0,)
 
 
-def test_coordinates_have_the_bounds_of_kernel_and_family(problem):
+def test_coordinates_have_the_bounds_of_kernel_and_likelihood(problem):
     kernel = ConstantKernel(1.0, (0.5, 3.0)) * RBF([1.0, 2.0], [(0.1, 9.0), (0.2, 8.0)])
-    family = StudentT(0.3**0.5, 4.0, scale_bounds=(0.01, 1.5), df_bounds=(2.1, 200.0))
-    state = replace(state_of(problem), kernel=kernel, likelihood=family.initial(torch.ones(1)))
-    bounds = around(problem, state, family=family).bounds()
+    likelihood = StudentT(0.3**0.5, 4.0, scale_bounds=(0.01, 1.5), df_bounds=(2.1, 200.0))
+    state = replace(state_of(problem), kernel=kernel, likelihood=likelihood.initial(torch.ones(1)))
+    bounds = around(problem, state, likelihood=likelihood).bounds()
     assert set(bounds) == {"theta", "likelihood"}
     np.testing.assert_allclose(bounds["theta"][0].exp(), [0.5, 0.1, 0.2])
     np.testing.assert_allclose(bounds["theta"][1].exp(), [3.0, 9.0, 8.0])

@@ -44,14 +44,14 @@ OTHERS = {
 }
 
 
-FAMILIES = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
+LIKELIHOODS = {"gaussian": (GAUSSIAN, "gaussian")} | OTHERS
 
 
 weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
 
-def problem_of(family, n_latent=1, offset=0.3, **options):
-    made, target = FAMILIES[family]
+def problem_of(likelihood, n_latent=1, offset=0.3, **options):
+    made, target = LIKELIHOODS[likelihood]
     problem = replace(dense.make_problem(target=target, **options), offset=offset)
     parameters = made.initial(torch.zeros(1, dtype=torch.float64))
     return problem, made, problem.state(parameters, n_latent)
@@ -60,20 +60,20 @@ def problem_of(family, n_latent=1, offset=0.3, **options):
 # ---- towards the log-loss -----------------------------------------------------------------------
 
 
-def at_the_bound(family, *, beta=1.0, learn_likelihood=True, **options):
+def at_the_bound(likelihood, *, beta=1.0, learn_likelihood=True, **options):
     """A problem, a state at the optimum of its evidence bound, and the log-loss objective."""
-    problem, made, state = problem_of(family, **options)
+    problem, made, state = problem_of(likelihood, **options)
     objective = Objective(made, name="log_loss", beta=beta, learn_likelihood=learn_likelihood)
-    made = objective.family.with_parameters(state.likelihood)
+    made = objective.likelihood.with_parameters(state.likelihood)
     state = natural_gradients(state, problem.data, made, max_iter=100, tol=1e-10)
     return problem, state, objective
 
 
 @weights
 @pytest.mark.parametrize("beta", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_broadened_does_not_raise_the_log_loss_and_keeps_the_mean(family, beta, weighted):
-    problem, state, objective = at_the_bound(family, beta=beta, weighted=weighted)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_broadened_does_not_raise_the_log_loss_and_keeps_the_mean(likelihood, beta, weighted):
+    problem, state, objective = at_the_bound(likelihood, beta=beta, weighted=weighted)
     found = broadened(state, problem.data, objective)
     before, after = (objective.total(s, problem.data) for s in (state, found))
     assert after <= before + 1e-9 * abs(before)
@@ -111,7 +111,7 @@ def test_broadened_takes_the_best_pair_of_its_grid():
 def test_broadened_keeps_noise_within_bounds_and_degrees_of_freedom():
     problem, state, objective = at_the_bound("student_t", beta=0.01, n=200)
     narrow = StudentT(0.5, 4.0, scale_bounds=(0.2**0.5, 2.2), df_bounds=(2.1, 200.0))
-    found = broadened(state, problem.data, replace(objective, family=narrow))
+    found = broadened(state, problem.data, replace(objective, likelihood=narrow))
     assert found.likelihood[0].exp() >= 0.2 - 1e-12
     assert found.likelihood[1] == state.likelihood[1]
 
@@ -249,8 +249,8 @@ def test_choose_blend_lowers_both_losses_of_the_rows_held_out():
 # ---- rows in batches -----------------------------------------------------------------------------
 
 
-def stream_of(family, n=90, **options):
-    return problem_of(family, offset=0.0, n=n, **options)
+def stream_of(likelihood, n=90, **options):
+    return problem_of(likelihood, offset=0.0, n=n, **options)
 
 
 LONG = {"max_iter": 300, "tol": 1e-12}
@@ -330,12 +330,12 @@ def test_update_without_the_closed_form_finds_the_conjugate_posterior():
 
 
 @pytest.mark.parametrize("name", ["log_loss", "elbo"])
-@pytest.mark.parametrize("family", ["gaussian", "student_t", "probit", "poisson"])
-def test_update_of_the_prior_by_all_rows_is_their_optimum(family, name):
-    problem, made, prior = stream_of(family)
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "probit", "poisson"])
+def test_update_of_the_prior_by_all_rows_is_their_optimum(likelihood, name):
+    problem, made, prior = stream_of(likelihood)
     objective = Objective(made, name=name, beta=0.7)
     found = update(prior, problem.data, objective, **LONG)
-    if name == "log_loss" and family != "probit":
+    if name == "log_loss" and likelihood != "probit":
         objective = replace(objective, beta=0.7 * defaults.LOG_LOSS_WEIGHT)
     expected = at_once(prior, problem.data, objective)
     losses = [objective.total(s, problem.data) for s in (found, expected)]
@@ -343,7 +343,7 @@ def test_update_of_the_prior_by_all_rows_is_their_optimum(family, name):
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "tolerance"),
+    ("likelihood", "name", "tolerance"),
     [
         ("probit", "elbo", 0.15),
         ("poisson", "elbo", 0.15),
@@ -352,9 +352,9 @@ def test_update_of_the_prior_by_all_rows_is_their_optimum(family, name):
         ("probit", "log_loss", 0.3),
     ],
 )
-def test_update_by_batches_is_near_all_rows_at_once(family, name, tolerance):
+def test_update_by_batches_is_near_all_rows_at_once(likelihood, name, tolerance):
     """Root mean square distance of the means, in standard deviations of the prior of f."""
-    problem, made, prior = stream_of(family, n=150)
+    problem, made, prior = stream_of(likelihood, n=150)
     objective = Objective(made, name=name)
     parts = batches(problem.data, 50, 50, 50)
     first = at_once(prior, parts[0], objective)
@@ -369,10 +369,12 @@ def test_update_by_batches_is_near_all_rows_at_once(family, name, tolerance):
     assert losses[0] > losses[1] > losses[2] > losses[3] - 1e-6
 
 
-@pytest.mark.parametrize(("family", "weight"), [("probit", 1.0), ("gaussian", 10.0)])
-def test_update_minimises_the_batch_and_the_divergence_from_the_posterior_before(family, weight):
+@pytest.mark.parametrize(("likelihood", "weight"), [("probit", 1.0), ("gaussian", 10.0)])
+def test_update_minimises_the_batch_and_the_divergence_from_the_posterior_before(
+    likelihood, weight
+):
     """The objective of the module docstring, by dense formulas: any other posterior has more."""
-    problem, made, prior = stream_of(family)
+    problem, made, prior = stream_of(likelihood)
     first, second = batches(problem.data, 50, 40)
     objective = Objective(made, name="log_loss", beta=0.6)
     before = update(prior, first, objective, **LONG)

@@ -36,7 +36,7 @@ STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
 FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
 
 
-FAMILIES = {
+LIKELIHOODS = {
     "gaussian": (GAUSSIAN, "gaussian"),
     "probit": (Bernoulli("probit"), "labels"),
     "logit": (Bernoulli("logit"), "labels"),
@@ -49,9 +49,9 @@ FAMILIES = {
 weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
 
-def problem_of(family, **options):
-    """A problem, its family, and a state of no particular optimum."""
-    made, target = FAMILIES[family]
+def problem_of(likelihood, **options):
+    """A problem, its likelihood, and a state of no particular optimum."""
+    made, target = LIKELIHOODS[likelihood]
     problem = replace(dense.make_problem(target=target, **options), offset=0.2)
     state = problem.state(made.initial(torch.zeros(1, dtype=torch.float64)))
     posterior = dense.random_posterior(len(problem.Z))
@@ -60,7 +60,7 @@ def problem_of(family, **options):
 
 def direct_loss(state, data, objective):
     """The collapsed objectives by the functions that compute them."""
-    noise = objective.family.with_parameters(state.likelihood).noise_variance
+    noise = objective.likelihood.with_parameters(state.likelihood).noise_variance
     if objective.name == "fitc":
         return float(fitc_loss(state.kernel, data, state.Z, noise))
     sums = statistics(state.kernel, data, state.Z)
@@ -106,10 +106,10 @@ def test_fit_all_rows_in_closed_form_moves_only_what_is_free(name):
 def test_fit_all_rows_in_closed_form_respects_the_bounds():
     problem, _, state = problem_of("gaussian")
     kernel = ConstantKernel(1.0, (0.9, 1.1)) * RBF([1.0, 1.0], (0.8, 1.2))
-    family = Gaussian(0.3, bounds=(0.28, 0.29))
+    likelihood = Gaussian(0.3, bounds=(0.28, 0.29))
     state = replace(state, kernel=kernel)
     found = fit_all_rows(
-        state, problem.data, Objective(family, name="elbo"), max_iter=30, tol=1e-9
+        state, problem.data, Objective(likelihood, name="elbo"), max_iter=30, tol=1e-9
     ).state
     low, high = kernel.bounds.T
     assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
@@ -118,10 +118,10 @@ def test_fit_all_rows_in_closed_form_respects_the_bounds():
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [*((f, "log_loss") for f in FAMILIES), ("probit", "elbo")]
+    ("likelihood", "name"), [*((f, "log_loss") for f in LIKELIHOODS), ("probit", "elbo")]
 )
-def test_fit_all_rows_lowers_its_objective(family, name):
-    problem, made, state = problem_of(family, weighted=True)
+def test_fit_all_rows_lowers_its_objective(likelihood, name):
+    problem, made, state = problem_of(likelihood, weighted=True)
     objective = Objective(made, name=name, beta=0.7)
     found = fit_all_rows(state, problem.data, objective, max_iter=15, tol=1e-9)
     before = objective.total(state, problem.data)
@@ -328,13 +328,13 @@ def minibatch_problem(n=200, *, labels=False, weighted=False):
     X = torch.rand(n, 1, generator=generator, dtype=torch.float64) * 4 - 2
     noise = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     y = (3 * X).sin() + 0.3 * noise
-    family = Bernoulli("probit") if labels else SMALL
+    likelihood = Bernoulli("probit") if labels else SMALL
     weight = torch.arange(1.0, n + 1, dtype=torch.float64) if weighted else None
     data = Data(X, y.sign() if labels else y, weight)
     kernel = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
     Z = torch.linspace(-2, 2, 10, dtype=torch.float64)[:, None]
-    state = SparseState.prior(kernel, family.initial(X), Z, X.new_zeros(1))
-    return data, state, Objective(family)
+    state = SparseState.prior(kernel, likelihood.initial(X), Z, X.new_zeros(1))
+    return data, state, Objective(likelihood)
 
 
 def seeded(seed=0):

@@ -43,9 +43,9 @@ def problem_for(problem, objective, settings, *, kernels=None, callback=None, of
     )
 
 
-def search_of(problem, family, *, max_iter=100, ratio_std=None, **options):
+def search_of(problem, likelihood, *, max_iter=100, ratio_std=None, **options):
     settings = Settings(start_iter=max_iter, tol=1e-12, ratio_std=ratio_std)
-    return best_evidence(problem_for(problem, Objective(family), settings, **options))
+    return best_evidence(problem_for(problem, Objective(likelihood), settings, **options))
 
 
 def begin(problem, objective, settings, **options):
@@ -109,21 +109,21 @@ def test_laplace_evidence_begins_near_the_bound_of_labels():
     assert found - least < 0.02 * (prior - least)
 
 
-@pytest.mark.parametrize("family", [GAUSSIAN, PROBIT])
-def test_ratio_prior_draws_length_scales_to_those_of_the_kernel(family):
+@pytest.mark.parametrize("likelihood", [GAUSSIAN, PROBIT])
+def test_ratio_prior_draws_length_scales_to_those_of_the_kernel(likelihood):
     """Its optimum trades the evidence for the log ratios, whatever their common factor."""
-    target = "gaussian" if family is GAUSSIAN else "labels"
+    target = "gaussian" if likelihood is GAUSSIAN else "labels"
     problem = dense.make_problem(target=target)
-    free = search_of(problem, family)
+    free = search_of(problem, likelihood)
 
     def ratio(fit):
         moved = fit.kernel.theta[1:] - problem.kernel.theta[1:]
         return abs(moved[0] - moved[1])
 
-    ratios = [ratio(search_of(problem, family, ratio_std=std)) for std in (1e-3, 0.3, 1e3)]
+    ratios = [ratio(search_of(problem, likelihood, ratio_std=std)) for std in (1e-3, 0.3, 1e3)]
     assert ratios[0] < 1e-3 < ratios[1] < ratios[2]
     assert ratios[2] == pytest.approx(ratio(free), abs=1e-2)
-    tied = search_of(problem, family, ratio_std=1e-3)
+    tied = search_of(problem, likelihood, ratio_std=1e-3)
     assert abs(tied.kernel.theta[1:] - problem.kernel.theta[1:]).min() > 0.01
 
 
@@ -175,7 +175,7 @@ def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "n_kernels", "expected"),
+    ("likelihood", "options", "n_kernels", "expected"),
     [
         (GAUSSIAN, {}, 1, True),
         (GAUSSIAN, {}, 2, False),
@@ -189,5 +189,5 @@ def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
         (StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0)), {}, 1, False),
     ],
 )
-def test_has_evidence_where_it_is_known_and_free(family, options, n_kernels, expected):
-    assert has_evidence(Objective(family, **options), [RBF()] * n_kernels) == expected
+def test_has_evidence_where_it_is_known_and_free(likelihood, options, n_kernels, expected):
+    assert has_evidence(Objective(likelihood, **options), [RBF()] * n_kernels) == expected
