@@ -7,7 +7,6 @@ from collections.abc import Callable
 from numbers import Integral, Real
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
@@ -23,7 +22,7 @@ from skgp.estimators._options import options
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.estimators._warnings import warn_caller
 from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
-from skgp.learning.objectives import log_marginal_likelihood
+from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import element_names, resolve_priors
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
@@ -370,10 +369,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         self.n_kept_ = self._state.n_samples
         self.n_iter_ = max(1, len(self.history_.get("loss", [])))
         if plan.solver == "cholesky":
-            theta = data.X.new_tensor(self.kernel_.theta)
-            with torch.no_grad():
-                value = log_marginal_likelihood(self.kernel_, data, theta)
-            self.log_marginal_likelihood_value_ = float(value)
+            evidence = ExactEvidence(self.kernel_, data)(self.kernel_.theta)
+            self.log_marginal_likelihood_value_ = evidence.value
 
     def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
         """Warn of what keeps the samples from being trusted."""

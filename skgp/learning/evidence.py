@@ -5,8 +5,9 @@ r"""Log marginal likelihood of a dense GP at many theta: value, gradient, leave-
           {\partial \theta_t}\Big), \quad W = \tfrac12 (\alpha \alpha^T - A^{-1}), \quad
           \alpha = A^{-1} y,
 
-with :math:`A = K_\theta + \sigma^2 W^{-1}` [1]_, eqs. (5.8) and (5.9). The same inverse predicts
-every observation from all others, eqs. (5.10) and (5.11):
+with :math:`A = K_\theta + \sigma^2 \operatorname{diag}(w)^{-1}` and sample weights w [1]_,
+eqs. (5.8) and (5.9). The same inverse predicts every observation from all others, eqs. (5.10) and
+(5.11):
 
 .. math:: y_i - \mu_{-i} = \alpha_i / [A^{-1}]_{ii}, \qquad \sigma_{-i}^2 = 1 / [A^{-1}]_{ii}.
 

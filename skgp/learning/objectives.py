@@ -1,8 +1,8 @@
-r"""What hyper-parameters are judged by: functions of theta, differentiable in torch.
+r"""Log-densities of observations given their neighbours, differentiable in theta.
 
 ``theta`` are the log hyper-parameters of a scikit-learn kernel expression whose top-level
-``WhiteKernel`` is the noise. The searches that maximise these are in
-:mod:`skgp.learning.search`.
+``WhiteKernel`` is the noise. Where all observations count jointly, their log marginal likelihood
+is in :mod:`skgp.learning.evidence`.
 
 References
 ----------
@@ -17,62 +17,9 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels.gram import gram, split_noise, split_theta
-from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
+from skgp.linalg.cholesky import jittered_cholesky
 
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
-
-
-def log_marginal_likelihood(kernel, data: Data, theta: Tensor) -> Tensor:
-    r"""Exact log marginal likelihood, in nats.
-
-    .. math:: -\tfrac12 y^T A^{-1} y - \tfrac12 \log|A| - \tfrac n2 \log 2\pi, \quad
-              A = K_\theta + \sigma^2 W^{-1} \qquad \text{(Rasmussen and Williams, eq. 5.8)}
-
-    of the distinct rows, and :meth:`~skgp.data.Data.log_power` of the scatter
-    within them.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Data
-    theta : Tensor of shape (n_theta,)
-
-    Returns
-    -------
-    Tensor of shape ()
-        Differentiable in `theta`. ``O(n^3)``.
-    """
-    signal, theta_signal, noise = _split(kernel, theta)
-    A = gram(signal, data.X, theta=theta_signal, method="expand")
-    A = A + torch.diag(data.row_noise(noise))
-    return gaussian_log_density(A, data.y) + data.log_power(noise).sum()
-
-
-def gaussian_log_density(A: Tensor, y: Tensor) -> Tensor:
-    r""":math:`\log N(y; 0, A)` for A (n, n) and y (n,), in nats; differentiable in A, once."""
-    return _GaussianLogDensity.apply(A, y)
-
-
-class _GaussianLogDensity(torch.autograd.Function):
-    r""":math:`\log N(y; 0, A)`, with the gradient of Rasmussen and Williams, eq. (5.9).
-
-    .. math:: \frac{\partial}{\partial A} = \tfrac12 (\alpha \alpha^T - A^{-1}), \qquad
-              \alpha = A^{-1} y.
-
-    Two thirds of the flops of the factorisation's own backward pass, and none of its memory.
-    """
-
-    @staticmethod
-    def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
-        L = jittered_cholesky(A).factor
-        alpha = torch.cholesky_solve(y[:, None], L)[:, 0]
-        ctx.save_for_backward(L, alpha)
-        return -0.5 * (y @ alpha + y.shape[0] * _LOG_2PI) - L.diagonal().log().sum()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        L, alpha = ctx.saved_tensors
-        return 0.5 * grad * (torch.outer(alpha, alpha) - cho_inverse(L)), None
 
 
 def leave_one_out_log_density(
@@ -95,7 +42,11 @@ def leave_one_out_log_density(
     Tensor of shape (b,)
         Nats; differentiable in `theta`. ``O(b k^3)``.
     """
-    signal, theta_signal, noise = _split(kernel, theta)
+    signal, white = split_noise(kernel)
+    if white is None:
+        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+    theta_signal, log_noise = split_theta(kernel, theta)
+    noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
     group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
     K = gram(signal, data.X[group], theta=theta_signal, method="expand")
     K = K + torch.diag_embed(data.row_noise(noise)[group])
@@ -132,13 +83,3 @@ class _LastGivenOthers(torch.autograd.Function):
         b = b - (grad * (1 + v_last.square() / u_last) / (2 * u_last))[:, None] * u
         outer = u[:, :, None] * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
         return 0.5 * (outer + outer.mT), None
-
-
-def _split(kernel, theta: Tensor):
-    """Signal kernel, its theta, and the noise variance as a tensor (differentiable if free)."""
-    signal, white = split_noise(kernel)
-    if white is None:
-        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
-    theta_signal, log_noise = split_theta(kernel, theta)
-    noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
-    return signal, theta_signal, noise

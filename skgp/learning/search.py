@@ -1,7 +1,7 @@
 r"""Hyper-parameters of a kernel from data, before any model is fitted.
 
-Two objectives (:mod:`skgp.learning.objectives`), both functions of ``theta``, the log
-hyper-parameters of a scikit-learn kernel expression whose top-level ``WhiteKernel`` is the noise:
+Two objectives, both functions of ``theta``, the log hyper-parameters of a scikit-learn kernel
+expression whose top-level ``WhiteKernel`` is the noise:
 
 ``marginal likelihood`` [1]_
     :math:`\log N(y; 0, K + \sigma^2 I)` of a dense GP on a random subset, by L-BFGS-B.
@@ -255,7 +255,7 @@ def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> Hyperpa
 def fit_marginal_likelihood(
     kernel, data: Data, *, max_iter: int = 60, callback: Callback | None = None
 ) -> HyperparameterFit:
-    """Maximise :func:`~skgp.learning.objectives.log_marginal_likelihood` over theta, by L-BFGS-B.
+    """Maximise :class:`~skgp.learning.evidence.ExactEvidence` over theta, by L-BFGS-B.
 
     Within its bounds; the best theta seen is returned, also when `callback` stops the search.
     """

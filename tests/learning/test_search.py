@@ -11,10 +11,7 @@ from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, Cosine, split_noise
 from skgp.learning import search as hyperparameters
 from skgp.learning.evidence import ExactEvidence
-from skgp.learning.objectives import (
-    leave_one_out_log_density,
-    log_marginal_likelihood,
-)
+from skgp.learning.objectives import leave_one_out_log_density
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,
@@ -73,39 +70,6 @@ def value_and_gradient(function, theta):
 
 
 # --------------------------------------------------------------------- marginal likelihood
-
-
-@each_kernel
-def test_log_marginal_likelihood_equals_scikit_learn(name):
-    kernel, (X, y) = KERNELS[name](), smooth()
-    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
-    for shift in (0.0, 0.3):
-        theta = kernel.theta + shift
-        expected = regressor.log_marginal_likelihood(theta, eval_gradient=True)
-        found = value_and_gradient(
-            lambda t: log_marginal_likelihood(kernel, as_data(X, y), t), theta
-        )
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-8)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-8, atol=1e-8)
-
-
-@each_kernel
-def test_log_marginal_likelihood_of_merged_rows_equals_that_of_the_rows_written_out(name):
-    kernel = KERNELS[name]()
-    merged, X, y = repeated()
-    value, gradient = value_and_gradient(
-        lambda t: log_marginal_likelihood(kernel, merged, t), kernel.theta
-    )
-    np.testing.assert_allclose(value, dense_log_density(kernel, X, y), rtol=1e-9)
-    # Scikit-learn's, of the rows written out.
-    regressor = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X, y)
-    expected = regressor.log_marginal_likelihood(kernel.theta, eval_gradient=True)[1]
-    np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-7)
-
-
-def test_log_marginal_likelihood_needs_a_noise():
-    with pytest.raises(ValueError, match=r"has no noise; add \+ WhiteKernel"):
-        log_marginal_likelihood(RBF(), as_data(*smooth(5)), torch.zeros(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["plain", "merged"])
@@ -375,7 +339,7 @@ def test_objectives_do_not_need_sorted_or_merged_data():
     """Order of rows is free: the two ways to hold the same data agree."""
     X, y = smooth(20)
     kernel = KERNELS["ard"]()
-    theta = torch.tensor(kernel.theta)
     unsorted = Data(torch.tensor(X), torch.tensor(y))
-    values = [log_marginal_likelihood(kernel, data, theta) for data in (unsorted, as_data(X, y))]
-    torch.testing.assert_close(*values, rtol=1e-12, atol=0)
+    found = [ExactEvidence(kernel, data)(kernel.theta) for data in (unsorted, as_data(X, y))]
+    np.testing.assert_allclose(found[0].value, found[1].value, rtol=1e-12)
+    np.testing.assert_allclose(found[0].gradient, found[1].gradient, rtol=1e-9)

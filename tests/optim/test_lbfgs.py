@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.optim import NonFiniteLossError
 from skgp.optim.lbfgs import minimize_lbfgs
 
 
@@ -92,55 +93,44 @@ def test_minimize_lbfgs_keeps_equal_bounds():
     assert float(found.parameters["x"]) == pytest.approx(1.7**0.5, abs=0.01)
 
 
-def wall(bad):
-    """(x - 3)^2 + (x - 3)^4, but `bad` beyond x = 3.5, where steps from -20 lead."""
+def raising(error):
+    def bad(x):
+        raise error
 
-    def loss(parts):
-        x = parts["x"]
-        if float(x.detach()) > 3.5:
-            return bad(x)
-        return ((x - 3) ** 2 + (x - 3) ** 4).sum()
-
-    return loss
+    return bad
 
 
-def refused(x):
-    raise ValueError("no Cholesky factor")
+refused = raising(ValueError("no Cholesky factor"))
 
 
-@pytest.mark.parametrize("start", [-20.0, 0.0, 2.0, 3.4])
+@pytest.mark.parametrize("start", [[90.0], [5.0, 0.01], [5.0, 0.01, 90.0]])
 @pytest.mark.parametrize(
     "bad",
     [
         lambda x: (x * torch.nan).sum(),
         lambda x: (x * 0 + torch.inf).sum(),
         lambda x: -(x * 0 + torch.inf).sum(),
-        lambda x: (3.5 - x).clamp_min(0.0).sqrt().sum(),  # 0, with a slope that is NaN
+        lambda x: (x * 0).sqrt().sum(),  # 0, with a slope of inf * 0
         refused,
+        raising(FloatingPointError("overflow")),
+        raising(NonFiniteLossError("The loss is nan", iteration=3, parameter=None)),
     ],
-    ids=["nan", "inf", "-inf", "slope", "ValueError"],
+    ids=["nan", "inf", "-inf", "slope", "ValueError", "FloatingPointError", "NonFiniteLossError"],
 )
-def test_minimize_lbfgs_refuses_steps_to_where_the_loss_is_not_finite(bad, start):
-    found = minimize_lbfgs(
-        wall(bad), {"x": torch.tensor([start]).double()}, max_iter=100, tol=1e-14
-    )
-    assert float(found.parameters["x"]) == pytest.approx(3.0, abs=1e-3)
-    assert found.loss < 1e-6
-
-
-@pytest.mark.parametrize("start", [[90.0], [5.0, 0.01], [5.0, 0.01, 90.0]])
-def test_minimize_lbfgs_goes_on_after_a_refused_step(start):
+def test_minimize_lbfgs_goes_on_after_a_refused_step(bad, start):
     """x - log x: extrapolations of the line search lead below 0, where there is no logarithm."""
-    refused = []
+    refusals = []
 
     def loss(parts):
-        value = (parts["x"] - parts["x"].log()).sum()
-        refused.append(not bool(value.isfinite()))
-        return value
+        x = parts["x"]
+        if bool((x > 0).all()):
+            return (x - x.log()).sum()
+        refusals.append(x)
+        return bad(x)
 
     start = {"x": torch.tensor(start, dtype=torch.float64)}
     found = minimize_lbfgs(loss, start, max_iter=200, tol=1e-15)
-    assert any(refused)
+    assert refusals
     torch.testing.assert_close(
         found.parameters["x"], torch.ones_like(start["x"]), rtol=0, atol=1e-4
     )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels import split_noise
-from skgp.learning.objectives import leave_one_out_log_density, log_marginal_likelihood
+from skgp.learning.objectives import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
 from skgp.optim.batched_bfgs import minimize_batch
@@ -248,14 +248,16 @@ class NeighborPosterior(LogPosterior):
         return self
 
     def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        (at,) = theta.requires_grad_(slope)
+        value, gradient = self.first._likelihoods(theta, slope)
+        theta = theta.detach().requires_grad_(slope)
+        conditional = theta.new_zeros(())
         with torch.set_grad_enabled(slope):
-            value = log_marginal_likelihood(self.kernel, self.first.data, at)
             for (_, rows, weight), neighbors in zip(self.blocks, self._neighbors, strict=True):
-                each = leave_one_out_log_density(self.kernel, self.data, rows, neighbors, at)
-                value = value + weight * each.sum()
-        gradient = torch.autograd.grad(value, theta)[0].cpu().numpy() if slope else None
-        return np.array([value.item()]), gradient
+                each = leave_one_out_log_density(self.kernel, self.data, rows, neighbors, theta[0])
+                conditional = conditional + weight * each.sum()
+        if gradient is not None and self.blocks:
+            gradient = gradient + torch.autograd.grad(conditional, theta)[0].cpu().numpy()
+        return value + conditional.item(), gradient
 
 
 def find_start(
