@@ -111,6 +111,19 @@ class Data:
         return noise / self.weight
 
 
+def replicates(X: np.ndarray) -> np.ndarray:
+    """Number of the distinct row that each row of X (n, d) is, in the order they first come in.
+
+    O(n d log n).
+    """
+    X = np.ascontiguousarray(X.reshape(len(X), -1) + 0.0)  # -0. becomes 0.
+    rows = X.view(np.dtype((np.void, X.dtype.itemsize * X.shape[1]))).ravel()
+    _, first, number = np.unique(rows, return_index=True, return_inverse=True)
+    order = np.empty(len(first), dtype=np.int64)
+    order[first.argsort()] = np.arange(len(first))
+    return order[number.reshape(-1)]
+
+
 def merge_replicates(
     X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
 ) -> Data:

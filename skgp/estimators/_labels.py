@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 
+from skgp.data import replicates
 from skgp.estimators.defaults import LEAST_BASE_RATE
 
 
@@ -52,6 +53,20 @@ def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
         )
     codes = np.array([index[label] for label in labels.tolist()])
     return codes[np.searchsorted(labels, y)]
+
+
+def merge_equal(
+    X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Observations, those of equal input and label merged to one of their total weight.
+
+    Where the first of them stood, so that without any nothing changes.
+    """
+    number = replicates(np.column_stack([X, codes]))
+    first = np.unique(number, return_index=True)[1]
+    if len(first) == len(X):
+        return X, codes, sample_weight
+    return X[first], codes[first], np.bincount(number, weights=sample_weight).astype(np.float64)
 
 
 def class_weights(

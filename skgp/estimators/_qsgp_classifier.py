@@ -18,7 +18,7 @@ from skgp.estimators._compat import StrOptions, warn_at_bounds
 from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._fitting import fit_context
 from skgp.estimators._inducing import cluster_centres
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._labels import base_rate_offset, merge_equal, one_vs_rest
 from skgp.estimators._options import options
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
 from skgp.inference.laplace import OnlineLaplace
@@ -260,6 +260,9 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
         with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
             asked_weight = sample_weight
             X, codes, sample_weight = self._validate_training(X, y, sample_weight)
+            n = len(X)
+            if self.solver != "sgd" and self.basis != "relevance":
+                X, codes, sample_weight = merge_equal(X, codes, sample_weight)
             Y = one_vs_rest(codes, len(self.classes_))
             self._likelihood = Bernoulli(self.likelihood)
             self.offset_ = base_rate_offset(Y, sample_weight, link=self.likelihood)
@@ -278,7 +281,7 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
             self._keep_fit(fit, self._fitted_attributes(fit), backend)
             if self._learns:
                 warn_at_bounds(self.kernel_, self.kernel)
-            self._keep_relevance(fit, asked_weight, len(X))
+            self._keep_relevance(fit, asked_weight, n)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)

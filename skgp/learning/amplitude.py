@@ -10,13 +10,13 @@ amplitudes are fitted at once, as columns that share every pass over the feature
 held out
     some have weight 0 in the fit;
 leave one out
-    where the Hessian is cheap, of every observation at the mode, by one Newton step away from it,
+    where the Hessian is cheap, of every input at the mode, by one Newton step away from it,
 
     .. math:: f_{-i} \approx \hat f_i - \frac{v_i\, \ell'_i}{1 - c_i v_i}, \qquad
               V_{-i} \approx \frac{v_i}{1 - c_i v_i}, \qquad v_i = \phi_i^T H^{-1} \phi_i
 
     (Opper and Winther, 2000; Rad and Maleki, 2020), with :math:`\ell'_i` and :math:`-c_i` the
-    derivatives of the weighted log-likelihood.
+    derivatives of the weighted log-likelihood of all observations at that input.
 """
 
 import math
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
 from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
@@ -101,7 +102,8 @@ def choose_amplitude(
     if c * n * plan.size**2 <= LEAVE_ONE_OUT_FLOPS:
         return by_leaving_one_out(problem, factors, generator=generator, callback=callback)
     n_out = min(AMPLITUDE_HELD_OUT, max(1, n // 10))
-    held_out = held_out_rows(class_codes(problem.Y), n_out, generator, classes=True)
+    codes = class_codes(problem.Y)
+    held_out = held_out_rows(codes, n_out, generator, X=problem.X, classes=True)
     return by_held_out_rows(
         problem,
         torch.from_numpy(np.flatnonzero(held_out)).to(problem.X.device),
@@ -225,7 +227,7 @@ def by_leaving_one_out(
 def leave_one_out_moments(
     problem: AmplitudeProblem, latent: Tensor, prior_variance: float
 ) -> tuple[Tensor, Tensor]:
-    """Approximate moments of f at each input without its observation, each (n, c), from the
+    """Approximate moments of f at each input without its observations, each (n, c), from the
     mode."""
     Y, weight = problem.Y, problem.weight[:, None].expand_as(problem.Y)
     slope = weight * problem.likelihood.derivatives(Y, latent)[0]
@@ -237,7 +239,11 @@ def leave_one_out_moments(
         H.diagonal().add_(1 / prior_variance)
         L = jittered_cholesky(H).factor
         variance[:, j] = torch.linalg.solve_triangular(L, Phi.mT, upper=False).square().sum(0)
-    # c_i v_i < 1 but for rounding: it is the share of an observation in its own fit.
+    unit = torch.from_numpy(replicates(problem.X.cpu().numpy())).to(latent.device)
+    slope, curvature = (
+        torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
+    )
+    # c_i v_i < 1 but for rounding: it is the share of the observations in their own fit.
     left = (1 - curvature * variance).clamp_min(1e-6)
     return latent - variance * slope / left, variance / left
 

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.data import replicates
 from skgp.learning.defaults import LABEL_SHARE, LEAST_EFFECT
 
 __all__ = [
@@ -208,7 +209,7 @@ def _units_by_target(
     number of its rarest class in the order of their frequencies.
     """
     target = _numpy(y)
-    unit = np.arange(len(target)) if X is None else _replicates(_numpy(X))
+    unit = np.arange(len(target)) if X is None else replicates(_numpy(X))
     if classes:
         _, code, count = np.unique(target, return_inverse=True, return_counts=True)
         rank = np.argsort(np.argsort(count, kind="stable"))[code.reshape(-1)]
@@ -217,13 +218,6 @@ def _units_by_target(
     else:
         value = np.bincount(unit, weights=target.astype(np.float64)) / np.bincount(unit)
     return unit, np.lexsort((_permutation(len(value), random), value)), value
-
-
-def _replicates(X: np.ndarray) -> np.ndarray:
-    """A number for each row of X, equal for equal rows; O(n d log n)."""
-    X = np.ascontiguousarray(X.reshape(len(X), -1) + 0.0)  # -0. becomes 0.
-    rows = X.view(np.dtype((np.void, X.dtype.itemsize * X.shape[1]))).ravel()
-    return np.unique(rows, return_inverse=True)[1].reshape(-1)
 
 
 def _permutation(n: int, random: Random) -> np.ndarray:

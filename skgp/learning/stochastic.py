@@ -223,7 +223,7 @@ def fit_stochastic_classifier(
     o = options
     n_held_out = min(MODERATION_ROWS, len(X) // 10)
     seed = torch.Generator().manual_seed(o.seed)
-    out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, classes=True))
+    out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, X=X, classes=True))
     X_held, Y_held, X, Y = X[out], Y[out], X[~out], Y[~out]
     k = min(o.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
     basis = _basis(kernel, plan, o, X.shape[1], Z)

@@ -41,10 +41,9 @@ def moons():
     return make_moons(150, noise=0.2, random_state=0)
 
 
-def fitted(X, y, **params):
-    return QSGPClassifier(**{"kernel": KERNEL, "optimizer": None, "random_state": 0, **params}).fit(
-        X, y
-    )
+def fitted(X, y, sample_weight=None, **params):
+    model = QSGPClassifier(**{"kernel": KERNEL, "optimizer": None, "random_state": 0, **params})
+    return model.fit(X, y, sample_weight)
 
 
 OPTIONS = [
@@ -141,6 +140,22 @@ def test_relevance_vectors_are_few_rows_of_the_fit(moons):
     assert 0 <= model.relevance_.min() and model.relevance_.max() < len(X)
     model.set_params(basis="auto").fit(X, y)
     assert not hasattr(model, "relevance_")
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"kernel": None}, {"basis": "fourier", "n_basis": 2048, "kernel": None}]
+)
+def test_weights_are_repeated_rows_for_every_choice(params, monkeypatch):
+    X, y = make_moons(120, noise=0.4, random_state=2)
+    X, y = np.vstack([X, X[:6]]), np.r_[y, 1 - y[:6]]  # inputs of both labels, too
+    counts = np.arange(126) % 3 + 1
+    monkeypatch.setattr(amplitude, "LEAVE_ONE_OUT_FLOPS", 1e8)  # the last case holds rows out
+    model, again = (
+        fitted(*data, **params)
+        for data in ((X, y, counts), (X.repeat(counts, 0), y.repeat(counts)))
+    )
+    assert model.validation_ == again.validation_ and model.moderation_ == again.moderation_
+    np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
 
 
 def test_relevance_vectors_are_counted_with_the_rows_of_weight_zero(moons):

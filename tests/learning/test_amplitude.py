@@ -1,5 +1,7 @@
 """The amplitude and the moderation by rows left out, against fits without those rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,20 @@ def test_leave_one_out_moments_are_the_formula_for_every_column():
         np.testing.assert_allclose(variance[:, j].numpy(), v / (1 - c * v), rtol=1e-10)
         expected = latent[:, j].numpy() - v * slope / (1 - c * v)
         np.testing.assert_allclose(mean[:, j].numpy(), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_leave_one_out_leaves_equal_inputs_out_together():
+    problem = make_problem()
+    X, Y = torch.cat([problem.X, problem.X[:5]]), torch.cat([problem.Y, -problem.Y[:5]])
+    design = StreamedDesign(BASIS, X)
+    problem = replace(problem, design=design, X=X, Y=Y, weight=torch.ones(N + 5).double())
+    latent, _ = dense_latent(problem, 1.0)
+    mean, variance = leave_one_out_moments(problem, torch.from_numpy(latent)[:, None], 1.0)
+    refits = [dense_latent(problem, 1.0, without=[i, N + i], at=[i]) for i in range(5)]
+    expected, expected_var = (np.concatenate(parts) for parts in zip(*refits, strict=True))
+    np.testing.assert_allclose(mean[:5, 0], expected, atol=0.1)
+    np.testing.assert_allclose(variance[:5, 0], expected_var, rtol=0.2)
+    assert_same(mean[N:], mean[:5])
 
 
 def test_leave_one_out_moments_of_a_row_of_great_weight_are_finite():
