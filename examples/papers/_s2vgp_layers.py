@@ -28,7 +28,7 @@ from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.pairs import Chain, PairSites, infer_pairs
 from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matvec
 from skgp.optim.adam import Adam
 

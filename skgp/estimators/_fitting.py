@@ -18,7 +18,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.estimators._compat import validated_context
 from skgp.estimators.defaults import MANY_ROWS
-from skgp.linalg.threads import one_thread
+from skgp.linalg.runtime import one_thread
 
 __all__ = ["asked_model", "fit_context", "in_few_threads"]
 
@@ -44,7 +44,7 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     assignment at the very end. Until then the estimator is as it was: where the method raises, or
     is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
     ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
-    takes the threads that `skgp.linalg.threads` says.
+    takes the threads that `skgp.linalg.runtime` says.
     """
     validated = validated_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 

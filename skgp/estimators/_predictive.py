@@ -25,7 +25,7 @@ from skgp.estimators.defaults import (
     MAX_EXPONENT,
 )
 from skgp.likelihoods import NumericLikelihood
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 
 class GaussianPredictive:

@@ -12,7 +12,7 @@ import torch
 from skgp.estimators._backend import Backend, to_tensor
 from skgp.estimators._compat import Interval, StrOptions
 from skgp.learning.plan import Fit, Options, Plan
-from skgp.linalg.memory import memory_budget
+from skgp.linalg.runtime import memory_budget
 
 CONSTRAINTS: dict[str, list[Any]] = {
     "n_basis": [Interval(Integral, 1, None, closed="left"), None],

@@ -29,7 +29,7 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
 State = SeriesState | InducingState | AdditiveState

@@ -11,7 +11,7 @@ from sklearn.utils.validation import validate_data
 
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT
 from skgp.kernels import split_noise
-from skgp.linalg.memory import free_memory
+from skgp.linalg.runtime import free_memory
 
 _ADVICE = {
     "missing": "Drop or impute such rows.",

@@ -44,7 +44,7 @@ from skgp.kernels.operators import KernelOperator, kernel_matmul, tile_rows
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import NystromPreconditioner
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 Callback = Callable[[int, dict], bool | None]
 

@@ -32,9 +32,9 @@ from skgp.inference.weights.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.weights.design import Basis, StreamedDesign
 from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior
+from skgp.linalg import NumericalWarning
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
-from skgp.linalg.exceptions import NumericalWarning
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["OnlineLaplace", "laplace_covariance", "log_evidence"]
 

@@ -42,7 +42,7 @@ from skgp.inference.weights.directions import (
     ExactDirections,
     exact_flops,
 )
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 __all__ = ["NewtonFit", "PointLikelihood", "fit_newton", "laplace_curvature"]
 

@@ -27,7 +27,7 @@ from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul, tile_rows
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "PathwiseCovariance",

@@ -45,7 +45,7 @@ from skgp.inference import defaults
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "FixedFeatures",

@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from skgp.linalg.threads import ENTRY, large_operation
+from skgp.linalg.runtime import ENTRY, large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs

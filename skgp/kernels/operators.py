@@ -23,7 +23,7 @@ from torch import Tensor
 from skgp.kernels.defaults import DISTANCE_ERROR, MIRRORED, PANEL, PASS
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_diag, gram_tile, largest_square
-from skgp.linalg.threads import ENTRY, large_operation
+from skgp.linalg.runtime import ENTRY, large_operation
 
 
 class KernelOperator:

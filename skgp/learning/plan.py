@@ -19,7 +19,7 @@ up to 2000                       inducing, m = n, Newton: the Laplace approximat
 more                             inducing (cluster centres), :math:`n m^2` flops of about a minute
 ===============================  ==================================================================
 
-Memory is that of the machine (:mod:`skgp.linalg.memory`), or as asked: 8 GB hold the matrix of 60
+Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB hold the matrix of 60
 thousand rows in float32 and its preconditioner. Of as many Fourier features as inducing points the
 latter classify better wherever data fill a small part of the input space, which is nearly always.
 
@@ -55,7 +55,7 @@ from skgp.learning.defaults import (
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
 )
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
 COVARIANCES = {

@@ -52,7 +52,7 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.plan import Plan
 from skgp.linalg.preconditioners import LowRank
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["LocalPosterior", "compare_routes", "local_posterior", "low_rank_factor"]
 

@@ -37,7 +37,7 @@ from skgp.learning.moderation import choose_moderation, class_codes, mean_scores
 from skgp.learning.plan import Fit, Options, Plan
 from skgp.learning.selection import hold_out
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 __all__ = ["fit_stochastic", "fit_stochastic_classifier"]
 

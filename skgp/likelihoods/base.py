@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import quadrature
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "Likelihood",

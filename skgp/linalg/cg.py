@@ -1,15 +1,48 @@
-r"""Preconditioned conjugate gradients for many right-hand sides over a matrix-vector closure.
+r"""Preconditioned conjugate gradients [1]_, to a tolerance or stopped early without bias.
 
-The columns share every product with the matrix, which is where the time goes, and nothing else:
-each has its own step sizes, stops on its own and is frozen from then on.
+Many right-hand sides share every product with the matrix, which is where the time goes, and
+nothing else: each has its own step sizes, stops on its own and is frozen from then on.
+:func:`block_cg` goes on until all have converged. ULISSE [3]_ stops before: of
+:math:`A^{-1} b = x_0 + \delta_1 + \dots + \delta_T`, once the residual is below a loose tolerance,
+at :math:`l`, every further increment is taken with some probability and scaled up by its inverse:
+
+::
+
+    x_0 + delta_1 + ... + delta_l  +  delta_{l+1} / q_1  +  delta_{l+2} / q_2  + ...
+          always                      survived 1 coin       survived 2 coins
+
+where :math:`q_j` is the probability of surviving j coins. The expectation is the sum up to T.
+
+======================  ===============================================================
+:func:`ulisse`          The paper, equation (12)
+======================  ===============================================================
+`stop`                  :math:`\alpha / \|b\|` (there :math:`\alpha = q \sqrt n`)
+`tol`                   :math:`\epsilon / \|b\|`
+``survival[j]``         :math:`q_j = 1 / \prod_{r \le j} w_r`, with :math:`w_0 = 1`
+======================  ===============================================================
+
+Deviations. The increments are orthogonal in the norm of A, so the error has the mean square
+:math:`\sum_j a_j^2 (1 / q_j - 1)`, :math:`a_j = \|\delta_{l+j}\|_A`, and at given cost
+:math:`q_j \propto a_j` makes it least. That is the default,
+
+.. math:: q_j = \min_{i \le j} \min(1, a_i / c), \qquad c = \min(a_0, \text{stop}\, \|x_l\|_A),
+
+which spends iterations until increments are small by `stop`, even where few were needed to get
+there. The paper's :math:`w_r = e^{\beta r}` decays like a Gaussian in j where :math:`a_j` decays
+like an exponential: its variance is finite but rests on events too rare to be seen (four coins are
+survived with probability 4.5e-5 at :math:`\beta = 1`), and what is seen is the bias of the
+truncated iteration.
 
 References
 ----------
 .. [1] Hestenes and Stiefel (1952), Methods of conjugate gradients for solving linear systems.
 .. [2] Greenbaum (1997), Estimating the attainable accuracy of recursively computed residual
    methods. The recursion's residual drifts from the true one; see ``CGResult.residual``.
+.. [3] Filippone and Engler (2015), Enabling scalable stochastic gradient-based inference for
+   Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE), section 4.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +50,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
+from skgp.linalg.defaults import CONVERGED
 
 Matmul = Callable[[Tensor], Tensor]
 Callback = Callable[[int, dict], bool | None]
@@ -78,61 +112,317 @@ def block_cg(
     iteration: the products are too inexact, or A is not positive definite. One product with A and
     one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers.
     """
-    b_norm = torch.linalg.vector_norm(B, dim=0)
-    scale = torch.where(b_norm > 0, b_norm, torch.ones_like(b_norm))
     X = torch.zeros_like(B) if X0 is None else X0.clone()
     R = B.clone() if X0 is None else B - matmul(X).to(B)
-    precondition = preconditioner or torch.clone
-    residual = torch.linalg.vector_norm(R, dim=0) / scale
-    best_X, best = X.clone(), (X * (B + R)).sum(0)
-
-    Z = precondition(R)
-    P = Z.clone()
-    rz = (R * Z).sum(0)
+    cg = _Recursion(matmul, preconditioner, B, X, R, tol, dim=0)
+    best_X, best = cg.X.clone(), cg.energy()
     history: list[float] = []
-    n_iter, stopped = 0, False
-    while n_iter < max_iter and bool((residual > tol).any()):
-        AP = matmul(P).to(B)
-        curvature = (P * AP).sum(0)
-        active = (residual > tol) & (curvature > 0)
-        if not bool(active.any()):
+    stopped = False
+    while cg.n_iter < max_iter and cg.unfinished() and not stopped:
+        if cg.step() is None:
             break
-        step = torch.where(active, rz / curvature, torch.zeros_like(rz))
-        X += step * P
-        R -= step * AP
-        n_iter += 1
-        residual = torch.linalg.vector_norm(R, dim=0) / scale
-        energy = (X * (B + R)).sum(0)
+        energy = cg.energy()
         if _broke_down(energy, best):
-            X = best_X
+            cg.X = best_X
             break
-        best_X, best = X.clone(), energy
-        history.append(float(residual.max()))
-        stopped = callback is not None and bool(callback(n_iter, {"residual": history[-1]}))
-        if stopped:
-            break
-        Z = precondition(R)
-        rz_new = (R * Z).sum(0)
-        P = Z + torch.where(rz > 0, rz_new / rz, torch.zeros_like(rz)) * P
-        rz = rz_new
+        best_X, best = cg.X.clone(), energy
+        history.append(float(cg.residual.max()))
+        stopped = callback is not None and bool(callback(cg.n_iter, {"residual": history[-1]}))
 
-    true_residual = residual
-    if n_iter > 0:
-        true_residual = torch.linalg.vector_norm(B - matmul(X).to(B), dim=0) / scale
-    converged = bool((true_residual <= 10 * torch.as_tensor(tol)).all())
+    true = cg.residual[0] if cg.n_iter == 0 else cg.relative(B - matmul(cg.X).to(B))[0]
+    converged = bool((true <= 10 * torch.as_tensor(tol)).all())
     if warn and not (converged or stopped):
         warnings.warn(
-            f"Conjugate gradients ended after n_iter={n_iter} at a relative residual of "
-            f"{float(true_residual.max()):.1e}, by recursion {float(residual.max()):.1e}; "
+            f"Conjugate gradients ended after n_iter={cg.n_iter} at a relative residual of "
+            f"{float(true.max()):.1e}, by recursion {float(cg.residual.max()):.1e}; "
             f"tol={float(torch.as_tensor(tol).min()):.1e} was asked for. Where the two differ, "
             "products in this precision are too inexact: use dtype='float64' or a larger noise "
             "variance. Otherwise raise max_iter or the rank of the preconditioner.",
             NumericalWarning,
             stacklevel=2,
         )
-    return CGResult(X, n_iter, true_residual, converged, history)
+    return CGResult(cg.X, cg.n_iter, true, converged, history)
 
 
 def _broke_down(energy: Tensor, best: Tensor) -> bool:
     """True when an energy is not finite or fell by more than rounding explains."""
     return not bool(torch.isfinite(energy).all()) or bool((energy < best - 1e-3 * best.abs()).any())
+
+
+class _Recursion:
+    """State of preconditioned conjugate gradients on k right-hand sides B along `dim`.
+
+    Columns (n, k) where `dim` is 0 and rows (k, n) where it is 1; numbers of each, (1, k) and
+    (k, 1). R is the residual B - A X of the start X; both are overwritten.
+    """
+
+    def __init__(self, matmul, preconditioner, B, X, R, tol, *, dim: int):
+        self._matmul, self._precondition, self._dim = matmul, preconditioner or torch.clone, dim
+        self.tol, self.n_iter, self.stalled = tol, 0, False
+        norm = torch.linalg.vector_norm(B, dim=dim, keepdim=True)
+        self._scale = torch.where(norm > 0, norm, torch.ones_like(norm))
+        self._B, self.X, self.R = B, X, R
+        self._direction = self._precondition(R)
+        self._rz = self._dot(R, self._direction)
+        self._step = torch.ones_like(self._rz)
+        self.last_energy = torch.zeros_like(norm)
+        self.residual = self.relative(R)
+
+    def _dot(self, A: Tensor, B: Tensor) -> Tensor:
+        return (A * B).sum(self._dim, keepdim=True)
+
+    def relative(self, R: Tensor) -> Tensor:
+        """Norms of residuals over those of the right-hand sides."""
+        return torch.linalg.vector_norm(R, dim=self._dim, keepdim=True) / self._scale
+
+    def unfinished(self, tol: float = 0.0) -> bool:
+        """Whether a residual is above `tol` and above its own tolerance."""
+        return bool(((self.residual > self.tol) & (self.residual > tol)).any())
+
+    def energy(self) -> Tensor:
+        r""":math:`2 x^T b - x^T A x`, which rises from step to step."""
+        return self._dot(self.X, self._B + self.R)
+
+    def predicted_energy(self) -> Tensor:
+        r"""Squared norms in A of the next increments, relative to their right-hand sides.
+
+        They are :math:`\alpha_j\, e^T P^{-1} e`, with the last :math:`\alpha` for the next.
+        """
+        return self._of_increment(self._step)
+
+    def energy_scale(self, stop: float) -> Tensor:
+        r"""Squared norm in A of an increment that is worth one iteration, likewise relative.
+
+        The last one's, or `stop` times the solution's :math:`\sqrt{x^T b}` where that is less.
+        """
+        solution = self._dot(self.X, self._B) / self._scale.square()
+        return torch.minimum(self.last_energy, stop**2 * solution)
+
+    def _of_increment(self, step: Tensor) -> Tensor:
+        return torch.where(self.residual > self.tol, step * self._rz / self._scale.square(), 0.0)
+
+    def step(self) -> Tensor | None:
+        """One iteration; the increment, or None where no direction has a positive curvature.
+
+        What is done, or has no such direction (`stalled`), stays as it is.
+        """
+        product = self._matmul(self._direction).to(self._B)
+        curvature = self._dot(self._direction, product)
+        unfinished = self.residual > self.tol
+        active = unfinished & torch.isfinite(curvature) & (curvature > 0)
+        self.stalled = bool((unfinished & ~active).any())
+        if not bool(active.any()):
+            return None
+        step = torch.where(active, self._rz / curvature, 0.0)
+        self.last_energy = self._of_increment(step)
+        increment = step * self._direction
+        self.X += increment
+        self.R -= step * product
+        self._step = torch.where(active, step, self._step)
+        self.n_iter += 1
+        self.residual = self.relative(self.R)
+        Z = self._precondition(self.R)
+        rz = self._dot(self.R, Z)
+        ratio = torch.where(active & (self._rz > 0), rz / self._rz, 0.0)
+        self._direction = Z + ratio * self._direction
+        self._rz = rz
+        return increment
+
+    def keep(self, k: int) -> None:
+        """Go on with the first k rows alone."""
+        for name in ("X", "R", "_B", "_direction", "_rz", "_step", "_scale", "residual"):
+            setattr(self, name, getattr(self, name)[:k])
+
+
+# ---- ULISSE
+
+
+@dataclass(frozen=True)
+class UlisseResult:
+    """Outcome of :func:`ulisse`."""
+
+    solution: Tensor  # (k, n), unbiased for B A^-1; all rows share their coins
+    second: Tensor  # (n_paired, n), independent draws of the first rows, given B and the start
+    #: (k, n), plain iterate of conjugate gradients, which is biased and has the smaller error:
+    #: where to start a system nearby.
+    iterate: Tensor
+    n_iter: int  # each costs one product
+    n_sure: int  # iterations before the coins
+    residual: Tensor  # (k,), relative, of `iterate`, by recursion
+    survival: list[float]  # probabilities with which each iteration after `n_sure` was reached
+    truncated: tuple[bool, bool]  # a coin ended `solution`, `second`; else the iteration converged
+    converged: bool  # the coins or `tol` ended the iteration, not `max_iter` nor a breakdown
+
+
+def ulisse(
+    matmul: Matmul,
+    B: Tensor,
+    *,
+    generator: torch.Generator,
+    preconditioner: Matmul | None = None,
+    start: Tensor | None = None,
+    stop: float = 0.03,
+    tol: float | None = None,
+    roulette: str = "adaptive",
+    beta: float = 1.0,
+    n_paired: int = 0,
+    max_iter: int = 1000,
+    warn: bool = True,
+) -> UlisseResult:
+    r"""Unbiased estimate of :math:`B A^{-1}`, A symmetric positive definite; see the module.
+
+    Right-hand sides are rows: a product ``V K`` with few rows is two to three times as fast as
+    ``K V`` with few columns.
+
+    Parameters
+    ----------
+    matmul : callable
+        Maps ``V (k, n)`` to ``V A``.
+    B : Tensor of shape (k, n)
+    generator : torch.Generator
+        Of the coins; on the CPU.
+    preconditioner : callable, optional
+        Maps ``V (k, n)`` to ``V P^{-1}``, symmetric positive definite. Identity by default.
+    start : Tensor of shape (k, n), optional
+        Zero by default. Must not depend on the coins of the same estimate: an `iterate` and not a
+        `solution` of before.
+    stop : float, default=0.03
+        Relative residual of all rows at which the coins begin; at or below `tol` there are none
+        and this is the usual iteration, biased by its tolerance.
+    tol : float, optional
+        Relative residual at which a row has converged; 1e-5 in float32 and 1e-10 in float64.
+    roulette : {"adaptive", "paper"}
+        Survival in proportion to the increments, or :math:`\exp(-\beta j (j+1) / 2)`.
+    beta : float, default=1.0
+        Of the paper's weights.
+    n_paired : int, default=0
+        Rows that get a second solution, from coins of their own.
+    max_iter : int, default=1000
+    warn : bool, default=True
+        A NumericalWarning where `max_iter` or a matrix that is not positive definite ended the
+        iteration; False leaves it to the caller to look at ``converged``.
+
+    Returns
+    -------
+    UlisseResult
+
+    Raises
+    ------
+    ValueError
+        If `roulette` is none of its values or `beta` is negative.
+
+    Notes
+    -----
+    A coin is flipped before the product that it decides upon. The size of the increment is known
+    by then but for its step length, for which the last one stands: any rule that looks at no coin
+    is unbiased. One product with A and one with the preconditioner an iteration; ``7 k n`` numbers.
+    """
+    if roulette not in ("adaptive", "paper"):
+        raise ValueError(f'roulette must be "adaptive" or "paper", got {roulette!r}.')
+    if beta < 0:
+        raise ValueError(f"beta must not be negative, got {beta}: weights must not be below 1.")
+    tol = CONVERGED[B.dtype] if tol is None else tol
+    X, R = torch.zeros_like(B) if start is None else start.clone(), B.clone()
+    if start is not None:
+        moved = (start != 0).any(1)  # only these rows need the product
+        if bool(moved.any()):
+            R[moved] -= matmul(start[moved])
+    cg = _Recursion(matmul, preconditioner, B, X, R, tol, dim=1)
+    if stop > tol and not cg.unfinished(stop):
+        cg.step()  # a start within `stop`: the first increment gives the others their scale
+    while cg.n_iter < max_iter and cg.unfinished(stop) and not cg.stalled:
+        cg.step()
+    n_sure = cg.n_iter
+    reached = not (cg.stalled or cg.unfinished(stop))
+    survival: list[float] = []
+    draws = _Draws(cg.X, n_paired)
+    if stop > tol and reached:
+        weights = _Survival(cg.energy_scale(stop), beta if roulette == "paper" else None)
+        while cg.n_iter < max_iter and cg.unfinished() and not cg.stalled and draws.alive:
+            chance = weights.advance(cg.predicted_energy())
+            draws.flip(chance, generator, cg)
+            if draws.alive:
+                survival.append(weights.survival)
+                increment = cg.step()
+                if increment is not None:
+                    draws.add(increment, weights.survival)
+    ended = not draws.alive or not cg.unfinished() or stop <= tol
+    converged = reached and not cg.stalled and ended
+    if warn and not converged:
+        _warn(cg, max_iter, stop)
+    iterate, residual = draws.iterate(cg)
+    return UlisseResult(
+        *draws.solutions, iterate, cg.n_iter, n_sure, residual, survival, draws.ended, converged
+    )
+
+
+class _Survival:
+    """Probability of reaching each increment beyond the stop; `beta` None adapts it to them."""
+
+    def __init__(self, energy: Tensor, beta: float | None):
+        self._first, self._beta = energy, beta
+        self._count, self.survival = 0, 1.0
+
+    def advance(self, energy: Tensor) -> float:
+        """Probability of taking the next increments (k,), given that they are reached."""
+        self._count += 1
+        if self._beta is not None:
+            chance = math.exp(-self._beta * self._count)
+        else:
+            first = float(self._first[: len(energy)].sum())
+            wanted = math.sqrt(max(0.0, float(energy.sum())) / first) if first > 0 else 0.0
+            chance = min(1.0, wanted / self.survival) if self.survival > 0 else 0.0
+        self.survival *= chance
+        return chance
+
+
+class _Draws:
+    """The two solutions, which differ in their coins; all rows share the first's."""
+
+    def __init__(self, X: Tensor, n_paired: int):
+        self._n_paired = n_paired
+        self.solutions = (X.clone(), X[:n_paired].clone())
+        self._alive = [True, n_paired > 0]
+        self.ended = (False, False)
+        self._left: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return any(self._alive)
+
+    def flip(self, chance: float, generator: torch.Generator, cg: _Recursion) -> None:
+        """A coin for each solution that is alive; the rows that nobody needs leave `cg`."""
+        coins = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        died = [a and u >= chance for a, u in zip(self._alive, coins, strict=True)]
+        self._alive = [a and not d for a, d in zip(self._alive, died, strict=True)]
+        self.ended = (self.ended[0] or died[0], self.ended[1] or died[1])
+        if died[0] and self._alive[1]:
+            self._left = cg.X[self._n_paired :], cg.residual[self._n_paired :]
+            cg.keep(self._n_paired)
+
+    def add(self, increment: Tensor, survival: float) -> None:
+        for solution, alive in zip(self.solutions, self._alive, strict=True):
+            if alive:
+                solution.add_(increment[: len(solution)], alpha=1 / survival)
+
+    def iterate(self, cg: _Recursion) -> tuple[Tensor, Tensor]:
+        """Plain iterate (k, n) and its residual (k,), of rows gone and rows that went on."""
+        X, residual = cg.X, cg.residual
+        if self._left is not None:
+            X, residual = torch.cat([X, self._left[0]]), torch.cat([residual, self._left[1]])
+        return X, residual[:, 0]
+
+
+def _warn(cg: _Recursion, max_iter: int, stop: float) -> None:
+    reason = (
+        "the matrix is not positive definite to the precision of its products: use float64 or a "
+        "larger noise variance"
+        if cg.stalled
+        else f"max_iter={max_iter} was reached: raise it or the rank of the preconditioner"
+    )
+    warnings.warn(
+        f"ULISSE ended after {cg.n_iter} iterations at a relative residual of "
+        f"{float(cg.residual.max()):.1e} (coins begin at stop={stop:.1e}) and is biased; {reason}.",
+        NumericalWarning,
+        stacklevel=3,
+    )

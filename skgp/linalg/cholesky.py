@@ -12,9 +12,9 @@ import torch
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 from torch import Tensor
 
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.defaults import EIGENVALUE_ROWS, LARGE_RATIO
-from skgp.linalg.exceptions import NotPositiveDefiniteError
-from skgp.linalg.threads import large_operation
+from skgp.linalg.runtime import large_operation
 
 __all__ = [
     "CholeskyResult",

@@ -60,7 +60,7 @@ from skgp.learning.features import in_dtype, training_dtype, unit_prior_basis
 from skgp.learning.plan import Fit, Options, Plan, resolve, stored_dtype, with_covariance
 from skgp.learning.routes import compare_routes, local_posterior, low_rank_factor
 from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from skgp.optim.stopping import StopRecorder
 
 Settings = dict[str, Any]

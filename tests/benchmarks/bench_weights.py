@@ -15,7 +15,7 @@ from skgp.kernels.spectral import FourierFeatures
 
 pytestmark = [
     pytest.mark.benchmark,
-    pytest.mark.filterwarnings("ignore::skgp.linalg.exceptions.NumericalWarning"),
+    pytest.mark.filterwarnings("ignore::skgp.linalg.NumericalWarning"),
 ]
 D, NOISE, N_SAMPLES = 8, 0.01, 8
 

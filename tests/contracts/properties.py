@@ -11,7 +11,7 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from tests.contracts.cases import REFUSABLE_DEFECTS, REFUSABLE_KERNELS
 
 #: What belongs to the inside of skgp or torch and tells a user nothing.

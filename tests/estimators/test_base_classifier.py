@@ -19,7 +19,7 @@ from skgp.estimators._labels import (
     natural_dtype,
     one_vs_rest,
 )
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.estimators._dense_classifier import DenseGPClassifier
 from tests.same import assert_same

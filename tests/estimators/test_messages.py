@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
 
 import skgp
 from skgp.estimators import _validation
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 
 NAMES = [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
 REGRESSORS = [name for name in NAMES if name.endswith("Regressor")]

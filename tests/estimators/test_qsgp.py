@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor
 from skgp.learning import held_out_rows
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import Recorder, RegressorContract
 from tests.same import assert_same
 

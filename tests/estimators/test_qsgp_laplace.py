@@ -8,7 +8,7 @@ from scipy import integrate
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 from skgp import QSGPRegressor
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import RegressorPredictions, rbf_kernel
 from tests.same import assert_same
 

@@ -10,7 +10,7 @@ from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.reference import laplace as reference
 from tests.reference import variational
 from tests.reference.weights import dense_features

@@ -20,7 +20,7 @@ from skgp.inference.weights.directions import (
 )
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
 from tests.same import assert_same
@@ -224,7 +224,7 @@ def test_newton_warns_when_it_falls_short(X, Y, route):
     assert result.n_iter == 1 and not result.converged
 
 
-@pytest.mark.filterwarnings("ignore::skgp.linalg.exceptions.NumericalWarning")
+@pytest.mark.filterwarnings("ignore::skgp.linalg.NumericalWarning")
 @pytest.mark.parametrize(
     "case", ["separable", "one label", "one row", "duplicated rows", "no weight", "huge prior"]
 )

@@ -15,7 +15,7 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
 from tests.same import assert_same

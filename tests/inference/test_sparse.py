@@ -25,7 +25,7 @@ from skgp.inference.sparse import (
 from skgp.learning.sparse.objective import Objective, Values
 from skgp.learning.sparse.search import fit_all_rows
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from tests.reference import sparse as dense
 from tests.same import assert_same
 

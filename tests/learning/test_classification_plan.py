@@ -14,7 +14,7 @@ from skgp.learning.plan import (
     affordable_points,
     resolve_classification,
 )
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 
 def resolve(n=1_500, n_problems=1, kernel=None, **asked):

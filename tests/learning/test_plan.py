@@ -24,7 +24,7 @@ from skgp.learning.plan import (
     streaming_plan,
     with_covariance,
 )
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 
 SPECTRAL, NOT_SPECTRAL = 1.3 * RBF(), 1.3 * DotProduct() * RBF()
 BASES = ("auto", "fourier", "inducing")

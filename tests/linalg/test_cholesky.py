@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
 from skgp.linalg.cholesky import (
     _cause,
     cho_solve,
@@ -12,7 +13,6 @@ from skgp.linalg.cholesky import (
     reverse_cholesky,
     semidefinite_root,
 )
-from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -17,8 +17,8 @@ from skgp.inference.weights.posterior import AugmentedPosterior, gram_posterior
 from skgp.kernels import FourierFeatures, gram
 from skgp.learning import defaults, routes
 from skgp.learning.plan import Options, Plan
+from skgp.linalg import NumericalWarning
 from skgp.linalg.cg import CGResult
-from skgp.linalg.exceptions import NumericalWarning
 from skgp.models import qsgp
 from skgp.models.qsgp import fit_statistics
 from tests.models.qsgp_problems import fit_regression

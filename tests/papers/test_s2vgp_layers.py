@@ -11,7 +11,7 @@ from skgp.inference.markov.pairs import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Gaussian
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 
 KERNEL = 1.5 * Matern(0.6, nu=1.5) + 0.3 * Matern(0.4, nu=0.5)
 KNOTS = torch.tensor([0.2, 0.8, 1.7], dtype=torch.float64)

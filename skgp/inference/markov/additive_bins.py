@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.defaults import CELLS, FEWEST_BINS
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["AdditiveStatistics", "Bins", "add_cross_tables", "bin_sums", "make_bins", "rows_of"]
 

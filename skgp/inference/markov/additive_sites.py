@@ -28,7 +28,7 @@ from skgp.inference.markov.natural import Point, SiteBound
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import SeriesState
 from skgp.likelihoods import Likelihood
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 
 __all__ = ["AdditiveBound", "BinnedRows", "DistinctRows", "Rows", "binned_state", "distinct_rows"]
 

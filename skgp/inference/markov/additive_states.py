@@ -35,7 +35,7 @@ from skgp.inference.markov.defaults import BATCH_NUMBERS, BATCH_ROWS, BATCH_VALU
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["AdditiveState", "BinnedState", "RowsState"]
 

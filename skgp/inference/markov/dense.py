@@ -21,7 +21,7 @@ from torch import Tensor
 
 from skgp.inference.markov.defaults import MAX_RATIO, MAX_TIMES
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 
 __all__ = ["DensePosterior", "DensePrior"]
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.kernels.sde_dynamics import Dynamics
+from skgp.linalg.runtime import TensorState
 from skgp.linalg.small_matrices import (
     identity_plus,
     inner,
@@ -36,7 +37,6 @@ from skgp.linalg.small_matrices import (
     outer,
     symmetrize,
 )
-from skgp.linalg.tensor_state import TensorState
 
 __all__ = ["Chain", "PairPosterior", "PairSites", "infer_pairs"]
 

@@ -14,7 +14,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.smoother import Evidence, evidence
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 
 __all__ = ["SeriesBound", "fit_sites", "left_out_moments", "sites_mean"]
 

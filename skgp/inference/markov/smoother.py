@@ -50,7 +50,7 @@ from skgp.inference.markov.passes import (
     smooth_chunks,
 )
 from skgp.kernels.sde_dynamics import Dynamics
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import (
     identity_plus,
     inverse_and_log_det,

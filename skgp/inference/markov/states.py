@@ -29,7 +29,7 @@ from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import state_space
 from skgp.kernels.sde_dynamics import Dynamics
 from skgp.likelihoods import Likelihood
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["InducingState", "LazyState", "SeriesState"]
 

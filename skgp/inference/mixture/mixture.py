@@ -49,7 +49,7 @@ from skgp.kernels.operators import RowOperator, tile_rows
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 RNG = np.random.Generator | np.random.RandomState
 

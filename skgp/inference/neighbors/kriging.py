@@ -36,7 +36,7 @@ from torch import Tensor
 from skgp.inference.neighbors.defaults import DIRECT_COLUMNS
 from skgp.inference.neighbors.posterior import LocalPredictor
 from skgp.inference.neighbors.search import distinct
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from skgp.inference.neighbors.conditionals import (
 from skgp.inference.neighbors.defaults import JITTER, SHARED_JITTER, TILE
 from skgp.inference.neighbors.neighborhood import Neighborhood, fading_weights
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 
 class LocalPredictor(TensorState):

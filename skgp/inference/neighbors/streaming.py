@@ -37,7 +37,7 @@ from skgp.inference.neighbors.system import FullSystem, LocalSystem, Sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods.base import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 
 @dataclass(frozen=True)

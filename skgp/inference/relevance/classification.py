@@ -35,7 +35,7 @@ from skgp.inference.relevance.steps import DesignSource, Dictionary, EvidenceSta
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 from skgp.optim.stopping import StopRecorder
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from skgp.inference.stochastic.defaults import BLOCK
 from skgp.kernels import FourierFeatures, gram, gram_diag, gram_tile
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 from skgp.optim import sample_without_replacement
 
 Array = Tensor | np.ndarray

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.stochastic.defaults import NEWTON_DAMPING, NEWTON_RANK
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 Step = tuple[Tensor, dict[str, Tensor]]
 

@@ -12,7 +12,7 @@ from skgp.inference.stochastic.optimizers import AdaGrad, make_optimizer
 from skgp.inference.weights.gaussian import WeightGaussian, optimal_std
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Likelihood
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 from skgp.optim import sample_without_replacement
 
 

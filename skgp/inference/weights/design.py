@@ -20,7 +20,7 @@ from skgp.inference.weights.defaults import (
 )
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "MEMORY_BUDGET",

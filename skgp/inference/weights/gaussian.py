@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from skgp.linalg.cholesky import reverse_cholesky
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 
 class WeightGaussian(TensorState):

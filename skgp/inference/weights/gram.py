@@ -33,7 +33,7 @@ from skgp.inference.weights.design import (
     row_chunks,
 )
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = ["StreamingGram", "log_marginal_likelihood", "refit_noise"]
 

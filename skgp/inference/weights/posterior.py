@@ -26,7 +26,7 @@ from skgp.inference.weights.design import (
 )
 from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian
 from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood, refit_noise
-from skgp.linalg.tensor_state import TensorState
+from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "AugmentedPosterior",

@@ -19,9 +19,9 @@ from skgp.inference.weights.defaults import (
     RIDGE_FACTOR,
 )
 from skgp.inference.weights.design import StreamedDesign, add_gram
+from skgp.linalg import NumericalWarning
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
-from skgp.linalg.exceptions import NumericalWarning
 from skgp.linalg.preconditioners import NystromPreconditioner
 
 __all__ = ["GaussSeidelResult", "gauss_seidel", "weights_cg"]

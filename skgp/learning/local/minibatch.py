@@ -48,7 +48,7 @@ from skgp.learning.local.defaults import (
     REPORT_EVERY,
 )
 from skgp.learning.selection import improves
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim import Adam, NonFiniteLossError, TrainingLoop, sample_without_replacement
 
 Callback = Callable[[int, dict], bool | None]

@@ -23,8 +23,8 @@ from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import evaluate_tile, variance
 from skgp.kernels.pairwise import PairwiseKernel
 from skgp.learning.posterior import defaults as tuned
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
-from skgp.linalg.exceptions import NotPositiveDefiniteError
 from skgp.priors import Prior
 
 

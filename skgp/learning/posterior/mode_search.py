@@ -27,7 +27,7 @@ from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import element_names
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]

@@ -44,9 +44,9 @@ from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.linalg.exceptions import NotPositiveDefiniteError, NumericalWarning
+from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
+from skgp.linalg.cg import ulisse
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
-from skgp.linalg.ulisse import ulisse
 
 Tell = Callable[[dict], None]
 SEEDS = 2**31 - 1  # mathematical
@@ -86,7 +86,7 @@ class StochasticGradient:
     memory_budget : float, default=4e9
         Bytes of the kernel matrix; recomputed at every product where it does not fit.
     **solver
-        ``stop, tol, roulette, beta, max_iter`` of :func:`~skgp.linalg.ulisse.ulisse`.
+        ``stop, tol, roulette, beta, max_iter`` of :func:`~skgp.linalg.cg.ulisse`.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp.inference.markov import chunks, dense
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
-from skgp.linalg.exceptions import NotPositiveDefiniteError
+from skgp.linalg import NotPositiveDefiniteError
 from tests.reference.state_space import (
     awkward_series,
     dense_posterior,

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.solvers import gauss_seidel
 from skgp.kernels.spectral import FourierFeatures
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from tests.reference import weights as reference
 
 N, M, NOISE = 50, 44, 0.2

@@ -9,7 +9,7 @@ from skgp.data import merge_replicates
 from skgp.kernels import ActiveDims
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient, make_anchor
-from skgp.linalg.exceptions import NumericalWarning
+from skgp.linalg import NumericalWarning
 from skgp.priors import Gamma, LogNormal
 
 KERNELS = {

@@ -1,5 +1,6 @@
-"""One thread for small operations, several for large ones, and all restored."""
+"""One thread for small operations, several for large ones; the memory that fits may take."""
 
+import os
 import threading
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+from skgp.linalg import runtime
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
-from skgp.linalg.threads import large_operation, one_thread
+from skgp.linalg.runtime import large_operation, one_thread
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +131,44 @@ def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, many_row
         assert {"_resolve_backend", "_latent_mean_and_variance"} <= seen.keys(), name
         assert set(map(str, seen.values())) == {str((expected, {expected}))}, name
     assert torch.get_num_threads() == 3
+
+
+def test_memory_budget_is_what_is_asked():
+    assert runtime.memory_budget(3e9) == 3e9
+
+
+def test_memory_budget_is_a_share_of_what_is_free():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 2**20 <= runtime.free_memory() <= total
+    free = runtime.free_memory()
+    assert 0.3 * free < runtime.memory_budget(None) < free
+
+
+def test_memory_budget_does_not_move_with_some_megabytes(monkeypatch):
+    free = [10.1e9, 10.12e9, 10.05e9]
+    monkeypatch.setattr(runtime, "free_memory", lambda device: free.pop())
+    assert len({runtime.memory_budget(None) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("limit, expected", [("300000000", 2e8), ("max", None)])
+def test_free_memory_keeps_to_the_control_group(tmp_path, monkeypatch, limit, expected):
+    (tmp_path / "max").write_text(limit + "\n")
+    (tmp_path / "current").write_text("100000000\n")
+    paths = (str(tmp_path / "max"), str(tmp_path / "current"))
+    monkeypatch.setattr(runtime, "_CONTROL_GROUPS", (paths, ("/none", "/none")))
+    assert runtime._free_of_group(paths) == expected
+    if expected:
+        assert runtime.free_memory() == expected
+    else:
+        assert runtime.free_memory() == pytest.approx(runtime._free_of_machine(), rel=0.2)
+
+
+def test_free_memory_of_a_system_that_tells_nothing(monkeypatch):
+    monkeypatch.setattr(runtime, "_CONTROL_GROUPS", ())
+    monkeypatch.setattr(runtime, "_free_of_machine", lambda: None)
+    assert runtime.free_memory() == 8e9
+
+
+def test_free_memory_of_an_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5e9, 8e9))
+    assert runtime.free_memory("cuda") == 5e9

@@ -1,0 +1,253 @@
+"""What the machine gives a fit: threads, memory, and tensors that pickle without a device.
+
+**Threads.** A pool of threads meets at a barrier after every operation. Where that takes
+microseconds, the barrier takes longer than the second thread saves, and on a busy machine, where
+the scheduler has given the other thread's processor away, a whole time slice: with two threads on
+two processors that four processes share, the Cholesky factor of a matrix of 200 rows took 8 ms in
+place of 0.2 and one of 60 rows 0.25 ms in place of 0.04; a fit has thousands of them. L-BFGS-B of
+SciPy, on vectors of three numbers, took half of a fit's time by its BLAS alone.
+
+So a fit and a prediction run in one thread (`one_thread`), the pools of NumPy's and SciPy's BLAS
+and of OpenMP included, and take up the threads they found for a single operation that lasts longer
+than such waits (`large_operation`): a product or a factor of large matrices.
+"""
+
+import contextlib
+import copy
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import ThreadpoolController
+from torch import Tensor
+
+from skgp.linalg.defaults import ENTRY, LARGE_FLOPS, MEMORY_SHARE, MEMORY_UNKNOWN
+
+__all__ = ["ENTRY", "TensorState", "free_memory", "large_operation", "memory_budget", "one_thread"]
+
+# ---- threads
+
+# Threads that a large operation may take; 0 outside of `one_thread`, where nothing is changed.
+_available: ContextVar[int] = ContextVar("available", default=0)  # mathematical
+
+
+@contextlib.contextmanager
+def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Iterator[None]:
+    """Work in one thread, save in large operations; restore what was found.
+
+    Parameters
+    ----------
+    n_threads : int, optional
+        Of large operations; by default as many as torch has.
+    throughout : bool, default=False
+        Not in large operations alone.
+
+    Notes
+    -----
+    Of nested calls the outermost decides. 0.1 ms.
+    """
+    if _available.get():
+        yield
+        return
+    found = torch.get_num_threads()
+    token = _available.set(n_threads or found)
+    n_threads = n_threads if throughout and n_threads else 1
+    try:
+        with _pools.limit(n_threads):
+            torch.set_num_threads(n_threads)
+            yield
+    finally:
+        torch.set_num_threads(found)
+        _available.reset(token)
+
+
+@contextlib.contextmanager
+def large_operation(flops: float) -> Iterator[None]:
+    """Give torch all threads that a fit may take, if an operation of so many flops is large."""
+    found = torch.get_num_threads()
+    if flops < LARGE_FLOPS or _available.get() <= found:
+        yield
+        return
+    torch.set_num_threads(_available.get())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(found)
+
+
+class _Pools:
+    """The pools of libraries besides torch.
+
+    Those of OpenMP have a size for each thread of Python that calls them. Those of BLAS have one
+    for the process: the first fit to begin sets it, and the last to end restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n_users, self._n_modules = threading.Lock(), 0, 0
+        self._libraries: dict[str, ThreadpoolController] = {}
+        self._blas: contextlib.AbstractContextManager = contextlib.nullcontext()
+
+    def _find(self) -> dict[str, ThreadpoolController]:
+        """The libraries that are loaded, by kind; looked for anew (3 ms) after an import."""
+        if self._n_modules != len(sys.modules):
+            found = ThreadpoolController()
+            self._libraries = {kind: found.select(user_api=kind) for kind in ("openmp", "blas")}
+            self._n_modules = len(sys.modules)
+        return self._libraries
+
+    @contextlib.contextmanager
+    def limit(self, n_threads: int) -> Iterator[None]:
+        with self._lock:
+            openmp = self._find()["openmp"].limit(limits=n_threads)
+            if not self._n_users:
+                self._blas = self._libraries["blas"].limit(limits=n_threads)
+            self._n_users += 1
+        try:
+            with openmp:
+                yield
+        finally:
+            with self._lock:
+                self._n_users -= 1
+                if not self._n_users:
+                    self._blas.__exit__(None, None, None)
+
+
+_pools = _Pools()
+
+
+# ---- memory
+
+# (limit, in use) of the control groups that containers are kept in, versions 2 and 1
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def memory_budget(asked: float | None, device: torch.device | str = "cpu") -> float:
+    """Bytes that the largest object of a computation may take.
+
+    Parameters
+    ----------
+    asked : float or None
+        What the user says; None takes 70% of `free_memory`, rounded down to a step of a quarter
+        octave, so that equal fits meet equal budgets though some megabytes come and go.
+    device : torch.device or str
+    """
+    if asked is not None:
+        return float(asked)
+    return 2.0 ** (math.floor(4 * math.log2(MEMORY_SHARE * free_memory(device))) / 4)
+
+
+def free_memory(device: torch.device | str = "cpu") -> float:
+    """Bytes free on a device; of the CPU also within the container that the process is in."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    bounds = [_free_of_machine(), *map(_free_of_group, _CONTROL_GROUPS)]
+    return max(
+        min((bound for bound in bounds if bound is not None), default=MEMORY_UNKNOWN), 2.0**20
+    )
+
+
+def _free_of_machine() -> float | None:
+    """What could be had without swapping, caches of files included."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return 1024.0 * float(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    try:
+        return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _free_of_group(paths: tuple[str, str]) -> float | None:
+    try:
+        limit, used = (float(Path(path).read_text()) for path in paths)
+    except (OSError, ValueError):  # there is none, or its limit is "max"
+        return None
+    return max(limit - used, 0.0)
+
+
+# ---- tensors in pickles
+
+
+@dataclass(frozen=True)
+class TensorArray:
+    """Stands for a tensor."""
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True)
+class DTypeName:
+    """Stands for a ``torch.dtype``."""
+
+    name: str
+
+
+class TensorState:
+    """Stores tensors as NumPy arrays: small whatever storage they view, loadable without a GPU.
+
+    Tensors and dtypes inside lists, tuples and dictionaries too. Deep copies keep their devices.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _stored(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(_restored(state))
+
+    def to(self, *args: Any) -> Any:
+        """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest."""
+        other = object.__new__(type(self))
+        other.__dict__.update(_moved(self.__dict__, args))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = memo[id(self)] = object.__new__(type(self))
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return TensorArray(value.detach().cpu().numpy())
+    if isinstance(value, torch.dtype):
+        return DTypeName(str(value).removeprefix("torch."))
+    return _mapped(_stored, value)
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, TensorArray):
+        return torch.from_numpy(value.array)
+    if isinstance(value, DTypeName):
+        return getattr(torch, value.name)
+    return _mapped(_restored, value)
+
+
+def _moved(value: Any, args: tuple) -> Any:
+    if isinstance(value, (Tensor, TensorState)):
+        return value.to(*args)
+    return _mapped(lambda part: _moved(part, args), value)
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    """Apply a function to what a plain container holds."""
+    if type(value) is dict:
+        return {key: function(part) for key, part in value.items()}
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
