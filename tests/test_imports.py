@@ -131,7 +131,7 @@ def test_every_folder_is_a_package():
         ("models/qsgp/cg.py", "from sklearn.gaussian_process.kernels import RBF"),
         ("estimators/_qsgp.py", "from skgp.displays import Band"),
         ("estimators/_qsgp.py", "from skgp import __version__"),
-        ("datasets/generators.py", "from skgp.kernels import gram"),
+        ("datasets.py", "from skgp.kernels import gram"),
         ("__init__.py", "from skgp.kernels import ActiveDims"),
         ("utils/misc.py", "import math"),
     ],
@@ -159,7 +159,7 @@ def test_offences_finds_an_import_against_the_direction(relative, source):
         ("inference/exact.py", "from skgp.data import Data"),
         ("estimators/_qsgp.py", "from sklearn.base import clone\nfrom skgp.models.qsgp import fit"),
         ("displays/band.py", "from skgp.estimators._base import Base"),
-        ("datasets/generators.py", "from sklearn.utils import check_random_state"),
+        ("datasets.py", "from sklearn.utils import check_random_state"),
         ("__init__.py", "from .estimators._qsgp import QSGPRegressor"),
     ],
 )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from skgp.displays.panels import in_first_column, panel_axes
-from skgp.displays.prediction import column_of, require_matplotlib
+from skgp.displays.prediction import column_of, in_first_column, panel_axes, require_matplotlib
 from skgp.kernels import ActiveDims
 
 if TYPE_CHECKING:

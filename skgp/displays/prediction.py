@@ -1,7 +1,8 @@
-"""Displays of what a regressor predicts: a band around its mean, and how often the band holds."""
+"""Displays of what a regressor predicts, a band and how often it holds; axes of all displays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -302,3 +303,54 @@ def column_of(feature: int | str, names: list[str], n_columns: int) -> int:
         return int(feature)
     known = names or f"integers from 0 to {n_columns - 1}"
     raise ValueError(f"feature={feature!r} is not a column of X; the columns are {known}.")
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def panel_axes(
+    n: int, ax: Axes | Sequence[Axes] | None, n_cols: int, *, caller: str, **kwargs: Any
+) -> np.ndarray:
+    """The axes to draw on, one a panel.
+
+    Parameters
+    ----------
+    n : int
+        Number of panels.
+    ax : matplotlib Axes, sequence of n of them or None
+        None makes a new figure.
+    n_cols : int
+        Panels beside each other on a new figure.
+    caller : str
+        Named by the error where matplotlib is missing.
+    **kwargs
+        Passed to ``plt.subplots``.
+
+    Raises
+    ------
+    ValueError
+        If the axes given are not n.
+    """
+    if ax is not None:
+        given = np.array(ax, dtype=object).ravel()
+        if len(given) != n:
+            raise ValueError(f"ax holds {len(given)} axes for {n} panels; give as many.")
+        return given
+    require_matplotlib(caller)
+    import matplotlib.pyplot as plt
+
+    n_cols = min(n_cols, n)
+    n_rows = -(-n // n_cols)
+    size = {"figsize": (3.6 * n_cols, 2.8 * n_rows)}
+    figure, axes = plt.subplots(
+        n_rows, n_cols, squeeze=False, layout="constrained", **{**size, **kwargs}
+    )
+    for unused in axes.flat[n:]:
+        figure.delaxes(unused)
+    return axes.ravel()[:n]
+
+
+def in_first_column(axis: Axes) -> bool:
+    """Whether nothing is to the left of it on its figure."""
+    return axis.get_subplotspec() is None or axis.get_subplotspec().is_first_col()

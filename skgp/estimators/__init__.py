@@ -1,5 +1,5 @@
 """The scikit-learn faces of the models."""
 
-from skgp.estimators._scorers import log_predictive_density_scorer
+from skgp.estimators._predictive import log_predictive_density_scorer
 
 __all__ = ["log_predictive_density_scorer"]

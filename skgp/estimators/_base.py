@@ -6,8 +6,11 @@ Regressors build on `BaseGP` in `skgp.estimators._base_regressor`, classifiers i
 
 from __future__ import annotations
 
+import warnings
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -17,18 +20,101 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
 from sklearn.callback import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import Kernel
-from sklearn.utils import gen_batches
+from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.estimators._backend import Backend, resolve_backend
-from skgp.estimators._compat import StrOptions, check_sample_weight
 from skgp.estimators._fitting import asked_model, in_few_threads
-from skgp.estimators._options import Option, warn_of_idle_options
-from skgp.estimators._predictive import clip_variance
-from skgp.estimators._validation import bounded_inputs, check_likelihood
+from skgp.estimators._parameters import (
+    Option,
+    StrOptions,
+    check_likelihood,
+    check_sample_weight,
+    warn_caller,
+    warn_of_idle_options,
+)
+from skgp.estimators._validation import bounded_inputs
 from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.linear import at_origin
+from skgp.linalg import NumericalWarning
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What ``device``, ``dtype`` and ``random_state`` of an estimator resolve to, for one fit.
+
+    ``dtype`` is of the training: prediction is in float64 whatever this is.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    random_state: int | np.random.RandomState | None
+
+    @cached_property
+    def seed(self) -> int:
+        """Drawn from ``random_state`` at the first use; a fit that draws nothing leaves it alone.
+
+        As in scikit-learn, None draws from NumPy's global generator.
+        """
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def generator(self) -> torch.Generator:
+        """Return a new ``torch.Generator`` on the CPU, seeded by ``seed``.
+
+        Drawing on the CPU and moving the draws gives the same fit on every device.
+        """
+        return torch.Generator().manual_seed(self.seed)
+
+    def rng(self) -> np.random.Generator:
+        """Return a new NumPy generator, seeded by ``seed``."""
+        return np.random.default_rng(self.seed)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Return ``array`` on ``device`` in ``dtype``; shares its memory where it can."""
+        return to_tensor(array, dtype=self.dtype, device=self.device)
+
+
+def resolve_backend(device: str | torch.device, dtype: str, random_state) -> Backend:
+    """Resolve the parameters ``device``, ``dtype`` and ``random_state`` of an estimator."""
+    return Backend(resolve_device(device), getattr(torch, dtype), random_state)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return the torch device that ``device`` names; "auto" prefers CUDA.
+
+    ValueError if torch does not know it or this machine lacks it.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved, dtype=torch.float64)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
+            reason = "needs CUDA, and torch finds none on this machine."
+        else:
+            reason = f"cannot be used for arrays of float64: {error}"
+        raise ValueError(
+            f'device={device!r} {reason} Use device="auto" or "cpu", or install a build of torch '
+            "for the device."
+        ) from error
+    return resolved
+
+
+def to_tensor(
+    array: np.ndarray,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Return ``array`` as a tensor, without a copy where dtype and device allow.
+
+    Read-only arrays (memory maps of joblib) are accepted: the caller must not write to the result.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.to(device=device, dtype=dtype)
 
 
 class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
@@ -184,3 +270,20 @@ def keep_weighted_rows(
     if kept.all():
         return X, y, sample_weight
     return X[kept], y[kept], sample_weight[kept]
+
+
+def clip_variance(var: np.ndarray) -> np.ndarray:
+    """Return variances with the negative ones, born of rounding, set to 0.
+
+    NumericalWarning says how many there were, and the least.
+    """
+    negative = var < 0
+    if not negative.any():
+        return var
+    warn_caller(
+        f"{negative.sum()} of {var.size} predicted variances were negative, the least "
+        f"{var.min():.3g} for a target of unit variance, and were set to 0. If that is not a "
+        'rounding error, fit with dtype="float64" or a greater noise variance.',
+        NumericalWarning,
+    )
+    return np.maximum(var, 0.0)

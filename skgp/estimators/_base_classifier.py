@@ -65,12 +65,17 @@ from sklearn.utils import gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.estimators._backend import to_tensor
-from skgp.estimators._base import BaseGP, keep_weighted_rows
-from skgp.estimators._compat import StrOptions
+from skgp.estimators._base import BaseGP, keep_weighted_rows, to_tensor
 from skgp.estimators._fitting import in_few_threads
-from skgp.estimators._labels import class_weights, distinct_labels, encode, natural_dtype
-from skgp.estimators._validation import bounded_inputs, validate_training_data
+from skgp.estimators._parameters import StrOptions
+from skgp.estimators._validation import (
+    bounded_inputs,
+    class_weights,
+    distinct_labels,
+    encode,
+    natural_dtype,
+    validate_training_data,
+)
 from skgp.estimators.defaults import LINK_ELEMENTS, LOG_ZERO
 from skgp.kernels import split_noise
 from skgp.likelihoods import Bernoulli

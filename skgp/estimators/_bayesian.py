@@ -14,13 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.data import Data, merge_replicates
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._callbacks import FitSession, fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_kernels, with_noise
-from skgp.estimators._fitting import fit_context, in_few_threads
-from skgp.estimators._options import options
+from skgp.estimators._fitting import FitSession, fit_context, fit_session, in_few_threads
+from skgp.estimators._kernels import default_kernels, with_noise
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds, warn_caller
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
-from skgp.estimators._warnings import warn_caller
 from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior

@@ -11,15 +11,13 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import _num_samples
 
 from skgp.data import Data, distinct_observations
-from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_kernels, with_noise
 from skgp.estimators._dlm_common import SparseGPMixin
-from skgp.estimators._fitting import fit_context
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
+from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import RegressionLikelihood
-from skgp.estimators._validation import refuse_noise
 from skgp.kernels.gram import split_noise
 from skgp.learning import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS

@@ -10,14 +10,13 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data, distinct_observations
-from skgp.estimators._backend import Backend
+from skgp.estimators._base import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_classification_kernels
 from skgp.estimators._dlm_common import SparseGPMixin
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import default_classification_kernels
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.learning import defaults
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective

@@ -10,15 +10,14 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._backend import Backend, to_tensor
-from skgp.estimators._compat import Interval, StrOptions
-from skgp.estimators._inducing import (
+from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._parameters import Interval, Option, StrOptions, options
+from skgp.estimators._reduction import (
     INITIALISERS,
     distinct_rows,
     inducing_points,
     warn_of_few_rows,
 )
-from skgp.estimators._options import Option, options
 from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
 from skgp.learning import defaults

@@ -1,21 +1,21 @@
-"""The distribution of a new observation given that of f, on NumPy arrays.
+"""The distribution of a new observation given that of f, on NumPy arrays, and its score."""
 
-`GaussianPredictive` adds Gaussian noise to f; `LikelihoodPredictive` serves every likelihood.
-"""
+from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.linalg import eigh
 from scipy.special import ndtri
 from scipy.stats import norm
+from sklearn.pipeline import Pipeline
 from sklearn.utils import gen_batches
 
-from skgp.estimators._backend import to_tensor
+from skgp.estimators._base import clip_variance, to_tensor
 from skgp.estimators._validation import check_counts
-from skgp.estimators._warnings import warn_caller
 from skgp.estimators.defaults import (
     COVARIANCE_ELEMENTS,
     HERMITE_RANGE,
@@ -25,7 +25,6 @@ from skgp.estimators.defaults import (
     MAX_EXPONENT,
 )
 from skgp.likelihoods import NumericLikelihood
-from skgp.linalg import NumericalWarning
 
 
 class GaussianPredictive:
@@ -279,23 +278,6 @@ def is_constant(scale: float, y: np.ndarray) -> bool:
     return scale <= 10 * np.finfo(np.float64).eps * np.abs(y).max()
 
 
-def clip_variance(var: np.ndarray) -> np.ndarray:
-    """Return variances with the negative ones, born of rounding, set to 0.
-
-    NumericalWarning says how many there were, and the least.
-    """
-    negative = var < 0
-    if not negative.any():
-        return var
-    warn_caller(
-        f"{negative.sum()} of {var.size} predicted variances were negative, the least "
-        f"{var.min():.3g} for a target of unit variance, and were set to 0. If that is not a "
-        'rounding error, fit with dtype="float64" or a greater noise variance.',
-        NumericalWarning,
-    )
-    return np.maximum(var, 0.0)
-
-
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
     r"""Return R (n, n) with :math:`R R^T` equal to a positive semi-definite covariance.
 
@@ -304,3 +286,65 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
     """
     values, vectors = eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+def log_predictive_density_scorer(
+    estimator, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+) -> float:
+    """Score a fitted estimator by its mean log predictive density; greater is better.
+
+    Meant as ``scoring=log_predictive_density_scorer`` of ``GridSearchCV``, ``cross_validate``,
+    ``permutation_importance`` and their like. For a classifier it is minus the log-loss.
+
+    Parameters
+    ----------
+    estimator : estimator
+        With a method ``log_predictive_density``; or a ``Pipeline`` that ends in one, whose other
+        steps transform X first; or a search over either, of which the best is judged.
+    X : array-like of shape (n, d)
+    y : array-like of shape (n,)
+        Targets, or labels that the classifier knows.
+    sample_weight : array-like of shape (n,) or None, default=None
+
+    Returns
+    -------
+    float
+        Nats per observation.
+
+    Raises
+    ------
+    TypeError
+        If the estimator, or the last step of the pipeline, has no such method.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from skgp import DLMGPClassifier
+    >>> from skgp.estimators import log_predictive_density_scorer
+    >>> pipeline = make_pipeline(StandardScaler(), DLMGPClassifier(max_iter=20, random_state=0))
+    >>> grid = {"dlmgpclassifier__n_inducing": [1, 10]}
+    >>> search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2)
+    >>> search.fit(*load_iris(return_X_y=True)).best_params_
+    {'dlmgpclassifier__n_inducing': 10}
+    """
+    return float(np.average(_log_density(estimator, X, y), weights=sample_weight))
+
+
+def _log_density(estimator, X, y) -> np.ndarray:
+    """Log predictive density of each row, shape (n,), of whatever wraps an estimator of ours."""
+    if hasattr(estimator, "log_predictive_density"):
+        return estimator.log_predictive_density(X, y)
+    if hasattr(estimator, "best_estimator_"):
+        return _log_density(estimator.best_estimator_, X, y)
+    if isinstance(estimator, Pipeline):
+        # A pipeline of no steps cannot transform.
+        inputs = estimator[:-1].transform(X) if len(estimator) > 1 else X
+        return _log_density(estimator[-1], inputs, y)
+    raise TypeError(
+        f"log_predictive_density_scorer needs an estimator with log_predictive_density, or a "
+        f"Pipeline or a fitted search (with refit) that ends in one; got "
+        f"{type(estimator).__name__}. Of other classifiers scoring='neg_log_loss' is the same."
+    )

@@ -11,16 +11,14 @@ from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 
 from skgp.data import Data, distinct_observations, merge_replicates
-from skgp.estimators._backend import to_tensor
+from skgp.estimators._base import to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_kernels, with_noise
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._inducing import cluster_centres
-from skgp.estimators._options import options
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import default_kernels, with_noise
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
+from skgp.estimators._reduction import cluster_centres
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
 from skgp.learning.hyperparameters import learn_hyperparameters

@@ -11,16 +11,14 @@ import torch
 from numpy.typing import ArrayLike
 
 from skgp.data import Data
-from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import default_classification_kernels
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._inducing import cluster_centres
-from skgp.estimators._labels import base_rate_offset, merge_equal, one_vs_rest
-from skgp.estimators._options import options
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import default_classification_kernels
+from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
+from skgp.estimators._reduction import cluster_centres
+from skgp.estimators._validation import base_rate_offset, merge_equal, one_vs_rest
 from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels.scales import amplitude_range, scale_amplitude

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from skgp.estimators._backend import Backend, to_tensor
-from skgp.estimators._compat import Interval, StrOptions
+from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._parameters import Interval, StrOptions
 from skgp.learning.plan import Fit, Options, Plan
 from skgp.linalg.runtime import memory_budget
 

@@ -11,13 +11,11 @@ from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _num_samples
 
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, take_rows, warn_at_bounds
-from skgp.estimators._default_kernel import with_noise
-from skgp.estimators._fitting import fit_context, in_few_threads
+from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._kernels import refuse_noise, with_noise
+from skgp.estimators._parameters import Interval, StrOptions, take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import RegressionLikelihood
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._validation import refuse_noise
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.kernels import split_noise
 from skgp.likelihoods import NumericLikelihood

@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from skgp.estimators._backend import to_tensor
+from skgp.estimators._base import to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, warn_at_bounds
-from skgp.estimators._fitting import fit_context, in_few_threads
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling

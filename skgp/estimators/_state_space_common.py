@@ -12,15 +12,14 @@ import torch
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
 from torch import Tensor
 
-from skgp.estimators._backend import Backend, to_tensor
-from skgp.estimators._compat import Interval, StrOptions
-from skgp.estimators._inducing import warn_of_few_rows
-from skgp.estimators._options import Option, options
-from skgp.estimators._series_kernels import (
+from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._kernels import (
     column_kernels,
     default_component_kernel,
     default_series_kernels,
 )
+from skgp.estimators._parameters import Interval, Option, StrOptions, options
+from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.additive_states import AdditiveState

@@ -11,18 +11,17 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data, distinct_observations
-from skgp.estimators._backend import Backend, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions, warn_at_bounds
-from skgp.estimators._default_kernel import (
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import (
     default_classification_kernels,
     isotropic_classification_kernels,
 )
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._inducing import INITIALISERS, class_centres, inducing_points
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.estimators.defaults import (
     CLUSTERED_SHARE,
     SWSGP_FULL_ROWS,

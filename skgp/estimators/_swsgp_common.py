@@ -11,20 +11,16 @@ from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._backend import Backend, to_tensor
-from skgp.estimators._compat import Interval, StrOptions
-from skgp.estimators._inducing import (
+from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._parameters import Interval, Option, StrOptions, options, warn_caller
+from skgp.estimators._reduction import (
     INITIALISERS,
-    inducing_points,
-    warn_of_few_rows,
-)
-from skgp.estimators._options import Option, options
-from skgp.estimators._projection import (
     Projection,
     components_predict_better,
+    inducing_points,
     principal_components,
+    warn_of_few_rows,
 )
-from skgp.estimators._warnings import warn_caller
 from skgp.estimators.defaults import (
     MANY_COLUMNS,
     POLISHED_SHARE,

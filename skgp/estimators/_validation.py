@@ -1,16 +1,15 @@
-"""What estimators check of X and y beside what scikit-learn does, and what to do about it."""
+"""What estimators check of X, y, labels and exposures beside what scikit-learn does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import Kernel
+from scipy.special import logit, ndtri
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import validate_data
 
-from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT
-from skgp.kernels import split_noise
+from skgp.data import replicates
+from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
 from skgp.linalg.runtime import free_memory
 
 _ADVICE = {
@@ -42,8 +41,6 @@ def validate_training_data(estimator, X: ArrayLike, y: ArrayLike, **params):
 def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
     """Return inputs of a prediction, those beyond the bound of a fit moved to it.
 
-    Nothing is as far away; a kernel that is not stationary grows without bound there.
-
     Nothing is as far away; a kernel that is not stationary grows without bound there: ValueError.
     """
     limit = LARGEST_INPUT["float64"]
@@ -60,23 +57,6 @@ def check_joint_memory(n_rows: int, remedy: str) -> None:
         raise MemoryError(
             f"The joint covariance of {n_rows} rows takes {need / 1e9:.3g} GB, and "
             f"{free / 1e9:.3g} GB are free: room for {most} rows. {remedy}."
-        )
-
-
-def check_likelihood(estimator, base: type) -> None:
-    """Say which estimators, derived from `base`, have a likelihood that this one lacks.
-
-    Where there are none, scikit-learn's own message is as good.
-    """
-    asked = getattr(estimator, "likelihood", None)
-    own = _likelihoods(type(estimator))
-    if not isinstance(asked, str) or asked in own:
-        return
-    takers = sorted(cls.__name__ for cls in _descendants(base) if asked in _likelihoods(cls))
-    if takers:
-        raise ValueError(
-            f"The 'likelihood' parameter of {type(estimator).__name__} must be one of "
-            f"{sorted(own)}; got {asked!r}, which these take: {', '.join(takers)}."
         )
 
 
@@ -132,29 +112,6 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
     return np.log(values)
 
 
-def refuse_noise(kernel: Kernel, owner: object) -> None:
-    """Refuse a WhiteKernel summand in the kernel of a regressor of counts."""
-    if split_noise(kernel)[1] is not None:
-        raise ValueError(
-            f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
-            f"the counts of {type(owner).__name__} have none. Leave the WhiteKernel out."
-        )
-
-
-def _likelihoods(cls: type) -> set[str]:
-    """Values of the parameter of that name; empty for a class without it."""
-    constraints = cls._parameter_constraints.get("likelihood", [None])
-    return set(getattr(constraints[0], "options", ()))
-
-
-def _descendants(base: type) -> Iterator[type]:
-    """Classes of this package that derive from a class."""
-    for cls in base.__subclasses__():
-        if cls.__module__.startswith("skgp."):
-            yield cls
-            yield from _descendants(cls)
-
-
 def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
     limit = LARGEST_INPUT[dtype]
     if X.size and max(X.max(), -X.min()) > limit:
@@ -165,3 +122,136 @@ def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
             "other units."
         )
     return X
+
+
+def natural_dtype(y: np.ndarray) -> np.ndarray:
+    """Return objects of one Python type other than str as an array of that type.
+
+    scikit-learn reads an array of objects as labels only if they are strings.
+    """
+    if y.dtype != object or len({type(label) for label in y}) != 1 or isinstance(y[0], str):
+        return y
+    return np.array(y.tolist())
+
+
+def distinct_labels(labels: ArrayLike, name: str) -> np.ndarray:
+    """Return the sorted distinct labels.
+
+    ValueError names the types where they have no order, as numbers among strings.
+    """
+    labels = np.asarray(labels)
+    try:
+        return np.unique(labels)
+    except TypeError as error:
+        types = sorted({type(label).__name__ for label in labels})
+        raise ValueError(
+            f"{name} mixes labels of the types {types}, which have no order. "
+            "Convert them to one type."
+        ) from error
+
+
+def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return the index into ``classes`` of each label, shape (n,).
+
+    ValueError names labels that are not among ``classes``.
+    """
+    index = {label: code for code, label in enumerate(classes.tolist())}
+    labels = distinct_labels(y, "y")
+    unseen = [label for label in labels.tolist() if label not in index]
+    if unseen:
+        raise ValueError(
+            f"y holds labels that are not among the classes: {listing(unseen)}. The classes are "
+            f"{listing(list(index))}. Leave such rows out, or fit with rows of every class "
+            "(partial_fit: name all of them by classes= in the first call)."
+        )
+    codes = np.array([index[label] for label in labels.tolist()])
+    return codes[np.searchsorted(labels, y)]
+
+
+def merge_equal(
+    X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Observations, those of equal input and label merged to one of their total weight.
+
+    Where the first of them stood, so that without any nothing changes.
+    """
+    number = replicates(np.column_stack([X, codes]))
+    first = np.unique(number, return_index=True)[1]
+    if len(first) == len(X):
+        return X, codes, sample_weight
+    return X[first], codes[first], np.bincount(number, weights=sample_weight).astype(np.float64)
+
+
+def class_weights(
+    class_weight: dict | str,
+    classes: np.ndarray,
+    codes: np.ndarray,
+    sample_weight: np.ndarray | None,
+) -> np.ndarray:
+    """Return the weight of each class, shape (n_classes,).
+
+    ``class_weight`` holds weights by label, 1 where it is silent; "balanced" is inversely
+    proportional to the (weighted) number of rows of the class. A key that is no class is an error
+    only if a class goes without a weight: else it may be a class that has no row in a fold of
+    cross-validation. ``codes`` (n,) index ``classes``.
+    """
+    if isinstance(class_weight, str):
+        numbers = np.arange(len(classes))
+        return compute_class_weight(
+            class_weight, classes=numbers, y=codes, sample_weight=sample_weight
+        )
+    labels = classes.tolist()
+    unknown = [key for key in class_weight if key not in labels]
+    silent = [label for label in labels if label not in class_weight]
+    if unknown and silent:
+        raise ValueError(
+            f"class_weight has keys that are no classes, {listing(unknown)}, and no weight for "
+            f"{listing(silent)}. The classes are {listing(labels)}."
+        )
+    weights = np.array([class_weight.get(label, 1.0) for label in labels], dtype=np.float64)
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError(
+            f"class_weight must be positive and finite; got {class_weight}. To leave a class out, "
+            "leave out its rows or give them sample_weight 0."
+        )
+    return weights
+
+
+def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
+    """Return the coding Y (n, c) in {-1., +1.}: c = 1 for two classes, else one column a class.
+
+    ``codes`` (n,) run from 0; of two classes the column is +1 for code 1.
+    """
+    positive = np.array([1]) if n_classes == 2 else np.arange(n_classes)
+    return np.where(codes[:, None] == positive, 1.0, -1.0)
+
+
+def base_rate_offset(
+    Y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    link: str = "logit",
+    cautious: bool = False,
+) -> np.ndarray:
+    r"""Return the constant latent function that predicts the base rates, shape (c,).
+
+    .. math:: g^{-1}\Big(\sum_i w_i [Y_{ik} = 1] \Big/ \sum_i w_i\Big)
+
+    with shares kept 1e-6 away from 0 and 1, where it is infinite.
+
+    ``Y`` (n, c) is in {-1., +1.}; g is the sigmoid of ``link``. ``cautious`` counts a row of each
+    kind more: rows of a class may come later.
+    """
+    if cautious:
+        Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+        if sample_weight is not None:
+            sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
+    share = np.average(Y > 0, axis=0, weights=sample_weight)
+    share = np.clip(share, LEAST_BASE_RATE, 1 - LEAST_BASE_RATE)
+    return {"logit": logit, "probit": ndtri}[link](share)
+
+
+def listing(labels: list) -> str:
+    """Return up to ten labels as text."""
+    text = ", ".join(map(repr, labels[:10]))
+    return f"{text} and {len(labels) - 10} more" if len(labels) > 10 else text

@@ -237,7 +237,7 @@ def test_bench_cost_of_choosing_beta(objective, likelihood):
 def test_bench_grid_search_agrees_with_beta_auto():
     """Within one step of the grid, two processes."""
     from skgp import DLMGPRegressor
-    from skgp.estimators._scorers import log_predictive_density_scorer
+    from skgp.estimators._predictive import log_predictive_density_scorer
 
     X_train, _, y_train, _ = some_of(rows_of("kin40k"), 2000)
     betas = [0.0625, 0.25, 1.0, 4.0]

@@ -30,7 +30,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 from skgp.data import merge_replicates
-from skgp.estimators._default_kernel import column_spreads, default_kernels
+from skgp.estimators._kernels import column_spreads, default_kernels
 from skgp.learning.search import fit_marginal_likelihood
 
 pytestmark = [

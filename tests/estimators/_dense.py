@@ -11,9 +11,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, warn_at_bounds
-from skgp.estimators._fitting import fit_context
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._parameters import Interval, warn_at_bounds
 from skgp.kernels import split_noise
 
 

@@ -12,10 +12,9 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._labels import base_rate_offset, one_vs_rest
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
+from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.likelihoods import Bernoulli
 
 

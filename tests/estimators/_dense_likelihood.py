@@ -8,10 +8,9 @@ import numpy as np
 from scipy.special import expit
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
-from skgp.estimators._callbacks import fit_session
-from skgp.estimators._compat import StrOptions
-from skgp.estimators._fitting import fit_context
-from skgp.estimators._validation import refuse_noise
+from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._kernels import refuse_noise
+from skgp.estimators._parameters import StrOptions
 from skgp.kernels import split_noise
 from skgp.likelihoods import Poisson, StudentT
 from tests.estimators import _dense

@@ -8,8 +8,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.estimators import _base
-from skgp.estimators._backend import resolve_backend, resolve_device, to_tensor
-from skgp.estimators._predictive import clip_variance, covariance_root, is_constant
+from skgp.estimators._base import clip_variance, resolve_backend, resolve_device, to_tensor
+from skgp.estimators._predictive import covariance_root, is_constant
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import (
     CountRegressorContract,

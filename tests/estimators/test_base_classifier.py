@@ -10,7 +10,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 
 from skgp.estimators import _base, _base_classifier
 from skgp.estimators._base_classifier import log_complement
-from skgp.estimators._labels import (
+from skgp.estimators._validation import (
     base_rate_offset,
     class_weights,
     distinct_labels,

@@ -10,9 +10,8 @@ from sklearn.callback import CallbackSupportMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 
-from skgp.estimators._callbacks import fit_session, stop_on_interrupt
-from skgp.estimators._compat import is_one_of_many_fits
-from skgp.estimators._fitting import fit_context
+from skgp.estimators._fitting import fit_context, fit_session, stop_on_interrupt
+from skgp.estimators._parameters import is_one_of_many_fits
 from tests.contracts.estimators import Recorder
 
 

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 from skgp.data import Data
-from skgp.estimators._default_kernel import (
+from skgp.estimators._kernels import (
     column_spreads,
     default_classification_kernels,
     default_kernels,

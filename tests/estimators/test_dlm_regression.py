@@ -9,7 +9,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import DLMGPRegressor
 from skgp.datasets import make_counts
-from skgp.estimators._scorers import log_predictive_density_scorer
+from skgp.estimators._predictive import log_predictive_density_scorer
 from skgp.learning.defaults import BETAS
 from tests.contracts.estimators import (
     CountRegressorContract,

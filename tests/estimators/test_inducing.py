@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.estimators._inducing import (
+from skgp.estimators._reduction import (
     INITIALISERS,
     class_centres,
     cluster_centres,

@@ -8,13 +8,14 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.datasets import make_counts
 from skgp.estimators import _base, _predictive
+from skgp.estimators._kernels import refuse_noise
 from skgp.estimators._predictive import (
     LikelihoodPredictive,
     by_elements,
     exponential_covariance,
     link_covariance,
 )
-from skgp.estimators._validation import check_counts, refuse_noise
+from skgp.estimators._validation import check_counts
 from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
 from tests.contracts.estimators import rbf_kernel, z_scores
 from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 
 from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
-from skgp.estimators._projection import Projection, principal_components
+from skgp.estimators._reduction import Projection, principal_components
 from tests.contracts.estimators import (
     CountRegressorPredictions,
     RegressorContract,

@@ -1,4 +1,4 @@
-"""Generators of synthetic data: every one takes ``random_state`` and returns ``X, y``."""
+"""Generators of synthetic data, each with its source: ``random_state`` in, ``X, y`` out."""
 
 import math
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from numbers import Integral, Real
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
+
+__all__ = ["make_counts", "make_ringnorm", "make_sinc", "make_smooth", "make_twonorm"]
 
 Array = NDArray[np.float64]
 

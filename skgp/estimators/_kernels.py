@@ -1,0 +1,230 @@
+"""The kernels that an estimator chooses among when ``kernel=None``, and the parts of one given."""
+
+import numpy as np
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Kernel,
+    KernelOperator,
+    Matern,
+    WhiteKernel,
+)
+
+from skgp.estimators.defaults import (
+    FEW_LABELS,
+    LATENT_BOUNDS,
+    LATENT_VARIANCE,
+    MANY_COLUMNS,
+    NOISE_BOUNDS,
+    SERIES_SCALE,
+    SERIES_SCALE_BOUNDS,
+    SERIES_VARIANCE_BOUNDS,
+    SIX_STATES_ROWS,
+    TWO_SCALES,
+)
+from skgp.kernels import ActiveDims
+from skgp.kernels.expression import summands
+from skgp.kernels.gram import split_noise
+from skgp.kernels.scales import robust_range, robust_std
+
+
+def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
+    """Return families of decreasing smoothness, scaled to the columns of X, with noise.
+
+    ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
+    those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads, which
+    puts two typical rows about one length scale apart. How many of these differ is for
+    `skgp.learning.kernel_choice` to say.
+    """
+    length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    return [
+        ConstantKernel(1.0, (1e-3, 1e4)) * _shape(nu, length_scale) + WhiteKernel(0.1, NOISE_BOUNDS)
+        for nu in (np.inf, 2.5, 1.5, 0.5)
+    ]
+
+
+def default_classification_kernels(
+    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
+) -> list[Kernel]:
+    """Return the kernels, without noise, that a classifier chooses among.
+
+    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few rows, which cannot tell
+    them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
+    spread to start with. Of many columns, which often share a unit (pixels, counts), also RBF and
+    Matern 3/2 with one length scale for all. ``link`` has the units of the latent function.
+    """
+    length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    if X.shape[0] <= FEW_LABELS:
+        shapes = [_shape(2.5, length_scale)]
+    else:
+        shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
+    if X.shape[1] > MANY_COLUMNS:
+        shared = _distance_from_centre(X, sample_weight)
+        shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
+    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
+
+
+def isotropic_classification_kernels(
+    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
+) -> list[Kernel]:
+    """Return the kernels, without noise, of inputs whose columns share a unit.
+
+    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2, with one length scale.
+    """
+    shared = _distance_from_centre(X, sample_weight)
+    shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
+    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
+
+
+def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
+    """Root mean square distance of the rows from their mean; 1 where all are equal."""
+    return float(np.linalg.norm(robust_std(X, sample_weight))) or 1.0
+
+
+def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:
+    """Matern of smoothness `nu`, RBF for infinity, with bounds a factor 1e4 around its start."""
+    bounds = np.multiply.outer(length_scale, [1e-4, 1e4])
+    return RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
+
+
+def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np.ndarray:
+    """Return a standard deviation of each column that a few outliers do not inflate, shape (d,).
+
+    It is the smaller of the standard deviation and the range of the middle 90% over that of a
+    normal distribution; 1 for a constant column.
+    """
+    mean = np.average(X, axis=0, weights=sample_weight)
+    std = robust_std(X, sample_weight)
+    low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
+    middle = (high - low) / 3.29
+    spread = np.where(middle > 0, np.minimum(std, middle), std)
+    # Rounding leaves a constant column a spread of about eps times its value.
+    constant = spread <= 1e-12 * np.abs(mean)
+    # Eight digits: a search that starts from them does not tell a weight from repeated rows.
+    mantissa, exponent = np.frexp(np.where(constant | (spread == 0), 1.0, spread))
+    return np.ldexp(np.round(mantissa * 2**26) / 2**26, exponent)
+
+
+def with_noise(kernel: Kernel) -> Kernel:
+    """Return the kernel with a ``WhiteKernel`` summand: its own, or a new one of level 0.01."""
+    if split_noise(kernel)[1] is not None:
+        return kernel
+    return kernel + WhiteKernel(1e-2, NOISE_BOUNDS)
+
+
+def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]:
+    """Return the kernels, without noise, among which the evidence of a series chooses.
+
+    Parameters
+    ----------
+    x : ndarray of shape (n,)
+        Times.
+    variance : float, default=1.0
+        To start with.
+
+    Returns
+    -------
+    list of Kernel
+        ``constant * Matern`` of nu 3/2, 5/2 and 1/2, and a sum of two of nu 3/2, of a long and a
+        short length scale; up to 10000 rows also ``constant * RBF`` and such a sum of nu 5/2, whose
+        states are six.
+    """
+    unit = _range(x)
+
+    def single(nu: float, scale: float = 1.0, share: float = 1.0) -> Kernel:
+        return _matern(nu, scale * SERIES_SCALE * unit, unit, share * variance)
+
+    def double(nu: float) -> Kernel:
+        return single(nu, TWO_SCALES, 0.5) + single(nu, 1.0, 0.5)
+
+    kernels = [single(1.5), single(2.5), single(0.5), double(1.5)]
+    if len(x) <= SIX_STATES_ROWS:
+        kernels += [single(np.inf), double(2.5)]
+    return kernels
+
+
+def default_component_kernel(x: np.ndarray, n_columns: int, variance: float = 1.0) -> Kernel:
+    """Return the kernel that one column of an additive model starts with.
+
+    Parameters
+    ----------
+    x : ndarray of shape (n,)
+        The column.
+    n_columns : int
+        Of all, which share the variance.
+    variance : float, default=1.0
+        Of the sum of all components, to start with.
+    """
+    unit = _range(x)
+    return _matern(1.5, unit / 4, unit, variance / n_columns)
+
+
+def column_kernels(kernel: Kernel, n_columns: int) -> list[Kernel | None]:
+    """Split the kernel of an additive model into one a column.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Without noise. Either of one column, which every column then gets a copy of, or a sum whose
+        parts see one column each by `skgp.kernels.ActiveDims`.
+    n_columns : int
+
+    Returns
+    -------
+    list of Kernel or None
+        None for a column that no part sees.
+
+    Raises
+    ------
+    ValueError
+        If some parts name columns and others do not, or a part sees several of them.
+    """
+    parts = summands(kernel)
+    columns = [_columns(part) for part in parts]
+    if not any(columns):
+        return [ActiveDims(kernel, [column]) for column in range(n_columns)]
+    kernels: list[Kernel | None] = [None] * n_columns
+    for part, seen in zip(parts, columns, strict=True):
+        if len(seen) != 1 or max(seen) >= n_columns:
+            which = f"sees the columns {sorted(seen)}" if seen else "names no column"
+            raise ValueError(
+                f"kernel={kernel}: its part {part} {which}, but each part of an additive model "
+                f"sees one of the {n_columns} columns of X. Write a sum of "
+                "skgp.kernels.ActiveDims(kernel, [column]), or give one kernel without "
+                "ActiveDims, of which every column gets a copy."
+            )
+        (column,) = seen
+        known = kernels[column]
+        kernels[column] = part if known is None else known + part
+    return kernels
+
+
+def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Kernel:
+    """``constant * Matern``, of infinite nu the RBF."""
+    bounds = SERIES_SCALE_BOUNDS[0] * unit, SERIES_SCALE_BOUNDS[1] * unit
+    shape = RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
+    return ConstantKernel(variance, SERIES_VARIANCE_BOUNDS) * shape
+
+
+def _range(x: np.ndarray) -> float:
+    """Range of some times, but for a few far from the others; 1 where all are equal."""
+    return robust_range(x) or 1.0
+
+
+def _columns(kernel: Kernel) -> set[int]:
+    """The columns that the parts of an expression name."""
+    if isinstance(kernel, ActiveDims):
+        return set(kernel.columns().tolist())
+    if isinstance(kernel, KernelOperator):
+        return _columns(kernel.k1) | _columns(kernel.k2)
+    inner = getattr(kernel, "kernel", None)  # of Exponentiation
+    return _columns(inner) if isinstance(inner, Kernel) else set()
+
+
+def refuse_noise(kernel: Kernel, owner: object) -> None:
+    """Refuse a WhiteKernel summand in the kernel of a regressor of counts."""
+    if split_noise(kernel)[1] is not None:
+        raise ValueError(
+            f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
+            f"the counts of {type(owner).__name__} have none. Leave the WhiteKernel out."
+        )

@@ -1,0 +1,210 @@
+"""Parameters of estimators: their constraints, warnings, and which have an effect where.
+
+skgp depends on scikit-learn >= 1.9. Third-party estimators need a few of its private helpers to
+validate parameters as it does. They are imported in this one place: a new scikit-learn release is
+checked here first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import _fit_context as validated_context
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
+from sklearn.utils import _safe_indexing
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import _check_sample_weight
+
+from skgp.kernels import split_noise
+
+__all__ = [
+    "Interval",
+    "Option",
+    "StrOptions",
+    "check_likelihood",
+    "check_sample_weight",
+    "is_one_of_many_fits",
+    "options",
+    "take_rows",
+    "validated_context",
+    "warn_at_bounds",
+    "warn_caller",
+    "warn_of_idle_options",
+]
+
+
+def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:
+    """Return the weights as a float64 array of shape (n,).
+
+    ValueError if a weight is negative or not finite, or their number is not that of the rows.
+    """
+    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+
+
+def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:
+    """Warn about each optimised hyper-parameter that the user wrote and that ended at a bound.
+
+    The ``ConvergenceWarning`` is scikit-learn's own and names the parameter and the bound.
+
+    ``kernel`` is as learned, one for each class perhaps; ``given`` as the user gave it. Of None
+    nothing is checked, nor is noise that was added to it.
+    """
+    if given is None:
+        return
+    added = split_noise(given)[1] is None
+    for part in kernel.kernels if isinstance(kernel, CompoundKernel) else [kernel]:
+        (split_noise(part)[0] if added else part)._check_bounds_params()
+
+
+def is_one_of_many_fits(estimator: object) -> bool:
+    """Tell whether a search (``GridSearchCV`` and its like) runs this fit among others.
+
+    A search announces itself by a callback context whose sub-tasks have no order.
+    """
+    context = getattr(estimator, "_parent_callback_ctx", None)
+    while context is not None:
+        if not context.sequential_subtasks:
+            return True
+        context = context.parent
+    return False
+
+
+def take_rows(X, rows: np.ndarray):
+    """Return some rows of an array, a data frame or a list; None of None."""
+    return None if X is None else _safe_indexing(X, rows)
+
+
+#: A value that asks for nothing cannot be in vain.
+_NOTHING = (None, False)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Parameters that have an effect only under a condition.
+
+    ``where`` holds values of other parameters; one of them suffices. What "auto" stands for is
+    known after the fit, from the attribute of that name: ``solver_`` of ``solver``.
+    """
+
+    names: tuple[str, ...]
+    where: dict[str, Container]
+
+    def is_idle(self, estimator: object, *, fitted: bool) -> bool:
+        """Whether the condition fails, by what is known before a fit, or only after it."""
+        found = {name: getattr(estimator, name, None) for name in self.where}
+        auto = {name for name, value in found.items() if isinstance(value, str) and value == "auto"}
+        if fitted:
+            found |= {name: getattr(estimator, f"{name}_", "auto") for name in auto}
+        holds = any(value in self.where[name] for name, value in found.items())
+        return not holds and bool(auto) == fitted
+
+
+def options(names: str, **where: Container) -> Option:
+    """Say that the parameters `names` (separated by blanks) matter only where one of `where` holds.
+
+    Examples
+    --------
+    >>> options("batch_size learning_rate", solver=("sgd",)).names
+    ('batch_size', 'learning_rate')
+    """
+    return Option(tuple(names.split()), where)
+
+
+def warn_of_idle_options(estimator: Any, *, fitted: bool) -> None:
+    """Warn of parameters that were set and have no effect.
+
+    ``fitted`` is False before the fit, for what the parameters alone decide; True after it, for
+    what depends on the meaning that the fit gave to "auto".
+    """
+    defaults = inspect.signature(type(estimator).__init__).parameters
+    told: set[str] = set()
+    for stage in (False, True)[: 1 + fitted]:
+        for option in getattr(estimator, "_option_rules", ()):
+            values = {n: getattr(estimator, n) for n in option.names if n in defaults}
+            idle = {
+                name: value
+                for name, value in values.items()
+                if value != defaults[name].default and name not in told
+                if not any(value is nothing for nothing in _NOTHING)
+            }
+            if idle and option.is_idle(estimator, fitted=stage):
+                told.update(idle)
+                if stage == fitted:
+                    warn_caller(_message(estimator, option, idle))
+
+
+def _message(estimator: object, option: Option, idle: dict[str, Any]) -> str:
+    found = {name: getattr(estimator, name) for name in option.where}
+    chosen = [
+        f"{name}='auto' chose {getattr(estimator, f'{name}_')!r}"
+        for name, value in found.items()
+        if isinstance(value, str) and value == "auto" and hasattr(estimator, f"{name}_")
+    ]
+    needs = [f"{name}={_any_of(values)}" for name, values in option.where.items()]
+    return (
+        f"{_listed(idle)} {'has' if len(idle) == 1 else 'have'} no effect with {_listed(found)}"
+        f"{' (' + ', '.join(chosen) + ')' if chosen else ''}; needed is {', or '.join(needs)}. "
+        f"Leave {', '.join(idle)} at the default, or change {' or '.join(found)}."
+    )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _any_of(values: Any) -> str:
+    if isinstance(values, range):
+        return f"{values.start} or more"
+    return " or ".join(map(repr, values))
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn from the line that called the outermost function of skgp on the stack."""
+    level, outermost, frame = 1, 1, sys._getframe()  # level 1 is this function
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            outermost = level
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=outermost + 1)
+
+
+def check_likelihood(estimator, base: type) -> None:
+    """Say which estimators, derived from `base`, have a likelihood that this one lacks.
+
+    Where there are none, scikit-learn's own message is as good.
+    """
+    asked = getattr(estimator, "likelihood", None)
+    own = _likelihoods(type(estimator))
+    if not isinstance(asked, str) or asked in own:
+        return
+    takers = sorted(cls.__name__ for cls in _descendants(base) if asked in _likelihoods(cls))
+    if takers:
+        raise ValueError(
+            f"The 'likelihood' parameter of {type(estimator).__name__} must be one of "
+            f"{sorted(own)}; got {asked!r}, which these take: {', '.join(takers)}."
+        )
+
+
+def _likelihoods(cls: type) -> set[str]:
+    """Values of the parameter of that name; empty for a class without it."""
+    constraints = cls._parameter_constraints.get("likelihood", [None])
+    return set(getattr(constraints[0], "options", ()))
+
+
+def _descendants(base: type) -> Iterator[type]:
+    """Classes of this package that derive from a class."""
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("skgp."):
+            yield cls
+            yield from _descendants(cls)
