@@ -288,7 +288,7 @@ def test_ulisse_first_increment_that_raises_the_residual_is_followed_by_others()
 
 
 def test_ulisse_in_float32(rows):
-    A, P_inv, B = (M.astype(np.float32) for M in system)
+    A, P_inv, B = (M.astype(np.float32) for M in rows)
     result = run(A, P_inv, B, stop=0.0)
     assert result.solution.dtype == torch.float32 and result.converged
     np.testing.assert_allclose(result.solution, np.linalg.solve(A, B.T).T, rtol=0.02, atol=0.02)
