@@ -30,7 +30,7 @@ from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matvec
-from skgp.optim.adam import Adam
+from skgp.optim.loop import Adam
 
 __all__ = ["StateSpaceLayer", "fit_layers"]
 

@@ -20,7 +20,7 @@ from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series, make_series
 from skgp.likelihoods import Gaussian, Likelihood, StudentT
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 
 _KERNEL = Matern(0.1, nu=1.5)
 _LIKELIHOODS = {"Gaussian": Gaussian(0.01), "Student-t": StudentT(1.0, 1.0)}

@@ -27,7 +27,7 @@ from torch import Tensor
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels import Cosine, state_space
 from skgp.learning.markov.objectives import GaussianEvidence
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 
 _JITTER = 1e-8  # relative to the variance
 _N_KNOTS = 60

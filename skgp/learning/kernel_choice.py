@@ -52,8 +52,8 @@ from skgp.learning.kernel_family import (
     Family,
     LeaveOneOut,
     leave_one_out,
-    minimise_within,
 )
+from skgp.optim.bfgs import minimize_within
 
 __all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence", "screened"]
 
@@ -221,7 +221,7 @@ class _Search:
             return loss, np.bincount(groups, gradient, size)
 
         max_iter = self.settings.max_iter if max_iter is None else max_iter
-        x, loss = minimise_within(
+        x, loss = minimize_within(
             objective,
             np.zeros(size),
             bounds,

@@ -5,19 +5,15 @@ The objective is minus the exact log marginal likelihood plus the priors of
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, minimize
 
 from skgp.data import Data
 from skgp.learning.defaults import DIFFERENCE, FARTHEST, LEAST_CURVATURE
 from skgp.learning.evidence import EvidenceAt, ExactEvidence
 
-__all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out", "minimise_within"]
-
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+__all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out"]
 
 
 @dataclass(frozen=True)
@@ -139,67 +135,6 @@ def _of_vectors(kernel) -> np.ndarray:
     """Which elements of theta belong to a vector of hyper-parameters, (n_theta,)."""
     free = [h.n_elements for h in kernel.hyperparameters if not h.fixed]
     return np.repeat(np.array(free) > 1, free) if free else np.zeros(0, dtype=bool)
-
-
-def minimise_within(
-    objective: Objective,
-    start: np.ndarray,
-    bounds: np.ndarray,
-    *,
-    max_iter: int,
-    tol: float,
-    tell: Callable[[float], bool] = lambda loss: False,
-) -> tuple[np.ndarray, float]:
-    """The best point that L-BFGS-B sees, and its loss; infinite where the start is not usable.
-
-    Parameters
-    ----------
-    objective : callable
-        Loss and gradient at x (p,). A ValueError (a covariance without a factor), or what is not
-        finite, refuses the step.
-    start : ndarray of shape (p,)
-        Moved inside the bounds (p, 2).
-    max_iter : int
-    tol : float
-        Relative fall of the loss in an iteration below which to stop; absolute below a loss of 1.
-    tell : callable, optional
-        Hears of the loss of each evaluation; True ends the search.
-    """
-    start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    best: list = [math.inf, start]
-
-    def guarded(x: np.ndarray) -> tuple[float, np.ndarray]:
-        try:
-            value, gradient = objective(x)
-            usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
-        except ValueError:
-            usable = False
-        least = best[0] if math.isfinite(best[0]) else 0.0
-        refused = least + 1e3 * (1 + abs(least))
-        # A loss neither infinite nor, of nearly singular covariances, 1e9 lets the line search
-        # interpolate.
-        if not usable or (math.isfinite(best[0]) and value > refused):
-            return refused, np.zeros_like(x)
-        if value < best[0]:
-            best[:] = value, x.copy()
-        if tell(value):
-            raise StopIteration
-        return value, gradient
-
-    if len(start) == 0:
-        return start, guarded(start)[0]
-    try:
-        minimize(
-            guarded,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=Bounds(*bounds.T),
-            options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
-        )
-    except StopIteration:
-        pass
-    return best[1], best[0]
 
 
 # ------------------------------------------------------------------------------- leave-one-out

@@ -39,7 +39,7 @@ from skgp.learning.kernel_choice import (
     maximise_evidence,
 )
 from skgp.learning.objectives import leave_one_out_log_density
-from skgp.optim.adam import Adam
+from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]

@@ -73,7 +73,7 @@ from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]

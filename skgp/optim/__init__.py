@@ -1,7 +1,7 @@
 """Training with minibatches: sampling, stopping rules, and the loop itself."""
 
-from skgp.optim.adam import Adam
 from skgp.optim.loop import (
+    Adam,
     NonFiniteLossError,
     TrainingLoop,
     exponential_decay,

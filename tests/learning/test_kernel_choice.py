@@ -11,7 +11,8 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skgp.data import Data, merge_replicates
 from skgp.kernels import split_noise
 from skgp.learning.kernel_choice import choose_kernel, fit_families, raised
-from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out, minimise_within
+from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out
+from skgp.optim.bfgs import minimize_within
 from tests.reference.qsgp import numerical_gradient
 
 SETTINGS = ChoiceSettings()
@@ -73,7 +74,7 @@ def test_family_prior_is_students_t_of_ratios_and_normal_of_the_noise(rng):
 
 
 def optimum(family):
-    theta, _ = minimise_within(family, family.start, family.bounds, max_iter=500, tol=1e-13)
+    theta, _ = minimize_within(family, family.start, family.bounds, max_iter=500, tol=1e-13)
     return theta
 
 
@@ -89,7 +90,7 @@ def test_corrected_leave_one_out_is_near_that_of_searches_without_each_observati
         # The prior of the noise is relative to the variance of all targets, as it is above.
         part = Family(families(3)[1], as_data(X[rest], y[rest]), SETTINGS)
         part.variance = family.variance
-        start, _ = minimise_within(part, theta, part.bounds, max_iter=500, tol=1e-13)
+        start, _ = minimize_within(part, theta, part.bounds, max_iter=500, tol=1e-13)
         refitted[i] = -family.evidence(start).leave_one_out[i]
     plain = leave_one_out(family, theta, groups, corrected=False)
     better = leave_one_out(family, theta, groups, corrected=True)
@@ -148,7 +149,7 @@ def test_every_family_ends_at_its_optimum_whichever_is_the_best(rng):
     assert len(found) == 4
     for kernel in found:
         family = Family(kernel, data, ChoiceSettings())
-        _, best = minimise_within(family, family.start, family.bounds, max_iter=40, tol=1e-5)
+        _, best = minimize_within(family, family.start, family.bounds, max_iter=40, tol=1e-5)
         assert family(kernel.theta)[0] < best + 0.05
 
 

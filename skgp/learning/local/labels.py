@@ -47,7 +47,7 @@ from skgp.learning.local.defaults import (
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.learning.selection import choose, improves
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
 

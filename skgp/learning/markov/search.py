@@ -12,7 +12,7 @@ from skgp.kernels.sde import state_space
 from skgp.learning.markov.defaults import INNER, LEAST_GAP
 from skgp.learning.markov.objectives import Evaluation, Objective
 from skgp.likelihoods import Likelihood
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 
 __all__ = ["Climb", "KernelParameters", "Search", "maximise"]
 

@@ -1,6 +1,6 @@
 r"""Modes of the posterior and their Laplace approximations, from which samplers start.
 
-Searches from several starts run side by side (:mod:`skgp.optim.batched_bfgs`), for many
+Searches from several starts run side by side (:mod:`skgp.optim.bfgs`), for many
 observations on some hundreds of them first; those of their ends that differ are polished on all.
 Few data often have two explanations, a short length scale with little noise and a long one with
 much: both modes count. The curvature of each is measured by central differences of the gradient.
@@ -27,7 +27,7 @@ from skgp.kernels import split_noise
 from skgp.learning.objectives import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
-from skgp.optim.batched_bfgs import minimize_batch
+from skgp.optim.bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
 
 Callback = Callable[[int, dict], bool | None]

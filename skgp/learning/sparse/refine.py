@@ -34,7 +34,7 @@ from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import held_out_losses, split
 from skgp.learning.sparse.start import Problem, optimal_posterior
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 
 __all__ = ["Blend", "blended", "broadened", "choose_blend", "grown", "start_log_loss", "update"]
 

@@ -34,7 +34,7 @@ from skgp.inference.sparse import FixedFeatures, SparseState
 from skgp.learning import defaults, held_out_rows
 from skgp.learning.sparse.objective import Coordinates, Objective, Values
 from skgp.optim import Adam, LossPlateau, TrainingLoop, sample_without_replacement
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
 __all__ = ["BestState", "Training", "fit_all_rows", "fit_minibatch", "held_out_losses", "split"]

@@ -44,7 +44,7 @@ from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.likelihoods import Likelihood
-from skgp.optim.lbfgs import minimize_lbfgs
+from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
 __all__ = [

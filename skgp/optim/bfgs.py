@@ -1,0 +1,381 @@
+r"""Deterministic minimisation by quasi-Newton steps: over tensors, over a vector, from many starts.
+
+:func:`minimize_lbfgs` and :func:`minimize_within` hand SciPy's L-BFGS-B [1]_ one vector and keep
+the best point seen, whatever ends the search.
+
+:func:`minimize_batch` runs projected BFGS searches in lockstep. Each keeps its own approximation H
+of the inverse Hessian [2]_. A round evaluates one trial point of every search still running,
+:math:`x + t d` with :math:`d = -H g`, in one call: a trial that falls short (Armijo) halves its own
+t, or does better by a parabola, and the others go on. Coordinates at a bound that d leaves are held
+there for the step [3]_.
+
+References
+----------
+.. [1] Byrd, Lu, Nocedal and Zhu (1995), A limited memory algorithm for bound constrained
+   optimization.
+.. [2] Nocedal and Wright (2006), Numerical Optimization, chapter 6.
+.. [3] Bertsekas (1982), Projected Newton methods for optimization problems with simple constraints.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, minimize
+from torch import Tensor
+
+from skgp.optim.defaults import ARMIJO, HISTORY_NUMBERS, LONGEST_STEP, N_PAIRS, SHORTEST_STEP
+
+__all__ = ["BatchMinimum", "LBFGSResult", "minimize_batch", "minimize_lbfgs", "minimize_within"]
+
+ValueAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Callback = Callable[[int, dict], bool | None]
+
+
+class _Refusing:
+    """An objective that remembers its best point, and refuses steps to where it is not usable.
+
+    That is where it is not finite or raises an error that says so (a matrix that cannot be
+    factored, a `NonFiniteLossError`). A refusal is a loss not far above the best, with no slope:
+    neither an infinity nor, of nearly singular covariances, 1e9 lets the line search interpolate.
+    """
+
+    def __init__(
+        self,
+        objective: ValueAndGradient,
+        start: np.ndarray,
+        *,
+        strict: bool,  # pass an error at the start on; otherwise, refuse all far above the best
+        tell: Callable[[float], bool] = lambda loss: False,
+    ) -> None:
+        self._objective, self._strict, self._tell = objective, strict, tell
+        self.best, self.x, self.n_evaluations = math.inf, start, 0
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        self.n_evaluations += 1
+        found = math.isfinite(self.best)
+        least = self.best if found else 0.0
+        refusal = least + 1e3 * (1 + abs(least))
+        try:
+            value, gradient = self._objective(x)
+            usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
+        except (ValueError, FloatingPointError):
+            if self._strict and not found:
+                raise
+            usable = False
+        if not usable or (found and not self._strict and value > refusal):
+            return refusal, np.zeros_like(x)
+        if value < self.best:
+            self.best, self.x = value, x.copy()
+        if self._tell(value):
+            raise StopIteration
+        return value, gradient
+
+
+@dataclass
+class LBFGSResult:
+    """Where the search ended.
+
+    Attributes
+    ----------
+    parameters : dict of str to Tensor
+        The best point seen; new tensors.
+    loss : float
+        Its loss.
+    n_iter, n_evaluations : int
+    history : list of float
+        Loss after each iteration.
+    converged : bool
+        Whether the tolerance ended the search, and not `max_iter` or the callback.
+    stopped : bool
+        Whether the callback did.
+    """
+
+    parameters: dict[str, Tensor]
+    loss: float
+    n_iter: int = 0
+    n_evaluations: int = 0
+    history: list[float] = field(default_factory=list)
+    converged: bool = False
+    stopped: bool = False
+
+
+def minimize_lbfgs(
+    compute_loss: Callable[[dict[str, Tensor]], Tensor | tuple[float, dict[str, Tensor]]],
+    start: Mapping[str, Tensor],
+    *,
+    max_iter: int,
+    tol: float = 1e-7,
+    bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    callback: Callback | None = None,
+) -> LBFGSResult:
+    """Minimise a loss over several tensors at once.
+
+    Parameters
+    ----------
+    compute_loss : callable
+        Maps tensors of the names and shapes of `start` to a scalar with a graph to them, or to a
+        number and the gradients by name. A loss or gradient that is not finite, or an error that
+        says so (a matrix that cannot be factored, a `NonFiniteLossError`), refuses the step.
+    start : dict of str to Tensor
+        Not modified.
+    max_iter : int
+        Iterations, of one evaluation each but for line searches.
+    tol : float, default=1e-7
+        Relative fall of the loss in an iteration below which to stop; absolute below a loss of 1.
+    bounds : dict of str to (low, high), optional
+        Tensors of the shape of the parameter; others are free. The start is moved inside.
+    callback : callable, optional
+        ``callback(iteration, {"loss": float, "parameters": callable})``, of which the callable
+        returns the tensors reached; True stops.
+
+    Returns
+    -------
+    LBFGSResult
+
+    Notes
+    -----
+    Each iteration costs one loss and gradient, and O(k p) for p numbers and k <= 50 curvature
+    pairs, fewer where they would take more than 400 MB.
+    """
+    shapes = {name: value.shape for name, value in start.items()}
+    sizes = [value.numel() for value in start.values()]
+    like = next(iter(start.values()))
+    low, high = _box(start, bounds or {})
+    x0 = np.clip(_to_vector(start.values()), low, high)
+    result = LBFGSResult({}, math.inf)
+
+    def unpack(x: np.ndarray) -> dict[str, Tensor]:
+        parts = torch.from_numpy(x.copy()).to(device=like.device, dtype=like.dtype).split(sizes)
+        return {name: p.reshape(shapes[name]) for name, p in zip(shapes, parts, strict=True)}
+
+    def of_vector(x: np.ndarray) -> tuple[float, np.ndarray]:
+        leaves = {name: value.requires_grad_() for name, value in unpack(x).items()}
+        loss = compute_loss(leaves)
+        if isinstance(loss, tuple):
+            return loss[0], _to_vector(loss[1][name] for name in leaves)
+        parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return loss.item(), _to_vector(parts)
+
+    def after_iteration(intermediate_result) -> None:
+        result.n_iter += 1
+        result.history.append(float(intermediate_result.fun))
+        x = intermediate_result.x
+        info = {"loss": result.history[-1], "parameters": lambda: unpack(x)}
+        if callback is not None and callback(result.n_iter, info):
+            result.stopped = True
+            raise StopIteration
+
+    objective = _Refusing(of_vector, x0, strict=True)
+    n_pairs = max(5, min(N_PAIRS, int(HISTORY_NUMBERS / (2 * len(x0)))))
+    found = minimize(
+        objective,
+        x0,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=Bounds(low, high) if bounds else None,
+        callback=after_iteration,
+        options={"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": 1e-8},
+    )
+    result.converged = bool(found.success) and not result.stopped
+    result.n_evaluations = objective.n_evaluations
+    result.loss, result.parameters = objective.best, unpack(objective.x)
+    return result
+
+
+def _to_vector(tensors) -> np.ndarray:
+    """Concatenate tensors to one float64 vector."""
+    return np.concatenate([t.detach().cpu().double().numpy().ravel() for t in tensors])
+
+
+def _box(start: Mapping[str, Tensor], bounds) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bounds of the vector, infinite where there are none."""
+    free = {name: torch.full_like(value, math.inf) for name, value in start.items()}
+    low = [bounds[name][0] if name in bounds else -free[name] for name in start]
+    high = [bounds[name][1] if name in bounds else free[name] for name in start]
+    return _to_vector(low), _to_vector(high)
+
+
+def minimize_within(
+    objective: ValueAndGradient,
+    start: np.ndarray,
+    bounds: np.ndarray,
+    *,
+    max_iter: int,
+    tol: float,
+    tell: Callable[[float], bool] = lambda loss: False,
+) -> tuple[np.ndarray, float]:
+    """The best point (p,) that L-BFGS-B sees, and its loss; infinite where the start is not usable.
+
+    The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
+    iteration below which to stop, absolute below a loss of 1; `tell` hears of the loss of each
+    evaluation, and ends the search by True.
+    """
+    start = np.clip(start, bounds[:, 0], bounds[:, 1])
+    guarded = _Refusing(objective, start, strict=False, tell=tell)
+    if len(start) == 0:
+        guarded(start)
+        return start, guarded.best
+    try:
+        minimize(
+            guarded,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=Bounds(*bounds.T),
+            options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
+        )
+    except StopIteration:
+        pass
+    return guarded.x, guarded.best
+
+
+# ---- many starts
+
+
+ValuesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class BatchMinimum:
+    """Where the searches ended.
+
+    Attributes
+    ----------
+    x : ndarray of shape (k, p)
+    value : ndarray of shape (k,)
+        inf where the start was unusable.
+    converged : ndarray of bool, shape (k,)
+    n_evaluations : int
+        Of single points.
+    stopped : bool
+        By the callback.
+    """
+
+    x: np.ndarray
+    value: np.ndarray
+    converged: np.ndarray
+    n_evaluations: int
+    stopped: bool
+
+
+def minimize_batch(
+    function: ValuesAndGradients,
+    starts: np.ndarray,
+    *,
+    bounds: np.ndarray,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    callback: Callback | None = None,
+) -> BatchMinimum:
+    """Search a minimum from each of the starts.
+
+    Parameters
+    ----------
+    function : callable
+        Maps points (k, p) to values (k,), inf where there is none, and gradients (k, p).
+    starts : ndarray of shape (k, p)
+        Moved inside the bounds.
+    bounds : ndarray of shape (p, 2)
+    max_iter : int, default=100
+        Rounds, of one evaluation of each search.
+    tol : float, default=1e-6
+        A search ends where the fall that its quadratic model expects of a whole step,
+        :math:`g^T H g / 2`, is less.
+    callback : callable, optional
+        ``callback(round, {"loss": float})`` of the least value; True stops.
+
+    Returns
+    -------
+    BatchMinimum
+    """
+    low, high = bounds.T
+    x = np.clip(np.asarray(starts, float), low, high)
+    value, gradient = function(x)
+    state = _Searches(x, value, gradient, low, high)
+    stopped, n_evaluations, n_rounds = False, len(x), 0
+    while n_rounds < max_iter and not stopped:
+        running = state.running(tol)
+        if len(running) == 0:
+            break
+        trial = state.trial(running)
+        state.receive(running, trial, *function(trial))
+        n_evaluations += len(running)
+        n_rounds += 1
+        stopped = callback is not None and bool(
+            callback(n_rounds, {"loss": float(state.value.min())})
+        )
+    state.running(tol)
+    return BatchMinimum(state.x, state.value, state.converged, n_evaluations, stopped)
+
+
+class _Searches:
+    """Points, gradients, inverse Hessians and step lengths of all searches."""
+
+    def __init__(self, x, value, gradient, low, high) -> None:
+        self.x, self.value, self.gradient = x, np.array(value, float), np.array(gradient, float)
+        self._low, self._high = low, high
+        k, p = x.shape
+        self._H = np.broadcast_to(np.eye(p), (k, p, p)).copy()
+        self._fresh = np.ones(k, dtype=bool)  # no curvature seen yet
+        self._t = np.ones(k)
+        self._ended = ~np.isfinite(self.value)
+        self.converged = np.zeros(k, dtype=bool)
+        self._d = np.zeros_like(x)
+        self._slope = np.zeros(k)
+        for i in np.flatnonzero(~self._ended).tolist():
+            self._direct(i)
+
+    def running(self, tol: float) -> np.ndarray:
+        """Indices of the searches that are not over."""
+        self.converged |= ~self._ended & (-0.5 * self._slope < tol)
+        self._ended |= self.converged
+        return np.flatnonzero(~self._ended)
+
+    def trial(self, running: np.ndarray) -> np.ndarray:
+        """The next point of each."""
+        step = self._t[running, None] * self._d[running]
+        return np.clip(self.x[running] + step, self._low, self._high)
+
+    def receive(self, running, trial, value, gradient) -> None:
+        """Take the values and gradients at the trial points."""
+        for j, i in enumerate(running):
+            expected = float(self.gradient[i] @ (trial[j] - self.x[i]))
+            if value[j] <= self.value[i] + ARMIJO * min(expected, 0.0):
+                s, y = trial[j] - self.x[i], gradient[j] - self.gradient[i]
+                self.x[i], self.value[i], self.gradient[i] = trial[j], value[j], gradient[j]
+                self._update(i, s, y)
+                self._direct(i)
+            else:
+                # The parabola through the value and slope at x and the value of the trial.
+                excess = value[j] - self.value[i] - expected
+                best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
+                self._t[i] *= min(max(best, 0.1), 0.5)
+                self._ended[i] |= self._t[i] < SHORTEST_STEP
+
+    def _update(self, i: int, s: np.ndarray, y: np.ndarray) -> None:
+        """BFGS, [2]_ eq. (6.17); left out where the curvature along the step is not positive."""
+        curvature = float(s @ y)
+        if curvature <= 1e-10 * float(np.sqrt((s @ s) * (y @ y))):
+            return
+        if self._fresh[i]:
+            self._H[i] *= curvature / float(y @ y)
+            self._fresh[i] = False
+        V = np.eye(len(s)) - np.outer(s, y) / curvature
+        self._H[i] = V @ self._H[i] @ V.T + np.outer(s, s) / curvature
+
+    def _direct(self, i: int) -> None:
+        """The direction from the point reached, no longer than allowed."""
+        g, x = self.gradient[i], self.x[i]
+        held = ((x <= self._low) & (g > 0)) | ((x >= self._high) & (g < 0))
+        free = ~held
+        d = np.zeros_like(g)
+        d[free] = -self._H[i][np.ix_(free, free)] @ g[free]
+        self._d[i], self._t[i] = d, 1.0
+        self._slope[i] = float(g @ d)
+        longest = np.abs(d).max(initial=0.0)
+        if longest > LONGEST_STEP or (self._fresh[i] and longest > 0):
+            # Without any curvature seen, a first step of half a unit.
+            self._t[i] = min(1.0, (0.5 if self._fresh[i] else LONGEST_STEP) / longest)
