@@ -18,7 +18,7 @@ from skgp.estimators._kernels import default_classification_kernels
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.learning import defaults
-from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling, left_out_moments
+from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
 

@@ -21,7 +21,7 @@ from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
 from skgp.estimators._reduction import cluster_centres
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
-from skgp.learning.hyperparameters import learn_hyperparameters
+from skgp.learning.hyperparameters import learn_hyperparameters, robust_location_scale
 from skgp.learning.plan import (
     Fit,
     Plan,
@@ -30,7 +30,6 @@ from skgp.learning.plan import (
     resolve_relevance,
     streaming_plan,
 )
-from skgp.learning.robust import robust_location_scale
 from skgp.likelihoods import Laplace
 from skgp.models import qsgp
 

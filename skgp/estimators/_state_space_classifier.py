@@ -14,7 +14,7 @@ from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
 from skgp.inference.markov.sites import left_out_moments
-from skgp.learning.coupling import FEW_ROWS_COUPLING, best_coupling
+from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
 
 

@@ -29,11 +29,11 @@ from skgp.estimators.defaults import (
     SWSGP_SCALE_STD,
 )
 from skgp.inference.neighbors.search import distinct
+from skgp.learning.calibration import FEW_ROWS_COUPLING
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.coupling import FEW_ROWS_COUPLING
 from skgp.learning.local.labels import (
     fit_link,
     krige_labels,

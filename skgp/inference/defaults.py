@@ -12,3 +12,128 @@ LEAST_SITE_BETA = 1e-3  # stands for a smaller beta, with which the sites would 
 ROUNDING_OF_ELBO = 1e-9  # share of the ELBO that rounding may cost a step
 LEAST_CALIBRATED_NOISE = 1e-8  # after a square loss: the residuals of a constant are 0
 RIDGE_RATIOS = np.logspace(-6, 3, 46)  # noise over prior variance, where the search of it begins
+
+# ---- weight space
+MEMORY_BUDGET = 2**29  # bytes of features that a streamed computation may hold at once
+# Features of a tile of observations; larger tiles leave the processor's caches and gain nothing.
+TILE_BYTES = 2**25
+# Columns of a tile of a Gram matrix: full matrix-multiply speed, little of the upper triangle.
+GRAM_TILE = 512
+# Features times roots of covariances, held at once when variances are predicted.
+PRODUCT_BYTES = 2**27
+# Observations of a float32 sum before float64 takes over: a relative error of 1e-6 in a Gram
+# matrix.
+ROWS_FLOAT32 = 4096
+# Largest error of a float32 feature, relative to the prior's standard deviation, that passes.
+SINGLE_TOLERANCE = 1e-3
+# Observations in the preconditioner of conjugate gradients, where memory allows.
+PRECONDITIONER_ROWS = 2000
+# Ridge of that preconditioner, in units of noise n / p: needed half the iterations of the plain
+# noise on n = 5000, m = 10000; 1 and 4 were about the same.
+RIDGE_FACTOR = 4
+# Sweep displacements kept by Gauss-Seidel: on small problems 7 to 16 times fewer sweeps than
+# without.
+N_DIRECTIONS = 4
+# Factor to either side within which the ratio of noise to prior variance is searched at once.
+RATIO_HALF_WIDTH = 1e3
+RATIO_INTERVALS = 4  # such intervals at the most
+# Share of the rounding of a Gram matrix below which no ratio is tried: an error of 6 nats there
+# with float32 features of kin40k (n = 36000, m = 2048).
+RATIO_ROUNDING = 0.1
+ROUNDINGS = 10  # units in the last place by which equal targets may differ
+
+# ---- Laplace noise
+N_MAJORISED = 3  # first steps that majorise; 0 to 10 were compared on kin40k and pol
+SMALLEST_STEP = 1e-3  # natural-gradient step at which the ascent has converged
+LEAST_SCALE = 1e-6  # of b, relative to the targets: a perfect fit would send it to 0
+LEAST_STD = 1e-6  # of a latent value, relative to b
+SITE_TILE_BYTES = 2**27  # features of a tile in a pass that sums sites up
+
+# ---- Newton's method
+# Cost of the Hessians and factors of one step up to which they are formed: about 0.1 s.
+EXACT_FLOPS = 1e10
+# Steps with a new preconditioner. Factors at 0 and 3 did as well as at 0, 1 and 3 on MNIST (m =
+# 2000, n = 10000); most fits end before the third, by when Hessians change little.
+REFRESH_STEPS = (0, 3, 10, 20)
+PRECONDITIONER_DRAWS = 6000  # observations expected in the subsampled Hessian
+MAX_CG = 8  # conjugate gradients in a Newton step (design experiments on MNIST, odd or even)
+FORCING = 0.3  # relative residual of a Newton equation far from the mode
+MAX_HALVINGS = 30  # of a step
+SUFFICIENT = 1e-4  # share of the decrease promised by the slope that a step must attain (Armijo)
+LOSS_ROUNDING = 1e-14  # relative error of a loss: a decrease below it cannot be seen
+ONLINE_STEPS = 50  # Newton steps for a batch of a stream
+# Nats promised by the last of them; the distance to the mode, in posterior standard deviations, is
+# then of the order of this number.
+ONLINE_TOL = 1e-8
+
+# ---- relevance vector machines
+MOST_CANDIDATES = 20_000  # rows up to which each of them is a candidate by default
+CANDIDATES = 2_000  # candidates drawn by default from more rows
+MAPPED_ROWS = 20_000  # rows of a memory map read at once
+# Functions whose cosine to one in the model is above 1 less this are not added beside it.
+ALIGNED = 1e-3
+RESOLUTION = 1e-8  # part of a column's square beyond rounding, below which it adds nothing new
+NOISE_FLOOR = 1e-6  # least noise variance that is learned, as a part of the mean square of y
+# First noise variance of the sequential algorithm, as a part of the mean square of y.
+START_NOISE = 0.1
+# Noise, as a part of the mean square of y, below which a lower start may do better.
+LOW_NOISE = 1e-2
+LEAST_FREE = 1e-9  # least number of rows beyond the weights that they determine
+REFRESH_EVERY = 10  # steps between updates of the noise and exact recomputations
+INNER_STEPS = 5  # steps a refresh of mode and curvatures, at most, of a classifier
+# Of the search for the mode of a classifier, at most; of each of its steps.
+MODE_STEPS = 50
+MODE_HALVINGS = 30
+# Least curvature of a row: the targets of the regression at a mode divide by it.
+MIN_CURVATURE = 1e-12
+# Part of its weight that the data must determine for a function to stay, by gradients.
+PRUNE = 1e-2
+PRUNE_EVERY = 25  # iterations between prunings
+SGD_DECAY = 0.1  # of the learning rate of the mean, over all iterations
+# First noise variance of the stochastic search, as a part of the mean square of y.
+SGD_START_NOISE = 0.5
+NOISE_RATE = 0.1  # of the moving average that its noise variance is
+
+# ---- stochastic gradients
+BLOCK = 1000  # columns a block of a streamed kernel basis: that of the Fourier features
+# Bytes of the control variate's features kept between iterations (Fourier features only).
+SUPPORT_BYTES = 2**28
+# Support rows that shape the directions of "nystrom": its cost is O(rank^2) a sampled function.
+NEWTON_RANK = 200
+# Damping of those directions, relative to the trace of the support rows' Gram matrix: the table of
+# `gaussian` (8-d waves, kin40k).
+NEWTON_DAMPING = 1e-3
+# Of K(U, U) in the projection on the support rows, relative; any leaves the estimate unbiased.
+PROJECTION_JITTER = 1e-6
+# Of K(U, U) in the Nystrom control variate of S, relative; any leaves the estimate unbiased.
+NYSTROM_JITTER = 1e-8
+# Rows that the projection of the control variate is averaged over: far more than support rows.
+PROJECTED_ROWS = 10_000
+START_ROWS = 500  # rows that the first values of dense columns of C are taken from
+# Part of the learning rates left after `max_iter`, Gaussian likelihood (8-d waves, kin40k).
+DECAY = 0.3
+# Adam's rate for hyper-parameters is ``HYPER_REACH / max_iter``, at most ``HYPER_RATE``: what goes
+# one way all the time can change by a factor of 200. (The paper has 1e-5 for 1e5 iterations.)
+HYPER_RATE = 0.01
+HYPER_REACH = 10.0
+# Iterations that a gradient of the complexity serves: theta moves by 1% in each.
+COMPLEXITY_EVERY = 10
+# Iterations between control variates while theta moves: a quarter more time at m = 1e5.
+RECENTRED = 20
+FORGET = 0.95  # what an iteration keeps of the features' mean squares while theta moves
+# `tol` stops where the loss, smoothed over 50 iterations, has not fallen for `PATIENCE`.
+PATIENCE = 300
+SMOOTHING = 0.98
+# Iterations between two scores of held-out rows: a score takes the time of a few iterations.
+SCORE_EVERY = 50
+SCORE_PATIENCE = 5  # scores without a rise after which to stop
+SCORE_TOL = 1e-3  # least fall of the held-out error, relative to its whole fall so far, by default
+# As `DECAY`, for any likelihood: MNIST, odd or even (the table of `likelihood`).
+LIKELIHOOD_DECAY = 0.1
+LIKELIHOOD_HYPER_RATE = 1e-3  # Adam's rate for hyper-parameters under any likelihood
+# Rows and functions that the first variances are estimated from.
+LIKELIHOOD_START_ROWS = 100
+LIKELIHOOD_START_FUNCTIONS = 1000
+# Least weight of a new term in the running mean of precisions, which must forget the first
+# iterations.
+SLOWEST = 0.05

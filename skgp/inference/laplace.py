@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.newton import (
     NewtonFit,
     NewtonProblem,
@@ -28,7 +29,6 @@ from skgp.inference.newton import (
     newton_problem,
     prior_variances,
 )
-from skgp.inference.weights.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.weights.design import Basis, StreamedDesign
 from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior

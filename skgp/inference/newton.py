@@ -27,7 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import (
+from skgp.inference.defaults import (
     EXACT_FLOPS,
     FORCING,
     LOSS_ROUNDING,

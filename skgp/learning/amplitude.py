@@ -5,7 +5,7 @@ functions than many thousand support, and more of them support a larger amplitud
 as they are while the amplitude a of the prior :math:`w \sim N(0, a I)` varies, so that several
 amplitudes are fitted at once, as columns that share every pass over the features
 (:func:`.newton.fit_newton`). They are judged, and so is the use of the posterior variance
-(:mod:`skgp.learning.moderation`), by log densities of observations left out:
+(:mod:`skgp.learning.calibration`), by log densities of observations left out:
 
 held out
     some have weight 0 in the fit;
@@ -33,7 +33,7 @@ from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
-from skgp.learning import LABEL_SHARE, choose, held_out_rows, improves
+from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
 from skgp.learning.defaults import (
     AMPLITUDE_COLUMNS,
     AMPLITUDE_HELD_OUT,
@@ -48,8 +48,8 @@ from skgp.learning.defaults import (
     SCALE_TRAINING,
     SUBSET_ROWS,
 )
-from skgp.learning.moderation import choose_moderation, class_codes, mean_scores
 from skgp.learning.plan import Options, Plan
+from skgp.learning.selection import LABEL_SHARE, choose, held_out_rows, improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder

@@ -35,9 +35,9 @@ from torch import Tensor
 from skgp.data import merge_replicates
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
+from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
-from skgp.learning.moderation import choose_moderation
 from skgp.learning.search import (
     Callback,
     HyperparameterFit,

@@ -1,4 +1,18 @@
-"""Hyper-parameters of QSGP regression (appendix I.1): one search for each noise and basis."""
+r"""Hyper-parameters of regression (appendix I.1 of QSGP): one search for each noise and basis.
+
+Gaussian noise is that of :mod:`skgp.learning.search`: a few observations far off make it explain
+signal as noise. Laplace noise first finds these, in two rounds:
+
+1. an observation is judged by the median of its neighbours, in the metric of columns scaled by
+   their spreads, which needs no hyper-parameters;
+2. with the kernel found, by the Gaussian process prediction from its neighbours, itself left out;
+   searched again only if that changes the verdict on more than 1% of them.
+
+One whose residual is beyond 5 robust standard deviations is left out of the search. (To keep it
+with a small weight would not do: its noise is that of the others over its weight, which holds the
+noise up where the others have none.) The standard deviation comes from the 85% quantile of the
+absolute residuals, out of reach of up to 15% of wrong targets.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,23 +20,38 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import fit_relevance
-from skgp.kernels.gram import split_noise
+from skgp.kernels.gram import gram, split_noise
 from skgp.learning.defaults import (
+    MEDIAN_NEIGHBORS,
+    OUTLIER_BATCH,
+    OUTLIER_CHANGED,
+    OUTLIER_CUTOFF,
+    OUTLIER_QUANTILE,
+    OUTLIER_QUANTILE_OF_NORMAL,
+    OUTLIER_ROUNDS,
+    PREDICTING_NEIGHBORS,
     RELEVANCE_HALVINGS,
     RELEVANCE_ROWS,
     RELEVANCE_SEARCH,
     RELEVANCE_TOL,
     RELEVANCE_WORTH,
 )
-from skgp.learning.robust import robust_hyperparameters
-from skgp.learning.search import HyperparameterFit, fit_hyperparameters
+from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
 
-__all__ = ["learn_hyperparameters", "shorten_length_scales"]
+__all__ = [
+    "learn_hyperparameters",
+    "robust_hyperparameters",
+    "robust_location_scale",
+    "shorten_length_scales",
+]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -90,3 +119,145 @@ def shorten_length_scales(
         if evidence > highest + RELEVANCE_WORTH:
             best, highest = trial, evidence
     return best
+
+
+# ---- Laplace noise
+
+
+def robust_hyperparameters(
+    kernels: list,
+    data: Data,
+    *,
+    generator: torch.Generator,
+    settings: SearchSettings | None = None,
+    callback: Callback | None = None,
+) -> tuple[HyperparameterFit, float]:
+    """Learn hyper-parameters from targets of which some may be grossly wrong.
+
+    Parameters
+    ----------
+    kernels : list of sklearn kernel expressions
+        Each with a top-level ``WhiteKernel``; see
+        :func:`~skgp.learning.search.fit_hyperparameters`.
+    data : Data
+        Float64, targets standardised by :func:`robust_location_scale`. Rows of equal inputs are
+        better not merged before: the mean of an outlier and a good row is another outlier.
+    generator : torch.Generator
+    settings : SearchSettings, optional
+        Of each search.
+    callback : callable, optional
+        Called with (step, {"loss": float}) through both searches; returning True ends them.
+
+    Returns
+    -------
+    fit : HyperparameterFit
+        Its noise level is that of the rows that are no outliers.
+    scale : float
+        Mean absolute residual of all rows given their neighbours, in the units of y: where to start
+        the scale of Laplace noise.
+
+    Notes
+    -----
+    At most two searches, of which the second starts from the kernel of the first, and
+    ``O(n (n d + k^3))`` for the neighbours of all rows (k = 24), among at most
+    ``settings.max_candidates`` of them.
+    """
+    settings = settings or SearchSettings()
+    recorder = StopRecorder(callback)
+    everyone = torch.arange(data.y.shape[0], device=data.y.device)
+    residual = _median_residual(data, _subset(everyone, settings.max_candidates, generator))
+    if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
+        return HyperparameterFit(kernels[0]), _scale(data, residual)
+    good = _inliers(residual, data.weight)
+    for _ in range(OUTLIER_ROUNDS):
+        kept = everyone[good]
+        fit = fit_hyperparameters(
+            kernels, data.take(kept), generator=generator, settings=settings, callback=recorder
+        )
+        candidates = _subset(kept, settings.max_candidates, generator)
+        residual = _left_out_residual(fit.kernel, data, candidates)
+        before, good = good, _inliers(residual, data.weight)
+        if recorder.stopped or (good != before).double().mean() <= OUTLIER_CHANGED:
+            break
+        kernels = [fit.kernel]
+    return fit, _scale(data, residual)
+
+
+def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:
+    """Mean and standard deviation of the targets (n,) that are no gross outliers.
+
+    Targets standardised by these suit the bounds and the start of a kernel; by the plain mean and
+    standard deviation 5% of errors shrink the signal to a third. A row of positive weight 2 counts
+    as the same row twice; the scale of constant targets is 1.
+    """
+    weight = torch.ones_like(y) if weight is None else weight
+    kept = _inliers(y - _quantile(y, weight, 0.5), weight)
+    inner, share = y[kept], weight[kept] / weight[kept].sum()
+    location = float(share @ inner)
+    scale = float(share @ (inner - location).square()) ** 0.5
+    constant = scale <= 1e-12 * float(inner.abs().max())  # rounding, or zeros
+    return location, 1.0 if constant else scale
+
+
+def _quantile(values: Tensor, weight: Tensor, level: float) -> Tensor:
+    """Least of the values (n,) that at least `level` of the weight does not exceed, shape ()."""
+    ordered, order = values.sort()
+    below = weight[order].cumsum(0)
+    # Sums of weights are rounded; a level that one of them meets must not fall short of it.
+    index = torch.searchsorted(below, below[-1] * level * (1 - 1e-12))
+    return ordered[index]
+
+
+def _subset(rows: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """All of the rows, or `size` of them at random."""
+    if len(rows) <= size:
+        return rows
+    return rows[torch.randperm(len(rows), generator=generator)[:size].to(rows.device)]
+
+
+def _scale(data: Data, residual: Tensor) -> float:
+    """Mean absolute residual an observation."""
+    if data.weight is None:
+        return float(residual.abs().mean())
+    return float((data.weight * residual.abs()).sum() / data.weight.sum())
+
+
+def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Which rows (n,) are no gross errors."""
+    size = residual.abs()
+    weight = torch.ones_like(size) if weight is None else weight
+    std = _quantile(size, weight, OUTLIER_QUANTILE) / OUTLIER_QUANTILE_OF_NORMAL
+    # Most of the rows may be predicted perfectly, e.g. constant targets.
+    return size <= OUTLIER_CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
+
+
+def _median_residual(data: Data, candidates: Tensor) -> Tensor:
+    """Difference of each row to the median of its neighbours, shape (n,)."""
+    search = CandidateSearch(None, data.X, candidates)
+    k = max(1, min(MEDIAN_NEIGHBORS, len(candidates) - 1))
+    residual = torch.empty_like(data.y)
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
+        nearest = search.query(rows, k)
+        residual[rows] = data.y[rows] - data.y[nearest].median(1).values
+    return residual
+
+
+def _left_out_residual(kernel, data: Data, candidates: Tensor) -> Tensor:
+    r"""Difference of each row to its prediction from its neighbours, shape (n,).
+
+    .. math:: r_i = y_i - k(x_i, X_N) (K_N + \operatorname{diag}(\sigma^2 / W_N))^{-1} y_N.
+    """
+    signal, white = split_noise(kernel)
+    noise = data.row_noise(data.y.new_tensor(white.noise_level if white is not None else 0.0))
+    k = min(PREDICTING_NEIGHBORS, len(candidates) - 1)
+    search = CandidateSearch(signal, data.X, candidates)
+    residual = torch.empty_like(data.y)
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
+        neighbors = search.query(rows, k)
+        group = torch.cat([neighbors, rows[:, None]], dim=1)
+        K = gram(signal, data.X[group], method="expand")
+        among = K[:, :-1, :-1] + torch.diag_embed(noise[neighbors])
+        factor = jittered_cholesky(among).factor
+        solved = cho_solve(factor, data.y[neighbors])
+        residual[rows] = data.y[rows] - (K[:, -1, :-1] * solved).sum(1)
+    return residual

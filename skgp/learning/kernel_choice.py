@@ -45,7 +45,6 @@ import torch
 from skgp.data import Data
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning import improves
 from skgp.learning.defaults import EVIDENCE_TOL, LONG, MOST_GROUPED, SHORT
 from skgp.learning.kernel_family import (
     ChoiceSettings,
@@ -53,6 +52,7 @@ from skgp.learning.kernel_family import (
     LeaveOneOut,
     leave_one_out,
 )
+from skgp.learning.selection import improves
 from skgp.optim.bfgs import minimize_within
 
 __all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence", "screened"]

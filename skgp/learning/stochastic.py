@@ -27,15 +27,14 @@ from skgp.inference.stochastic.state import LikelihoodState, SGDState
 from skgp.inference.weights.gaussian import WeightGaussian
 from skgp.inference.weights.posterior import ClassifierPosterior, LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning import held_out_rows
+from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
 from skgp.learning.defaults import (
     DIVERGED,
     MAX_RESTARTS,
     MODERATION_ROWS,
 )
-from skgp.learning.moderation import choose_moderation, class_codes, mean_scores
 from skgp.learning.plan import Fit, Options, Plan
-from skgp.learning.selection import hold_out
+from skgp.learning.selection import held_out_rows, hold_out
 from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning
 

@@ -63,7 +63,8 @@ from skgp.inference.collapsed import (
 )
 from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
-from skgp.learning import choose, defaults, improves
+from skgp.learning import defaults
+from skgp.learning.selection import choose, improves
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.refine import blended, choose_blend, grown, start_log_loss
 from skgp.learning.sparse.search import (

@@ -236,15 +236,13 @@ def fit_laplace(
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
     dtype = training_dtype(len(data) * plan.size, "laplace", o)
     recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
+    trained = in_dtype(dtype, basis, data.X, "laplace")
     fit = fit_robust(
-        in_dtype(dtype, basis, data.X, "laplace"),
-        data.X,
+        StreamedDesign(trained, data.X, dtype=dtype, memory_budget=2**30),
         data.y,
         scale=scale if o.refit_noise else (p.noise / 2) ** 0.5,
         sample_weight=data.weight,
         learn_scale=o.refit_noise,
-        dtype=dtype,
-        memory_budget=2**30,
         callback=recorder,
         **limits,
     )

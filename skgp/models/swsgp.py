@@ -67,7 +67,7 @@ from skgp.inference.neighbors.system import (
     full_system,
     local_system,
 )
-from skgp.learning.coupling import best_coupling
+from skgp.learning.calibration import best_coupling
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, polish

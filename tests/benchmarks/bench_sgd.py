@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.stochastic import defaults
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.stochastic.gaussian import SGDSolver

@@ -17,7 +17,7 @@ from skgp import DLMGPClassifier
 from skgp.data import Data
 from skgp.estimators import log_predictive_density_scorer
 from skgp.inference.sparse import SparseState
-from skgp.learning.coupling import COUPLINGS, best_coupling, left_out_moments
+from skgp.learning.calibration import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.contracts.classifiers import ClassifierContract

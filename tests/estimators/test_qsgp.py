@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor
-from skgp.learning import held_out_rows
+from skgp.learning.selection import held_out_rows
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import Recorder, RegressorContract
 from tests.same import assert_same

@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 
 from skgp import StateSpaceGPClassifier
 from skgp.kernels import ActiveDims
-from skgp.learning.coupling import COUPLINGS
+from skgp.learning.calibration import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract
 
 KERNEL = 4.0 * Matern(2.0, nu=1.5)

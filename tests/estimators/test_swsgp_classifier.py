@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
-from skgp.learning.coupling import COUPLINGS
+from skgp.learning.calibration import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 
 KERNEL = 4.0 * RBF(1.0)

@@ -10,7 +10,6 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp.inference.newton import fit_newton
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning import LABEL_SHARE, choose
 from skgp.learning import amplitude as module
 from skgp.learning.amplitude import (
     AmplitudeProblem,
@@ -19,8 +18,9 @@ from skgp.learning.amplitude import (
     leave_one_out_moments,
     some_columns,
 )
+from skgp.learning.calibration import _FROM_SIMPLEST as FROM_SIMPLEST
 from skgp.learning.defaults import MODERATIONS
-from skgp.learning.moderation import _FROM_SIMPLEST as FROM_SIMPLEST
+from skgp.learning.selection import LABEL_SHARE, choose
 from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
 from tests.reference import laplace as reference

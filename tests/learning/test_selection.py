@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.learning import (
-    LEAST_EFFECT,
-    choose,
-    held_out_rows,
-    improves,
-)
+from skgp.learning.selection import LEAST_EFFECT, choose, held_out_rows, improves
 
 N_RUNS = 400
 

@@ -6,13 +6,12 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.data import distinct_observations
-from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.robust import fit_robust
 from skgp.kernels import FourierFeatures
 from skgp.kernels.distances import origin
 from skgp.learning import defaults
 from skgp.learning.plan import Options, Plan
-from skgp.learning.robust import robust_location_scale
 from skgp.models import qsgp
 
 CPU = torch.device("cpu")
@@ -45,7 +44,8 @@ def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
         if plan.basis == "fourier"
         else WhitenedInducingBasis(KERNEL, Z)
     )
-    expected = fit_robust(basis, data.X, data.y, scale=0.2, sample_weight=data.weight)
+    design = StreamedDesign(basis, data.X)
+    expected = fit_robust(design, data.y, scale=0.2, sample_weight=data.weight)
     torch.testing.assert_close(fit.posterior.mean(data.X), expected.posterior.mean(data.X))
     assert fit.likelihood_scale == expected.scale and fit.noise == 2 * expected.scale**2
     assert fit.plan.n_basis == (40 if plan.basis == "fourier" else len(Z))
@@ -74,9 +74,9 @@ def test_fit_laplace_of_much_data_is_in_single_precision_and_predicts_in_double(
     exact = fit_laplace(data, 0.3, 0.2, plan, Options(), Z=Z)
     seen = []
 
-    def spy(basis, *args, dtype, **kwargs):
-        seen.append(dtype)
-        return fit_robust(basis, *args, dtype=dtype, **kwargs)
+    def spy(design, *args, **kwargs):
+        seen.append(design.dtype)
+        return fit_robust(design, *args, **kwargs)
 
     monkeypatch.setitem(defaults.SINGLE_SIZE, "laplace", 1)
     monkeypatch.setattr(qsgp, "fit_robust", spy)
@@ -86,13 +86,3 @@ def test_fit_laplace_of_much_data_is_in_single_precision_and_predicts_in_double(
     torch.testing.assert_close(mean, exact.posterior.mean(data.X), rtol=1e-3, atol=1e-3)
     one = fit.posterior.mean(data.X[:1])
     torch.testing.assert_close(mean[:1], one, rtol=1e-12, atol=1e-13)
-
-
-def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
-    rng = np.random.default_rng(0)
-    y = torch.tensor(np.r_[3 + 2 * rng.standard_normal(90), np.full(6, 500.0)])
-    weight = torch.as_tensor(rng.integers(1, 5, len(y)))
-    found = robust_location_scale(y, weight.double())
-    expected = robust_location_scale(y.repeat_interleave(weight))
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert 1.5 < found[1] < 2.5

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import stochastic as module
-from skgp.learning.moderation import choose_moderation, mean_scores
+from skgp.learning.calibration import choose_moderation, mean_scores
 from skgp.learning.plan import Options, Plan
 from skgp.learning.stochastic import fit_stochastic_classifier
 from skgp.likelihoods import Bernoulli

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance.defaults import HALVINGS, INNER_STEPS, MIN_CURVATURE, NEWTON_STEPS
+from skgp.inference.defaults import INNER_STEPS, MIN_CURVATURE, MODE_HALVINGS, MODE_STEPS
 from skgp.inference.relevance.evidence import (
     Callback,
     RelevanceFit,
@@ -187,7 +187,7 @@ class LaplaceProblem:
         """Find the mode by Newton's method from `start` (r,); O(n r^2) a step."""
         Phi, mean = self.dictionary.columns(indices), start
         value = self._log_joint(Phi @ mean, mean, precision)
-        for _ in range(NEWTON_STEPS):
+        for _ in range(MODE_STEPS):
             slope, curvature = self._derivatives(Phi @ mean)
             gradient = Phi.mT @ slope - precision * mean
             step = cho_solve(_factor(Phi, curvature, precision), gradient)
@@ -222,7 +222,7 @@ class LaplaceProblem:
         self, Phi: Tensor, mean: Tensor, step: Tensor, precision: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Halve a step until it raises the log joint density; stay where none does."""
-        for halving in range(HALVINGS):
+        for halving in range(MODE_HALVINGS):
             proposal = mean + 0.5**halving * step
             new = self._log_joint(Phi @ proposal, proposal, precision)
             if new >= value:

@@ -37,13 +37,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance.defaults import (
+from skgp.inference.defaults import (
     CANDIDATES,
     LEAST_FREE,
     LOW_NOISE,
-    MAX_ROWS,
+    MOST_CANDIDATES,
     NOISE_FLOOR,
-    REFRESH,
+    REFRESH_EVERY,
     START_NOISE,
 )
 from skgp.inference.relevance.steps import EvidenceState, make_source
@@ -195,7 +195,7 @@ def maximise_evidence(
         settled = move.gain <= tol
         if not settled:
             state.apply(move)
-        if settled or iteration % REFRESH == 0:
+        if settled or iteration % REFRESH_EVERY == 0:
             before = state.log_evidence
             sound = _refresh(state, exact, noise_floor, tol)
             settled = not sound or (settled and abs(state.log_evidence - before) <= tol)
@@ -288,7 +288,7 @@ def choose_candidates(
                 f"candidates must be rows in 0..{n - 1}, at least one; got {candidates}."
             )
         return rows
-    size = (n if n <= MAX_ROWS else CANDIDATES) if candidates is None else candidates
+    size = (n if n <= MOST_CANDIDATES else CANDIDATES) if candidates is None else candidates
     if size < 1:
         raise ValueError(f"candidates must be at least 1, got {size}.")
     if size >= n:

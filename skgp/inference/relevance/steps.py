@@ -44,7 +44,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance.defaults import ALIGNED, CHUNK, RESOLUTION
+from skgp.inference.defaults import ALIGNED, MAPPED_ROWS, RESOLUTION
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import StreamedDesign, check_sample_weight
 from skgp.inference.weights.gram import StreamingGram
@@ -135,7 +135,7 @@ def make_source(
     n, m = len(X), basis.n_features
     if n * m * 8 > memory_budget >= m * m * 8:
         statistics = StreamingGram(basis, memory_budget=min(memory_budget, 2**28))
-        for rows in torch.arange(n).split(CHUNK):
+        for rows in torch.arange(n).split(MAPPED_ROWS):
             weight = None if sample_weight is None else sample_weight[rows]
             X_chunk, y_chunk = (take_rows(A, rows, torch.float64) for A in (X, y))
             statistics.update(X_chunk, y_chunk, weight)

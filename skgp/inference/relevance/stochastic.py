@@ -48,7 +48,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.relevance import defaults
+from skgp.inference import defaults
 from skgp.inference.relevance.evidence import RelevanceFit, choose_candidates, fit_relevance
 from skgp.inference.stochastic.basis import (
     Array,

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic.defaults import BLOCK
+from skgp.inference.defaults import BLOCK
 from skgp.kernels import FourierFeatures, gram, gram_diag, gram_tile
 from skgp.linalg.runtime import TensorState
 from skgp.optim import sample_without_replacement

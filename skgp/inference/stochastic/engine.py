@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic import defaults
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, StochasticBasis, take_rows
 from skgp.inference.stochastic.state import SolverState
 from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement

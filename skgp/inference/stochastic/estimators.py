@@ -71,8 +71,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import NYSTROM_JITTER, PROJECTION_JITTER
 from skgp.inference.stochastic.basis import IndexSet, StochasticBasis
-from skgp.inference.stochastic.defaults import NYSTROM_JITTER, PROJECTION_JITTER
 from skgp.kernels import gram
 
 Scalar = float | Tensor

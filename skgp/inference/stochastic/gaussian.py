@@ -57,7 +57,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic import defaults
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import (
     Array,
     IndexSet,

@@ -98,7 +98,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic import defaults
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, IndexSet, StochasticBasis, sample_indices
 from skgp.inference.stochastic.engine import (
     HyperParameters,

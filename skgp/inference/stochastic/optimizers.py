@@ -8,7 +8,7 @@ applied and before `commit` stores the moments, so that a bad gradient leaves no
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic.defaults import NEWTON_DAMPING, NEWTON_RANK
+from skgp.inference.defaults import NEWTON_DAMPING, NEWTON_RANK
 from skgp.linalg.runtime import TensorState
 
 Step = tuple[Tensor, dict[str, Tensor]]

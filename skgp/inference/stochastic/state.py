@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from skgp.inference.stochastic import defaults
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, StochasticBasis, sample_indices, take_rows
 from skgp.inference.stochastic.estimators import Factor, nystrom_factor, support_features
 from skgp.inference.stochastic.optimizers import AdaGrad, make_optimizer

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import (
+from skgp.inference.defaults import (
     GRAM_TILE,
     MEMORY_BUDGET,
     SINGLE_TOLERANCE,
@@ -120,10 +120,6 @@ class WhitenedInducingBasis(TensorState):
         scale = self._factor[0, 0].item()  # the prior's standard deviation at the first point
         error = (fast.features(X.float(), 0) - self.features(X.double(), 0)).abs().max()
         return fast if bool(error <= SINGLE_TOLERANCE * scale) else self
-
-    def in_double_precision(self) -> "WhitenedInducingBasis":
-        """The basis with features evaluated in float64."""
-        return self._copy(single=False) if self.single else self
 
     def _copy(self, *, single: bool) -> "WhitenedInducingBasis":
         """The same basis, factor shared, in another precision."""

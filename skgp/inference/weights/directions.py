@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import MAX_CG, MEMORY_BUDGET, REFRESH_STEPS
+from skgp.inference.defaults import MAX_CG, MEMORY_BUDGET, REFRESH_STEPS
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 

@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from skgp.inference.weights.defaults import (
+from skgp.inference.defaults import (
     MEMORY_BUDGET,
     RATIO_HALF_WIDTH,
     RATIO_INTERVALS,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import PRODUCT_BYTES
+from skgp.inference.defaults import PRODUCT_BYTES
 from skgp.inference.weights.design import (
     Basis,
     StreamedDesign,

@@ -38,21 +38,20 @@ References
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import (
+from skgp.inference.defaults import (
     GRAM_TILE,
     LEAST_SCALE,
     LEAST_STD,
-    MEMORY_BUDGET,
     N_MAJORISED,
     SITE_TILE_BYTES,
     SMALLEST_STEP,
 )
-from skgp.inference.weights.design import Basis, StreamedDesign, add_gram, check_sample_weight
+from skgp.inference.weights.design import StreamedDesign, add_gram, check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.likelihoods.laplace import Laplace, expected_absolute_residual
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
@@ -71,16 +70,11 @@ class RobustFit:
     elbo: float  # L in nats, summed over the observations
     n_iter: int  # passes over the data, the first one aside
     converged: bool  # whether the bound stopped rising before
-    history: list[float] = field(default_factory=list)  # the bound after each step taken
-    site_precision: Tensor = field(
-        default_factory=lambda: torch.zeros(0)
-    )  # (n,), lambda, weights included
-    site_moment: Tensor = field(default_factory=lambda: torch.zeros(0))  # (n,), h, weights included
+    history: list[float]  # the ELBO after each step taken
 
 
 def fit_robust(
-    basis: Basis,
-    X: Tensor,
+    design: StreamedDesign,
     y: Tensor,
     *,
     scale: float | None = None,
@@ -88,17 +82,14 @@ def fit_robust(
     learn_scale: bool = True,
     tol: float = 1e-4,
     max_iter: int = 50,
-    dtype: torch.dtype = torch.float64,
-    memory_budget: int = MEMORY_BUDGET,
     callback: Callback | None = None,
 ) -> RobustFit:
     r"""Fit a Gaussian over the weights, and b, to targets with Laplace noise.
 
     Parameters
     ----------
-    basis : Basis
-        Features with prior weights N(0, I).
-    X : Tensor of shape (n, d)
+    design : StreamedDesign
+        Without sample weights; sums and factorisations are float64 whatever its dtype.
     y : Tensor of shape (n,)
         Targets of zero mean under the prior.
     scale : float, optional
@@ -111,10 +102,6 @@ def fit_robust(
         Stops when a full step raises the bound by less than this, in nats per unit of weight.
     max_iter : int, default=50
         Passes over the data.
-    dtype : torch.dtype, default=torch.float64
-        Of the features; sums and factorisations are float64.
-    memory_budget : int, default=2**29
-        Bytes of features kept between passes.
     callback : callable, optional
         Called with (step, {"loss": -ELBO per unit of weight, "scale": b}) after each step taken;
         returning True stops with the state reached.
@@ -133,8 +120,7 @@ def fit_robust(
     A pass costs :math:`2 n m^2` flops and the features once, a step :math:`O(m^3)`; some 10 to 20
     passes. Memory: at most ten m x m matrices beside the features kept.
     """
-    y, weight = _checked(X, y, scale, sample_weight, max_iter)
-    design = StreamedDesign(basis, X, dtype=dtype, memory_budget=memory_budget)
+    y, weight = _checked(design, y, scale, sample_weight, max_iter)
     floor = LEAST_SCALE * (float(y.square().mean().sqrt()) or 1.0)
     if scale is None:
         scale = max(floor, 0.5 * float((y - y.median()).abs().mean()))
@@ -143,9 +129,15 @@ def fit_robust(
     return ascent.result(converged)
 
 
-def _checked(X, y, scale, sample_weight, max_iter) -> tuple[Tensor, Tensor]:
-    """Targets and weights in float64, on the device of X."""
-    n = X.shape[0]
+def _checked(
+    design: StreamedDesign,
+    y: Tensor,
+    scale: float | None,
+    sample_weight: Tensor | None,
+    max_iter: int,
+) -> tuple[Tensor, Tensor]:
+    """Targets and weights in float64, on the device of the design."""
+    n = design.n_rows
     if y.shape != (n,):
         raise ValueError(f"y must have shape ({n},); got {tuple(y.shape)}.")
     if not bool(y.isfinite().all()):
@@ -156,7 +148,7 @@ def _checked(X, y, scale, sample_weight, max_iter) -> tuple[Tensor, Tensor]:
         raise ValueError(f"max_iter must be at least 1; got {max_iter!r}.")
     weight = torch.ones_like(y) if sample_weight is None else sample_weight
     check_sample_weight(weight, n)
-    return y.to(X.device, torch.float64), weight.to(X.device, torch.float64)
+    return y.to(design.device, torch.float64), weight.to(design.device, torch.float64)
 
 
 @dataclass
@@ -260,16 +252,7 @@ class _Ascent:
         state = self.state
         none = state.q.mean.new_zeros(0)
         posterior = LinearWeightsPosterior(self.design.basis, state.q.mean, state.q.root, none)
-        return RobustFit(
-            posterior,
-            state.scale,
-            state.elbo,
-            self.n_iter,
-            converged,
-            self.history,
-            state.sites.precision,
-            state.sites.moment,
-        )
+        return RobustFit(posterior, state.scale, state.elbo, self.n_iter, converged, self.history)
 
     def _report(self, callback: Callback | None) -> bool:
         """Record the state and report it; whether to stop."""

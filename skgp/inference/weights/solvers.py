@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.weights.defaults import (
+from skgp.inference.defaults import (
     MEMORY_BUDGET,
     N_DIRECTIONS,
     PRECONDITIONER_ROWS,

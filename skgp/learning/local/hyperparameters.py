@@ -6,7 +6,7 @@ are first put on a scale where Gaussian noise is about right:
 
 =================  ========================================================================
 additive noise     the targets that are no gross outliers
-                   (:mod:`skgp.learning.robust`)
+                   (:mod:`skgp.learning.hyperparameters`)
 counts, others     `Likelihood.gaussian_targets` less their mean: of counts
                    :math:`g^{-1}(y + \tfrac12)`, with the inverse of the link g of the rate; the
                    noise found stands for the Poisson variance
@@ -24,8 +24,8 @@ from dataclasses import replace
 import torch
 
 from skgp.data import Data
+from skgp.learning.hyperparameters import robust_hyperparameters
 from skgp.learning.local.defaults import FAMILY_STRIDE, SEARCH
-from skgp.learning.robust import robust_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.likelihoods import Likelihood
 

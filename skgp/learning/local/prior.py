@@ -12,7 +12,7 @@ and a factor of kappa multiplies the divergence. First kappa falls by factors of
 amplitude moves by factors of three, while predictions improve; of what was tried, the nearest to
 the start is chosen that is no worse than the best, beyond two standard errors and one
 (:mod:`skgp.learning.selection`). Classes, each against the rest, are coupled as suits each
-trial best (:mod:`skgp.learning.coupling`): the less the divergence holds q, the more its classes
+trial best (:mod:`skgp.learning.calibration`): the less the divergence holds q, the more its classes
 repeat each other, and judged uncoupled it would be held less than predictions need.
 
 Rows held out must not be inducing points: a point without data of its own, but right at the row
@@ -37,7 +37,7 @@ from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import LocalSystem, Posterior, nested_systems
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning.coupling import best_coupling, coupled_log_probabilities
+from skgp.learning.calibration import best_coupling, coupled_log_probabilities
 from skgp.learning.local.defaults import (
     AMPLITUDE_STEP,
     FEW_ROWS,

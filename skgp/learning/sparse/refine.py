@@ -29,7 +29,8 @@ from skgp.inference.sparse import (
     posterior_from_precision,
     whitened_features,
 )
-from skgp.learning import choose, defaults
+from skgp.learning import defaults
+from skgp.learning.selection import choose
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import held_out_losses, split
 from skgp.learning.sparse.start import Problem, optimal_posterior

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.sparse import FixedFeatures, SparseState
-from skgp.learning import defaults, held_out_rows
+from skgp.learning import defaults
+from skgp.learning.selection import held_out_rows
 from skgp.learning.sparse.objective import Coordinates, Objective, Values
 from skgp.optim import Adam, LossPlateau, TrainingLoop, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs

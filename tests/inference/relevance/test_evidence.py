@@ -9,8 +9,8 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data
 from skgp.datasets import make_sinc
+from skgp.inference.defaults import ALIGNED, NOISE_FLOOR
 from skgp.inference.relevance import evidence as module
-from skgp.inference.relevance.defaults import ALIGNED, NOISE_FLOOR
 from skgp.inference.relevance.evidence import choose_candidates, fit_relevance, update_noise
 from skgp.inference.relevance.steps import (
     DesignSource,

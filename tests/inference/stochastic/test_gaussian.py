@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
-from skgp.inference.stochastic import defaults as constants
+from skgp.inference import defaults as constants
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, everything
 from skgp.inference.stochastic.engine import NonFiniteStepError, SGDOptions
 from skgp.inference.stochastic.estimators import nystrom_factor, support_features

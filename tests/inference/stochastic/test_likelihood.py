@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference.stochastic import defaults as constants
+from skgp.inference import defaults as constants
 from skgp.inference.stochastic.basis import (
     FourierBasis,
     InducingBasis,

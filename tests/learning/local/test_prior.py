@@ -13,7 +13,7 @@ from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import local_system
 from skgp.kernels.scales import scale_amplitude
-from skgp.learning.coupling import COUPLINGS, best_coupling
+from skgp.learning.calibration import COUPLINGS, best_coupling
 from skgp.learning.local import prior as module
 from skgp.learning.local.prior import choose_prior, negative_log_score, rescaled
 from skgp.likelihoods import Bernoulli, Poisson

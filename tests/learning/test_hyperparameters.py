@@ -1,4 +1,4 @@
-"""Hyper-parameters in spite of gross errors among the targets."""
+"""Hyper-parameters of regression: in spite of gross errors, and of relevance vectors."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.data import Data
-from skgp.learning.robust import robust_hyperparameters, robust_location_scale
+from skgp.learning.hyperparameters import robust_hyperparameters, robust_location_scale
 from skgp.learning.search import SearchSettings, fit_hyperparameters
 from tests.inference.weights.test_robust import _surface
 
@@ -87,3 +87,13 @@ def test_robust_hyperparameters_callback_ends_both_searches(rng):
         [NOISY], Data(X, y), generator=generator, settings=SHORT, callback=callback
     )
     assert calls == [1, 2] and np.isfinite(fit.kernel.theta).all()
+
+
+def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
+    rng = np.random.default_rng(0)
+    y = torch.tensor(np.r_[3 + 2 * rng.standard_normal(90), np.full(6, 500.0)])
+    weight = torch.as_tensor(rng.integers(1, 5, len(y)))
+    found = robust_location_scale(y, weight.double())
+    expected = robust_location_scale(y.repeat_interleave(weight))
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert 1.5 < found[1] < 2.5

@@ -1,0 +1,176 @@
+r"""Class-probability calibration: moderation, and the coupling of one-vs-rest probabilities.
+
+Moderation (MacKay, 1992): the class probability of a latent Gaussian is
+:math:`E_{f \sim N(m, \kappa v)}[g(f)]`, of the mean alone for :math:`\kappa = 0` (the "plug-in"),
+of the whole posterior for 1. Laplace's approximation and mean-field ones put the variance far too
+high where latent functions are large, so that held-out data mostly prefer 0, and 1 seldom; where
+there were few of them, hyper-parameters fit them too well, and something between does best.
+
+Coupling: each class k is set against the rest by a latent function of its own, of probability
+:math:`p_k = E[g(f_k)]`. Together they give
+
+.. math:: P(y = k) \propto p_k (1 - p_k)^{-\lambda}.
+
+With :math:`\lambda = 1` this is the probability that k alone claims the observation, given that
+exactly one class does, were the claims independent. With :math:`\lambda = 0` the claims are divided
+by their sum. Which is right depends on the data: independent claims sharpen each other, as they
+should where many classes lie apart, and too much where classes overlap, as there they err together.
+Held-out data tell, or each observation left out in turn (`left_out_moments`).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.inference.sparse import SparsePosterior, whitened_features
+from skgp.learning.defaults import (
+    COUPLING_BETA,
+    COUPLINGS,
+    FEW_ROWS_COUPLING,
+    FEW_ROWS_MODERATION,
+    LABEL_SHARE,
+    LEAST_PRECISION,
+    MODERATIONS,
+)
+from skgp.learning.selection import choose
+from skgp.learning.sparse.objective import Objective
+from skgp.likelihoods import Bernoulli, Likelihood
+
+__all__ = [
+    "best_coupling",
+    "choose_moderation",
+    "class_codes",
+    "class_log_density",
+    "coupled_log_probabilities",
+    "left_out_moments",
+    "mean_scores",
+]
+
+_LOG_ZERO = -1e300  # mathematical: what stands for log(0)
+
+# The simplest is what is taken without data, and then what is near it.
+_FROM_SIMPLEST = sorted(MODERATIONS, key=lambda factor: abs(factor - FEW_ROWS_MODERATION))
+
+
+def class_codes(Y: Tensor) -> Tensor:
+    """A number for the class of each row of Y (n, c) in {-1, +1}, shape (n,)."""
+    return Y[:, 0] if Y.shape[1] == 1 else Y.argmax(1)
+
+
+def class_log_density(
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None = None
+) -> Tensor:
+    """Log-probability of the class of each row, shape (...), in nats.
+
+    `Y` (..., c) in {-1, +1}: one column for two classes, else one a class, +1 at the row's; `mean`
+    and `var` (..., c) of the latent functions, None taking them at their mean. Of several classes
+    one-vs-rest probabilities are divided by their sum.
+    """
+    if Y.shape[-1] == 1:
+        return _log_prob(likelihood, Y, mean, var)[..., 0]
+    log_proba = _log_prob(likelihood, torch.ones_like(Y), mean, var)
+    own = log_proba.gather(-1, Y.argmax(-1, keepdim=True))[..., 0]
+    return own - log_proba.logsumexp(-1)
+
+
+def choose_moderation(
+    likelihood: Bernoulli,
+    Y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    *,
+    separately: bool = False,
+) -> tuple[float, dict[float, Tensor]]:
+    """The factor of the latent variance by held-out data, and losses (p,) in nats of every factor.
+
+    `Y`, `mean` and `var` (p, c) as of `class_log_density`, `weight` (p,). `separately` scores every
+    column by itself: for a choice of the columns of many classes.
+    """
+    losses = {}
+    for factor in MODERATIONS:
+        scaled = factor * var if factor else None
+        if separately:
+            losses[factor] = -_log_prob(likelihood, Y, mean, scaled).mean(1)
+        else:
+            losses[factor] = -class_log_density(likelihood, Y, mean, scaled)
+    ordered = [losses[factor] for factor in _FROM_SIMPLEST]
+    best = choose(ordered, weight=weight, least_share=LABEL_SHARE)
+    return _FROM_SIMPLEST[best], losses
+
+
+def mean_scores(losses: dict[float, Tensor], weight: Tensor) -> dict[float, float]:
+    """Weighted mean log densities, in nats, of losses (p,) by candidates."""
+    return {key: -float(weight @ loss / weight.sum()) for key, loss in losses.items()}
+
+
+def _log_prob(likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None) -> Tensor:
+    if var is None:
+        return likelihood.log_prob(Y, mean)
+    return likelihood.log_predictive(Y, mean, var)
+
+
+# ---- coupling
+
+
+def left_out_moments(
+    posterior: SparsePosterior, data: Data, objective: Objective, likelihood: Likelihood
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each row, as if q(u) had not learned from that row.
+
+    At the optimum of :math:`\sum_i w_i \ell_i + \beta \mathrm{KL}`, q(u) is the prior times one
+    Gaussian in :math:`\phi_i^T u` a row, which the derivatives of its loss tell; it is divided out.
+    With :math:`s_i` the variance of :math:`\phi_i^T u`,
+
+    .. math:: s_i' = \frac{s_i}{1 - 2 s_i w_i \partial_v \ell_i / \beta}, \qquad
+              m_i' = m_i + s_i' w_i \partial_m \ell_i / \beta, \qquad v_i' = v_i - s_i + s_i'.
+
+    Hyper-parameters and inducing points stay those of all observations; one of weight w is left out
+    as a whole. Both moments are (n, c), float64, on the CPU; O(c n M^2).
+    """
+    rows = data.to("cpu", torch.float64)
+    mean, var = posterior.mean_and_variance(rows.X)
+    features, _ = whitened_features(posterior.kernel, rows.X, posterior.Z, posterior.factor)
+    learned = (posterior.root.mT @ features).square().sum(1).mT
+    with torch.enable_grad():
+        moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
+        loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
+        by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, COUPLING_BETA), moments)
+    left = learned / (1 - 2 * learned * by_var).clamp_min(LEAST_PRECISION)
+    return mean + left * by_mean, var - learned + left
+
+
+def best_coupling(
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
+) -> float:
+    """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
+
+    `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
+    """
+    claimed, refused = _claims(likelihood, mean, var)
+    own = Y.argmax(1, keepdim=True)
+    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
+    losses = [-_coupled(claimed, refused, each).gather(1, own)[:, 0] for each in ordered]
+    return ordered[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+
+
+def coupled_log_probabilities(
+    likelihood: Bernoulli, mean: Tensor, var: Tensor, coupling: float
+) -> Tensor:
+    """Log-probability of each class, shape (n, c), from latent moments (n, c)."""
+    return _coupled(*_claims(likelihood, mean, var), coupling)
+
+
+def _coupled(claimed: Tensor, refused: Tensor, coupling: float) -> Tensor:
+    return (claimed - coupling * refused).log_softmax(1)
+
+
+def _claims(likelihood: Bernoulli, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Logs of p_k and of 1 - p_k, shapes (n, c)."""
+    ones, zero = torch.ones_like(mean), max(_LOG_ZERO, 0.1 * torch.finfo(mean.dtype).min)
+    claimed, refused = (
+        likelihood.log_predictive(sign * ones, mean, var).clamp_min(zero) for sign in (1, -1)
+    )
+    return claimed, refused
