@@ -21,8 +21,8 @@ from skgp.estimators._kernels import (
 from skgp.estimators._parameters import Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
+from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
-from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space

@@ -8,13 +8,12 @@ Adam et al. (2020)                            code
 exact inference (2.3)                         :mod:`skgp.inference.markov.smoother`, ``posterior``
 z, :math:`u = s(z)`, M (3.1)                  knots, states at the knots: ``n_inducing``
 :math:`v_n, P_n, T_n`; eqs. 13, 14, A.1       pair, h, T of ``conditionals``; h for H P
-btd: natural parameters of q less those of    ``PairSites`` of ``pairs``
+btd: natural parameters of q less those of    ``PairSites`` of ``elements``
 the prior; eqs. 15, 16 (3.2, 3.4)
-S2VGP (3.3)                                   ``inducing``
-natural gradients; eqs. 17-20, B.2            ``natural``
-joint draws (A.2)                             ``draws``
+S2VGP (3.3), joint draws (A.2)                ``inducing``
+natural gradients; eqs. 17-20, B.2            ``sites``
 Gaussian likelihood, any other                Gaussian sites: :math:`\beta, \omega` of each time
-additive models (4.3, C.3)                    `fit_additive`; ``additive_*``
+additive models (4.3, C.3)                    `fit_additive`; ``additive``
 :math:`z^{(i)}`                               bins: the distinct values where few
 ============================================  ====================================================
 
@@ -61,14 +60,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from skgp.inference.markov.additive import AdditiveState, BinnedRows, distinct_rows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
-from skgp.inference.markov.additive_sites import BinnedRows, distinct_rows
-from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
-from skgp.kernels.sde import state_space
-from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.defaults import FAR, FEW_ROWS
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
@@ -80,8 +76,9 @@ from skgp.learning.markov.objectives import (
     VariationalEvidence,
     find_sites,
 )
-from skgp.learning.markov.search import Search, maximise
+from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
 from skgp.likelihoods import Likelihood
+from skgp.optim.stopping import StopRecorder
 
 __all__ = ["Fit", "fit_additive", "fit_additive_statistics", "fit_series"]
 
@@ -113,10 +110,9 @@ def fit_series(
     n_inducing: int | str | None = None,
     learn_inducing: bool = False,
     learn: bool = True,
-    max_iter: int = 100,
-    tol: float = 1e-7,
     start: Tensor | None = None,
-    callback: Callback | None = None,
+    max_iter: int = 100,
+    **search: Any,
 ) -> Fit:
     """Fit state-space GPs that share kernel and likelihood.
 
@@ -137,13 +133,12 @@ def fit_series(
         Whether their places are learned.
     learn : bool, default=True
         Whether hyper-parameters move within their bounds.
-    max_iter, tol
-        Of the search: see `maximise`.
     start : Tensor of shape (p,), optional
         Parameters of the likelihood to start from.
-    callback : callable, optional
-        Called after every kernel that is tried and every iteration of the search as
-        ``callback(number, {"loss": ...})``; True ends both.
+    max_iter : int, default=100
+    **search
+        ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every kernel that
+        is tried, too, and True ends both.
     """
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
@@ -154,17 +149,10 @@ def fit_series(
         ]
         return SharedEvidence(objectives)
 
-    stopped = False
-
-    def report(number: int, info: dict) -> bool:
-        nonlocal stopped
-        stopped = stopped or (callback is not None and bool(callback(number, info)))
-        return stopped
-
-    kernel = kernels[0]
+    kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
     if learn and len(kernels) > 1:  # eq. 7: which F and H
-        chosen = choose_kernel(kernels, make_objective, processes, likelihood, report)
-        kernel, start = chosen.kernel, chosen.parameters
+        chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
+        (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective = make_objective(processes, sparse=knots is not None)
     found = maximise(  # 2.3, 3.3: theta by the evidence or the ELBO
@@ -174,9 +162,9 @@ def fit_series(
         parameters=start,
         knots=knots,
         learn_knots=learn and learn_inducing,
-        max_iter=max_iter if learn and not stopped else 0,
-        tol=tol,
-        callback=report,
+        max_iter=max_iter if learn and not callback.stopped else 0,
+        callback=callback,
+        **search,
     )
     states = [  # 3.4: q at the theta found
         _state(found, series, likelihood, offset, getattr(each, "sites", None))
@@ -190,7 +178,7 @@ def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor |
     if n_inducing is None:
         return None
     if n_inducing == "auto":
-        return place_knots(times, scale=shortest_scale(state_space(kernel).at()))
+        return place_knots(times, scale=shortest_scale(Component.of(kernel).dynamics()))
     return place_knots(times, int(n_inducing))
 
 
@@ -205,10 +193,8 @@ def _state(
     if found.knots is None and likelihood.is_gaussian:  # 2.3
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         return SeriesState(found.kernel, series.times, *sites, offset)
-    dynamics, likelihood = (
-        state_space(found.kernel).at(),
-        likelihood.with_parameters(found.parameters),
-    )
+    dynamics = found.components[0].dynamics()
+    likelihood = likelihood.with_parameters(found.parameters)
     last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20
     if found.knots is None:
         return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
@@ -230,7 +216,6 @@ def fit_additive(
     log_exposure: Tensor | None = None,
     bins: Bins | None = None,
     n_bins: int = 512,
-    most_bins: int = 2048,
     **search: Any,
 ) -> Fit:
     """Fit an additive model.
@@ -258,8 +243,8 @@ def fit_additive(
         Of counts; requires an `offset`.
     bins : Bins, optional
         Instead of those of X; then rows are put in bins, however few.
-    n_bins, most_bins : int
-        Of a column and of all: see `make_bins`. A fit in bins costs O(most_bins^3) an iteration.
+    n_bins : int, default=512
+        Of a column, at most: see `make_bins`. An iteration in bins is cubic in those of all.
     **search
         ``parameters`` of the likelihood to start from, ``optimise`` (True), ``max_iter`` (100),
         ``tol`` (1e-6) and ``callback``: see `maximise`.
@@ -276,7 +261,7 @@ def fit_additive(
     if offset is None:
         offset = _prior_mean(likelihood, search.get("parameters"), y, weight)
     given = bins
-    bins = make_bins(X, weight, n_bins=n_bins, most_bins=most_bins) if bins is None else bins
+    bins = make_bins(X, weight, n_bins=n_bins) if bins is None else bins
     objective: Any
     if joint and few and given is None:
         rows = distinct_rows(X, y, weight, offset, log_exposure)
@@ -324,17 +309,21 @@ def _climb(
     callback: Callback | None = None,
 ) -> Fit:
     """Hyper-parameters of all components and of the noise at once, and the posterior there."""
+    if parameters is None:
+        parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
+    found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
     if optimise:
         options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
         found = maximise(
-            kernels, objective, likelihood, parameters=parameters, amplitudes=True, **options
+            found.components,
+            objective,
+            likelihood,
+            parameters=parameters,
+            amplitudes=True,
+            **options,
         )
-    else:
-        start = likelihood.initial(torch.empty(0, dtype=torch.float64))
-        found = Search(list(kernels), start if parameters is None else parameters, 0.0)
     with torch.no_grad():
-        dynamics = [state_space(kernel).at() for kernel in found.kernels]
-        last = objective(dynamics, found.parameters)
+        last = objective([each.dynamics() for each in found.components], found.parameters)
     state = objective.state(found.kernels, last.posterior)
     return Fit([state], found.parameters, last.value, found.n_iter, found.history)
 
@@ -342,17 +331,12 @@ def _climb(
 def _prior_mean(
     likelihood: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
 ) -> float:
-    """The value of the sum with which a constant fits best."""
+    """The value of the sum at which the rows are most probable if it is the same for all."""
     if likelihood.is_gaussian:
         return float(y.mean() if weight is None else weight @ y / weight.sum())
     likelihood = likelihood.with_parameters(
         likelihood.initial(y) if parameters is None else parameters
     )
-    return _best_constant(likelihood, y, weight)
-
-
-def _best_constant(likelihood: Likelihood, y: Tensor, weight: Tensor | None) -> float:
-    """The value of f at which the rows are most probable if it is the same for all."""
     values, place = y.unique(return_inverse=True)
     mass = torch.bincount(place, weight, len(values)).to(y)
 

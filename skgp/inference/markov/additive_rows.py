@@ -38,10 +38,8 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.defaults import COVARIANCES
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.kernels.sde import Dynamics
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-
-__all__ = ["Covariances", "RowsPosterior", "RowsPrior", "condition_rows"]
 
 
 def _matern12(r: Tensor) -> tuple[Tensor, Tensor]:

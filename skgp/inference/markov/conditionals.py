@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.defaults import ENTRIES, PAIRS
-from skgp.inference.markov.pairs import Chain, PairPosterior, PairSites
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.inference.markov.elements import Chain, PairPosterior, PairSites
+from skgp.kernels.sde import Dynamics
 from skgp.linalg.small_matrices import inner, inverse_and_log_det, matmul, matvec, outer
-
-__all__ = ["Conditionals", "condition"]
 
 
 @dataclass(frozen=True)
@@ -240,8 +238,7 @@ class _GapSlope:
     r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
 
     def __init__(self, dynamics: Dynamics) -> None:
-        blocks = [block for _, block in dynamics.blocks]
-        self.A = torch.block_diag(*[_generator(block) for block in blocks])
+        self.A = torch.block_diag(*[block.generator() for _, block in dynamics.blocks])
         product = self.A @ dynamics.stationary
         self.L = -(product + product.mT)
 
@@ -249,16 +246,6 @@ class _GapSlope:
         A, L = self.A.to(F)[..., None], self.L.to(F)[..., None]
         spread = matmul(matmul(F, L), F.transpose(0, 1))
         return (F_bar * matmul(A, F) + Q_bar * spread).sum((0, 1))
-
-
-def _generator(block) -> Tensor:
-    """dF/dt at 0 of a product of processes, the Kronecker sum of theirs."""
-    total = torch.zeros(1, 1, dtype=torch.float64)
-    for primitive, rate in zip(block.primitives, block.rates, strict=True):
-        eye = torch.eye(primitive.n_states, dtype=torch.float64)
-        here = torch.eye(len(total), dtype=torch.float64)
-        total = torch.kron(total, eye) + torch.kron(here, rate * primitive.feedback)
-    return total
 
 
 def _noise_inverse(Q: Tensor) -> Tensor:

@@ -11,6 +11,18 @@ filtered is :math:`N(m + k e, P - k k^\top g)`, :math:`e = (\beta - \omega H m) 
 :math:`g = \omega / D`. What later data say is :math:`(r, N)`: the state smoothed has mean
 :math:`m + P r` and covariance :math:`P - P N P`.
 
+The gradient of the log normaliser is taken by hand, on the way back (`Moments`), so that no graph
+is kept. Its derivatives in the state predicted at a point are r (mean) and
+:math:`G / 2 = (r r^\top - N) / 2` (covariance), whence those in F and Q:
+
+.. math:: \bar F = r m^\top + G F P, \qquad \bar Q = G / 2 \qquad
+          (m, P \text{ filtered at the point before}),
+
+and since :math:`\partial F / \partial \log \lambda_i = t B_i F` and
+:math:`\partial Q / \partial \log \lambda_i = t F W_i F^\top`, the whole sum over the points is
+that of two d x d matrices, :math:`\sum t (r m_p^\top + G F P F^\top)` and
+:math:`\sum t F^\top G F`.
+
 References
 ----------
 .. [1] Bierman (1973), Fixed interval smoothing with discrete measurements.
@@ -21,19 +33,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Steps
 from skgp.inference.markov.elements import Element
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.inference.markov.series import Steps
+from skgp.kernels.sde import Dynamics
 from skgp.linalg.small_matrices import inner, matmul, matvec
-
-__all__ = [
-    "Filtered",
-    "Model",
-    "chunk_elements",
-    "filter_chunks",
-    "filtered_log_normalizer",
-    "smooth_chunks",
-]
 
 Gaussian = tuple[Tensor, Tensor]  # mean (d, C) and covariance (d, d, C)
 Sites = tuple[Tensor, Tensor]  # beta and omega, each (L, C)
@@ -222,3 +225,70 @@ def _meet(site: Gaussian, f: Gaussian, e: Tensor, g: Tensor, D: Tensor) -> None:
     torch.mul(omega, p, out=D).add_(1.0)
     torch.addcmul(beta, omega, m, value=-1, out=e).div_(D)
     torch.div(omega, D, out=g)
+
+
+class Moments(Visitor):
+    """Sums over the way back from which the gradient in the dynamics' parameters is made."""
+
+    def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
+        self._dynamics = dynamics
+        # Over an infinite gap F = 0 and nothing depends on a rate.
+        self._gaps = gaps.nan_to_num(posinf=0.0)
+        self._prior = dynamics.stationary.to(gaps)
+        zero = torch.zeros_like(self._prior)
+        self._transition, self._noise, self._scale = zero.clone(), zero.clone(), zero.clone()
+
+    def begin(self, tile: slice, run: Filtered) -> None:
+        """Turn to the run over another tile of chunks."""
+        self._run, self._gap = run, self._gaps[:, tile]
+        self._is_first = tile.start == 0
+        self._spread = torch.zeros_like(run.end[1])  # summed over the chunks at the end
+
+    def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
+        """Sum ``t (r m_p' + G F P F')`` and ``G Q``, entry by entry."""
+        d, gap = len(r), self._gap[j]
+        minus_G = _minus_slope(r, N)
+        self._spread.addcmul_(minus_G, Q, value=-1)
+        moved = self._run.cov[j] - Q  # F P F'
+        self._transition.addmm_(r * gap, self._run.mean[j].T)
+        weighted = minus_G.mul_(gap).reshape(d, -1)
+        self._transition.addmm_(weighted, moved.reshape(d, -1).T, alpha=-1)
+
+    def moved(self, j: int, r: Tensor, N: Tensor) -> None:
+        """Sum ``t F'G F``; at the first point of all, G belongs to the prior."""
+        gap = self._gap[j]
+        self._noise.addmm_(r * gap, r.T)
+        self._noise -= (N.reshape(-1, len(gap)) @ gap).view_as(self._noise)
+        if j == 0:
+            self._scale += self._spread.sum(-1)
+            if self._is_first:
+                self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
+
+    def gradient(self) -> Tensor:
+        """Derivative of the log normaliser in the dynamics' parameters, (q,).
+
+        The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
+        to them, over which F is easily inverted.
+        """
+        gap, F = self._short_gap()
+        inverse = torch.linalg.inv(F)
+        F_bar = self._transition @ inverse.T / gap
+        Q_bar = inverse.T @ self._noise @ inverse / (2 * gap)
+        gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
+        for i, (states, _) in enumerate(self._dynamics.blocks):
+            gradient[i] = 0.5 * self._scale[states, states].sum()
+        return gradient
+
+    def _short_gap(self) -> tuple[Tensor, Tensor]:
+        """A gap (1,) over which the state hardly moves, and its F (d, d)."""
+        gap = self._gaps.new_ones(1)
+        while True:
+            F = self._dynamics.transition(gap)[0][..., 0]
+            if float((F - torch.eye(len(F)).to(F)).abs().max()) < 0.1:
+                return gap, F
+            gap = gap / 16
+
+
+def _minus_slope(r: Tensor, N: Tensor) -> Tensor:
+    """``-G = N - r r'``."""
+    return N.addcmul(r[:, None], r, value=-1)

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Steps
 from skgp.inference.markov.passes import Filtered, Gaussian, Model, Sites, Visitor
+from skgp.inference.markov.series import Steps
 from skgp.inference.markov.smoother import Smoother
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.kernels.sde import Dynamics
 from skgp.linalg.small_matrices import (
     identity_plus,
     inner,
@@ -33,8 +33,6 @@ from skgp.linalg.small_matrices import (
     square_root,
     symmetrize,
 )
-
-__all__ = ["Posterior"]
 
 
 class Posterior:

@@ -1,4 +1,4 @@
-r"""Observations along one axis: distinct sorted times, and what was seen at each.
+r"""Observations along one axis, and how a sorted series is laid out in chunks.
 
 Given f, all that was observed at one time enters the inference of f as one *site*,
 
@@ -6,16 +6,23 @@ Given f, all that was observed at one time enters the inference of f as one *sit
 
 so that rows may come in any order and repeat a time. For Gaussian noise the site is exact,
 :math:`\beta_t = \sum_i w_i y_i / \sigma^2`, :math:`\omega_t = \sum_i w_i / \sigma^2`.
+
+For inference a series of n points becomes C chunks of L consecutive points, which are worked on
+side by side. Arrays over it are (L, C): row j holds the j-th point of every chunk, contiguous, so
+that one step of a recursion serves all chunks. The last chunk is padded with points that weigh
+nothing.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-__all__ = ["Series", "make_series"]
+from skgp.inference.markov.defaults import MAX_CHUNKS, MAX_TABLE, MIN_LENGTH, TILE_BYTES
+from skgp.kernels.sde import Dynamics
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,6 @@ class Series:
         r""":math:`\beta` and :math:`\omega` (m,) of Gaussian noise of a variance."""
         return self.totals / noise, self.counts / noise
 
-    def gaussian_constant(self, noise: float) -> float:
-        r"""What the sites leave out of :math:`\sum_i w_i \log N(y_i; f, \sigma^2)`, in nats."""
-        return -0.5 * (self.total * math.log(2 * math.pi * noise) + self.squares / noise)
-
     def rows(self, rows: Tensor, breaks: Tensor | None = None) -> "Series":
         """The series of some rows (k,), rising; `breaks` are positions among them."""
         x = self.at_rows(self.times)[rows]
@@ -116,3 +119,119 @@ def _merge(x: Tensor, y: Tensor, weight: Tensor | None, log_exposure: Tensor | N
         return Series(x, None, y, weight, log_exposure=log_exposure)
     times, index = torch.unique_consecutive(x, return_inverse=True)
     return Series(times, index, y, weight, log_exposure=log_exposure)
+
+
+class Chunks:
+    """How n points, at least 1, are laid out as L rows of C chunks."""
+
+    def __init__(self, n: int) -> None:
+        target = min(MAX_CHUNKS, max(1, n // MIN_LENGTH))
+        self.n = n
+        self.length = -(-n // target)
+        self.count = -(-n // self.length)
+
+    def spread(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Lay out values (n,) as (L, C); `fill` pads."""
+        out = values.new_full((self.length, self.count), fill)
+        full = self.n // self.length  # chunks without padding
+        head, tail = values.split([full * self.length, self.n - full * self.length])
+        out[:, :full] = head.view(full, self.length).t()
+        out[: len(tail), full:] = tail[:, None]
+        return out
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Take values (L, C) back to (n,)."""
+        return values.t().reshape(-1)[: self.n]
+
+    def tiles(self, n_states: int, width: int = 0) -> Iterator[slice]:
+        """Slices of chunks whose matrices, and `width` numbers a point, fit in memory together."""
+        numbers = 6 * n_states**2 + 4 * n_states + 8 + width
+        size = max(1, TILE_BYTES // (8 * numbers * self.length))
+        for start in range(0, self.count, size):
+            yield slice(start, min(start + size, self.count))
+
+
+class Transitions:
+    """F and Q of every step, computed once for equal gaps.
+
+    On a regular grid one transition serves all points; few distinct gaps are looked up in a table.
+    Gaps that differ by no more than the rounding of the times count as equal. `gaps` (n,) are times
+    since the point before; infinite where nothing is remembered. That of the first point is not
+    read: a stationary prior may stand at any distance before it.
+    """
+
+    def __init__(self, dynamics: Dynamics, gaps: Tensor, chunks: Chunks) -> None:
+        self._dynamics = dynamics
+        gaps = gaps.clone()
+        gaps[0] = gaps[1] if len(gaps) > 1 else 0.0
+        distinct, which = _distinct(gaps)
+        # Padding repeats the last gap, which keeps a regular grid regular.
+        self.gaps = chunks.spread(gaps, float(gaps[-1]))  # (L, C)
+        self._table = None if distinct is None else dynamics.transition(distinct)
+        self._which = None if which is None else chunks.spread(which, int(which[-1]))
+        self._tile: tuple[slice, Tensor, Tensor] | None = None
+
+    def over(self, tile: slice) -> "Steps":
+        """The transitions of a tile of chunks; the latest tile is kept."""
+        if self._table is not None:
+            which = None if self._which is None else self._which[:, tile]
+            return Steps(*self._table, which)
+        if self._tile is None or self._tile[0] != tile:
+            self._tile = None  # frees the memory of the tile before
+            gaps = self.gaps[:, tile]
+            F, Q = self._dynamics.transition(gaps.reshape(-1))
+            shape = (*F.shape[:2], *gaps.shape)
+            self._tile = (tile, F.view(shape), Q.view(shape))
+        return Steps(*self._tile[1:], None)
+
+
+class Steps:
+    """Transitions by step: F and Q, each (d, d, C), or (d, d, 1) where all chunks share one."""
+
+    def __init__(self, F: Tensor, Q: Tensor, which: Tensor | None) -> None:
+        self._F, self._Q, self._which = F, Q, which
+
+    def __getitem__(self, j: int) -> tuple[Tensor, Tensor]:
+        if self._F.ndim == 4:
+            return self._F[:, :, j], self._Q[:, :, j]
+        if self._which is None:
+            return self._F, self._Q
+        return _look_up(self._F, self._which[j]), _look_up(self._Q, self._which[j])
+
+
+def _look_up(table: Tensor, which: Tensor) -> Tensor:
+    return table.flatten(0, 1).index_select(1, which).unflatten(0, table.shape[:2])
+
+
+def _distinct(gaps: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Distinct gaps (k,) and which one each gap is (n,); None where there are too many."""
+    sample = gaps[:: max(1, len(gaps) // (4 * MAX_TABLE))]
+    if len(_keys(sample, len(gaps) / len(sample)).unique()) > MAX_TABLE:
+        return None, None
+    keys = _keys(gaps)
+    low, high = (float(v) for v in torch.aminmax(keys))
+    if high - low <= 1 and high < torch.inf:
+        return gaps.mean()[None], None
+    values, which = keys.unique(return_inverse=True)
+    if len(values) > min(MAX_TABLE, len(gaps) // 2):
+        return None, None
+    # Gaps that are equal, or infinite, keep their value to the last digit: remainders are averaged.
+    first = gaps.new_empty(len(values)).scatter_(0, which, gaps)
+    rest = torch.where(gaps.isfinite(), gaps - first[which], torch.zeros_like(gaps))
+    count = torch.zeros_like(first).index_add_(0, which, torch.ones_like(gaps))
+    return first + torch.zeros_like(first).index_add_(0, which, rest) / count, which
+
+
+def _keys(gaps: Tensor, share: float = 1.0) -> Tensor:
+    """Gaps in units of the rounding of the times, whose span is `share` times the sum of gaps.
+
+    One time far from all others has a rounding of its own: the unit is at most a millionth of the
+    median gap.
+    """
+    finite = gaps[gaps.isfinite()]
+    info = torch.finfo(gaps.dtype)
+    unit = 8 * info.eps * float(finite.sum()) * share
+    some = finite[finite > 0]
+    if len(some):
+        unit = min(unit, 1e-6 * float(some.median()))
+    return (gaps / max(unit, info.tiny)).round_()

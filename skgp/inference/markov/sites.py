@@ -1,22 +1,293 @@
-"""Inference of a series under any likelihood, with one Gaussian site a time (:mod:`.natural`)."""
+r"""Variational inference under any likelihood by Gaussian sites: natural gradients.
+
+The posterior of f is approximated by the Gaussian process q that the prior and the sites
+:math:`\exp(\beta f - \omega f^2 / 2)` give; with one at every time, the best q of all has this
+form [1]_. With Z the normaliser of the sites and :math:`N(m_i, v_i)` the marginal of q in row i,
+
+.. math::
+    \mathcal{L} = \log Z + \sum_i w_i E_q[\log p(y_i \mid f_i)]
+                  - \sum_t \big[\beta_t m_t - \tfrac12 \omega_t (m_t^2 + v_t)\big]
+
+is the ELBO. With :math:`g_i = E_q[\partial \log p]` and :math:`h_i = E_q[\partial^2 \log p]` its
+natural gradient is the way to the targets [2]_
+
+.. math:: \omega_i^* = -h_i, \qquad \beta_i^* = g_i + \omega_i^* m_i,
+
+summed over the rows that share a site; a step
+:math:`\lambda \leftarrow (1 - \rho) \lambda + \rho \lambda^*` of :math:`\lambda = (\beta, \omega)`
+that is short enough raises the ELBO. :math:`\rho` is 1 unless the ELBO falls, when it is halved.
+The targets of Gaussian noise do not depend on q: they are exact at once. Where the sites have
+converged, the ELBO is stationary in them, so that its gradient in the parameters of the dynamics is
+that of log Z with the sites held.
+
+Likelihoods that are not log-concave
+------------------------------------
+Outliers make :math:`h_i` positive, and the optimum may have negative :math:`\omega`. Far from it
+such sites leave no valid q. The first steps therefore go, in rows with positive :math:`h_i`, to the
+parabola that has the slope :math:`g_i` at :math:`m_i` and its top at the mode :math:`f_i^*` of the
+likelihood, :math:`\omega_i = g_i / (f_i^* - m_i) \ge 0`. For Student's t that is the
+reweighted least squares of the EM algorithm. The targets above take over when the ELBO has nearly
+settled.
+
+References
+----------
+.. [1] Opper and Archambeau (2009), The variational Gaussian approximation revisited.
+.. [2] Khan and Lin (2017), Conjugate-computation variational inference; Chang, Wilkinson, Khan and
+   Solin (2020), Fast variational learning in state-space Gaussian process models.
+"""
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import LEAST_SHARE
-from skgp.inference.markov.dense import DensePosterior, DensePrior
-from skgp.inference.markov.natural import Point, SiteBound, SiteFit, climb, expectations
+from skgp.inference.markov.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, TILE
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.smoother import Evidence, evidence
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
+from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
+from skgp.optim.loop import NonFiniteLossError
 
-__all__ = ["SeriesBound", "fit_sites", "left_out_moments", "sites_mean"]
+Callback = Callable[[int, dict], bool | None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Sites that were tried, and what came of it."""
+
+    beta: Tensor  # (m,)
+    weight: Tensor  # (m,)
+    found: Any  # the posterior that they give, as the bound makes it
+    elbo: float  # nats
+    rounding: float  # what it may be wrong by
+    mean: Tensor  # (n,) of f in each row, prior mean included
+    var: Tensor  # (n,)
+    slope: Tensor  # (n,) expected derivatives of the log-density of each row
+    curvature: Tensor  # (n,)
+
+    @property
+    def has_valley(self) -> bool:
+        """Whether the log-density of some row curves upwards."""
+        return bool((self.curvature > 0).any())
+
+
+class SiteBound(ABC):
+    """An ELBO as a function of m sites for n rows."""
+
+    likelihood: Likelihood
+    y: Tensor  # (n,)
+    offset: float  # prior mean of f
+    total: float  # weight of all rows
+    negligible: float  # expected gain, as a part of the tolerance, that is not worth a step
+
+    @abstractmethod
+    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
+        """Evaluate the bound; None where the sites leave no valid posterior."""
+
+    @abstractmethod
+    def collect(self, rows: Tensor) -> Tensor:
+        """Sites (m,) of the terms of the rows, (n,)."""
+
+    @abstractmethod
+    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
+        """What a full step to sites (m,), (m,) is expected to gain, in nats."""
+
+    def point(
+        self,
+        sites: tuple[Tensor, Tensor],
+        found: Any,
+        rows: tuple[Tensor, Tensor],
+        divergence: tuple[float, ...],
+    ) -> Point | None:
+        """The point of valid sites with their posterior; None where the ELBO is not finite.
+
+        `rows` are mean, the prior's included, and variance of f in each row (n,); `divergence`
+        terms that add up to that of the posterior from the prior.
+        """
+        expected, slope, curvature = expectations(self.likelihood, self.y, *rows)
+        fit = self.fit(expected)
+        elbo = fit - sum(divergence)
+        if not math.isfinite(elbo):
+            return None
+        rounding = ROUNDING * (abs(fit) + sum(map(abs, divergence)))
+        return Point(*sites, found, elbo, rounding, *rows, slope, curvature)
+
+    @abstractmethod
+    def fit(self, expected: Tensor) -> float:
+        """Weighted sum of the rows' expected log-densities (n,)."""
+
+    def parabolas(self) -> tuple[Tensor, Tensor]:
+        """Sites that touch the rows' log-densities at their modes, or at the prior mean."""
+        mode = self.likelihood.mode(self.y)
+        place = torch.where(mode.isfinite(), mode, self.offset)
+        slope, curvature = (d.detach() for d in self.likelihood.derivatives(self.y, place))
+        return self._sites(slope, -curvature, place)
+
+    def targets(self, point: Point, cautious: bool) -> tuple[Tensor, Tensor]:
+        """Sites that the next step goes to."""
+        weight = -point.curvature
+        if cautious:
+            to_mode = self.likelihood.mode(self.y) - point.mean
+            weight = torch.where(weight >= 0, weight, point.slope / to_mode)
+        return self._sites(point.slope, weight, point.mean)
+
+    def _sites(self, slope: Tensor, weight: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Sites of f less its prior mean, from slopes and weights (n,) at places (n,) of f."""
+        return self.collect(slope + weight * (place - self.offset)), self.collect(weight)
+
+
+@dataclass(frozen=True)
+class SiteFit:
+    """The best sites found, and the posterior that they give."""
+
+    point: Point
+    n_iter: int  # evaluations of the ELBO, the first one included
+    converged: bool
+
+    @property
+    def beta(self) -> Tensor:
+        """(m,)."""
+        return self.point.beta
+
+    @property
+    def weight(self) -> Tensor:
+        """(m,)."""
+        return self.point.weight
+
+    @property
+    def elbo(self) -> float:
+        """In nats; given sites of the past, of the rows given those."""
+        return self.point.elbo
+
+    @property
+    def posterior(self) -> Any:
+        """What `bound` made of the sites."""
+        return self.point.found
+
+
+def climb(
+    bound: SiteBound,
+    *,
+    start: tuple[Tensor, Tensor] | None = None,
+    max_iter: int = 50,
+    tol: float = 1e-6,
+    callback: Callback | None = None,
+) -> SiteFit:
+    """Maximise an ELBO by natural-gradient steps.
+
+    Parameters
+    ----------
+    bound : SiteBound
+    start : (Tensor, Tensor) of shapes (m,), optional
+        Sites to begin with, such as those of hyper-parameters nearby; left aside if they give no
+        valid posterior. By default parabolas that touch the rows' log-densities at their modes, or
+        at the prior mean where there is none (labels, a count of 0): the optimum for Gaussian
+        noise.
+    max_iter : int, default=50
+        Largest number of evaluations, at least 1.
+    tol : float, default=1e-6
+        The search ends where steps are expected to gain less, in nats an observation.
+    callback : callable, optional
+        Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every step that raised the
+        ELBO, the loss being its negative; returning True ends the search.
+
+    Returns
+    -------
+    SiteFit
+        With the highest ELBO found.
+
+    Raises
+    ------
+    NonFiniteLossError
+        If the ELBO is not finite where the search begins.
+    ValueError
+        If `max_iter` is less than 1, or y holds a value that the likelihood refuses.
+    """
+    if max_iter < 1:
+        raise ValueError(f"max_iter must be at least 1; got {max_iter}.")
+    point, cautious = _first_point(bound, start)
+    n_iter, step, enough = 1, 1.0, tol * bound.total
+
+    def is_to_stop() -> bool:
+        return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
+
+    converged, stopped, gain = False, is_to_stop(), math.inf
+    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
+        cautious = cautious and point.has_valley
+        target = bound.targets(point, cautious)
+        if not cautious and bound.expected_gain(point, *target) <= bound.negligible * enough:
+            converged = True
+            break
+        here = point.beta, point.weight
+        trial = bound(*(torch.lerp(*pair, step) for pair in zip(here, target, strict=True)))
+        n_iter += 1
+        if trial is None or trial.elbo < point.elbo - trial.rounding:
+            # Cautious targets are no ascent direction for sure: shorter steps need not help.
+            step, cautious = (1.0 if cautious else 0.5 * step), False
+            continue
+        last, gain, point = gain, (trial.elbo - point.elbo) / step, trial
+        # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
+        to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
+        stopped, converged = is_to_stop(), to_come <= enough and not cautious
+        cautious = cautious and gain > max(enough, SETTLED * bound.total)
+        step = min(1.0, 2 * step)
+    return SiteFit(point, n_iter, converged)
+
+
+def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple[Point, bool]:
+    """Where the search begins, and whether with caution: sites of old have no need of it."""
+    point = None if start is None else bound(*start)
+    if point is not None:
+        return point, False
+    point = bound(*bound.parabolas())
+    if point is None:
+        raise NonFiniteLossError(
+            "The evidence bound is not finite at the start. Check for targets or inputs of extreme "
+            "size, and for a kernel with a variance or length scale that is 0 or infinite.",
+            iteration=0,
+            parameter=None,
+        )
+    return point, True
+
+
+def expectations(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
+    if len(y) <= TILE:
+        return likelihood.expected_log_prob_and_derivatives(y, mean, var)
+
+    def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        part = likelihood.rows(rows)
+        return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
+
+    tiles = (slice(start, start + TILE) for start in range(0, len(y), TILE))
+    expected, slope, curvature = zip(*map(tile, tiles), strict=True)
+    return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
+
+
+def likelihood_gradient(
+    likelihood: Likelihood,
+    parameters: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    weighted: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Gradient of the expected log-density in the parameters (p,) of the likelihood.
+
+    `rows` are targets, means and variances of f, (n,) each; `weighted` maps values of the rows (n,)
+    to values that add up to their weighted sum.
+    """
+    if not parameters.numel():
+        return parameters
+    leaf = parameters.detach().requires_grad_()
+    with torch.enable_grad():
+        expected = likelihood.with_parameters(leaf).expected_log_prob(*rows)
+        return torch.autograd.grad(weighted(expected).sum(), leaf)[0]
 
 
 def fit_sites(

@@ -13,35 +13,35 @@ is the number of these: :math:`D_n / \omega_n` are the pivots of :math:`K + \Ome
 datum may thus make good for an earlier one, and the covariances of the filter be indefinite in
 between.
 
-The gradient is that of the filter by hand, so that no graph is kept. With (r, N) of the smoother
-the derivatives of :math:`\log Z` in the state predicted at a point are r (mean) and
-:math:`G / 2 = (r r^\top - N) / 2` (covariance), whence those in F and Q:
+A short series, :math:`\omega \ge 0`, takes one Cholesky factor instead, in O(m^3):
 
-.. math:: \bar F = r m^\top + G F P, \qquad \bar Q = G / 2 \qquad
-          (m, P \text{ filtered at the point before}),
+.. math::
+    B = I + \Omega^{1/2} K \Omega^{1/2}, \quad S = \Omega^{1/2} B^{-1} \Omega^{1/2}, \quad
+    V = K - K S K, \quad m = V \beta, \quad \frac{\partial \log Z}{\partial K}
+    = \tfrac12 \left(\alpha \alpha^\top - S\right), \quad \alpha = \beta - \Omega m.
 
-and since :math:`\partial F / \partial \log \lambda_i = t B_i F` and
-:math:`\partial Q / \partial \log \lambda_i = t F W_i F^\top`, the whole sum over the points is
-that of two d x d matrices, :math:`\sum t (r m_p^\top + G F P F^\top)` and
-:math:`\sum t F^\top G F`.
+Up to two hundred times this takes some forty calls of NumPy, where a sweep takes 1000 of torch
+however short the series. It keeps fewer digits where the weights are large (see
+`DensePrior.suits`).
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.markov.chunks import Chunks, Steps, Transitions
-from skgp.inference.markov.defaults import LEAST_PIVOT, MISFIT
-from skgp.inference.markov.dense import DensePosterior, DensePrior
+from skgp.inference.markov.defaults import LEAST_PIVOT, MAX_RATIO, MAX_TIMES, MISFIT
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,
     Gaussian,
     Model,
+    Moments,
     Sites,
     Visitor,
     chunk_elements,
@@ -49,7 +49,8 @@ from skgp.inference.markov.passes import (
     filtered_log_normalizer,
     smooth_chunks,
 )
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.inference.markov.series import Chunks, Steps, Transitions
+from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import (
     identity_plus,
@@ -59,7 +60,86 @@ from skgp.linalg.small_matrices import (
     symmetrize,
 )
 
-__all__ = ["Evidence", "Smoother", "evidence"]
+
+class DensePrior:
+    """The covariance of a short series (m,), made once for whatever sites it is given."""
+
+    def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
+        m = len(gaps)
+        times = np.cumsum(np.append(0.0, gaps.numpy()[1:]))
+        self.pairs = _pairs(m)
+        row, column = self.pairs
+        k, self.slopes = dynamics.covariance(times[row] - times[column])  # (p,), (q, p)
+        self.K = np.empty((m, m))
+        self.K[row, column] = self.K[column, row] = k
+
+    @classmethod
+    def of(cls, dynamics: Dynamics, gaps: Tensor) -> "DensePrior | None":
+        """That of a series (m,), if it is short, in main memory, and of one piece."""
+        short = len(gaps) <= MAX_TIMES and gaps.device.type == "cpu"
+        return cls(dynamics, gaps) if short and bool(gaps[1:].isfinite().all()) else None
+
+    def suits(self, weight: Tensor) -> bool:
+        """Whether weights (m,) are neither negative nor large."""
+        low, high = weight.aminmax()
+        return float(low) >= 0 and float(high) * self.K[0, 0] <= MAX_RATIO
+
+    def contract(self, bar: np.ndarray) -> Tensor:
+        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its lower half is read."""
+        lower = bar[self.pairs]
+        lower[self.pairs[0] == self.pairs[1]] *= 0.5  # the others stand for both triangles
+        return torch.from_numpy(self.slopes @ lower)
+
+
+class DensePosterior:
+    """Log normaliser of sites (m,), its slopes, and the marginals of f; see `smoother.Evidence`.
+
+    `centre` (m,) is that of `smoother.evidence`.
+    """
+
+    def __init__(
+        self, prior: DensePrior, beta: Tensor, weight: Tensor, centre: Tensor | None
+    ) -> None:
+        K, b, w = prior.K, beta.numpy(), weight.numpy()
+        root = np.sqrt(w)
+        scaled = root[:, None] * K  # (m, m)
+        B = scaled * root
+        B.flat[:: len(w) + 1] += 1.0
+        L, failed = lapack.dpotrf(B, lower=True)
+        if failed:
+            raise NotPositiveDefiniteError(
+                "The covariance of a series is not finite or indefinite."
+            )
+        half, _ = lapack.dtrtrs(L, scaled, lower=True)
+        var = np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0)
+        if centre is None:
+            mean = K @ b - half.T @ (half @ b)
+            value = 0.5 * b @ mean
+        else:
+            # Of sites divided by their values at c, with b = w c + b':
+            # -c'S c / 2 - b''(c - K S c) + b''V b' / 2.
+            c = centre.numpy()
+            rest = b - w * c
+            weighed = root * lapack.dpotrs(L, root * c, lower=True)[0]
+            from_centre, from_rest = K @ weighed, K @ rest - half.T @ (half @ rest)
+            mean = from_centre + from_rest
+            value = -0.5 * c @ weighed - rest @ (c - from_centre) + 0.5 * rest @ from_rest
+        self._prior, self._root, self._L, self._alpha = prior, root, L, b - w * mean
+        self.log_normalizer = float(value - np.log(L.diagonal()).sum())
+        self.mean, self.var = torch.from_numpy(mean), torch.from_numpy(var)
+
+    @property
+    def parameter_gradient(self) -> Tensor:
+        """Derivative of the log normaliser in the parameters of the dynamics, (q,)."""
+        inverse, _ = lapack.dpotri(self._L, lower=True)
+        root, alpha = self._root, self._alpha
+        return self._prior.contract(alpha[:, None] * alpha - root[:, None] * inverse * root)
+
+
+@lru_cache(maxsize=16)
+def _pairs(m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each pair of m times, (m (m + 1) / 2,)."""
+    return np.tril_indices(m)
 
 
 @dataclass(frozen=True)
@@ -210,73 +290,6 @@ class Smoother:
     def sites_of(self, tile: slice) -> Sites:
         beta, omega = self.sites
         return beta[:, tile], omega[:, tile]
-
-
-class Moments(Visitor):
-    """Sums over the way back from which the gradient in the dynamics' parameters is made."""
-
-    def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
-        self._dynamics = dynamics
-        # Over an infinite gap F = 0 and nothing depends on a rate.
-        self._gaps = gaps.nan_to_num(posinf=0.0)
-        self._prior = dynamics.stationary.to(gaps)
-        zero = torch.zeros_like(self._prior)
-        self._transition, self._noise, self._scale = zero.clone(), zero.clone(), zero.clone()
-
-    def begin(self, tile: slice, run: Filtered) -> None:
-        """Turn to the run over another tile of chunks."""
-        self._run, self._gap = run, self._gaps[:, tile]
-        self._is_first = tile.start == 0
-        self._spread = torch.zeros_like(run.end[1])  # summed over the chunks at the end
-
-    def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
-        """Sum ``t (r m_p' + G F P F')`` and ``G Q``, entry by entry."""
-        d, gap = len(r), self._gap[j]
-        minus_G = _minus_slope(r, N)
-        self._spread.addcmul_(minus_G, Q, value=-1)
-        moved = self._run.cov[j] - Q  # F P F'
-        self._transition.addmm_(r * gap, self._run.mean[j].T)
-        weighted = minus_G.mul_(gap).reshape(d, -1)
-        self._transition.addmm_(weighted, moved.reshape(d, -1).T, alpha=-1)
-
-    def moved(self, j: int, r: Tensor, N: Tensor) -> None:
-        """Sum ``t F'G F``; at the first point of all, G belongs to the prior."""
-        gap = self._gap[j]
-        self._noise.addmm_(r * gap, r.T)
-        self._noise -= (N.reshape(-1, len(gap)) @ gap).view_as(self._noise)
-        if j == 0:
-            self._scale += self._spread.sum(-1)
-            if self._is_first:
-                self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
-
-    def gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the dynamics' parameters, (q,).
-
-        The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
-        to them, over which F is easily inverted.
-        """
-        gap, F = self._short_gap()
-        inverse = torch.linalg.inv(F)
-        F_bar = self._transition @ inverse.T / gap
-        Q_bar = inverse.T @ self._noise @ inverse / (2 * gap)
-        gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
-        for i, (states, _) in enumerate(self._dynamics.blocks):
-            gradient[i] = 0.5 * self._scale[states, states].sum()
-        return gradient
-
-    def _short_gap(self) -> tuple[Tensor, Tensor]:
-        """A gap (1,) over which the state hardly moves, and its F (d, d)."""
-        gap = self._gaps.new_ones(1)
-        while True:
-            F = self._dynamics.transition(gap)[0][..., 0]
-            if float((F - torch.eye(len(F)).to(F)).abs().max()) < 0.1:
-                return gap, F
-            gap = gap / 16
-
-
-def _minus_slope(r: Tensor, N: Tensor) -> Tensor:
-    """``-G = N - r r'``."""
-    return N.addcmul(r[:, None], r, value=-1)
 
 
 def _negative_eigenvalues(D: Tensor, omega: Tensor) -> int:

@@ -20,18 +20,14 @@ from torch import Tensor
 
 from skgp.inference.markov.conditionals import Conditionals, condition
 from skgp.inference.markov.defaults import ADDED_ITER, ADDED_TOL, PER_SCALE
-from skgp.inference.markov.draws import draw_jointly
-from skgp.inference.markov.inducing import fit_inducing, shortest_scale
-from skgp.inference.markov.pairs import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import fit_sites
-from skgp.kernels.sde import state_space
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.kernels.sde import Dynamics, state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState
-
-__all__ = ["InducingState", "LazyState", "SeriesState"]
 
 
 class LazyState(TensorState):
@@ -138,7 +134,7 @@ class InducingState(LazyState):
         return rows.marginals(pairs)[0] + self.offset, rows.covariance(pairs)
 
     def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Joint draws of f at any times, (n, n_samples); linear in n (:mod:`.draws`)."""
+        """Joint draws of f at any times, (n, n_samples); linear in n."""
         dynamics, pairs = self.posterior
         draws = draw_jointly(dynamics, self.knots, pairs, x, n_samples, generator)
         return draws + self.offset

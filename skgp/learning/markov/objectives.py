@@ -7,7 +7,7 @@ the log marginal likelihood of a series under Gaussian noise is
           \qquad \frac{\partial \log Z}{\partial \beta_t} = m_t, \quad
           \frac{\partial \log Z}{\partial \omega_t} = -\tfrac12 (m_t^2 + v_t),
 
-and the ELBO, for other likelihoods (:mod:`~skgp.inference.markov.natural`) and for inducing states
+and the ELBO, for other likelihoods (:mod:`~skgp.inference.markov.sites`) and for inducing states
 (:mod:`~skgp.inference.markov.inducing`), has, where the sites have converged, the gradient of log Z
 with the sites held. An evaluation of a series is O(n). Additive models have the same with the sum
 of the components for f.
@@ -21,31 +21,27 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.additive_binned import AdditivePosterior, Tables, bin_priors
-from skgp.inference.markov.additive_bins import AdditiveStatistics
+from skgp.inference.markov.additive import (
+    AdditiveBound,
+    AdditiveState,
+    DistinctRows,
+    Rows,
+    binned_state,
+)
+from skgp.inference.markov.additive_bins import (
+    AdditivePosterior,
+    AdditiveStatistics,
+    Tables,
+    bin_priors,
+)
 from skgp.inference.markov.additive_rows import RowsPosterior, condition_rows
-from skgp.inference.markov.additive_sites import AdditiveBound, DistinctRows, Rows, binned_state
-from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.inducing import fit_inducing
-from skgp.inference.markov.natural import SiteFit, climb, likelihood_gradient
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import evidence
-from skgp.kernels.sde_dynamics import Dynamics
+from skgp.kernels.sde import Dynamics
 from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
-
-__all__ = [
-    "BinnedEvidence",
-    "Evaluation",
-    "GaussianEvidence",
-    "Objective",
-    "RowsElbo",
-    "RowsEvidence",
-    "SharedEvidence",
-    "VariationalEvidence",
-    "find_sites",
-]
 
 Processes = Sequence[Dynamics]  # one a component
 Knots = Tensor | None  # (M,) inducing locations
@@ -166,6 +162,8 @@ class SharedEvidence:
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         found = [objective(dynamics, parameters, knots, tol=tol) for objective in self.objectives]
+        if len(found) == 1:
+            return found[0]
         return Evaluation(
             sum(each.value for each in found),
             [each.posterior for each in found],

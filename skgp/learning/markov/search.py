@@ -1,20 +1,42 @@
-"""Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood."""
+"""Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood.
 
+Of several kernels for a series the evidence chooses. The first of them finds the length scale: of
+many rows on some 2000, once spread evenly (which shows slow motion) and once in stretches of
+consecutive ones (which shows quick motion), and all rows say which is right. From there the kernels
+compete on some 20000 rows of that kind. Few rows tell less, and labels less than numbers: scales
+far below the gaps between them are not tried, nor are kernels of many hyper-parameters.
+"""
+
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels.sde import state_space
-from skgp.learning.markov.defaults import INNER, LEAST_GAP
+from skgp.inference.markov.series import Series
+from skgp.kernels.sde import Dynamics, state_space
+from skgp.learning.markov.defaults import (
+    CHOICE_ITER,
+    CHOICE_NATS,
+    CHOICE_ROWS,
+    CHOICE_TOL,
+    INNER,
+    LEAST_GAP,
+    LEAST_SCALE,
+    N_STRETCHES,
+    ROWS_A_PARAMETER,
+    SCALE_ROWS,
+    SCALES,
+    START_TOL,
+)
 from skgp.learning.markov.objectives import Evaluation, Objective
 from skgp.likelihoods import Likelihood
 from skgp.optim.bfgs import minimize_lbfgs
-
-__all__ = ["Climb", "KernelParameters", "Search", "maximise"]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -22,11 +44,95 @@ _ROUNDING = 1e-11  # mathematical: of log parameters
 _LEAST = 1e-12  # mathematical: beside 1
 
 
+class Component:
+    """A kernel on one column, and the parameters of its state-space form as a function of theta.
+
+    Log variances and log rates are affine functions of theta for most kernels. These are found out
+    once, where torch's way through a kernel expression takes longer than the evidence of few rows.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.form = kernel, state_space(kernel)
+        self.theta = torch.from_numpy(kernel.theta.copy())  # (t,)
+        self.low, self.high = torch.tensor(kernel.bounds).reshape(-1, 2).double().unbind(1)
+        self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
+        self._slopes, self._level = self._affine()
+
+    @staticmethod
+    def of(kernel: Any) -> "Component":
+        """Of a kernel, or what has been one already."""
+        return kernel if isinstance(kernel, Component) else Component(kernel)
+
+    def at(self, theta: Tensor) -> "Component":
+        """The component with other hyper-parameters."""
+        if self._slopes is None:  # the form may need other states there
+            return Component(self.kernel.clone_with_theta(theta.numpy()))
+        other = copy.copy(self)
+        other.__dict__.pop("kernel", None)  # made when asked for
+        other.theta, other._level = theta, self.parameters(theta)
+        return other
+
+    @cached_property
+    def kernel(self) -> Any:
+        """The expression, with these hyper-parameters."""
+        return self.form.kernel.clone_with_theta(self.theta.numpy())
+
+    @property
+    def is_amplitude(self) -> Tensor:
+        """Which entries of theta, (t,), scale variances and nothing else."""
+        if self._slopes is None:
+            return torch.zeros(len(self.theta), dtype=torch.bool)
+        rates = self._slopes[len(self.form.order) :]
+        return (rates.abs() < _ROUNDING).all(0)
+
+    def parameters(self, theta: Tensor) -> Tensor:
+        """Of the form, (q,), without a graph."""
+        if self._slopes is None:
+            return self.form.parameters(theta).detach()
+        return self._level + self._slopes @ (theta - self.theta)
+
+    def dynamics(self, theta: Tensor | None = None) -> Dynamics:
+        """The form at theta (t,), by default the component's own."""
+        return self.form.at(self.parameters(self.theta if theta is None else theta))
+
+    def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
+        """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
+        if self._slopes is not None:
+            return slope @ self._slopes
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
+
+    def scaled(self, factors: Tensor) -> Tensor:
+        """Theta with the length scales multiplied by factors (k,), within their bounds; (k, t)."""
+        moved = factors.log()[:, None] * self.is_length_scale
+        return (self.theta + moved).clamp(self.low, self.high)
+
+    def with_length_scale_of(self, other: "Component") -> "Component":
+        """With length scales of the geometric mean that those of another have."""
+        mine, theirs = self.theta[self.is_length_scale], other.theta[other.is_length_scale]
+        if not (len(mine) and len(theirs)):
+            return self
+        return self.at(self.scaled((theirs.mean() - mine.mean()).exp()[None])[0])
+
+    def _affine(self) -> tuple[Tensor | None, Tensor]:
+        """Slopes (q, t) where the parameters are affine in theta, and the parameters at start."""
+        at = self.form.parameters
+        level = at(self.theta)
+        steps = torch.eye(len(self.theta), dtype=torch.float64)
+        slopes = level.new_zeros(len(level), len(steps))
+        for i, step in enumerate(steps):
+            slopes[:, i] = at(self.theta + step) - level
+        far = torch.linspace(-0.7, 0.9, len(steps), dtype=torch.float64)
+        off = at(self.theta + far) - level - slopes @ far
+        return (slopes if bool((off.abs() < _ROUNDING).all()) else None), level
+
+
 @dataclass
 class Search:
     """Where a search ended."""
 
-    kernels: list[Any]  # one a component, with the hyper-parameters found
+    components: list[Component]  # with the hyper-parameters found
     parameters: Tensor  # (p,) of the likelihood
     value: float  # the evidence, in nats
     n_iter: int = 0
@@ -34,9 +140,14 @@ class Search:
     knots: Tensor | None = None  # (M,) inducing locations, where they end
 
     @property
+    def kernels(self) -> list[Any]:
+        """One a component."""
+        return [each.kernel for each in self.components]
+
+    @property
     def kernel(self) -> Any:
         """The only one."""
-        return self.kernels[0]
+        return self.components[0].kernel
 
 
 def maximise(
@@ -56,7 +167,7 @@ def maximise(
 
     Parameters
     ----------
-    kernels : sequence of Kernel
+    kernels : sequence of Kernel or Component
         One a component, without noise.
     objective : Objective
     likelihood : Likelihood
@@ -68,119 +179,33 @@ def maximise(
     learn_knots : bool, default=False
         Whether they move, their order kept.
     amplitudes : bool, default=False
-        Whether components may be of no use: see `_Coordinates`.
+        Whether components may be of no use: see `Climb`.
     max_iter : int, default=100
         0 evaluates only.
     tol : float, default=1e-7
         Least gain of an iteration, in nats an observation.
     callback : callable, optional
-
-    Returns
-    -------
-    Search
     """
     climb = Climb(
         kernels, objective, likelihood, knots=knots, amplitudes=amplitudes, tol=INNER * tol
     )
     start = climb.start(parameters, learn_knots)
-    if max_iter == 0 or not sum(len(leaf) for leaf in start.values()):
-        value = climb.evaluate(start).value
-        return Search(list(kernels), start["likelihood"], value, knots=knots)
-    return climb.run(start, max_iter, tol, callback)
-
-
-class KernelParameters:
-    """A kernel, and the parameters of its state-space form as a function of theta.
-
-    Log variances and log rates are affine functions of theta for most kernels. These are found out
-    once, where torch's way through a kernel expression takes longer than the evidence of few rows.
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.form = kernel, state_space(kernel)
-        self.start = torch.from_numpy(kernel.theta.copy())
-        self._slopes, self._level = self._affine()
-
-    @property
-    def is_amplitude(self) -> Tensor:
-        """Which entries of theta, (t,), scale variances and nothing else."""
-        if self._slopes is None:
-            return torch.zeros(len(self.start), dtype=torch.bool)
-        rates = self._slopes[len(self.form.order) :]
-        return (rates.abs() < _ROUNDING).all(0)
-
-    def parameters(self, theta: Tensor) -> Tensor:
-        """Of the form, (q,), without a graph."""
-        if self._slopes is None:
-            return self.form.parameters(theta).detach()
-        return self._level + self._slopes @ (theta - self.start)
-
-    def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
-        """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
-        if self._slopes is not None:
-            return slope @ self._slopes
-        theta = theta.detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
-
-    def _affine(self) -> tuple[Tensor | None, Tensor]:
-        """Slopes (q, t) where the parameters are affine in theta, and the parameters at start."""
-        at = self.form.parameters
-        level = at(self.start)
-        steps = torch.eye(len(self.start), dtype=torch.float64)
-        slopes = level.new_zeros(len(level), len(steps))
-        for i, step in enumerate(steps):
-            slopes[:, i] = at(self.start + step) - level
-        far = torch.linspace(-0.7, 0.9, len(steps), dtype=torch.float64)
-        off = at(self.start + far) - level - slopes @ far
-        return (slopes if bool((off.abs() < _ROUNDING).all()) else None), level
-
-
-class _Coordinates:
-    r"""Where a search is: theta of all components, (t,).
-
-    In an additive model :math:`z = \log(1 + s / s_0)` stands for an amplitude s: the evidence falls
-    as :math:`s^2` with a component that it has no use for. In :math:`\log s` that is a slope that
-    never ends, which L-BFGS walks down while it should attend to the others; in z, linear in s
-    where s is small, it is a parabola like any other.
-    """
-
-    def __init__(self, kernels: Sequence[Any], amplitudes: bool) -> None:
-        self.components = [KernelParameters(kernel) for kernel in kernels]
-        self.origin = torch.cat([each.start for each in self.components])
-        self._is_amplitude = torch.cat([each.is_amplitude for each in self.components])
-        if not amplitudes:
-            self._is_amplitude = torch.zeros_like(self._is_amplitude)
-        boxes = [torch.tensor(kernel.bounds).reshape(-1, 2).double() for kernel in kernels]
-        self.low, self.high = torch.cat(boxes).unbind(1)
-
-    def of(self, theta: Tensor) -> Tensor:
-        """Coordinates of theta (t,)."""
-        z = torch.log1p(((theta - self.origin) / 2).exp())
-        return torch.where(self._is_amplitude, z, theta)
-
-    def theta(self, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Theta at coordinates (t,), and its derivatives in them."""
-        z = torch.where(self._is_amplitude, place, 1.0).clamp(min=_LEAST)
-        amplitude = self.origin + 2 * z.expm1().log(), 2 * z.exp() / z.expm1()
-        return (
-            torch.where(self._is_amplitude, amplitude[0], place),
-            torch.where(self._is_amplitude, amplitude[1] * (place >= _LEAST), 1.0),
-        )
-
-    def split(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """The part of each component."""
-        return theta.split([len(each.start) for each in self.components])
-
-    def kernels(self, place: Tensor) -> list[Any]:
-        """The kernels at coordinates (t,)."""
-        theta = self.theta(place)[0].clamp(self.low, self.high)
-        parts = zip(self.components, self.split(theta), strict=True)
-        return [each.kernel.clone_with_theta(part.numpy()) for each, part in parts]
+    if max_iter and sum(len(leaf) for leaf in start.values()):
+        return climb.run(start, max_iter, tol, callback)
+    parts = climb.parts(start["place"])[0]
+    return Search(
+        climb.components, start["likelihood"], climb.evaluate(parts, start).value, knots=knots
+    )
 
 
 class Climb:
-    """The evidence as a loss of tensors: ``place``, ``likelihood`` and the places of knots.
+    r"""The evidence as a loss of tensors: ``place``, ``likelihood`` and the places of knots.
+
+    The place is theta of all components, (t,). Where `amplitudes` may vanish, as those of an
+    additive model's components, :math:`z = \log(1 + s / s_0)` stands in it for an amplitude s: the
+    evidence falls as :math:`s^2` with a component that it has no use for. In :math:`\log s` that is
+    a slope that never ends, which L-BFGS walks down while it should attend to the others; in z,
+    linear in s where s is small, it is a parabola like any other.
 
     Knots move by the first of them and the logarithms of the gaps, which keeps their order. The
     tensors are in main memory, wherever the data are.
@@ -196,41 +221,32 @@ class Climb:
         amplitudes: bool = False,
         tol: float = 0.0,
     ) -> None:
-        self.place = _Coordinates(kernels, amplitudes)
+        self.components = [Component.of(kernel) for kernel in kernels]
         self.objective, self.likelihood = objective, likelihood
         self.knots, self.tol = knots, tol
-
-    def run(
-        self, start: dict[str, Tensor], max_iter: int, tol: float, callback: Callback | None = None
-    ) -> Search:
-        """Climb from somewhere to the top."""
-        bounds = self.bounds(start)
-        found = minimize_lbfgs(
-            self.loss, start, max_iter=max_iter, tol=tol, bounds=bounds, callback=callback
-        )
-        return Search(
-            self.place.kernels(found.parameters["place"]),
-            found.parameters["likelihood"],
-            -found.loss * self.objective.total,
-            found.n_iter,
-            [-value for value in found.history],
-            self.knots_at(found.parameters),
+        self._origin = torch.cat([each.theta for each in self.components])
+        self._low = torch.cat([each.low for each in self.components])
+        self._high = torch.cat([each.high for each in self.components])
+        self._is_amplitude = (
+            torch.cat([each.is_amplitude for each in self.components]) if amplitudes else None
         )
 
-    def start(self, parameters: Tensor | None, learn_knots: bool) -> dict[str, Tensor]:
+    # ---- from tensors to hyper-parameters and back ---------------------------------------------
+
+    def start(self, parameters: Tensor | None = None, learn_knots: bool = False) -> dict:
         """Where the search begins."""
-        origin = self.place.of(self.place.origin)
-        likelihood = self.likelihood.initial(origin) if parameters is None else parameters
-        start = {"place": origin, "likelihood": likelihood}
+        place = self._place(self._origin)
+        likelihood = self.likelihood.initial(place) if parameters is None else parameters
+        start = {"place": place, "likelihood": likelihood}
         if self.knots is not None and learn_knots:
-            knots = self.knots.to(origin)
+            knots = self.knots.to(place)
             start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
         return start
 
     def bounds(self, start: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Lower and upper bounds of what moves."""
         bounds = {
-            "place": (self.place.of(self.place.low), self.place.of(self.place.high)),
+            "place": (self._place(self._low), self._place(self._high)),
             "likelihood": self.likelihood.box(start["place"]),
         }
         if "log_gaps" in start:
@@ -242,33 +258,192 @@ class Climb:
             bounds |= {"first": (first - span, first + span), "log_gaps": (low, high)}
         return bounds
 
-    def knots_at(self, leaves: dict[str, Tensor]) -> Tensor | None:
+    def _place(self, theta: Tensor) -> Tensor:
+        if self._is_amplitude is None:
+            return theta
+        z = torch.log1p(((theta - self._origin) / 2).exp())
+        return torch.where(self._is_amplitude, z, theta)
+
+    def parts(self, place: Tensor) -> tuple[list[tuple[Component, Tensor]], Tensor]:
+        """The components with theta of each at a place (t,), and derivatives of theta in that."""
+        theta, slope = place, torch.ones_like(place)
+        if self._is_amplitude is not None:
+            z = torch.where(self._is_amplitude, place, 1.0).clamp(min=_LEAST)
+            theta = torch.where(self._is_amplitude, self._origin + 2 * z.expm1().log(), place)
+            slopes = 2 * z.exp() / z.expm1() * (place >= _LEAST)
+            slope = torch.where(self._is_amplitude, slopes, slope)
+        split = theta.split([len(each.theta) for each in self.components])
+        return list(zip(self.components, split, strict=True)), slope
+
+    def _knots(self, leaves: dict[str, Tensor]) -> Tensor | None:
         """The knots (M,), where the data are."""
         if self.knots is None or "first" not in leaves:
             return self.knots
         first, log_gaps = leaves["first"].detach(), leaves["log_gaps"].detach()
         return torch.cat([first, first + log_gaps.exp().cumsum(0)]).to(self.knots)
 
-    @torch.no_grad()
-    def evaluate(self, leaves: dict[str, Tensor]) -> Evaluation:
+    # ---- the search ----------------------------------------------------------------------------
+
+    def run(
+        self, start: dict[str, Tensor], max_iter: int, tol: float, callback: Callback | None = None
+    ) -> Search:
+        """Climb from somewhere to the top."""
+        found = minimize_lbfgs(
+            self.loss,
+            start,
+            max_iter=max_iter,
+            tol=tol,
+            bounds=self.bounds(start),
+            callback=callback,
+        )
+        parts, _ = self.parts(found.parameters["place"])
+        return Search(
+            [each.at(theta.clamp(each.low, each.high)) for each, theta in parts],
+            found.parameters["likelihood"],
+            -found.loss * self.objective.total,
+            found.n_iter,
+            [-value for value in found.history],
+            self._knots(found.parameters),
+        )
+
+    def evaluate(
+        self, parts: list[tuple[Component, Tensor]], leaves: dict[str, Tensor]
+    ) -> Evaluation:
         """Evidence, and what its gradients are made of."""
-        theta, _ = self.place.theta(leaves["place"])
-        parts = zip(self.place.components, self.place.split(theta), strict=True)
-        dynamics = [each.form.at(each.parameters(part)) for each, part in parts]
+        dynamics = [each.dynamics(theta) for each, theta in parts]
         likelihood = leaves["likelihood"].detach()
-        return self.objective(dynamics, likelihood, self.knots_at(leaves), tol=self.tol)
+        return self.objective(dynamics, likelihood, self._knots(leaves), tol=self.tol)
 
     def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Negative evidence an observation, and its gradients."""
-        found, (theta, slope) = self.evaluate(leaves), self.place.theta(leaves["place"].detach())
-        parts = zip(self.place.components, self.place.split(theta), found.gradients(), strict=True)
-        pulled = torch.cat([each.pull(part, bar.to(part)) for each, part, bar in parts])
-        slopes = {"place": pulled * slope, "likelihood": found.likelihood_gradient}
+        parts, slope = self.parts(leaves["place"].detach())
+        found = self.evaluate(parts, leaves)
+        bars = zip(parts, found.gradients(), strict=True)
+        pulled = [each.pull(theta, bar.to(theta)) for (each, theta), bar in bars]
+        slopes = {"place": torch.cat(pulled) * slope, "likelihood": found.likelihood_gradient}
         if "first" in leaves and found.knot_gradient is not None:
-            knots = found.knot_gradient.to(theta)
+            knots = found.knot_gradient.to(self._origin)
             # A gap moves all knots behind it.
             behind = knots[1:].flip(0).cumsum(0).flip(0)
             slopes["first"] = knots.sum()[None]
             slopes["log_gaps"] = behind * leaves["log_gaps"].detach().exp()
         scale = -1 / self.objective.total
         return scale * found.value, {name: scale * slope for name, slope in slopes.items()}
+
+
+# ---- the choice of a kernel for a series --------------------------------------------------------
+
+
+def choose_kernel(
+    kernels: Sequence[Any],
+    make_objective: Callable[[Sequence[Series]], Objective],
+    processes: Sequence[Series],
+    likelihood: Likelihood,
+    callback: Callback | None = None,
+) -> Search:
+    """Choose among kernels by the evidence, for `maximise` to go on; the first finds the scale.
+
+    The kernels have to forget: stretches of rows stand apart. `make_objective` makes the objective
+    of the series of all latent processes; the callback is called after every kernel, and True ends
+    the choice.
+    """
+    n_rows = len(processes[0].y)
+
+    def part(kind: str, most: int) -> list[Series]:
+        few = n_rows <= 2 * most
+        return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
+
+    whole = make_objective(processes)
+    first, *others = _affordable(kernels, n_rows * min(1.0, likelihood.information))
+    if n_rows <= 2 * SCALE_ROWS:
+        kind, best = (
+            "all",
+            _search_scale(first, whole, likelihood, processes[0], climbs=bool(others)),
+        )
+        if not others:  # the climb is the caller's
+            return best
+    else:
+        parts = [(kind, part(kind, SCALE_ROWS)) for kind in _PARTS]
+        found = [
+            (kind, _search_scale(first, make_objective(rows), likelihood, rows[0]))
+            for kind, rows in parts
+        ]
+        kind, best = max(found, key=lambda pair: _value(pair[1], whole, likelihood))
+    objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
+    searches: list[Search] = []
+    for number, component in enumerate([best.components[0], *others]):
+        if kind == "all" and not number:  # it has climbed there
+            searches.append(best)
+        else:
+            # Noise that a rough kernel explains away is not there for a smooth one to begin with.
+            start = component.with_length_scale_of(best.components[0]) if number else component
+            parameters = None if number else best.parameters
+            searches.append(_short_climb(start, objective, likelihood, parameters))
+        if callback is not None and callback(number, {"loss": -searches[-1].value}):
+            break
+    # Akaike's criterion: a nat for every hyper-parameter.
+    return max(searches, key=lambda search: search.value - len(search.components[0].theta))
+
+
+#: Ways to take some rows of many.
+_PARTS: dict[str, Callable[[Series, int], Series]] = {
+    "spread": lambda series, n_rows: series.thinned(n_rows),
+    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // N_STRETCHES),
+}
+
+
+def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Component]:
+    """The first kernel, and those whose hyper-parameters so many rows can tell."""
+    first, *others = kernels
+    others = [kernel for kernel in others if ROWS_A_PARAMETER * kernel.n_dims <= n_rows]
+    return [Component(kernel) for kernel in (first, *others)]
+
+
+def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:
+    """Evidence of other data at the hyper-parameters that a search found."""
+    options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
+    return maximise(search.components, objective, likelihood, **options).value
+
+
+def _search_scale(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    series: Series,
+    *,
+    climbs: bool = True,
+) -> Search:
+    """The best of several multiples of the length scales, or where a climb from it ends."""
+    parameters = likelihood.initial(component.theta)
+    thetas = component.scaled(_telling_scales(component, series))
+    values = [
+        objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
+        for theta in thetas
+    ]
+    best = int(np.argmax(values))
+    found = Search([component.at(thetas[best])], parameters, values[best])
+    return _short_climb(found.components[0], objective, likelihood) if climbs else found
+
+
+def _short_climb(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    parameters: Tensor | None = None,
+) -> Search:
+    """A search that is short, for comparison."""
+    tol = max(CHOICE_TOL, CHOICE_NATS / objective.total)
+    options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
+    return maximise([component], objective, likelihood, parameters=parameters, **options)
+
+
+def _telling_scales(component: Component, series: Series) -> Tensor:
+    """Multiples of the length scales that are not all noise between the rows."""
+    gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
+    gaps = gaps[gaps.isfinite()]
+    scales = torch.from_numpy(SCALES)
+    if not (len(gaps) and len(own)):
+        return scales[1:2]
+    short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
+    telling = own.mean().exp() * scales >= LEAST_SCALE * short
+    return scales[: max(2, int(telling.sum()))]

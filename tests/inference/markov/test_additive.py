@@ -7,14 +7,18 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
-from skgp.inference.markov.additive_binned import AdditivePosterior, Tables, bin_priors
-from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.additive import BinnedRows, BinnedState, RowsState, distinct_rows
+from skgp.inference.markov.additive_bins import (
+    AdditivePosterior,
+    AdditiveStatistics,
+    Tables,
+    bin_priors,
+    make_bins,
+)
 from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior, condition_rows
-from skgp.inference.markov.additive_sites import BinnedRows, distinct_rows
-from skgp.inference.markov.additive_states import BinnedState, RowsState
 from skgp.kernels import Cosine, sde_processes, state_space
 from skgp.learning.markov.objectives import RowsElbo
-from skgp.learning.markov.search import KernelParameters
+from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space import fit_additive, fit_additive_statistics
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
@@ -419,8 +423,8 @@ def test_search_sets_a_useless_component_aside_within_bounds():
     "kernel", [KERNELS[1], 2.0 * Matern(2.0) * ExpSineSquared(1.5, 1.2)], ids=["affine", "curved"]
 )
 def test_component_pulls_gradients_as_autograd_does(kernel):
-    component = KernelParameters(kernel)
-    theta = (component.start + 0.3).requires_grad_()
+    component = Component(kernel)
+    theta = (component.theta + 0.3).requires_grad_()
     parameters = component.form.parameters(theta)
     slope = torch.linspace(-1, 1.5, len(parameters), dtype=torch.float64)
     expected = torch.autograd.grad(parameters @ slope, theta)[0]

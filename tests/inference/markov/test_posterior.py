@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
-from skgp.inference.markov import chunks
+from skgp.inference.markov import series
 from skgp.inference.markov.posterior import Posterior
 from skgp.kernels.sde import state_space
 from tests.reference.state_space import awkward_series, dense_posterior, model_covariance
@@ -48,7 +48,7 @@ class Problem:
 
 @pytest.fixture(params=[2**29, 30_000], ids=["one tile", "many tiles"])
 def tile_bytes(request, monkeypatch):
-    monkeypatch.setattr(chunks, "TILE_BYTES", request.param)
+    monkeypatch.setattr(series, "TILE_BYTES", request.param)
 
 
 @each_kernel

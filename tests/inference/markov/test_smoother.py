@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
-from skgp.inference.markov import chunks, dense
+from skgp.inference.markov import series as layout
+from skgp.inference.markov import smoother
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError
@@ -26,7 +27,7 @@ SUM = MATERN + 0.4 * Matern(3.0, nu=2.5)
 def route(request, monkeypatch):
     """Short series go either way; both are held to the same oracles."""
     if request.param == "chunks":
-        monkeypatch.setattr(dense, "MAX_TIMES", 0)
+        monkeypatch.setattr(smoother, "MAX_TIMES", 0)
     return request.param
 
 
@@ -101,7 +102,7 @@ def test_evidence_of_a_few_points(n):
 def test_evidence_in_tiles_is_the_same(monkeypatch):
     series = tensors(*awkward_series(200))
     whole = evidence(dynamics_of(SUM), *series)
-    monkeypatch.setattr(chunks, "TILE_BYTES", 60_000)
+    monkeypatch.setattr(layout, "TILE_BYTES", 60_000)
     tiled = evidence(dynamics_of(SUM), *series)
     assert tiled.log_normalizer == pytest.approx(whole.log_normalizer, rel=1e-13)
     for name in ("parameter_gradient", "mean", "var"):
@@ -189,7 +190,7 @@ def test_pivots_near_zero_are_exact_or_refused(near):
 
 @pytest.mark.parametrize("tile_bytes", [2**29, 30_000])
 def test_negative_weights_that_are_too_large_are_refused(monkeypatch, tile_bytes):
-    monkeypatch.setattr(chunks, "TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(layout, "TILE_BYTES", tile_bytes)
     x, beta, weight = awkward_series(80)
     weight[[10, 11]] = -40.0
     with pytest.raises(NotPositiveDefiniteError, match="negative eigenvalues.*Halve the step"):
@@ -228,9 +229,9 @@ def test_little_noise_and_long_series_are_not_for_the_dense_route():
     dynamics, gaps = dynamics_of(MATERN), torch.full((50,), 0.1, dtype=torch.float64)
     weight = torch.ones_like(gaps)
     gap = gaps.index_fill(0, torch.tensor([20]), torch.inf)
-    prior = dense.DensePrior.of(dynamics, gaps)
+    prior = smoother.DensePrior.of(dynamics, gaps)
     assert prior.suits(weight) and not (prior.suits(1e8 * weight) or prior.suits(-weight))
-    assert all(dense.DensePrior.of(dynamics, each) is None for each in (gap, gaps.repeat(9)))
+    assert all(smoother.DensePrior.of(dynamics, each) is None for each in (gap, gaps.repeat(9)))
 
 
 def test_evidence_may_enter_a_graph():

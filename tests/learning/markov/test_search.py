@@ -9,8 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.inference.markov.series import make_series
-from skgp.learning.markov import choice
-from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov import search
 from skgp.learning.markov.defaults import SCALES
 from skgp.learning.markov.objectives import (
     Evaluation,
@@ -18,7 +17,7 @@ from skgp.learning.markov.objectives import (
     SharedEvidence,
     VariationalEvidence,
 )
-from skgp.learning.markov.search import Search, maximise
+from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -112,10 +111,10 @@ def test_processes_share_what_is_learned():
     alone = [maximise([matern(1.5)], GaussianEvidence(each), NOISE) for each in series]
     shared = SharedEvidence([GaussianEvidence(each) for each in series])
     both = maximise([matern(1.5)], shared, NOISE)
-    scales = [search.kernel.k2.length_scale for search in (alone[0], both, alone[1])]
+    scales = [each.kernel.k2.length_scale for each in (alone[0], both, alone[1])]
     assert scales[0] < scales[1] < scales[2]
-    for search in alone:
-        value = maximise([search.kernel], shared, NOISE, parameters=search.parameters, max_iter=0)
+    for each in alone:
+        value = maximise([each.kernel], shared, NOISE, parameters=each.parameters, max_iter=0)
         assert both.value > value.value
 
 
@@ -177,11 +176,10 @@ def test_labels_have_an_evidence_too():
 def no_climbs(monkeypatch):
     """A choice ends where it starts."""
 
-    def stay(climb, start):
-        kernels = climb.place.kernels(start["place"])
-        return Search(kernels, start["likelihood"], climb.evaluate(start).value)
+    def stay(component, objective, family, parameters=None):
+        return maximise([component], objective, family, parameters=parameters, max_iter=0)
 
-    monkeypatch.setattr(choice, "_short_climb", stay)
+    monkeypatch.setattr(search, "_short_climb", stay)
 
 
 class Prize:
@@ -224,11 +222,11 @@ def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_cli
     series = make_series(torch.from_numpy(x), torch.from_numpy(y))
     starts = iter(scales)
 
-    def search_scale(kernel, objective, family, series):
+    def search_scale(component, objective, family, series):
         assert objective.total < 5000
-        return Search([matern(1.5, next(starts))], torch.tensor([np.log(0.09)]), 0.0)
+        return Search([Component(matern(1.5, next(starts)))], torch.tensor([np.log(0.09)]), 0.0)
 
-    monkeypatch.setattr(choice, "_search_scale", search_scale)
+    monkeypatch.setattr(search, "_search_scale", search_scale)
     found = choose_kernel([matern(1.5)], lambda p: GaussianEvidence(p[0]), [series], NOISE)
     assert found.kernel.k2.length_scale == pytest.approx(1.5)
 
@@ -250,7 +248,7 @@ def test_a_climb_starts_from_the_best_of_several_length_scales(no_climbs, data):
 def test_length_scales_far_below_the_gaps_are_not_tried(own):
     times = torch.arange(50, dtype=torch.float64)
     series = make_series(times, torch.zeros(50).double())
-    tried = own * choice._telling_scales(matern(1.5, own), series)
+    tried = own * search._telling_scales(Component(matern(1.5, own)), series).numpy()
     untried = own * SCALES[len(tried) :]
     assert len(tried) >= 2 and (untried < 0.1).all()
     assert (tried[2:] >= 0.1).all() and len(untried)
