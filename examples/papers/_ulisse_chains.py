@@ -12,7 +12,7 @@ from _ulisse_problem import NAMES, Problem
 from skgp.learning.posterior.exact import sample_exact
 from skgp.learning.posterior.samples import PosteriorSamples
 from skgp.models.bayesian import sample_stochastic
-from skgp.samplers import ess_bulk, r_hat
+from skgp.samplers import Run, ess_bulk, r_hat
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "Langevin": {"sampler": "langevin"},
@@ -74,10 +74,10 @@ def _chains(
             found = sample_stochastic(
                 problem.posterior,
                 rng=np.random.default_rng(1),
-                n_chains=n_chains,
-                n_samples=n_samples,
-                callback=Progress(name, most_seconds),
                 **options,
+                run=Run(
+                    n_chains=n_chains, n_draws=n_samples, callback=Progress(name, most_seconds)
+                ),
             )
         seconds = time.process_time() - start
         chains = _by_chain(found)

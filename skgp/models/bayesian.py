@@ -53,6 +53,7 @@ References
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ from skgp.learning.posterior.stochastic_gradient import (
 )
 from skgp.linalg import NumericalWarning
 from skgp.optim.stopping import Stopped, StopRecorder
-from skgp.samplers import PowerSchedule, stochastic_langevin
+from skgp.samplers import PowerSchedule, Run, stochastic_langevin
 
 Callback = Callable[[int, dict], bool | None]
 #: The samplers of each solver, the default first.
@@ -155,12 +156,23 @@ def choose_kernel(
 
 
 def draw_samples(
-    posterior: LogPosterior, plan: Plan, *, schedule: str, of_cg: dict[str, Any], **common: Any
+    posterior: LogPosterior,
+    plan: Plan,
+    *,
+    rng: np.random.Generator,
+    starts: Sequence[np.ndarray],
+    schedule: str,
+    of_cg: dict[str, Any],
+    **of_run: Any,  # of `sample_exact`, besides: None is for what the sampler takes by default
 ) -> PosteriorSamples:
-    """Samples of the posterior by the sampler of the plan; `common` is what all of them take."""
+    """Samples of the posterior by the sampler of the plan."""
     if plan.solver == "cholesky":
-        return sample_exact(posterior, sampler=plan.sampler, **common)
-    return sample_stochastic(posterior, sampler=plan.sampler, schedule=schedule, **of_cg, **common)
+        return sample_exact(posterior, sampler=plan.sampler, rng=rng, starts=starts, **of_run)
+    of_run["n_draws"] = of_run.pop("n_samples")
+    run = Run(**{name: value for name, value in of_run.items() if value is not None})
+    return sample_stochastic(
+        posterior, rng=rng, run=run, sampler=plan.sampler, schedule=schedule, starts=starts, **of_cg
+    )
 
 
 def find_optimum(
@@ -195,20 +207,13 @@ def sample_stochastic(
     posterior: LogPosterior,  # its density is evaluated on subsets of the observations alone
     *,
     rng: np.random.Generator,
+    run: Run | None = None,  # to an ESS of 400 by default
     sampler: str = "langevin",  # "langevin", "mala" or "sgld"
     schedule: str = "constant",  # or "paper": falling from 0.1 to 1e-4, section 5.1
-    roulette: str = "adaptive",  # or "paper": see `ulisse`
-    n_chains: int | None = None,  # 4
-    n_warmup: int = 50,
-    n_samples: int | None = None,  # draws of a chain, at most; 1000
-    target_ess: float = 400,  # at which to stop, with an R-hat of at most 1.01
-    n_probes: int = 4,  # of a gradient
-    rank: int | str = "auto",  # of the preconditioner
-    dtype: torch.dtype = torch.float32,
-    memory_budget: float = 4e9,  # bytes; no more workers than kernel matrices fit in it
     starts: Sequence[np.ndarray] = (),
-    n_jobs: int | None = None,  # of joblib; results depend on it only by rounding
-    callback: Callback | None = None,
+    rank: int | str = "auto",  # of the preconditioner
+    roulette: str = "adaptive",  # or "paper": see `ulisse`
+    **of_field: Any,  # of `StochasticGradient`: `n_probes`, `dtype`, `memory_budget`
 ) -> PosteriorSamples:
     """Sample the posterior with stochastic gradients of its logarithm.
 
@@ -221,13 +226,8 @@ def sample_stochastic(
     the set-up did not converge, the mode is the only sample.
     """
     _check(sampler=sampler, schedule=schedule, roulette=roulette)
-    n_chains, n_draws = n_chains or 4, tuned.MOST_DRAWS if n_samples is None else n_samples
-    recorder = StopRecorder(callback)
-    of_field: dict[str, Any] = {
-        "n_probes": n_probes,
-        "dtype": dtype,
-        "memory_budget": memory_budget,
-    }
+    run = run or Run(target_ess=400)
+    recorder = StopRecorder(run.callback)
     # Eq. (9), and section 5.1: a mode and the metric M there.
     field = StochasticGradient(posterior, roulette=roulette, **of_field)
     start = set_up(field, rng=rng, rank=rank, starts=starts, callback=recorder)
@@ -241,7 +241,7 @@ def sample_stochastic(
         target = SampledGradient(plain)
     else:
         try:
-            target, error = _anchored(start, generator, memory_budget, recorder)
+            target, error = _anchored(start, generator, recorder)
         except Stopped:
             return _mode_alone(sampler, start, STOPPED)
     # Eq. (5), chains from N(mode, M) in coordinates whitened by M.
@@ -250,23 +250,21 @@ def sample_stochastic(
         start.mode,
         start.covariance,
         rng=rng,
+        run=replace(
+            run,
+            n_jobs=_workers(run, start.field),
+            every=iterations_between_calls(len(posterior.data.y)),
+            callback=recorder,
+        ),
         sampler=sampler,
-        schedule=_schedule(sampler, schedule, posterior.n_dims, n_warmup + n_draws),
+        schedule=_schedule(sampler, schedule, posterior.n_dims, run.n_warmup + run.n_draws),
         bounds=posterior.bounds,
-        n_chains=n_chains,
-        n_warmup=n_warmup,
-        n_draws=n_draws,
-        target_ess=target_ess,
-        max_r_hat=tuned.MAX_R_HAT,
-        n_jobs=_workers(n_jobs, n_chains, start.field, memory_budget),
-        every=iterations_between_calls(len(posterior.data.y)),
-        callback=recorder,
     )
     if found.points.shape[1] == 0:
         return _mode_alone(sampler, start, STOPPED if recorder.stopped else _NONE_KEPT)
     spent = target.anchor.n_gradients if target.anchor else 0
     return samples_of_chains(
-        found, sampler, start.mode, chain_problems(found, sampler, target_ess, error),
+        found, sampler, start.mode, chain_problems(found, sampler, run.target_ess, error),
         n_entries=len(target.anchor.bank) if target.anchor else 0, rank=target.field.rank,
         n_gradients=start.n_gradients + spent + found.n_gradients,
     )  # fmt: skip
@@ -292,12 +290,13 @@ def _schedule(sampler: str, schedule: str, n_dims: int, n_iterations: int) -> Po
 
 
 def _anchored(
-    start: SetUp, generator: torch.Generator, memory_budget: float, recorder: StopRecorder
+    start: SetUp, generator: torch.Generator, recorder: StopRecorder
 ) -> tuple[SampledGradient, float]:
     """Gradients anchored at the mode, and the variance of the mean there, whitened."""
     field = start.field
     size = field.n_probes * (len(field.posterior.data.y) + field.rank)
-    affordable = int(tuned.BANK_MEMORY * memory_budget / (size * field.operator.dtype.itemsize))
+    share = tuned.BANK_MEMORY * field.memory_budget
+    affordable = int(share / (size * field.operator.dtype.itemsize))
     noise = start.noise if math.isfinite(start.noise) else math.inf
     n_entries = math.ceil(
         min(max(noise / tuned.BANK_ERROR, tuned.BANK), tuned.LARGEST_BANK, max(affordable, 2))
@@ -314,12 +313,12 @@ def _anchored(
     return SampledGradient(field, anchor), float(error)
 
 
-def _workers(n_jobs: int | None, n_chains: int, field: StochasticGradient, budget: float) -> int:
+def _workers(run: Run, field: StochasticGradient) -> int:
     """How many workers: each makes a kernel matrix of its own, where it is stored."""
-    n_workers, operator = min(effective_n_jobs(n_jobs), n_chains), field.operator
+    n_workers, operator = min(effective_n_jobs(run.n_jobs), run.n_chains), field.operator
     if operator.stored:
         matrix = operator.dtype.itemsize * len(field.posterior.data.y) ** 2
-        n_workers = min(n_workers, int(budget / matrix))
+        n_workers = min(n_workers, int(field.memory_budget / matrix))
     return max(1, n_workers)
 
 

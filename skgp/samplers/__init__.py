@@ -2,6 +2,7 @@
 
 from skgp.samplers.defaults import SEGMENT
 from skgp.samplers.diagnostics import (
+    Run,
     effective_sample_size,
     ess_bulk,
     ess_spread,
@@ -14,12 +15,18 @@ from skgp.samplers.diagnostics import (
 from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
 from skgp.samplers.importance import (
     ImportanceSamples,
+    Rounds,
     StudentMixture,
     StudentT,
     adaptive_importance_sampling,
 )
-from skgp.samplers.langevin import LangevinResult, stochastic_langevin
-from skgp.samplers.langevin_steps import NoisyGradient, PowerSchedule, noise_ratio
+from skgp.samplers.langevin import (
+    LangevinResult,
+    NoisyGradient,
+    PowerSchedule,
+    noise_ratio,
+    stochastic_langevin,
+)
 
 __all__ = [
     "SEGMENT",
@@ -28,6 +35,8 @@ __all__ = [
     "LangevinResult",
     "NoisyGradient",
     "PowerSchedule",
+    "Rounds",
+    "Run",
     "StudentMixture",
     "StudentT",
     "adaptive_importance_sampling",

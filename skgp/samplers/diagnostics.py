@@ -1,4 +1,4 @@
-r"""Whether chains have mixed, whether importance weights can be trusted, and weights that help.
+r"""How long chains run, whether they have mixed, whether importance weights can be trusted.
 
 Chains are arrays (n_chains, n_draws) of one quantity; weights are given by their logarithms (s,),
 up to a constant, -inf being a weight of zero. Costs are O(N log N).
@@ -16,7 +16,8 @@ References
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import wraps
 
 import numpy as np
@@ -25,7 +26,52 @@ from scipy.stats import rankdata
 
 from skgp.samplers import defaults as tuned
 
+Callback = Callable[[int, dict], bool | None]
+
 # ------------------------------------------------------------------------------------- chains
+
+
+@dataclass(frozen=True)
+class Run:
+    """How long several chains run, when they are done, and who hears of it."""
+
+    n_chains: int = 4
+    n_warmup: int = 50  # iterations that adapt the sampler, and are dropped
+    n_draws: int = 1000  # most iterations of a chain after these
+    target_ess: float = math.inf  # sampling ends early where every coordinate meets this
+    max_r_hat: float = 1.01  # and this
+    n_jobs: int | None = None  # of joblib; draws depend on it only by rounding
+    every: int = tuned.SEGMENT  # iterations between two callbacks, at most 25
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.n_chains, self.n_draws, self.every) < 1 or self.n_warmup < 0:
+            raise ValueError(
+                "n_chains, n_draws and every must be at least 1 and n_warmup not negative; got "
+                f"n_chains={self.n_chains}, n_draws={self.n_draws}, n_warmup={self.n_warmup}, "
+                f"every={self.every}."
+            )
+
+    def stretches(self) -> Iterator[tuple[int, bool]]:
+        """How many iterations until the next callback, and whether a segment ends there.
+
+        Segments are 25 iterations of the warm-up or of the draws, less at the end of these, and
+        their stretches at most `every` long: what is done between segments does not depend on it.
+
+        >>> list(Run(n_warmup=25, n_draws=30, every=10).stretches())[3:]
+        [(10, False), (10, False), (5, True), (5, True)]
+        """
+        for n in (self.n_warmup, self.n_draws):
+            for start in range(0, n, tuned.SEGMENT):
+                left = min(tuned.SEGMENT, n - start)
+                while left > 0:
+                    n_steps = min(self.every, left)
+                    left -= n_steps
+                    yield n_steps, left == 0
+
+    def stops(self, iteration: int, info: dict) -> bool:
+        """Whether the callback, told of an iteration, ends the sampling."""
+        return self.callback is not None and bool(self.callback(iteration, info))
 
 
 def _of_chains(measure: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:
@@ -148,6 +194,17 @@ def _autocovariance(chains: np.ndarray) -> np.ndarray:
     centred = chains - chains.mean(axis=1, keepdims=True)
     spectrum = np.fft.rfft(centred, n=2 * n_draws)  # zeros behind: no wrapping round
     return np.fft.irfft(np.abs(spectrum) ** 2)[:, :n_draws] / n_draws
+
+
+def cholesky_factor(covariance: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor of a covariance (p, p); a ValueError with a remedy without one."""
+    try:
+        return np.linalg.cholesky(np.asarray(covariance, float))
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            "covariance must be symmetric and positive definite; its smallest eigenvalue is "
+            f"{np.linalg.eigvalsh(covariance)[0]:.3g}. Raise its diagonal."
+        ) from None
 
 
 # ------------------------------------------------------------------------------------ weights

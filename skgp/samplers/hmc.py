@@ -31,8 +31,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from skgp.samplers import defaults as tuned
-from skgp.samplers.chains import Callback, check_counts, cholesky_factor, stretches
-from skgp.samplers.diagnostics import mixing
+from skgp.samplers.diagnostics import Run, cholesky_factor, mixing
 from skgp.samplers.importance import StudentMixture
 
 LogDensityAndGradient = Callable[[np.ndarray], tuple]
@@ -71,19 +70,12 @@ def hamiltonian_monte_carlo(
     covariance: np.ndarray,  # (p, p), of an approximation of the target
     *,
     rng: np.random.Generator,
+    run: Run | None = None,  # its `target_ess` is for bulk and tail; half of it for the variance
     starts: np.ndarray | None = None,  # (n_chains, p); draws of the approximation by default
     jumps: StudentMixture | None = None,  # proposes jumps, which ask for
     log_density: Callable[[np.ndarray], Any] | None = None,  # the log-density alone
-    n_chains: int = 4,
-    n_warmup: int = 50,  # iterations that find step size and metric, and are dropped
-    n_draws: int = 500,  # most iterations of a chain after these
-    target_ess: float = math.inf,  # sampling ends early where bulk and tail of every coordinate
-    max_r_hat: float = 1.01,  # meet both, and its variance half of the first
     target_acceptance: float = 0.8,
-    batched: bool = False,  # the target takes points (k, p)
-    n_jobs: int | None = None,  # of joblib, over the chains unless `batched`
-    every: int = tuned.SEGMENT,  # iterations between two callbacks, at most 25
-    callback: Callback | None = None,
+    batched: bool = False,  # the target takes points (k, p), and `n_jobs` is not used
 ) -> HMCResult:
     """Draw from a density known up to a constant, with its gradient.
 
@@ -94,45 +86,44 @@ def hamiltonian_monte_carlo(
     Raises
     ------
     ValueError
-        If `covariance` is not positive definite, a count is less than 1, or the target vanishes
-        near the mean.
+        If `covariance` is not positive definite, or the target vanishes near the mean.
     """
-    check_counts(n_chains, n_warmup, n_draws, every)
-    mean, factor = np.asarray(mean, float), cholesky_factor(covariance)
+    run = run or Run()
     points: list[np.ndarray] = []
     values: list[np.ndarray] = []
-    with Parallel(n_jobs=None if batched else n_jobs) as parallel:
+    with Parallel(n_jobs=None if batched else run.n_jobs) as parallel:
         evaluate, leaps = evaluator(target, batched, parallel), None
         if jumps is not None and log_density is not None:
             leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), tuned.JUMPS)
         chains = Chains(
-            evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, leaps
-        )
-        for n_steps, segment_ends in stretches(n_warmup, n_draws, every):
+            evaluate, np.asarray(mean, float), cholesky_factor(covariance), rng, run,
+            target_acceptance, starts, leaps,
+        )  # fmt: skip
+        for n_steps, segment_ends in run.stretches():
             for _ in range(n_steps):
                 chains.iterate()
                 points.append(chains.u())
                 values.append(chains.value)
-            result = _result(chains, points, values, (target_ess, max_r_hat))
+            result = _result(chains, points, values, run)
             info = {
                 "loss": -float(np.mean(values[-n_steps:])),
                 "ess": float(np.minimum(result.ess, result.ess_tail).min()),
                 "r_hat": float(result.r_hat.max()),
             }
-            stopped = callback is not None and callback(chains.n_done, info)
-            if stopped or (segment_ends and result.converged):
+            if run.stops(chains.n_done, info) or (segment_ends and result.converged):
                 break
     return result
 
 
-def _result(chains: "Chains", points, values, wanted: tuple[float, float]) -> HMCResult:
+def _result(chains: "Chains", points, values, run: Run) -> HMCResult:
     """Everything drawn after the warm-up, and whether it is as good as wanted."""
     warming_up = len(points) <= chains.n_warmup
     first = 0 if warming_up else chains.n_warmup
     drawn = np.stack(points[first:], axis=1)  # (c, n, p)
     rhats, ess, tail, spread = mixing(drawn)
-    enough = np.all(np.minimum(ess, tail) >= wanted[0]) and np.all(spread >= wanted[0] / 2)
-    good = enough and np.all(rhats <= wanted[1])
+    enough = np.all(np.minimum(ess, tail) >= run.target_ess)
+    enough = enough and np.all(spread >= run.target_ess / 2)
+    good = enough and np.all(rhats <= run.max_r_hat)
     return HMCResult(
         points=drawn,
         log_density=np.stack(values[first:], axis=1),
@@ -191,19 +182,19 @@ class Chains:
     """Where all chains are, in whitened coordinates, and how they move."""
 
     def __init__(
-        self, evaluate, mean, factor, rng, n_chains, n_warmup, target_acceptance, starts, jumps,
-    ) -> None:  # fmt: skip
+        self, evaluate, mean, factor, rng, run: Run, target_acceptance, starts, jumps
+    ) -> None:
         self._jumps, self._moved = jumps, False  # whether the gradient is that of another point
         self._evaluate, self._mean, self._factor, self._rng = evaluate, mean, factor, rng
-        self.n_warmup, self._target_acceptance = n_warmup, target_acceptance
+        self.n_warmup, self._target_acceptance = run.n_warmup, target_acceptance
         self.n_done, self.n_gradients = 0, 0
-        self._n_paths, self._accepted = 0, np.zeros(n_chains)
+        self._n_paths, self._accepted = 0, np.zeros(run.n_chains)
         self._path_share = 0.5
         self._jumped: list[float] = []
-        self.n_divergent = np.zeros(n_chains, dtype=int)
+        self.n_divergent = np.zeros(run.n_chains, dtype=int)
         self._window: list[np.ndarray] = []
         p = len(mean)
-        x = rng.standard_normal((n_chains, p)) if starts is None else self._whitened(starts)
+        x = rng.standard_normal((run.n_chains, p)) if starts is None else self._whitened(starts)
         self._begin(x)
         self._restart(1.2 * p**-0.25)  # acceptance of about 0.8 for a standard normal target
 

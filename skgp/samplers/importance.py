@@ -38,8 +38,12 @@ from joblib import Parallel, delayed
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
 from skgp.samplers import defaults as tuned
-from skgp.samplers.chains import Callback, cholesky_factor
-from skgp.samplers.diagnostics import effective_sample_size, pareto_k
+from skgp.samplers.diagnostics import (
+    Callback,
+    cholesky_factor,
+    effective_sample_size,
+    pareto_k,
+)
 
 LogDensity = Callable[[np.ndarray], Any]
 
@@ -161,24 +165,43 @@ class _Round:
         return np.bincount(self.owner[: len(self.values)], minlength=len(self.proposals))
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """How many points are drawn, when they are enough, and who hears of it."""
+
+    n_points: int = 256  # a round; even
+    max_rounds: int = 20
+    target_ess: float = 400  # effective points at which to end, half of them for variances (of
+    max_pareto_k: float = 0.7  # which mirrored pairs of a Gaussian have as many), with this k
+    df: float = 10  # of the proposals: tails heavier than a Gaussian's
+    chunk_size: int | None = None  # the target takes so many points (k, p) at once; None: one
+    n_jobs: int | None = None  # of joblib, over chunks of fixed composition: results are the same
+    every: int | None = None  # points between two callbacks; None: a round
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_points < 2 or self.n_points % 2 or self.max_rounds < 1 or self.stretch < 1:
+            raise ValueError(
+                "n_points must be even and at least 2, and max_rounds and every at least 1; got "
+                f"n_points={self.n_points}, max_rounds={self.max_rounds}, every={self.stretch}."
+            )
+
+    @property
+    def stretch(self) -> int:
+        """Points between two callbacks."""
+        return self.n_points if self.every is None else self.every
+
+
 def adaptive_importance_sampling(
     log_density: LogDensity,  # (p,) -> float; -inf (or NaN) where it vanishes
     mean: np.ndarray,  # (p,) and (p, p), of a first, rough approximation of the target,
     covariance: np.ndarray,  # or (m, p) and (m, p, p), of the m components of one
     *,
     rng: np.random.Generator,
+    rounds: Rounds | None = None,
     shares: np.ndarray | None = None,  # (m,), of the components; equal by default
     wide: tuple[np.ndarray, np.ndarray] | None = None,  # centre and scales (p,) of a proposal that
     wide_share: float = 1 / 8,  # has this share of every round, to reach what the others may miss
-    target_ess: float = 400,  # effective points at which to end, half of them for variances (of
-    max_pareto_k: float = 0.7,  # which mirrored pairs of a Gaussian have as many), with this k
-    n_points: int = 256,  # a round; even
-    max_rounds: int = 20,
-    df: float = 10,  # of the proposals: tails heavier than a Gaussian's
-    chunk_size: int | None = None,  # `log_density` takes so many points (k, p) at once; None: one
-    n_jobs: int | None = None,  # of joblib, over chunks of fixed composition: results are the same
-    every: int | None = None,  # points between two callbacks; None: a round
-    callback: Callback | None = None,
 ) -> ImportanceSamples:
     """Weighted points of a density known up to a constant.
 
@@ -189,40 +212,48 @@ def adaptive_importance_sampling(
     Raises
     ------
     ValueError
-        If a covariance is not positive definite, `n_points` is odd or less than 2, or the target
-        vanishes at every point of the first round.
+        If a covariance is not positive definite, or the target vanishes at every point of the first
+        round.
     """
-    every = n_points if every is None else every
-    if n_points < 2 or n_points % 2 or min(max_rounds, every) < 1:
-        raise ValueError(
-            "n_points must be even and at least 2, and max_rounds and every at least 1; "
-            f"got n_points={n_points}, max_rounds={max_rounds}, every={every}."
-        )
+    plan = rounds or Rounds()
     means = np.atleast_2d(np.asarray(mean, float))
     covariances = np.asarray(covariance, float).reshape(len(means), means.shape[1], -1)
-    mixture = [_proposal(*each, 0, df) for each in zip(means, covariances, strict=True)]
+    mixture = [_proposal(*each, 0, plan.df) for each in zip(means, covariances, strict=True)]
     weights = np.ones(len(mixture)) if shares is None else np.asarray(shares, float)
-    others = [] if wide is None else [StudentT(wide[0], np.diag(wide[1]), df)]
-    n_wide = 2 * round(wide_share * n_points / 2) * len(others)
-    rounds: list[_Round] = []
-    with Parallel(n_jobs=n_jobs) as parallel:
-        for t in range(max_rounds):
-            rounds.append(_draw(mixture, weights / weights.sum(), others, n_wide, n_points, rng))
-            now, stopped = rounds[-1], False
-            while len(now.values) < n_points and not stopped:
-                more = now.drawn[len(now.values) : len(now.values) + every]
-                now.values = np.r_[now.values, _evaluate(log_density, more, parallel, chunk_size)]
-                if len(now.values) < n_points and not _any_finite(rounds):
-                    continue
-                samples = _weigh(rounds, target_ess, max_pareto_k)
-                stopped = callback is not None and bool(callback(t + 1, _info(samples)))
-            if samples.converged or stopped or t + 1 == max_rounds:
+    others = [] if wide is None else [StudentT(wide[0], np.diag(wide[1]), plan.df)]
+    n_wide = 2 * round(wide_share * plan.n_points / 2) * len(others)
+    done: list[_Round] = []
+    with Parallel(n_jobs=plan.n_jobs) as parallel:
+        for t in range(plan.max_rounds):
+            shares = weights / weights.sum()
+            done.append(_draw(mixture, shares, others, n_wide, plan.n_points, rng))
+            samples, stopped = _evaluated(done, log_density, plan, parallel)
+            if samples.converged or stopped or t + 1 == plan.max_rounds:
                 break
-            mixture, weights = _refitted(samples, mixture, weights, df)
-    mixture, weights = _refitted(samples, mixture, weights, df)
-    share = n_wide / n_points
+            mixture, weights = _refitted(samples, mixture, weights, plan.df)
+    mixture, weights = _refitted(samples, mixture, weights, plan.df)
+    share = n_wide / plan.n_points
     shares = np.append((1 - share) * weights / weights.sum(), [share] * len(others))
     return replace(samples, proposal=StudentMixture([*mixture, *others], shares))
+
+
+def _evaluated(
+    rounds: list[_Round], log_density: LogDensity, plan: Rounds, parallel: Parallel
+) -> tuple[ImportanceSamples, bool]:
+    """All points, those of the last round evaluated, and whether the callback stopped that."""
+    now = rounds[-1]
+    while True:
+        more = now.drawn[len(now.values) : len(now.values) + plan.stretch]
+        found = _evaluate(log_density, more, parallel, plan.chunk_size)
+        now.values = np.r_[now.values, found]
+        ended = len(now.values) == plan.n_points
+        if not ended and not any(np.isfinite(each.values).any() for each in rounds):
+            continue
+        samples = _weigh(rounds, plan.target_ess, plan.max_pareto_k)
+        info = _info(samples)
+        stopped = plan.callback is not None and bool(plan.callback(len(rounds), info))
+        if ended or stopped:
+            return samples, stopped
 
 
 def _draw(
@@ -242,10 +273,6 @@ def _draw(
     firsts = np.cumsum([0, *counts])[:-1]
     pair = [first + np.tile(np.arange(n // 2), 2) for first, n in zip(firsts, counts, strict=True)]
     return _Round(proposals, np.concatenate(drawn), owner, np.concatenate(pair), np.empty(0))
-
-
-def _any_finite(rounds: list[_Round]) -> bool:
-    return any(np.isfinite(each.values).any() for each in rounds)
 
 
 def _info(samples: ImportanceSamples) -> dict[str, float]:

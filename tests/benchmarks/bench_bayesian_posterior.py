@@ -27,7 +27,7 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes
 from skgp.learning.posterior.priors import default_priors
 from skgp.models.bayesian import sample_stochastic
-from skgp.samplers import adaptive_importance_sampling
+from skgp.samplers import Rounds, Run, adaptive_importance_sampling
 
 pytestmark = pytest.mark.benchmark
 
@@ -70,9 +70,12 @@ def reference(ard):
     target, rng = posterior(ard), np.random.default_rng(0)
     start = laplace_modes(target, rng=rng)[0]
     found = adaptive_importance_sampling(
-        target.log_density, start.u, start.covariance, rng=rng, target_ess=REFERENCE_ESS,
-        n_points=1024, max_rounds=60,
-    )  # fmt: skip
+        target.log_density,
+        start.u,
+        start.covariance,
+        rng=rng,
+        rounds=Rounds(target_ess=REFERENCE_ESS, n_points=1024, max_rounds=60),
+    )
     mean, sd = found.mean, np.sqrt(np.diag(found.covariance))
     print(f"\n  reference: ESS {found.ess:.0f}, Pareto k {found.pareto_k:.2f}")
     if folder:
@@ -130,7 +133,7 @@ def test_mala_posterior(ard):
 
 def test_papers_sgld_does_not_mix():
     """9000 iterations of four chains: what the paper's schedule gives for comparison."""
-    samples, *_ = run(False, 0, sampler="sgld", schedule="paper", n_samples=2250)
+    samples, *_ = run(False, 0, sampler="sgld", schedule="paper", run=Run(n_draws=2250))
     assert not samples.diagnostics["converged"]
 
 
@@ -148,7 +151,7 @@ def test_house_8l():
         told.append((time.process_time() - start, info))
 
     samples = sample_stochastic(
-        target, rng=np.random.default_rng(0), n_warmup=5, n_samples=25, callback=callback
+        target, rng=np.random.default_rng(0), run=Run(n_warmup=5, n_draws=25, callback=callback)
     )
     d, total = samples.diagnostics, time.process_time() - start
     print(

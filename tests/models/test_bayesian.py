@@ -25,6 +25,7 @@ from skgp.learning.posterior.stochastic_gradient import (
 from skgp.models import bayesian
 from skgp.models.bayesian import resolve_plan, sample_stochastic
 from skgp.priors import LogNormal
+from skgp.samplers import Run
 from tests.same import assert_same
 
 N = 40
@@ -71,9 +72,11 @@ def stand_in(field, *, rng, rank="auto", starts=(), callback=lambda *_: False, p
 @cache
 def samples(sampler):
     return sample_stochastic(
-        target(), rng=np.random.default_rng(1), sampler=sampler, n_warmup=20, target_ess=100,
-        n_samples=100,
-    )  # fmt: skip
+        target(),
+        rng=np.random.default_rng(1),
+        sampler=sampler,
+        run=Run(n_warmup=20, target_ess=100, n_draws=100),
+    )
 
 
 @pytest.mark.parametrize("sampler", ["langevin", "mala"])
@@ -113,9 +116,13 @@ def test_diagnostics_have_the_keys_of_hmc():
 def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
     """Steps that fall too soon are held where they move nothing; long ones are never held."""
     run = sample_stochastic(
-        target(), rng=np.random.default_rng(1), sampler="sgld", schedule=schedule,
-        roulette="paper", n_warmup=0, n_samples=110, n_chains=2,
-    )  # fmt: skip
+        target(),
+        rng=np.random.default_rng(1),
+        sampler="sgld",
+        schedule=schedule,
+        roulette="paper",
+        run=Run(n_warmup=0, n_draws=110, n_chains=2),
+    )
     d = run.diagnostics
     assert not d["converged"] and any(problem in each for each in d["problems"]), d["problems"]
     assert d["rank"] == d["n_entries"] == 0 and np.all(d["criterion"] > 0)
@@ -142,9 +149,10 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
     def run():
         told.clear()
         found = sample_stochastic(
-            target(), rng=np.random.default_rng(1), n_warmup=5, n_samples=10,
-            callback=lambda _, info: told.append("ess" in info),
-        )  # fmt: skip
+            target(),
+            rng=np.random.default_rng(1),
+            run=Run(n_warmup=5, n_draws=10, callback=lambda _, info: told.append("ess" in info)),
+        )
         return found, sum(told)
 
     few, seldom = run()
@@ -157,7 +165,9 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
 def test_a_stop_keeps_the_samples_so_far():
     def run(last):
         return sample_stochastic(
-            target(), rng=np.random.default_rng(1), n_warmup=25, callback=lambda i, _: i >= last
+            target(),
+            rng=np.random.default_rng(1),
+            run=Run(n_warmup=25, callback=lambda i, _: i >= last),
         )
 
     bank = 32 + 1  # estimates, one of them wide
@@ -171,7 +181,7 @@ def test_a_stop_keeps_the_samples_so_far():
 def test_samples_do_not_depend_on_the_workers():
     def run(n_jobs):
         return sample_stochastic(
-            target(), rng=np.random.default_rng(4), n_warmup=4, n_samples=8, n_jobs=n_jobs
+            target(), rng=np.random.default_rng(4), run=Run(n_warmup=4, n_draws=8, n_jobs=n_jobs)
         )
 
     alone = run(None)
@@ -185,7 +195,7 @@ def test_samples_do_not_depend_on_the_workers():
 def test_samples_are_drawn_in_processes():
     def run(n_jobs):
         return sample_stochastic(
-            target(), rng=np.random.default_rng(4), n_warmup=4, n_samples=8, n_jobs=n_jobs
+            target(), rng=np.random.default_rng(4), run=Run(n_warmup=4, n_draws=8, n_jobs=n_jobs)
         )
 
     np.testing.assert_allclose(run(None).u, run(2).u, rtol=1e-4)

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import genpareto, norm
 
 from skgp.samplers import (
+    Run,
     effective_sample_size,
     ess_bulk,
     ess_spread,
@@ -171,6 +172,13 @@ def test_stratified_resample_spreads_over_the_points(rng):
     ]
     independent = (weights @ (points - weights @ points) ** 2) / 25
     assert np.all(np.var(means, axis=0) < 0.2 * independent)
+
+
+@pytest.mark.parametrize("bad", [{"n_chains": 0}, {"n_draws": 0}, {"every": 0}, {"n_warmup": -1}])
+def test_run_refuses_counts_of_nothing(bad):
+    ((name, value),) = bad.items()
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        Run(**bad)
 
 
 def test_ess_spread_counts_draws_of_a_gaussian_and_sees_heavy_tails(rng):

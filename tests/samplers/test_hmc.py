@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from joblib import Parallel, parallel_config
 
-from skgp.samplers import StudentMixture, StudentT, ess_bulk, hamiltonian_monte_carlo
+from skgp.samplers import Run, StudentMixture, StudentT, ess_bulk, hamiltonian_monte_carlo
 from skgp.samplers.hmc import Chains, evaluator
 from tests.same import assert_same
 
@@ -45,7 +45,7 @@ def test_hmc_of_a_gaussian_finds_its_moments(rng):
     target = Gaussian(rng.standard_normal(5), root @ root.T + np.eye(5))
     # The approximation is off in mean and scale, as the Laplace approximation may be.
     found = hamiltonian_monte_carlo(
-        target, target.mean + 0.5, 0.5 * target.covariance, rng=rng, n_draws=300
+        target, target.mean + 0.5, 0.5 * target.covariance, rng=rng, run=Run(n_draws=300)
     )
     assert found.points.shape == (4, 300, 5)
     assert_moments(found.points, target.mean, np.diag(target.covariance))
@@ -57,14 +57,20 @@ def test_hmc_of_a_gaussian_finds_its_moments(rng):
 
 
 def test_hmc_of_a_skew_target_finds_its_moments(rng):
-    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2) / 3, rng=rng, n_draws=400)
+    found = hamiltonian_monte_carlo(
+        log_gamma, np.ones(2), np.eye(2) / 3, rng=rng, run=Run(n_draws=400)
+    )
     assert_moments(found.points, [0.9227843350984671] * 2, [0.3949340668482264] * 2)
 
 
 def test_hmc_corrects_paths_integrated_coarsely(rng):
     """Steps of 1.8 standard deviations: accepted blindly, their variance would be 5 times 1."""
     found = hamiltonian_monte_carlo(
-        Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), 2.25 * np.eye(1), rng=rng, n_warmup=0
+        Gaussian(np.zeros(1), np.eye(1)),
+        np.zeros(1),
+        2.25 * np.eye(1),
+        rng=rng,
+        run=Run(n_warmup=0, n_draws=500),
     )
     assert np.all(found.acceptance < 0.9)
     assert_moments(found.points, [0.0], [1.0])
@@ -75,9 +81,15 @@ def test_leapfrog_is_reversible_and_nearly_conserves_energy():
     lost = []
     for step in (0.2, 0.1):
         chains = Chains(
-            evaluator(log_gamma, False, Parallel()), np.ones(2), np.eye(2) / 3**0.5,
-            np.random.default_rng(0), 40, 0, 0.8, np.full((40, 2), 1.2), None,
-        )  # fmt: skip
+            evaluator(log_gamma, False, Parallel()),
+            np.ones(2),
+            np.eye(2) / 3**0.5,
+            np.random.default_rng(0),
+            Run(n_chains=40, n_warmup=0),
+            0.8,
+            np.full((40, 2), 1.2),
+            None,
+        )
         chains.step_size = step
         lost.append(np.mean([1 - chains.move()[0].mean() for _ in range(3)]))
     assert lost[1] < 0.4 * lost[0] < 0.1
@@ -92,9 +104,10 @@ def two_humps(x):
 
 
 def test_jumps_link_modes_that_paths_do_not(rng):
-    jumps = StudentMixture([StudentT(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)],
-                           np.array([0.7, 0.3]))  # fmt: skip
-    settings = dict(rng=rng, n_draws=400, batched=True, starts=np.full((4, 1), 5.0))
+    jumps = StudentMixture(
+        [StudentT(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)], np.array([0.7, 0.3])
+    )
+    settings = dict(rng=rng, run=Run(n_draws=400), batched=True, starts=np.full((4, 1), 5.0))
     stuck = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), **settings)
     assert stuck.points.min() > 0
     found = hamiltonian_monte_carlo(
@@ -114,9 +127,13 @@ def test_warm_up_learns_the_metric(rng):
     """Of scales 100 apart; without it a path of 64 steps would not cross the wider."""
     target = Gaussian(np.zeros(2), np.diag([1e4, 1.0]))
     found = hamiltonian_monte_carlo(
-        target, np.zeros(2), np.eye(2), rng=rng, n_warmup=200, n_draws=200,
+        target,
+        np.zeros(2),
+        np.eye(2),
+        rng=rng,
         starts=rng.standard_normal((4, 2)) * [100.0, 1.0],
-    )  # fmt: skip
+        run=Run(n_warmup=200, n_draws=200),
+    )
     assert found.ess.min() > 200 and found.n_gradients < 4 * 400 * 30
 
 
@@ -128,7 +145,7 @@ def test_chains_advance_by_one_call_for_all(rng):
         return -0.5 * (x**2).sum(1), -x
 
     found = hamiltonian_monte_carlo(
-        target, np.zeros(2), np.eye(2), rng=rng, n_chains=6, n_draws=100, batched=True
+        target, np.zeros(2), np.eye(2), rng=rng, batched=True, run=Run(n_chains=6, n_draws=100)
     )
     assert set(calls) == {6} and found.n_gradients == sum(calls)
     assert_moments(found.points, np.zeros(2), np.ones(2))
@@ -136,7 +153,11 @@ def test_chains_advance_by_one_call_for_all(rng):
 
 def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
     found = hamiltonian_monte_carlo(
-        log_gamma, np.ones(2), np.eye(2), rng=rng, target_ess=300, max_r_hat=1.1, n_draws=5000
+        log_gamma,
+        np.ones(2),
+        np.eye(2),
+        rng=rng,
+        run=Run(target_ess=300, max_r_hat=1.1, n_draws=5000),
     )
     assert found.converged and found.points.shape[1] < 1000 and np.all(found.r_hat <= 1.1)
     assert min(found.ess.min(), found.ess_tail.min()) >= 300 and found.ess_spread.min() >= 150
@@ -146,9 +167,12 @@ def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
 def test_hmc_does_not_depend_on_the_workers():
     def run(n_jobs):
         return hamiltonian_monte_carlo(
-            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(5), n_jobs=n_jobs,
-            n_warmup=10, n_draws=30,
-        )  # fmt: skip
+            log_gamma,
+            np.ones(2),
+            np.eye(2),
+            rng=np.random.default_rng(5),
+            run=Run(n_jobs=n_jobs, n_warmup=10, n_draws=30),
+        )
 
     alone = run(None)
     with parallel_config("threading"):
@@ -163,7 +187,7 @@ def test_hmc_counts_divergent_paths_and_stays_in_the_support(rng):
     def cliff(x):
         return (-0.5 * float(x @ x), -x) if x[0] < 1.0 else (math.nan, x)
 
-    found = hamiltonian_monte_carlo(cliff, np.zeros(1), np.eye(1), rng=rng, n_draws=200)
+    found = hamiltonian_monte_carlo(cliff, np.zeros(1), np.eye(1), rng=rng, run=Run(n_draws=200))
     assert found.points.max() < 1.0 and found.n_divergent.sum() > 10
     # The mean of a standard normal below 1.
     z = (found.points.mean() + 0.2876) / math.sqrt(0.6297 / found.ess[0])
@@ -180,7 +204,11 @@ def test_hmc_stopped_by_callback_keeps_its_draws(last, rng):
         return iteration >= last
 
     found = hamiltonian_monte_carlo(
-        log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, n_draws=500, callback=callback
+        log_gamma,
+        np.ones(2),
+        np.eye(2),
+        rng=rng,
+        run=Run(n_warmup=50, n_draws=500, callback=callback),
     )
     assert seen == list(range(25, last + 1, 25)) and found.points.shape == (4, 25, 2)
     assert found.warming_up == (last == 25) and not found.converged
@@ -190,9 +218,18 @@ def test_hmc_draws_the_same_however_often_it_calls_back():
     def run(every):
         seen = []
         found = hamiltonian_monte_carlo(
-            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(1), n_draws=50,
-            target_ess=20, max_r_hat=2.0, every=every, callback=lambda *told: seen.append(told[0]),
-        )  # fmt: skip
+            log_gamma,
+            np.ones(2),
+            np.eye(2),
+            rng=np.random.default_rng(1),
+            run=Run(
+                n_draws=50,
+                target_ess=20,
+                max_r_hat=2.0,
+                every=every,
+                callback=lambda *told: seen.append(told[0]),
+            ),
+        )
         return found, seen
 
     (seldom, few), (often, many) = run(25), run(1)
@@ -201,18 +238,16 @@ def test_hmc_draws_the_same_however_often_it_calls_back():
 
 
 def test_hmc_refuses_bad_input(rng):
-    for target, scale, counts, message in (
-        (log_gamma, -1.0, {}, "positive definite"),
-        (log_gamma, 1.0, {"n_chains": 0}, "n_chains=0"),
-        (log_gamma, 1.0, {"every": 0}, "every=0"),
-        (lambda x: (math.nan, x), 1.0, {}, "near the mean"),
+    for target, scale, message in (
+        (log_gamma, -1.0, "positive definite"),
+        (lambda x: (math.nan, x), 1.0, "near the mean"),
     ):
         with pytest.raises(ValueError, match=message):
-            hamiltonian_monte_carlo(target, np.ones(2), scale * np.eye(2), rng=rng, **counts)
+            hamiltonian_monte_carlo(target, np.ones(2), scale * np.eye(2), rng=rng)
 
 
 def test_hmc_result_of_some_chains(rng):
-    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, n_draws=50)
+    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, run=Run(n_draws=50))
     pair = found.select(np.array([1, 3]))
     assert_same(pair.points, found.points[[1, 3]])
     assert pair.ess[1] == ess_bulk(found.points[[1, 3], :, 1])

@@ -8,7 +8,7 @@ from joblib import parallel_config
 from scipy.special import gammaln
 from scipy.stats import kstest, multivariate_t, norm, t
 
-from skgp.samplers import StudentT, adaptive_importance_sampling
+from skgp.samplers import Rounds, StudentT, adaptive_importance_sampling
 from tests.same import assert_same
 
 
@@ -75,7 +75,7 @@ def test_importance_sampling_of_a_gaussian_finds_its_moments(p, rng):
     sd = np.sqrt(np.diag(target.covariance))
     start = target.mean + sd, 2 * target.covariance
     runs = [
-        adaptive_importance_sampling(target, *start, rng=child, n_points=128)
+        adaptive_importance_sampling(target, *start, rng=child, rounds=Rounds(n_points=128))
         for child in rng.spawn(8)
     ]
     assert all(run.converged and run.ess >= 400 and run.pareto_k < 0.7 for run in runs)
@@ -97,7 +97,7 @@ def assert_zero_mean(errors):
 def test_importance_weights_are_those_of_the_mixture(rng):
     target = LogGamma()
     found = adaptive_importance_sampling(
-        target, *rough(2), rng=rng, n_points=64, target_ess=1e9, max_rounds=1
+        target, *rough(2), rng=rng, rounds=Rounds(n_points=64, target_ess=1e9, max_rounds=1)
     )
     law = multivariate_t(np.ones(2), 1.1**2 * 4 * np.eye(2), df=10)
     expected = [target(x) for x in found.points] - law.logpdf(found.points)
@@ -109,7 +109,7 @@ def test_importance_weights_are_those_of_the_mixture(rng):
 def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
     target = LogGamma()
     runs = [
-        adaptive_importance_sampling(target, *rough(3), rng=child, n_points=128)
+        adaptive_importance_sampling(target, *rough(3), rng=child, rounds=Rounds(n_points=128))
         for child in rng.spawn(12)
     ]
     assert all(run.converged for run in runs)
@@ -135,7 +135,7 @@ def test_importance_sampling_says_when_weights_cannot_be_trusted(rng):
         return float(-np.log1p(x**2).sum())
 
     found = adaptive_importance_sampling(
-        cauchy, np.zeros(4), np.eye(4), rng=rng, n_points=64, max_rounds=1
+        cauchy, np.zeros(4), np.eye(4), rng=rng, rounds=Rounds(n_points=64, max_rounds=1)
     )
     assert not found.converged and found.pareto_k > 0.7
 
@@ -146,7 +146,9 @@ def test_importance_sampling_leaves_out_points_outside_the_support(rng):
             return math.nan if x[0] < -1 else -math.inf
         return float(norm.logpdf(x[0]))
 
-    found = adaptive_importance_sampling(half, np.zeros(1), np.eye(1), rng=rng, target_ess=1000)
+    found = adaptive_importance_sampling(
+        half, np.zeros(1), np.eye(1), rng=rng, rounds=Rounds(target_ess=1000)
+    )
     assert np.all(found.weights[found.points[:, 0] < 0] == 0)
     assert found.mean[0] == pytest.approx(math.sqrt(2 / math.pi), abs=0.08)
 
@@ -154,7 +156,9 @@ def test_importance_sampling_leaves_out_points_outside_the_support(rng):
 def test_importance_sampling_does_not_depend_on_the_workers():
     def run(n_jobs):
         generator = np.random.default_rng(3)
-        return adaptive_importance_sampling(LogGamma(), *rough(2), rng=generator, n_jobs=n_jobs)
+        return adaptive_importance_sampling(
+            LogGamma(), *rough(2), rng=generator, rounds=Rounds(n_jobs=n_jobs)
+        )
 
     alone = run(None)
     with parallel_config("threading"):
@@ -173,9 +177,13 @@ def test_importance_sampling_stops_by_callback_and_is_the_same_however_often_it_
             return len(seen) == n_calls
 
         found = adaptive_importance_sampling(
-            LogGamma(), *rough(2), rng=np.random.default_rng(1), n_points=32, target_ess=1e9,
-            max_rounds=2, every=every, callback=callback,
-        )  # fmt: skip
+            LogGamma(),
+            *rough(2),
+            rng=np.random.default_rng(1),
+            rounds=Rounds(
+                n_points=32, target_ess=1e9, max_rounds=2, every=every, callback=callback
+            ),
+        )
         return found, seen
 
     (whole, few), (parts, many), (stopped, _) = run(None), run(20), run(20, 3)
@@ -198,7 +206,7 @@ def test_importance_sampling_waits_for_a_point_of_the_support(rng):
             return -math.inf if self.n_seen <= 4 else -0.5 * float(x @ x)
 
     found = adaptive_importance_sampling(
-        Island(), np.zeros(2), np.eye(2), rng=rng, n_points=32, max_rounds=1, every=4
+        Island(), np.zeros(2), np.eye(2), rng=rng, rounds=Rounds(n_points=32, max_rounds=1, every=4)
     )
     assert len(found.points) == 32 and (found.weights[:4] == 0).all()
 
@@ -206,11 +214,13 @@ def test_importance_sampling_waits_for_a_point_of_the_support(rng):
 def test_importance_sampling_refuses_bad_input(rng):
     start = np.zeros(2), np.eye(2)
     with pytest.raises(ValueError, match="n_points must be even"):
-        adaptive_importance_sampling(LogGamma(), *start, rng=rng, n_points=7)
+        adaptive_importance_sampling(LogGamma(), *start, rng=rng, rounds=Rounds(n_points=7))
     with pytest.raises(ValueError, match="positive definite"):
         adaptive_importance_sampling(LogGamma(), np.zeros(2), -np.eye(2), rng=rng)
     with pytest.raises(ValueError, match="zero .* at all 32 points"):
-        adaptive_importance_sampling(lambda x: -math.inf, *start, rng=rng, n_points=32)
+        adaptive_importance_sampling(
+            lambda x: -math.inf, *start, rng=rng, rounds=Rounds(n_points=32)
+        )
 
 
 def three_humps(x):
@@ -233,7 +243,12 @@ def test_components_start_at_several_modes_and_are_fitted_to_them(rng):
     means = np.array([[-5.0], [1.0], [5.0]])
     covariances = np.broadcast_to(np.eye(1), (3, 1, 1))
     found = adaptive_importance_sampling(
-        three_humps, means, covariances, rng=rng, shares=np.array([0.1, 0.1, 0.8]), target_ess=600
+        three_humps,
+        means,
+        covariances,
+        rng=rng,
+        shares=np.array([0.1, 0.1, 0.8]),
+        rounds=Rounds(target_ess=600),
     )
     assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.1)
     centres = np.sort([q.location[0] for q in found.proposal.components])
@@ -247,6 +262,8 @@ def test_importance_sampling_goes_on_until_the_spread_is_known(rng):
     def laplace(x):
         return float(-np.abs(x).sum())
 
-    found = adaptive_importance_sampling(laplace, np.zeros(2), np.eye(2), rng=rng, target_ess=400)
+    found = adaptive_importance_sampling(
+        laplace, np.zeros(2), np.eye(2), rng=rng, rounds=Rounds(target_ess=400)
+    )
     assert found.converged and found.ess_spread >= 200
     np.testing.assert_allclose(np.diag(found.covariance), 2.0, rtol=0.3)

@@ -36,6 +36,8 @@ from skgp.optim.stopping import StopRecorder
 from skgp.samplers import (
     HMCResult,
     ImportanceSamples,
+    Rounds,
+    Run,
     adaptive_importance_sampling,
     hamiltonian_monte_carlo,
 )
@@ -69,33 +71,41 @@ def sample_exact(
     if recorder.stopped:
         found = _of_mode(sampler, modes[0], [STOPPED]) | {"ess": 1.0, "n_modes": 1}
         return single_sample(modes[0].u, modes[0].log_density, found)
-    free = _Free(posterior, modes)
-    common: dict[str, Any] = {
-        "rng": rng,
-        "target_ess": target_ess,
-        "n_jobs": n_jobs,
-        "callback": recorder,
-    }
+    free = _Free(posterior, modes, rng, n_jobs, recorder)
     if sampler == "importance":
-        n_points = tuned.MOST_POINTS if n_samples is None else n_samples
-        return _by_importance(free, n_samples=n_points, **common)
-    n_draws = tuned.MOST_DRAWS if n_samples is None else n_samples
-    if n_chains is None:
-        n_chains = 8 if posterior.batched else 4
-    return _by_hmc(free, n_chains=n_chains, n_warmup=n_warmup, n_samples=n_draws, **common)
+        return _by_importance(
+            free, tuned.MOST_POINTS if n_samples is None else n_samples, target_ess
+        )
+    run = Run(
+        n_chains=n_chains or (8 if posterior.batched else 4),
+        n_warmup=n_warmup,
+        n_draws=tuned.MOST_DRAWS if n_samples is None else n_samples,
+        target_ess=target_ess,
+        max_r_hat=tuned.MAX_R_HAT,
+        n_jobs=n_jobs,
+        every=iterations_between_calls(len(posterior.data.y)),
+        callback=recorder,
+    )
+    return _by_hmc(free, run)
 
 
 class _Free:
     """What samplers see: the posterior without bounds (`target`), and its modes there."""
 
-    def __init__(self, posterior: LogPosterior, modes: list[Mode]) -> None:
-        self.best = modes[0]
+    def __init__(
+        self,
+        posterior: LogPosterior,
+        modes: list[Mode],
+        rng: np.random.Generator,
+        n_jobs: int | None,
+        callback: Callback,
+    ) -> None:
+        self.best, self.rng = modes[0], rng
+        self._common: dict[str, Any] = {"n_jobs": n_jobs, "callback": callback}
         self.target, self.modes = without_felt_bounds(posterior, modes)
         evidence = np.array([each.log_evidence for each in self.modes])
-        self.shares = np.exp(evidence - logsumexp(evidence)).clip(
-            tuned.LEAST_MODE_SHARE
-        )  # (m,), of mass
-        self.shares /= self.shares.sum()
+        shares = np.exp(evidence - logsumexp(evidence)).clip(tuned.LEAST_MODE_SHARE)
+        self.shares = shares / shares.sum()  # (m,), of mass
 
     @property
     def round(self) -> int:
@@ -103,7 +113,7 @@ class _Free:
         few = self.target.batched and len(self.target.data.y) <= tuned.FEW
         return tuned.ROUND_OF_FEW if few else tuned.ROUND
 
-    def importance(self, **common: Any) -> ImportanceSamples:
+    def importance(self, **rounds: Any) -> ImportanceSamples:
         """Adaptive importance sampling from the modes."""
         target = self.target
         means = [*(each.u for each in self.modes), target.medians]
@@ -112,19 +122,40 @@ class _Free:
             target.log_densities,
             np.array(means),
             np.array(covariances),
+            rng=self.rng,
             shares=np.append((1 - tuned.REST) * self.shares, tuned.REST),
             wide=(target.medians, target.prior_sd),
             wide_share=tuned.WIDE_OF_FEW if target.batched else tuned.WIDE,
-            df=tuned.DF,
-            max_pareto_k=tuned.MAX_PARETO_K,
-            chunk_size=tuned.ROUND_OF_FEW if target.batched else tuned.CHUNK,
-            **common,
+            rounds=Rounds(
+                df=tuned.DF,
+                max_pareto_k=tuned.MAX_PARETO_K,
+                chunk_size=tuned.ROUND_OF_FEW if target.batched else tuned.CHUNK,
+                **rounds,
+                **self._common,
+            ),
+        )
+
+    def hmc(self, run: Run, pilot: ImportanceSamples) -> HMCResult:
+        """Chains from points of importance sampling, its proposals as jumps."""
+        target = self.target
+        mean, covariance = pilot.proposal.scale()
+        begin = self.rng.choice(len(pilot.points), size=run.n_chains, p=pilot.weights)
+        return hamiltonian_monte_carlo(
+            target.log_densities_and_gradients
+            if target.batched
+            else target.log_density_and_gradient,
+            mean,
+            covariance,
+            rng=self.rng,
+            run=run,
+            starts=pilot.points[begin],
+            jumps=pilot.proposal,
+            log_density=target.log_densities if target.batched else target.log_density,
+            batched=target.batched,
         )
 
 
-def _by_importance(
-    free: _Free, *, n_samples: int, target_ess: float, **common: Any
-) -> PosteriorSamples:
+def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorSamples:
     n_points = min(free.round, max(2, n_samples + n_samples % 2))
     target = free.target
     found = free.importance(
@@ -132,7 +163,6 @@ def _by_importance(
         n_points=n_points,
         max_rounds=max(1, n_samples // n_points),
         every=n_points if len(target.data.y) <= tuned.LARGE else 16 * tuned.CHUNK,
-        **common,
     )
     problems = [
         problem + ' or use sampler="hmc"'
@@ -163,43 +193,14 @@ def _by_importance(
     )
 
 
-def _by_hmc(
-    free: _Free,
-    *,
-    rng: np.random.Generator,
-    n_chains: int,
-    n_warmup: int,
-    n_samples: int,
-    target_ess: float,
-    **common: Any,
-) -> PosteriorSamples:
-    target = free.target
-    pilot = free.importance(
-        rng=rng, n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf, **common
-    )
-    begin = rng.choice(len(pilot.points), size=n_chains, p=pilot.weights)
-    found = hamiltonian_monte_carlo(
-        target.log_densities_and_gradients if target.batched else target.log_density_and_gradient,
-        *pilot.proposal.scale(),
-        rng=rng,
-        starts=pilot.points[begin],
-        jumps=pilot.proposal,
-        log_density=target.log_densities if target.batched else target.log_density,
-        batched=target.batched,
-        n_chains=n_chains,
-        n_warmup=n_warmup,
-        n_draws=n_samples,
-        target_ess=target_ess,
-        max_r_hat=tuned.MAX_R_HAT,
-        every=iterations_between_calls(len(target.data.y)),
-        **common,
-    )
+def _by_hmc(free: _Free, run: Run) -> PosteriorSamples:
+    pilot = free.importance(n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf)
+    found = free.hmc(run, pilot)
     n_drawn = found.points.shape[1]
     astray = found.n_divergent > tuned.ASTRAY * n_drawn
-    problems = _hmc_problems(found, astray, target_ess)
-    chains = np.arange(n_chains) if astray.all() else np.flatnonzero(~astray)
+    problems = _hmc_problems(found, astray, run.target_ess)
+    chains = np.arange(run.n_chains) if astray.all() else np.flatnonzero(~astray)
     found = found.select(chains)
-    size = found.log_density.size
     diagnostics = _of_mode("hmc", free.best, problems) | {
         "ess": float(np.minimum(found.ess, found.ess_tail).min()),
         "ess_bulk": found.ess,
@@ -210,15 +211,16 @@ def _by_hmc(
         "acceptance": found.acceptance,
         "n_divergent": found.n_divergent,
         "step_size": found.step_size,
+        "n_likelihoods": len(pilot.points),
     }
     diagnostics["n_gradients"] += found.n_gradients
-    diagnostics["n_likelihoods"] = len(pilot.points)
+    size = found.log_density.size
     x = found.points.reshape(size, -1)
     return PosteriorSamples(
-        target.to_u(x),
+        free.target.to_u(x),
         np.full(size, 1 / size),
         np.repeat(chains, n_drawn),
-        found.log_density.reshape(size) - target.log_jacobian(x),
+        found.log_density.reshape(size) - free.target.log_jacobian(x),
         free.best.u,
         diagnostics,
     )

@@ -100,6 +100,7 @@ class StochasticGradient:
         **solver: Any,
     ) -> None:
         self.posterior, self.rank, self.n_probes = posterior, rank, n_probes
+        self.memory_budget = memory_budget
         self.solver = {"stop": 0.03, "max_iter": 500} | solver
         X, signal = posterior.data.X, posterior.signal
         centre = origin(X) if stationary(signal) else 0.0
@@ -120,7 +121,7 @@ class StochasticGradient:
         return len(self._pivots)
 
     def draw_probes(self, generator: torch.Generator, n_probes: int | None = None) -> Probes:
-        """New probes: normal, or :math:`\\pm 1` where there is no preconditioner, as in [1]_."""
+        r"""New probes: normal, or :math:`\pm 1` where there is no preconditioner, as in [1]_."""
         k = self.n_probes if n_probes is None else n_probes
         if len(self._pivots) == 0:
             signs = torch.randint(0, 2, (k, len(self._y)), generator=generator)
