@@ -9,8 +9,7 @@ import numpy as np
 from _s2vgp_study import Row, Study
 from _ulisse_problem import NAMES, Problem
 
-from skgp.learning.posterior.exact import sample_exact
-from skgp.learning.posterior.samples import PosteriorSamples
+from skgp.learning.posterior.samples import PosteriorSamples, sample_exact
 from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import Run, ess_bulk, r_hat
 

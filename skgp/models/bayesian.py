@@ -63,7 +63,6 @@ from joblib import effective_n_jobs
 from skgp.data import Data
 from skgp.inference.mixture.mixture import MixtureState
 from skgp.learning.posterior import defaults as tuned
-from skgp.learning.posterior.exact import sample_exact
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import find_mode, laplace_modes
 from skgp.learning.posterior.samples import (
@@ -73,6 +72,7 @@ from skgp.learning.posterior.samples import (
     iterations_between_calls,
     outcome,
     probe_rows,
+    sample_exact,
     samples_needed,
     samples_of_chains,
     single_sample,

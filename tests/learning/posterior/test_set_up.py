@@ -13,10 +13,9 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.mode_search import FixedProbeGradient, ModeSearch
 from skgp.learning.posterior.modes import NeighborPosterior, find_start, laplace_modes
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.set_up import measure_curvature, set_up
+from skgp.learning.posterior.set_up import FixedProbeGradient, ModeSearch, measure_curvature, set_up
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient, make_anchor
 from skgp.optim.stopping import StopRecorder
 from tests.same import assert_same
