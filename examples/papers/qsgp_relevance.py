@@ -124,16 +124,24 @@ def by_model(route: str, X: np.ndarray, y: np.ndarray, grid: np.ndarray, seed: i
     import torch
     from sklearn.gaussian_process.kernels import RBF
 
-    from skgp.inference.relevance.evidence import fit_relevance
-    from skgp.inference.relevance.stochastic import fit_relevance_stochastic
+    from skgp.inference.relevance.evidence import choose_candidates, fit_relevance
+    from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
+    from skgp.inference.stochastic.engine import SGDOptions
 
     centre = y.mean()
     arguments = RBF(LENGTH_SCALE), X, y - centre
     generator = torch.Generator().manual_seed(seed)
+    candidates = choose_candidates(len(X), None, generator)
     if route == "sequential":
-        fit = fit_relevance(*arguments, generator=generator)
+        fit = fit_relevance(*arguments, candidates=candidates)
     else:
-        fit = fit_relevance_stochastic(*arguments, **STOCHASTIC[route], generator=generator)
+        sizes = dict(STOCHASTIC[route])
+        n_support, polished = sizes.pop("n_support", 500), sizes.pop("polish", True)
+        options = SGDOptions(**{"basis_batch_size": 2000, "learning_rate": 0.3} | sizes)
+        common = {"candidates": candidates, "n_support": n_support, "generator": generator}
+        fit = fit_relevance_stochastic(*arguments, options, **common)
+        if polished:
+            fit = polish(fit, *arguments, learn_noise=True)
     mean = fit.posterior.mean(torch.tensor(grid)).numpy() + centre
     return mean, len(fit.indices), fit.noise_variance, fit.log_evidence
 

@@ -89,6 +89,7 @@ MIN_CURVATURE = 1e-12
 # Part of its weight that the data must determine for a function to stay, by gradients.
 PRUNE = 1e-2
 PRUNE_EVERY = 25  # iterations between prunings
+PRECISION_RATE = 0.1  # of Adam on log s: larger keeps fewer, less well placed vectors
 SGD_DECAY = 0.1  # of the learning rate of the mean, over all iterations
 # First noise variance of the stochastic search, as a part of the mean square of y.
 SGD_START_NOISE = 0.5

@@ -44,9 +44,13 @@ from skgp.inference import pathwise
 from skgp.inference.exact import fit_dense, fit_iterative
 from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, laplace_curvature
-from skgp.inference.relevance.classification import fit_relevance_classifier
-from skgp.inference.relevance.evidence import fit_relevance
-from skgp.inference.relevance.stochastic import fit_relevance_stochastic
+from skgp.inference.relevance.evidence import (
+    choose_candidates,
+    fit_relevance,
+    fit_relevance_classifier,
+)
+from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
+from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
@@ -272,15 +276,16 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
     common: Settings = {
         "noise_variance": None if o.refit_noise else p.noise,
         "learn_noise": o.refit_noise,
-        "candidates": None if plan.n_basis is None else min(plan.n_basis, len(data)),
-        **p.controls,
+        "candidates": choose_candidates(len(data), plan.n_basis, p.generator),
+        "callback": p.callback,
     }
     stochastic = plan.solver == "sgd"
     if stochastic:
-        common |= {"batch_size": o.batch_size, "basis_batch_size": o.basis_batch_size}
-        common |= {"n_support": o.n_support, "learning_rate": o.learning_rate}
-        common["max_iter"] = 1_000 if o.max_iter is None else o.max_iter
-        fit = fit_relevance_stochastic(p.kernel, data.X, data.y, **common)
+        max_iter = 1_000 if o.max_iter is None else o.max_iter
+        sgd = SGDOptions(o.batch_size, o.basis_batch_size, o.learning_rate, max_iter=max_iter)
+        common |= {"n_support": o.n_support, "generator": p.generator}
+        rough = fit_relevance_stochastic(p.kernel, data.X, data.y, sgd, **common)
+        fit = polish(rough, p.kernel, data.X, data.y, learn_noise=o.refit_noise)
     else:
         common |= {"sample_weight": data.weight, **o.limits(tol=1e-3, max_iter=10_000)}
         fit = fit_relevance(p.kernel, data.X, data.y, **common)
@@ -370,9 +375,16 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
 def fit_relevance_classes(p: Problem, plan: Plan) -> Fit:
     """Relevance vectors: the evidence decides about every basis function of the candidates."""
     data, limits = p.data, p.options.limits(tol=1e-2, max_iter=500)
-    options: Settings = {"offset": p.offset, "row_weight": data.weight, **limits, **p.controls}
     fit = fit_relevance_classifier(
-        p.kernel, data.X, data.y, p.likelihood, candidates=plan.n_basis, **options
+        p.kernel,
+        data.X,
+        data.y,
+        p.likelihood,
+        offset=p.offset,
+        row_weight=data.weight,
+        candidates=choose_candidates(len(data), plan.n_basis, p.generator),
+        callback=p.callback,
+        **limits,
     )
     return Fit(
         fit.posterior,

@@ -1,12 +1,12 @@
-r"""The relevance vector machine over a kernel dictionary, by evidence maximisation.
+r"""Relevance vector machines over a kernel dictionary, by evidence maximisation.
 
 Appendix I.3 of Evans and Nair, "Quadruply Stochastic Gaussian Processes" (2020), gives every basis
 function :math:`k(\cdot, x_j)` of the training rows its own prior precision :math:`s_j`. At the
 maximum of the evidence most are infinite and their functions gone; the rows that are left are the
-relevance vectors (Tipping, 2001). `fit_relevance` is the sequential algorithm of Tipping and Faul
-(2003): from an empty model, each iteration takes the one step (add, re-estimate, delete) that
-raises the log evidence most (`steps`), and the noise variance follows. The paper's own
-stochastic gradient is `stochastic`, classification `classification`.
+relevance vectors (Tipping, 2001). Here is the sequential algorithm of Tipping and Faul (2003): from
+an empty model, each iteration takes the one step (add, re-estimate, delete) that raises the log
+evidence most (`steps`), and the noise variance follows. The paper's own stochastic gradient is
+`stochastic`.
 
 ============================  ====================================================================
 paper                         code
@@ -19,14 +19,29 @@ paper                         code
 ============================  ====================================================================
 
 The amplitude of the kernel is without effect, as the precisions absorb it. Its length-scales are
-the user's, or those of a Gaussian process learned beforehand.
-
-Every function vanishes far from its vector, and the variance of f with it: error bars shrink away
-from the vectors (Rasmussen and Quinonero-Candela, 2005).
+the user's, or those of a Gaussian process learned beforehand. Every function vanishes far from its
+vector, and the variance of f with it: error bars shrink away from the vectors (Rasmussen and
+Quinonero-Candela, 2005).
 
 Measured on one core, sinc with noise 0.1 on [-10, 10], RBF(2), seeds 0 to 4: 500 rows keep 7 to 9
 vectors in 0.04 s, with an error of 0.011 to 0.015 to the true function; 5000 rows keep 7 or 8 in
 0.8 s (0.004 to 0.005).
+
+Classification
+--------------
+Each column of Y is a problem of its own, one class against the rest. At given precisions s the
+posterior is taken as :math:`N(\mu, H^{-1})` at its mode (Laplace),
+
+.. math:: \log p(y) \approx \sum_i w_i \log p(y_i \mid f_i) - \tfrac12 \mu^T S \mu
+          + \tfrac12 \log|S| - \tfrac12 \log|H|, \qquad
+          H = \Phi^T B \Phi + S,\; f = o + \Phi \mu,
+
+with curvatures :math:`b_i = -w_i\, \partial^2 \log p(y_i \mid f_i)`. That is the evidence of a
+regression with noise variances :math:`1/b_i` and targets
+:math:`z = \Phi \mu + B^{-1} W \nabla \log p`, in which a few steps are taken for every refresh of
+mode and curvatures. As these move with s, a step may lower Laplace's evidence although the
+regression's rises. Such steps are taken back and tried one at a time, then passed over, so the
+evidence rises at every iteration.
 """
 
 import copy
@@ -34,23 +49,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skgp.inference.defaults import (
     CANDIDATES,
-    LEAST_FREE,
+    INNER_STEPS,
     LOW_NOISE,
+    MIN_CURVATURE,
+    MODE_HALVINGS,
+    MODE_STEPS,
     MOST_CANDIDATES,
     NOISE_FLOOR,
-    REFRESH_EVERY,
     START_NOISE,
 )
-from skgp.inference.relevance.steps import EvidenceState, make_source
+from skgp.inference.relevance.steps import (
+    DesignSource,
+    Dictionary,
+    EvidenceState,
+    make_source,
+    maximise_evidence,
+)
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
-from skgp.inference.weights.design import MEMORY_BUDGET
+from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.runtime import TensorState
 from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
 
@@ -59,34 +84,17 @@ Callback = Callable[[int, dict], bool | None]
 
 @dataclass
 class RelevanceFit:
-    r"""A fitted relevance vector machine.
+    """A fitted relevance vector machine."""
 
-    Attributes
-    ----------
-    indices : Tensor of shape (r,)
-        Rows of X that are relevance vectors, increasing.
-    posterior : LinearWeightsPosterior
-        Of f: `mean`, `mean_and_variance`, `covariance`; O(r d + r^2) numbers.
-    noise_variance : float
-    precision : Tensor of shape (r,)
-        s of the vectors.
-    log_evidence : float
-        In nats.
-    n_iter : int
-    converged : bool
-        Whether no step raises the evidence by more than `tol` any more.
-    history : list of float
-        Log evidence after every iteration (of the start that was kept).
-    """
-
-    indices: Tensor
-    posterior: LinearWeightsPosterior
-    noise_variance: float
-    precision: Tensor
-    log_evidence: float
-    n_iter: int
-    converged: bool
-    history: list[float] = field(default_factory=list)
+    indices: Tensor  # (r,), rows of X that are relevance vectors (of any column), increasing
+    posterior: Any  # of f: LinearWeightsPosterior, O(r d + r^2) numbers, or OneVsRestPosterior
+    noise_variance: float  # 1 of classes: of the regression that they were solved by
+    precision: Tensor  # (r,), s of the vectors; of classes, of column after column
+    log_evidence: float  # in nats; of classes Laplace's, summed over columns
+    n_iter: int  # of classes, refreshes of the mode, summed over columns
+    converged: bool  # whether no step raises the evidence by more than `tol` any more
+    history: list[float]  # log evidence after every iteration, column by column
+    columns: list["RelevanceFit"] = field(default_factory=list)  # of classes, the c problems
 
 
 def fit_relevance(
@@ -97,10 +105,9 @@ def fit_relevance(
     noise_variance: float | None = None,
     learn_noise: bool = True,
     sample_weight: Tensor | None = None,
-    candidates: int | Tensor | None = None,
+    candidates: Tensor | None = None,
     max_iter: int = 10_000,
     tol: float = 1e-3,
-    generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> RelevanceFit:
     r"""Maximise the evidence of a sparse kernel machine, one basis function at a time.
@@ -118,27 +125,15 @@ def fit_relevance(
     learn_noise : bool, default=True
     sample_weight : Tensor of shape (n,), optional
         Positive. A row of weight w counts as w rows, for the evidence too.
-    candidates : int, Tensor of int64 or None
-        Rows that may become relevance vectors: their number, to be drawn, or themselves. By
-        default all of at most 20000 rows, and 2000 of more.
+    candidates : Tensor of int64, optional
+        Rows that may become relevance vectors (:func:`choose_candidates`); all by default.
     max_iter : int, default=10000
         Steps at most.
     tol : float, default=1e-3
         Gain in log evidence, in nats, below which a step is not worth taking.
-    generator : torch.Generator, optional
-        To draw candidates.
     callback : callable, optional
         ``callback(iteration, {"loss": -log_evidence, "noise_variance": ..., "n_vectors": ...})``
         after every iteration; True stops.
-
-    Returns
-    -------
-    RelevanceFit
-
-    Raises
-    ------
-    ValueError
-        For an option out of range, named with its value and the remedy.
 
     Notes
     -----
@@ -155,7 +150,7 @@ def fit_relevance(
     >>> fit.converged, len(fit.indices) < 15, 0.08 < fit.noise_variance**0.5 < 0.12
     (True, True, True)
     """
-    rows = choose_candidates(len(X), candidates, generator)
+    rows = torch.arange(len(X)) if candidates is None else candidates
     basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
     source = make_source(basis, X, y, sample_weight, MEMORY_BUDGET)
     mean_square = source.sum_square / source.n_rows or 1.0  # of targets that are all 0, any unit
@@ -174,73 +169,6 @@ def fit_relevance(
             break
         state, (history, converged) = other, result
     return relevance_fit(state, basis, rows, history, converged)
-
-
-def maximise_evidence(
-    state: EvidenceState,
-    noise_floor: float | None,
-    max_iter: int,
-    tol: float,
-    callback: Callable[[int, dict], bool],
-) -> tuple[list[float], bool]:
-    """Take the best step until none gains `tol`; the noise variance moves every ten steps.
-
-    Changes the state in place, exact (refreshed) afterwards. A noise floor of None keeps the noise.
-    Returns the log evidence after every iteration, and whether no step was left.
-    """
-    history: list[float] = []
-    exact = copy.copy(state)  # steps replace the tensors of a state and never write into them
-    for iteration in range(1, max_iter + 1):
-        move = state.best_move()
-        settled = move.gain <= tol
-        if not settled:
-            state.apply(move)
-        if settled or iteration % REFRESH_EVERY == 0:
-            before = state.log_evidence
-            sound = _refresh(state, exact, noise_floor, tol)
-            settled = not sound or (settled and abs(state.log_evidence - before) <= tol)
-            exact = copy.copy(state)
-        history.append(state.log_evidence)
-        info = {
-            "loss": -state.log_evidence,
-            "noise_variance": state.noise_variance,
-            "n_vectors": len(state.indices),
-        }
-        stop = callback(iteration, info)
-        if settled or stop:
-            break
-    state.refresh()
-    return history, settled
-
-
-def _refresh(
-    state: EvidenceState, exact: EvidenceState, noise_floor: float | None, tol: float
-) -> bool:
-    """Compute a state anew and move its noise; go back to `exact`, and say so, if it fell."""
-    state.refresh()
-    if state.log_evidence < exact.log_evidence - tol:
-        # The gains were rounding errors: targets without noise, explained to the last digit.
-        state.__dict__.update(exact.__dict__)
-        return False
-    if noise_floor is not None:
-        update_noise(state, noise_floor)
-    return True
-
-
-def update_noise(state: EvidenceState, floor: float) -> None:
-    r"""Move the noise variance to MacKay's :math:`\|y - \Phi\mu\|^2 / (n - \gamma)`, in place.
-
-    :math:`\gamma = \sum_j 1 - s_j \Sigma_{jj}` is the number of weights that the data determine. A
-    proposal that would lower the evidence is not taken; of 1500 random states none had one. The
-    state is exact before and after; the floor is not above its noise variance.
-    """
-    noise, before = state.noise_variance, state.log_evidence
-    free = max(state.source.n_rows - state.n_determined(), LEAST_FREE)
-    state.noise_variance = max(state.residual_square() / free, floor)
-    state.refresh()
-    if state.log_evidence < before:  # at the maximum, by rounding
-        state.noise_variance = noise
-        state.refresh()
 
 
 def relevance_fit(
@@ -273,28 +201,196 @@ def relevance_fit(
     )
 
 
-def choose_candidates(
-    n: int, candidates: int | Tensor | None, generator: torch.Generator | None
-) -> Tensor:
+def choose_candidates(n: int, n_candidates: int | None, generator: torch.Generator) -> Tensor:
     """Rows that may become relevance vectors, increasing, of n.
 
-    `candidates` is a number to draw (with the generator), the rows themselves, or None for all of
-    at most 20000 rows and 2000 drawn of more.
+    A number of them is drawn; by default 2000 of more than 20000.
     """
-    if isinstance(candidates, Tensor):
-        rows = candidates.unique()
-        if not len(rows) or int(rows[0]) < 0 or int(rows[-1]) >= n:
-            raise ValueError(
-                f"candidates must be rows in 0..{n - 1}, at least one; got {candidates}."
-            )
-        return rows
-    size = (n if n <= MOST_CANDIDATES else CANDIDATES) if candidates is None else candidates
-    if size < 1:
-        raise ValueError(f"candidates must be at least 1, got {size}.")
-    if size >= n:
-        return torch.arange(n)
-    if generator is None:
-        raise ValueError(
-            f"{size} candidates of {n} rows are drawn: pass a generator, or candidates as rows."
-        )
-    return sample_without_replacement(n, size, generator=generator)
+    size = n_candidates or (n if n <= MOST_CANDIDATES else CANDIDATES)
+    return (
+        torch.arange(n) if size >= n else sample_without_replacement(n, size, generator=generator)
+    )
+
+
+# ---- classification
+
+
+class OneVsRestPosterior(TensorState):
+    """Latent functions of the columns, each a Gaussian on vectors of its own; offset (c,)."""
+
+    def __init__(self, columns: list, offset: Tensor) -> None:
+        self.columns = columns
+        self.offset = offset.double()
+
+    def mean(self, X: Tensor) -> Tensor:
+        """Means of the latent functions, shape (p, c)."""
+        return torch.stack([column.mean(X) for column in self.columns], dim=1) + self.offset.to(X)
+
+    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Both moments of the latent functions, each of shape (p, c)."""
+        moments = [column.mean_and_variance(X) for column in self.columns]
+        mean, variance = (torch.stack(parts, dim=1) for parts in zip(*moments, strict=True))
+        return mean + self.offset.to(X), variance
+
+
+def fit_relevance_classifier(
+    kernel: Any,
+    X: Array,
+    Y: Array,
+    likelihood: Any,
+    *,
+    offset: Tensor | None = None,
+    row_weight: Tensor | None = None,
+    candidates: Tensor | None = None,
+    max_iter: int = 500,
+    tol: float = 1e-2,
+    callback: Callback | None = None,
+) -> RelevanceFit:
+    """Maximise Laplace's evidence of sparse kernel classifiers, one basis function at a time.
+
+    As `fit_relevance`, for labels Y (n, c), -1 and 1 of one-vs-rest problems, and a log-concave
+    `likelihood`. `offset` (c,) is the constant part of the latent functions, `max_iter` the most
+    refreshes of mode and curvatures of a column. The callback is told
+    ``{"loss": -log_evidence, "n_vectors": ..., "column": ...}``, counted over all columns; True
+    leaves the columns not reached yet at the offset. An iteration is O(n m r).
+    """
+    Y = torch.as_tensor(Y, dtype=torch.float64)
+    X = take_rows(X, torch.arange(len(X)), torch.float64)
+    rows = torch.arange(len(X)) if candidates is None else candidates
+    weight = Y.new_ones(len(Y)) if row_weight is None else row_weight.to(Y)
+    check_sample_weight(weight, len(Y))
+    offset = Y.new_zeros(Y.shape[1]) if offset is None else offset.to(Y)
+    dictionary = Dictionary(KernelColumns(kernel, X[rows]), X, memory_budget=MEMORY_BUDGET)
+    recorder = StopRecorder(callback)
+    columns = []
+    for c in range(Y.shape[1]):
+        problem = LaplaceProblem(dictionary, Y[:, c], weight, float(offset[c]), likelihood)
+        columns.append(_fit_column(problem, rows, max_iter, tol, recorder, c))
+    return RelevanceFit(
+        indices=torch.cat([column.indices for column in columns]).unique(),
+        posterior=OneVsRestPosterior([column.posterior for column in columns], offset),
+        noise_variance=1.0,
+        precision=torch.cat([column.precision for column in columns]),
+        log_evidence=sum(column.log_evidence for column in columns),
+        n_iter=sum(column.n_iter for column in columns),
+        converged=all(column.converged for column in columns),
+        history=[value for column in columns for value in column.history],
+        columns=columns,
+    )
+
+
+@dataclass(frozen=True)
+class LaplaceMode:
+    """The mode at given precisions."""
+
+    indices: Tensor  # (r,)
+    precision: Tensor  # (r,)
+    mean: Tensor  # (r,)
+    fitted: Tensor  # (n,), Phi mu, without the offset
+    log_evidence: float
+
+
+@dataclass(frozen=True)
+class LaplaceProblem:
+    """One column of labels over a dictionary."""
+
+    dictionary: Dictionary
+    y: Tensor  # (n,)
+    weight: Tensor  # (n,)
+    offset: float
+    likelihood: Any
+
+    def mode(self, indices: Tensor, precision: Tensor, start: Tensor) -> LaplaceMode:
+        """Find the mode by Newton's method from `start` (r,); O(n r^2) a step."""
+        Phi, mean = self.dictionary.some(indices), start
+        value = self._log_joint(Phi @ mean, mean, precision)
+        for _ in range(MODE_STEPS):
+            slope, curvature = self._derivatives(Phi @ mean)
+            gradient = Phi.mT @ slope - precision * mean
+            step = cho_solve(_factor(Phi, curvature, precision), gradient)
+            # half the Newton decrement: the rise that is left
+            if float(step @ gradient) <= 1e-13 * (1 + float(value.abs())):
+                break
+            for size in 0.5 ** np.arange(MODE_HALVINGS):
+                new = self._log_joint(Phi @ (mean + size * step), mean + size * step, precision)
+                if new > value:
+                    break
+            else:
+                break  # rounding hides any further rise
+            mean, value = mean + size * step, new
+        _, curvature = self._derivatives(Phi @ mean)
+        log_det_H = log_det(_factor(Phi, curvature, precision)) if len(indices) else 0.0
+        evidence = float(value + 0.5 * (precision.log().sum() - log_det_H))
+        return LaplaceMode(indices, precision, mean, Phi @ mean, evidence)
+
+    def source(self, mode: LaplaceMode) -> DesignSource:
+        """Regression of unit noise variance that is the problem to second order at a mode."""
+        slope, curvature = self._derivatives(mode.fitted)
+        curvature = curvature.clamp_min(MIN_CURVATURE)
+        return DesignSource(self.dictionary, mode.fitted + slope / curvature, curvature)
+
+    def _log_joint(self, fitted: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
+        log_prob = self.likelihood.log_prob(self.y, self.offset + fitted)
+        return self.weight @ log_prob - 0.5 * (precision @ mean.square())
+
+    def _derivatives(self, fitted: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted slope and curvature of the log-likelihood, shapes (n,)."""
+        first, second = self.likelihood.derivatives(self.y, self.offset + fitted)
+        return self.weight * first, -self.weight * second
+
+
+def _fit_column(
+    problem: LaplaceProblem,
+    rows: Tensor,
+    max_iter: int,
+    tol: float,
+    callback: StopRecorder,
+    column: int,
+) -> RelevanceFit:
+    """Alternate between the mode and steps at its curvatures."""
+    none = problem.y.new_zeros(0)
+    mode = problem.mode(none.long(), none, none)
+    state = EvidenceState(problem.source(mode), 1.0)
+    passed_over = torch.zeros(len(state.S), dtype=torch.bool)
+    history: list[float] = []
+    n_steps, converged, stop = INNER_STEPS, False, callback.stopped
+    while len(history) < max_iter and not stop and not converged:
+        proposal, first = _inner_steps(state, n_steps, tol, passed_over)
+        converged = first is None
+        if first is not None:
+            new = problem.mode(proposal.indices, proposal.precision, proposal.mean)
+            if new.log_evidence > mode.log_evidence:
+                mode = new
+                state = EvidenceState(problem.source(mode), 1.0, mode.indices, mode.precision)
+                passed_over[:], n_steps = False, INNER_STEPS
+            elif n_steps > 1:
+                n_steps = 1
+            else:
+                passed_over[first] = True
+        history.append(mode.log_evidence)
+        info = {"loss": -mode.log_evidence, "n_vectors": len(mode.indices), "column": column}
+        stop = callback(len(history), info)
+    fit = relevance_fit(state, problem.dictionary.basis, rows, history, converged)
+    fit.log_evidence = mode.log_evidence
+    return fit
+
+
+def _inner_steps(
+    state: EvidenceState, n_steps: int, tol: float, passed_over: Tensor
+) -> tuple[EvidenceState, int | None]:
+    """Take up to `n_steps` steps on a copy; also return the first's function, None if none."""
+    # Steps replace the tensors of a state and never write into them.
+    proposal, first = copy.copy(state), None
+    for _ in range(n_steps):
+        move = proposal.best_move(passed_over)
+        if move.gain <= tol:
+            break
+        first = move.index if first is None else first
+        proposal.apply(move)
+    return proposal, first
+
+
+def _factor(Phi: Tensor, curvature: Tensor, precision: Tensor) -> Tensor:
+    """Cholesky factor of ``Phi' B Phi + S``."""
+    H = Phi.mT @ (curvature[:, None] * Phi) + torch.diag(precision)
+    return jittered_cholesky(H).factor if len(precision) else H

@@ -42,14 +42,14 @@ start at n = 1e5, polish not counted.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from skgp.inference import defaults
-from skgp.inference.relevance.evidence import RelevanceFit, choose_candidates, fit_relevance
+from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
 from skgp.inference.stochastic.basis import (
     Array,
     IndexSet,
@@ -76,21 +76,16 @@ def fit_relevance_stochastic(
     kernel: Any,
     X: Array,
     y: Array,
+    options: SGDOptions,
     *,
     noise_variance: float | None = None,
     learn_noise: bool = True,
-    candidates: int | Tensor | None = None,
-    batch_size: int = 500,
-    basis_batch_size: int = 2000,
+    candidates: Tensor | None = None,
     n_support: int = 500,
-    learning_rate: float = 0.3,
-    precision_learning_rate: float = 0.1,
-    max_iter: int = 1000,
-    polish: bool = True,
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> RelevanceFit:
-    r"""Find relevance vectors by minibatches.
+    r"""Find relevance vectors by minibatches; the covariance is mean-field (see `polish`).
 
     Parameters
     ----------
@@ -99,27 +94,18 @@ def fit_relevance_stochastic(
         A memory map is read by rows, as they are sampled.
     y : Tensor or ndarray of shape (n,)
         Centred targets.
+    options : SGDOptions
+        Less functions a sample than all that are left add noise that the correlated functions of
+        smooth kernels amplify, the more the larger n: lower `learning_rate` with it, the part of a
+        Newton step of the mean, which falls exponentially to a tenth. It is halved, and the mean
+        begun anew, whenever the mean fits worse than 0 does.
     noise_variance : float, optional
         :math:`\sigma^2` to start from, or to keep; half the mean square of y by default.
     learn_noise : bool, default=True
-    candidates : int, Tensor of int64 or None
-        As in `fit_relevance`.
-    batch_size : int, default=500
-        Rows an iteration.
-    basis_batch_size : int, default=2000
-        Functions a sample of them. Less than all that are left adds noise that the correlated
-        functions of smooth kernels amplify, the more the larger n: lower `learning_rate` with it.
+    candidates : Tensor of int64, optional
+        Rows that may become relevance vectors; all by default.
     n_support : int, default=500
         Rows of the control variate, whose features give the Newton directions.
-    learning_rate : float, default=0.3
-        Part of a Newton step of the mean, falling exponentially to a tenth. Halved, and the mean
-        begun anew, whenever the mean fits worse than 0 does.
-    precision_learning_rate : float, default=0.1
-        Of Adam on log s. Larger is faster and keeps fewer, less well placed vectors.
-    max_iter : int, default=1000
-    polish : bool, default=True
-        Run `fit_relevance` on the survivors, over all rows. Without, the covariance is mean-field,
-        and `log_evidence` NaN.
     generator : torch.Generator
     callback : callable, optional
         ``callback(iteration, {"loss": ..., "noise_variance": ..., "n_vectors": ...})``, the loss
@@ -128,40 +114,35 @@ def fit_relevance_stochastic(
     Returns
     -------
     RelevanceFit
-        `history` holds the mean squared errors on the support rows; `converged` tells whether
-        the polish did.
-
-    Raises
-    ------
-    ValueError
-        For an option out of range, named with its value and the remedy.
+        `history` holds the mean squared errors on the support rows; `log_evidence` is NaN.
 
     Notes
     -----
     An iteration is O((n_batch + n_support) m d + n_support^2 m) for the m functions left; memory
-    O((n_batch + n_support) m). With `polish`, O(n r^2) more for r survivors.
+    O((n_batch + n_support) m).
     """
     if n_support < 1:
         raise ValueError(f"n_support must be positive, got {n_support}.")
-    options = SGDOptions(batch_size, basis_batch_size, learning_rate, max_iter=max_iter)
-    rows = choose_candidates(len(X), candidates, generator)
+    rows = torch.arange(len(X)) if candidates is None else candidates
     state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator)
-    solver = RelevanceSolver(X, y, state, options, generator)
-    solver.learn_noise, solver.precision_rate = learn_noise, precision_learning_rate
+    solver = RelevanceSolver(X, y, state.basis, state, options, generator)
+    solver.learn_noise = learn_noise
     watch = None if callback is None else lambda iteration, info: callback(iteration + 1, info)
-    history = solver.run(watch)["loss"]
-    if not polish or not len(state.rows):
-        return state.result(history)
-    fit = fit_relevance(
-        kernel,
-        X,
-        y,
-        noise_variance=state.noise_variance,
-        learn_noise=learn_noise,
-        candidates=state.rows,
-    )
-    fit.n_iter, fit.history = len(history), history
-    return fit
+    return state.result(solver.run(watch)["loss"])
+
+
+def polish(
+    rough: RelevanceFit, kernel: Any, X: Array, y: Array, *, learn_noise: bool
+) -> RelevanceFit:
+    """Maximise the exact evidence of the vectors found, over all rows: O(n r^2) for r of them.
+
+    `history` remains that of the gradients; `converged` tells whether no step is left.
+    """
+    if not len(rough.indices):
+        return rough
+    start: dict[str, Any] = {"noise_variance": rough.noise_variance, "learn_noise": learn_noise}
+    fit = fit_relevance(kernel, X, y, candidates=rough.indices, **start)
+    return replace(fit, n_iter=rough.n_iter, history=rough.history)
 
 
 class SparseBasis(InducingBasis):
@@ -292,17 +273,7 @@ class RelevanceSolver(StochasticSolver):
 
     default_decay = defaults.SGD_DECAY
     learn_noise = True
-    precision_rate = 0.1  # of Adam on log s
-
-    def __init__(
-        self,
-        X: Array,
-        y: Array,
-        state: SparseState,
-        options: SGDOptions,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(X, y, state.basis, state, options, generator)
+    precision_rate = defaults.PRECISION_RATE
 
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration; "loss" is the mean squared error on the support rows, after it."""

@@ -214,15 +214,15 @@ class StreamedDesign:
         memory_budget: int = MEMORY_BUDGET,
     ):
         self.basis, self.dtype, self.memory_budget = basis, dtype, memory_budget
-        self._X = X.to(dtype)
+        self.X = X.to(dtype)
         self._root_weight = None
         if sample_weight is not None:
             check_sample_weight(sample_weight, X.shape[0])
-            self._root_weight = sample_weight.to(self._X).sqrt()[:, None]
+            self._root_weight = sample_weight.to(self.X).sqrt()[:, None]
         self._kept: dict[int, Tensor] = {}
         self._bytes_left = memory_budget
         self.n_rows, self.n_features = len(X), basis.n_features
-        self.device = self._X.device
+        self.device = self.X.device
         self.blocks = range(basis.n_blocks)
 
     @property
@@ -247,7 +247,7 @@ class StreamedDesign:
             n_bytes = self.n_rows * width * self.dtype.itemsize
             if n_bytes > self._bytes_left:
                 return self._regenerate(block, rows)
-            whole = self._X.new_empty(self.n_rows, width)
+            whole = self.X.new_empty(self.n_rows, width)
             for tile in self.tiles(width):
                 whole[tile] = self._regenerate(block, tile)
             self._kept[block] = whole
@@ -264,12 +264,12 @@ class StreamedDesign:
         """``W^(1/2) Phi V`` of shape (n, k) for `V` of shape (m, k), in float64."""
         out = torch.zeros(self.n_rows, V.shape[1], dtype=torch.float64, device=self.device)
         for block, part, rows in self._tiles_of_blocks():
-            out[rows] += self.features(block, rows) @ V[part].to(self._X)
+            out[rows] += self.features(block, rows) @ V[part].to(self.X)
         return out
 
     def rmatmul(self, R: Tensor) -> Tensor:
         """``Phi^T W^(1/2) R`` of shape (m, k) for `R` of shape (n, k), in float64."""
-        R = R.to(self._X)
+        R = R.to(self.X)
         out = torch.zeros(self.n_features, R.shape[1], dtype=torch.float64, device=self.device)
         for block, part, rows in self._tiles_of_blocks():
             out[part] += self.features(block, rows).mT @ R[rows]
@@ -295,7 +295,7 @@ class StreamedDesign:
         image : Tensor of shape (n, k)
             :math:`\Phi V`, float64. With sample weights :math:`\Phi` is ``W^(1/2) Phi``.
         """
-        V, k = V.to(self._X), V.shape[1]
+        V, k = V.to(self.X), V.shape[1]
         out = torch.zeros(self.n_features, k, dtype=torch.float64, device=self.device)
         image = torch.zeros(self.n_rows, k, dtype=torch.float64, device=self.device)
         columns = [self.basis.block_slice(block) for block in self.blocks]
@@ -307,7 +307,7 @@ class StreamedDesign:
                 image[rows] += F @ V[part]  # (rows, k)
             fitted = image[rows].to(self.dtype)
             if curvature is not None:
-                fitted = fitted * curvature[rows].to(self._X)
+                fitted = fitted * curvature[rows].to(self.X)
             for F, part in zip(Phi, columns, strict=True):
                 out[part] += F.mT @ fitted  # (width, k)
         return out, image
@@ -320,7 +320,7 @@ class StreamedDesign:
         """
         m, k = self.n_features, curvature.shape[1]
         out = torch.zeros(k, m, m, dtype=torch.float64, device=self.device)
-        root = curvature.sqrt().to(self._X)
+        root = curvature.sqrt().to(self.X)
         for rows in row_chunks(len(root), m * self.dtype.itemsize, 8 * TILE_BYTES, len(root)):
             Phi = self.columns(self.blocks, rows if index is None else index[rows])
             for hessian, scale in zip(out, root[rows].mT, strict=True):
@@ -331,7 +331,7 @@ class StreamedDesign:
 
     def curvature_diagonal(self, curvature: Tensor) -> Tensor:
         r"""Diagonals of :math:`\Phi^T C_j \Phi`, of shape (m, k), float64; `curvature` (n, k)."""
-        curvature = curvature.to(self._X)
+        curvature = curvature.to(self.X)
         shape = self.n_features, curvature.shape[1]
         out = torch.zeros(shape, dtype=torch.float64, device=self.device)
         for block, part, rows in self._tiles_of_blocks():
@@ -346,7 +346,7 @@ class StreamedDesign:
                 yield block, part, rows
 
     def _regenerate(self, block: int, rows: slice | Tensor) -> Tensor:
-        F = self.basis.features(self._X[rows], block)
+        F = self.basis.features(self.X[rows], block)
         return F if self._root_weight is None else F * self._root_weight[rows]
 
 

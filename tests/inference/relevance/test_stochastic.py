@@ -1,14 +1,12 @@
 """Stochastic gradients on log s: unbiased, sparse, and in bounded memory."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.datasets import make_sinc
-from skgp.inference.relevance.evidence import fit_relevance
+from skgp.inference.relevance.evidence import choose_candidates, fit_relevance
 from skgp.inference.relevance.stochastic import (
     RelevanceSolver,
     SparseBasis,
@@ -16,8 +14,9 @@ from skgp.inference.relevance.stochastic import (
     fit_relevance_stochastic,
     log_precision_gradient,
     newton_direction,
+    polish,
 )
-from skgp.inference.stochastic.basis import everything, sample_indices
+from skgp.inference.stochastic.basis import sample_indices
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.stochastic.estimators import (
     constant_loss,
@@ -33,7 +32,6 @@ from tests.same import assert_same
 KERNEL = RBF(2.0)
 GRID = torch.linspace(-10, 10, 400, dtype=torch.float64)[:, None]
 TRUTH = torch.sinc(GRID[:, 0] / np.pi)
-SMALL = {"batch_size": 80, "n_support": 80}
 NOISE = 0.3
 
 
@@ -44,6 +42,24 @@ def sinc(n, seed=0):
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def fit_sgd(X, y, *, candidates=None, generator=None, callback=None, kept=None, **options):
+    """The mean-field fit, with 80 support rows; `kept` is a noise variance."""
+    some = None if candidates is None else choose_candidates(len(X), candidates, seeded())
+    sgd = SGDOptions(**{"batch_size": 80, "basis_batch_size": 2000, "learning_rate": 0.3} | options)
+    return fit_relevance_stochastic(
+        KERNEL,
+        X,
+        y,
+        sgd,
+        candidates=some,
+        n_support=80,
+        generator=generator or seeded(),
+        callback=callback,
+        noise_variance=kept,
+        learn_noise=kept is None,
+    )
 
 
 def random_model(m=12, n=20):
@@ -91,16 +107,6 @@ def estimated_loss(basis, X, y, mu, c, rows, i, j):
     return 0.5 * (parts + constant_loss(s, i, y[rows], NOISE, n=n, m=m))
 
 
-def test_elbo_estimate_is_exact_on_everything():
-    basis, X, y, mu, c = random_model()
-    whole = everything(basis)
-    loss = estimated_loss(basis, X, y, mu, c, torch.arange(20), whole, whole)
-    Phi = KERNEL(X.numpy(), basis.Z.numpy())
-    args = (array.numpy() for array in (mu, c, basis.log_precision))
-    elbo = reference.mean_field_elbo(Phi, y.numpy(), NOISE, *args)
-    np.testing.assert_allclose(float(loss), -elbo, rtol=1e-10)
-
-
 def test_gradient_of_the_elbo_estimate_is_unbiased_in_log_s(generator):
     basis, X, y, mu, c = random_model()
     basis.log_precision.requires_grad_()
@@ -129,7 +135,7 @@ def test_newton_direction_solves_its_system(k, rng):
 
 def solver_of(X, y, rows, noise, n_support, generator, **options):
     state = SparseState.start(KERNEL, X, y, rows, noise, n_support, generator)
-    return RelevanceSolver(X, y, state, SGDOptions(decay=1.0, **options), generator)
+    return RelevanceSolver(X, y, state.basis, state, SGDOptions(decay=1.0, **options), generator)
 
 
 def test_control_sums_follow_the_mean_through_steps_and_pruning(generator):
@@ -164,63 +170,31 @@ def test_steps_settle_at_the_ridge_solution_when_precisions_rest(generator):
     np.testing.assert_allclose(state.mean[:, 0], mean, atol=1e-5)
 
 
-FAST = {**SMALL, "candidates": 80, "max_iter": 350, "precision_learning_rate": 0.3}
-
-
 @pytest.mark.parametrize("basis_batch_size", [40, 2000])
-def test_fit_keeps_few_vectors_and_is_accurate(basis_batch_size):
-    fit = fit_relevance_stochastic(
-        KERNEL, *sinc(400), basis_batch_size=basis_batch_size, generator=seeded(), **FAST
-    )
-    assert 5 <= len(fit.indices) <= 15
-    assert error(fit) <= 0.04
-    assert 0.08 < fit.noise_variance**0.5 < 0.12
-
-
-def test_fit_without_polish_prunes_too():
-    fit = fit_relevance_stochastic(KERNEL, *sinc(400), polish=False, generator=seeded(), **FAST)
-    assert 5 <= len(fit.indices) <= 25
-    assert error(fit) <= 0.05
-    assert len(fit.precision) == len(fit.indices)
-    assert np.isnan(fit.log_evidence)
-
-
-def error(fit):
-    """Root mean squared error of the mean to the true function."""
-    return float((fit.posterior.mean(GRID) - TRUTH).square().mean().sqrt())
-
-
-def test_polish_is_the_sequential_fit_on_the_survivors():
-    X, y = sinc(300)
-    options = {**SMALL, "candidates": 60, "max_iter": 60}
-    rough = fit_relevance_stochastic(KERNEL, X, y, polish=False, generator=seeded(), **options)
-    fit = fit_relevance_stochastic(KERNEL, X, y, generator=seeded(), **options)
+def test_fit_keeps_few_vectors_and_is_accurate(basis_batch_size, monkeypatch):
+    monkeypatch.setattr(RelevanceSolver, "precision_rate", 0.3)
+    X, y = sinc(400)
+    rough = fit_sgd(X, y, candidates=80, max_iter=350, basis_batch_size=basis_batch_size)
+    fit = polish(rough, KERNEL, X, y, learn_noise=True)
+    for found, most, error in ((rough, 25, 0.05), (fit, 15, 0.04)):
+        assert 5 <= len(found.indices) == len(found.precision) <= most
+        assert (found.posterior.mean(GRID) - TRUTH).square().mean().sqrt() <= error
+    assert 0.08 < fit.noise_variance**0.5 < 0.12 and np.isnan(rough.log_evidence)
     noise = rough.noise_variance
     again = fit_relevance(KERNEL, X, y, noise_variance=noise, candidates=rough.indices)
-    assert torch.equal(fit.indices, again.indices)
-    assert fit.log_evidence == again.log_evidence
-    assert fit.history == rough.history and fit.n_iter == 60
+    assert torch.equal(fit.indices, again.indices) and fit.log_evidence == again.log_evidence
+    assert fit.history == rough.history and fit.n_iter == 350
 
 
 def test_diverging_mean_begins_anew_at_half_the_rate():
-    fit = fit_relevance_stochastic(
-        KERNEL,
-        *sinc(400),
-        candidates=80,
-        learning_rate=5.0,
-        max_iter=60,
-        generator=seeded(),
-        **SMALL,
-    )
-    scale = float(sinc(400)[1].square().mean())
-    assert max(fit.history) < 3 * scale
-    assert fit.history[-1] < 0.3 * scale
+    X, y = sinc(400)
+    history = fit_sgd(X, y, candidates=80, learning_rate=5.0, max_iter=60).history
+    scale = float(y.square().mean())
+    assert max(history) < 3 * scale and history[-1] < 0.3 * scale
 
 
 def test_noise_is_kept_when_not_learned():
-    options = {**SMALL, "noise_variance": 0.05, "learn_noise": False, "max_iter": 20}
-    fit = fit_relevance_stochastic(KERNEL, *sinc(100), generator=seeded(), **options)
-    assert fit.noise_variance == 0.05
+    assert fit_sgd(*sinc(100), kept=0.05, max_iter=20).noise_variance == 0.05
 
 
 def test_memory_map_is_read_and_fitted_like_the_array(tmp_path):
@@ -228,17 +202,17 @@ def test_memory_map_is_read_and_fitted_like_the_array(tmp_path):
     for name, values in (("X", X), ("y", y)):
         np.save(tmp_path / f"{name}.npy", values.numpy())
     maps = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("X", "y")]
-    options = {**SMALL, "candidates": 50, "max_iter": 30}
-    fit = fit_relevance_stochastic(KERNEL, X, y, generator=seeded(), **options)
-    mapped = fit_relevance_stochastic(KERNEL, *maps, generator=seeded(), **options)
-    assert torch.equal(fit.indices, mapped.indices)
-    np.testing.assert_allclose(fit.log_evidence, mapped.log_evidence, atol=1e-9)
+    fits = [
+        polish(fit_sgd(*data, candidates=50, max_iter=30), KERNEL, *data, learn_noise=True)
+        for data in ((X, y), maps)
+    ]
+    assert torch.equal(fits[0].indices, fits[1].indices)
+    np.testing.assert_allclose(fits[0].log_evidence, fits[1].log_evidence, atol=1e-9)
 
 
 def test_fit_is_deterministic_for_a_generator():
-    options = {**SMALL, "candidates": 50, "max_iter": 30, "polish": False}
     fits = [
-        fit_relevance_stochastic(KERNEL, *sinc(300), generator=seeded(seed), **options)
+        fit_sgd(*sinc(300), candidates=50, max_iter=30, generator=seeded(seed))
         for seed in (1, 1, 2)
     ]
     assert fits[0].history == fits[1].history != fits[2].history
@@ -247,49 +221,21 @@ def test_fit_is_deterministic_for_a_generator():
 
 def test_zero_targets_and_one_row_stay_finite():
     for X, y in ((torch.zeros(1, 1), torch.ones(1)), (torch.arange(9.0)[:, None], torch.zeros(9))):
-        fit = fit_relevance_stochastic(
-            KERNEL, X.double(), y.double(), max_iter=60, generator=seeded()
-        )
-        mean, variance = fit.posterior.mean_and_variance(X.double())
+        X, y = X.double(), y.double()
+        fit = polish(fit_sgd(X, y, max_iter=60), KERNEL, X, y, learn_noise=True)
+        mean, variance = fit.posterior.mean_and_variance(X)
         assert bool(torch.isfinite(torch.cat([mean, variance])).all())
 
 
 def test_callback_stops():
     calls = []
-    fit = fit_relevance_stochastic(
-        KERNEL,
-        *sinc(100),
-        generator=seeded(),
-        callback=lambda iteration, info: calls.append(info) or iteration == 7,
-        **SMALL,
-    )
+    fit = fit_sgd(*sinc(100), callback=lambda k, info: calls.append(info) or k == 7)
     assert len(calls) == fit.n_iter == 7
     assert [info["loss"] for info in calls] == fit.history
     assert calls[0]["n_vectors"] == 100
 
 
-def test_mean_field_posterior_pickles_small():
-    options = {**SMALL, "candidates": 50, "max_iter": 30, "polish": False}
-    fit = fit_relevance_stochastic(KERNEL, *sinc(300), generator=seeded(), **options)
-    stored = pickle.dumps(fit.posterior)
-    assert len(stored) < 6000
-    again = pickle.loads(stored)
-    for values in zip(
-        again.mean_and_variance(GRID), fit.posterior.mean_and_variance(GRID), strict=True
-    ):
-        assert_same(*values)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"n_support": 0}, "n_support"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"basis_batch_size": 0}, "basis_batch_size"),
-        ({"max_iter": 0}, "max_iter"),
-    ],
-)
-def test_bad_options_are_named(options, match):
-    with pytest.raises(ValueError, match=match):
-        fit_relevance_stochastic(KERNEL, *sinc(30), generator=seeded(), **options)
+@pytest.mark.parametrize("name", ["batch_size", "learning_rate", "basis_batch_size", "max_iter"])
+def test_bad_options_are_named(name):
+    with pytest.raises(ValueError, match=name):
+        fit_sgd(*sinc(30), **{name: 0})
