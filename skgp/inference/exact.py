@@ -38,7 +38,8 @@ from skgp.inference.pathwise import (
     perturbed_targets,
     pivoted_factor,
 )
-from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
+from skgp.inference.weights.gram import optimal_gaussian, optimal_std
+from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator, kernel_matmul, tile_rows
 from skgp.linalg.cg import block_cg

@@ -9,7 +9,7 @@ the negative log-likelihood there (Rasmussen and Williams, 2006, section 3.4),
 
 A cheaper q is the one of its structure that is nearest to :math:`N(\hat w, H^{-1})` in the sense of
 the evidence lower bound, exactly as for a Gaussian likelihood of precision c
-(:mod:`skgp.inference.weights.gaussian`).
+(:mod:`skgp.inference.weights.posterior`).
 """
 
 import warnings
@@ -30,8 +30,8 @@ from skgp.inference.newton import (
     prior_variances,
 )
 from skgp.inference.weights.design import Basis, StreamedDesign
-from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian, optimal_std
-from skgp.inference.weights.posterior import ClassifierPosterior
+from skgp.inference.weights.gram import optimal_gaussian, optimal_std
+from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.linalg import NumericalWarning
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState

@@ -24,8 +24,11 @@ from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.stochastic.gaussian import SGDSolver, validation_rule
 from skgp.inference.stochastic.likelihood import LikelihoodSolver
 from skgp.inference.stochastic.state import LikelihoodState, SGDState
-from skgp.inference.weights.gaussian import WeightGaussian
-from skgp.inference.weights.posterior import ClassifierPosterior, LinearWeightsPosterior
+from skgp.inference.weights.posterior import (
+    ClassifierPosterior,
+    LinearWeightsPosterior,
+    WeightGaussian,
+)
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
 from skgp.learning.defaults import (

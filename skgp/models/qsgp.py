@@ -52,9 +52,9 @@ from skgp.inference.relevance.evidence import (
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.gram import StreamingGram
+from skgp.inference.weights.gram import StreamingGram, statistics_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
-from skgp.inference.weights.posterior import ClassifierPosterior, statistics_posterior
+from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.gram import gram_diag

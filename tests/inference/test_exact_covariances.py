@@ -16,7 +16,7 @@ from skgp.inference.pathwise import (
     perturbed_targets,
     prior_draws,
 )
-from skgp.inference.weights.gaussian import WeightGaussian
+from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels import FourierFeatures
 from tests.inference.dense_problems import KERNELS, NOISE, make_problem
 from tests.inference.stochastic_problems import z_score

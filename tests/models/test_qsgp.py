@@ -12,8 +12,8 @@ from skgp.data import Data, merge_replicates
 from skgp.inference import exact as exact_module
 from skgp.inference.pathwise import prior_features
 from skgp.inference.weights.design import WhitenedInducingBasis
-from skgp.inference.weights.gram import StreamingGram
-from skgp.inference.weights.posterior import AugmentedPosterior, gram_posterior
+from skgp.inference.weights.gram import StreamingGram, gram_posterior
+from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels import FourierFeatures, gram
 from skgp.learning import defaults, routes
 from skgp.learning.plan import Options, Plan

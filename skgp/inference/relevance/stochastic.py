@@ -59,15 +59,14 @@ from skgp.inference.stochastic.basis import (
     sample_indices,
     take_rows,
 )
-from skgp.inference.stochastic.engine import Callback, SGDOptions, StochasticSolver
+from skgp.inference.stochastic.engine import Callback, SGDOptions, SparseAdam, StochasticSolver
 from skgp.inference.stochastic.estimators import (
     LowRankControlVariate,
     quadratic_loss,
     sample_design,
     support_features,
 )
-from skgp.inference.stochastic.optimizers import SparseAdam
-from skgp.inference.weights.gaussian import optimal_std
+from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.optim import sample_without_replacement
 

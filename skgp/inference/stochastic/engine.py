@@ -6,11 +6,14 @@ besides weights) draws basis functions and estimates loss and sparse gradients; 
 step of what was sampled and lets the running sums of the support rows follow (Proposition 3).
 Hyper-parameters follow the bound by Adam (Proposition 2).
 
-Diagonal entries of dense columns of C stay positive because a step may at most halve them.
+The optimizers are sparse: each keeps its moments for all m functions but reads and writes those of
+the sample alone. ``step`` returns the change and the new moments; the caller checks the change
+before it is applied and before `commit` stores the moments, so that a bad gradient leaves nothing
+behind. Diagonal entries of dense columns of C stay positive because a step may at most halve them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -18,10 +21,156 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, StochasticBasis, take_rows
-from skgp.inference.stochastic.state import SolverState
+from skgp.linalg.runtime import TensorState
 from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement
 
 Callback = Callable[[int, dict], bool | None]
+Step = tuple[Tensor, dict[str, Tensor]]
+
+
+# ---- optimizers
+
+
+class AdaGrad(TensorState):
+    r"""AdaGrad (Duchi et al., 2011), appendix I.1: :math:`-\rho\, g / \sqrt{\sum g^2}` an entry."""
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self.state = {"sum_squares": torch.zeros(shape, dtype=dtype)}
+
+    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
+        """Return the change of the rows `indices` (k, q) and their new moments."""
+        return self._scaled(indices, gradient, gradient.square(), rate)
+
+    def commit(self, indices: Tensor, moments: dict[str, Tensor]) -> None:
+        """Store the moments of a step, in place."""
+        for name, values in moments.items():
+            self.state[name][indices] = values
+
+    def _scaled(self, indices: Tensor, direction: Tensor, squares: Tensor, rate: float) -> Step:
+        total = self.state["sum_squares"][indices] + squares
+        tiny = torch.finfo(total.dtype).tiny
+        return -rate * direction / total.clamp_min(tiny).sqrt(), {"sum_squares": total}
+
+
+class NystromAdaGrad(AdaGrad):
+    r"""Block Newton directions from the control variate's features, scaled as AdaGrad does.
+
+    The Hessian of the losses in a sampled block is nearly
+    :math:`\tfrac{n}{\sigma^2 \bar n} B_i^T B_i` with the support features B (r, k) already at hand.
+    The direction is :math:`d = (\lambda I + B_i^T B_i)^{-1} g` (by Woodbury, in O(r^2 k)), with
+    :math:`\lambda` a fraction of the trace; its step divides by the root of the sum of the mean
+    squares of d so far. No constant of proportionality matters: AdaGrad is scale-free.
+    """
+
+    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
+        """Return the change of the rows `indices` (k, q) and their new moments."""
+        if B is None or not len(B):
+            raise ValueError(
+                'optimizer="nystrom" needs the support features: set n_support to 50 or more.'
+            )
+        direction = self._direction(B[: defaults.NEWTON_RANK], gradient)
+        return self._scaled(indices, direction, direction.square().mean(0), rate)
+
+    def _direction(self, B: Tensor, gradient: Tensor) -> Tensor:
+        inner = B @ B.T
+        damping = defaults.NEWTON_DAMPING * float(inner.diagonal().sum())
+        if not damping > 0:
+            return gradient
+        inner.diagonal().add_(damping)
+        L = torch.linalg.cholesky(inner)
+        return (gradient - B.T @ torch.cholesky_solve(B @ gradient, L)) / damping
+
+
+class SparseAdam(AdaGrad):
+    """Adam (Kingma and Ba, 2015) whose moments age only when their row is sampled."""
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self.state = {
+            "first": torch.zeros(shape, dtype=dtype),
+            "second": torch.zeros(shape, dtype=dtype),
+            "visits": torch.zeros(shape, dtype=torch.int32),
+        }
+
+    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
+        """Return the change of the rows `indices` (k, q) and their new moments."""
+        first, second, visits = (self.state[k][indices] for k in ("first", "second", "visits"))
+        first = 0.9 * first + (1 - 0.9) * gradient
+        second = 0.999 * second + (1 - 0.999) * gradient.square()
+        visits = visits + 1
+        spread = (second / (1 - 0.999**visits)).sqrt() + 1e-30
+        step = -rate * (first / (1 - 0.9**visits)) / spread
+        return step, {"first": first, "second": second, "visits": visits}
+
+
+def make_optimizer(name: str | None, n_support: int, weights: Tensor) -> AdaGrad:
+    """Build the optimizer of parameters of this shape by name.
+
+    None is "nystrom" where there are support rows, and else "adagrad", the paper's.
+    """
+    known = {"adagrad": AdaGrad, "adam": SparseAdam, "nystrom": NystromAdaGrad}
+    if name is None:
+        name = "nystrom" if n_support else "adagrad"
+    if name not in known:
+        raise ValueError(f"optimizer must be one of {sorted(known)}, got {name!r}.")
+    return known[name]((weights.shape[0], weights.shape[1]), weights.dtype)
+
+
+# ---- state and iterations
+
+
+@dataclass(kw_only=True)
+class SolverState(TensorState):
+    r"""Everything that a later call needs to continue, for c latent functions.
+
+    Attributes
+    ----------
+    weights : Tensor of shape (m, c (1 + k))
+        c columns of means :math:`\mu`, then the k dense columns of C of each function in turn.
+    theta : Tensor or None
+        Log hyper-parameters; None keeps the kernel's own.
+    X_support : Tensor of shape (n_support, d)
+    y_support : Tensor of shape (n_support,) or (n_support, c)
+    sums : Tensor of shape (n_support, q)
+        :math:`\Phi_p V` of the first q columns of `weights`, as a running sum (Proposition 3).
+    column_scale : Tensor of shape (c (1 + k),)
+        Factor of the learning rate of each column.
+    optimizer : AdaGrad
+    n_iter : int
+        Iterations so far.
+    hyper_moments : dict
+        State of the hyper-parameters' Adam.
+    """
+
+    weights: Tensor
+    theta: Tensor | None = None
+    X_support: Tensor
+    y_support: Tensor
+    sums: Tensor
+    column_scale: Tensor
+    optimizer: AdaGrad
+    n_iter: int = 0
+    hyper_moments: dict = field(default_factory=dict)
+
+    @property
+    def n_latent(self) -> int:
+        """Number c of latent functions."""
+        return 1
+
+    @property
+    def n_dense(self) -> int:
+        """Dense columns k of C."""
+        return self.weights.shape[1] // self.n_latent - 1
+
+    def pattern(self, indices: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Positions (row, column) in ``weights[indices]`` above the diagonal of C, and on it.
+
+        Those above it are structurally 0.
+        """
+        c, k = self.n_latent, self.n_dense
+        # Column c + j k + r holds c_r of function j; rows from k on lie below every diagonal.
+        r = torch.cat([torch.full((c,), -1), torch.arange(k).repeat(c)])
+        head = indices[indices < k, None]
+        return torch.nonzero(head < r, as_tuple=True), torch.nonzero(head == r, as_tuple=True)
 
 
 class NonFiniteStepError(FloatingPointError):

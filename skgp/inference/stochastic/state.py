@@ -1,74 +1,19 @@
-"""What the stochastic solvers of QSGP learn and hand on: parameters, moments, running sums."""
+"""What the stochastic solvers of QSGP learn and hand on, by kind of likelihood."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, StochasticBasis, sample_indices, take_rows
+from skgp.inference.stochastic.engine import SolverState, make_optimizer
 from skgp.inference.stochastic.estimators import Factor, nystrom_factor, support_features
-from skgp.inference.stochastic.optimizers import AdaGrad, make_optimizer
-from skgp.inference.weights.gaussian import WeightGaussian, optimal_std
+from skgp.inference.weights.gram import optimal_std
+from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import TensorState
 from skgp.optim import sample_without_replacement
-
-
-@dataclass(kw_only=True)
-class SolverState(TensorState):
-    r"""Everything that a later call needs to continue, for c latent functions.
-
-    Attributes
-    ----------
-    weights : Tensor of shape (m, c (1 + k))
-        c columns of means :math:`\mu`, then the k dense columns of C of each function in turn.
-    theta : Tensor or None
-        Log hyper-parameters; None keeps the kernel's own.
-    X_support : Tensor of shape (n_support, d)
-    y_support : Tensor of shape (n_support,) or (n_support, c)
-    sums : Tensor of shape (n_support, q)
-        :math:`\Phi_p V` of the first q columns of `weights`, as a running sum (Proposition 3).
-    column_scale : Tensor of shape (c (1 + k),)
-        Factor of the learning rate of each column.
-    optimizer : AdaGrad
-    n_iter : int
-        Iterations so far.
-    hyper_moments : dict
-        State of the hyper-parameters' Adam.
-    """
-
-    weights: Tensor
-    theta: Tensor | None = None
-    X_support: Tensor
-    y_support: Tensor
-    sums: Tensor
-    column_scale: Tensor
-    optimizer: AdaGrad
-    n_iter: int = 0
-    hyper_moments: dict = field(default_factory=dict)
-
-    @property
-    def n_latent(self) -> int:
-        """Number c of latent functions."""
-        return 1
-
-    @property
-    def n_dense(self) -> int:
-        """Dense columns k of C."""
-        return self.weights.shape[1] // self.n_latent - 1
-
-    def pattern(self, indices: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Positions (row, column) in ``weights[indices]`` above the diagonal of C, and on it.
-
-        Those above it are structurally 0.
-        """
-        c, k = self.n_latent, self.n_dense
-        # Column c + j k + r holds c_r of function j; rows from k on lie below every diagonal.
-        r = torch.cat([torch.full((c,), -1), torch.arange(k).repeat(c)])
-        head = indices[indices < k, None]
-        return torch.nonzero(head < r, as_tuple=True), torch.nonzero(head == r, as_tuple=True)
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-r"""Sums over observations that suffice for a Gaussian likelihood, and their exact evidence.
+r"""Gaussian likelihood: sums over observations that suffice, their evidence, the best q(w).
 
 .. math:: f(x) = \phi(x)^T w, \quad w \sim N(0, I), \quad y_i \sim N(f(x_i), \sigma^2 / w_i)
 
@@ -32,10 +32,19 @@ from skgp.inference.weights.design import (
     mirror,
     row_chunks,
 )
-from skgp.linalg.cholesky import jittered_cholesky, log_det
+from skgp.inference.weights.posterior import LinearWeightsPosterior, WeightGaussian
+from skgp.linalg.cholesky import jittered_cholesky, log_det, reverse_cholesky
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["StreamingGram", "log_marginal_likelihood", "refit_noise"]
+__all__ = [
+    "StreamingGram",
+    "gram_posterior",
+    "log_marginal_likelihood",
+    "optimal_gaussian",
+    "optimal_std",
+    "refit_noise",
+    "statistics_posterior",
+]
 
 
 class StreamingGram(TensorState):
@@ -77,7 +86,6 @@ class StreamingGram(TensorState):
     --------
     >>> from sklearn.gaussian_process.kernels import RBF
     >>> from skgp.inference.weights.design import WhitenedInducingBasis
-    >>> from skgp.inference.weights.posterior import gram_posterior
     >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
     >>> statistics = StreamingGram(WhitenedInducingBasis(RBF(1.0), X[::2]))
     >>> for rows in (slice(0, 8), slice(8, 20)):
@@ -257,3 +265,135 @@ def _check(statistics: StreamingGram, noise_variance: float) -> None:
         raise ValueError(f"noise_variance must be positive and finite; got {noise_variance!r}.")
     if statistics.n_rows == 0:
         raise ValueError("The statistics hold no rows yet: call update(X, y) first.")
+
+
+# ---- the best Gaussian q(w)
+
+
+def optimal_gaussian(
+    gram: Tensor,
+    projection: Tensor,
+    noise_variance: float | Tensor,
+    prior_precision: Tensor,
+    *,
+    n_dense: int,
+) -> tuple[WeightGaussian, float]:
+    r"""Maximiser of the ELBO of eq. (2) among the q with `n_dense` dense columns.
+
+    With the precision of the exact posterior, :math:`G = \Phi^T \Phi / \sigma^2 + S`,
+
+    .. math:: \mu = G^{-1} \Phi^T y / \sigma^2, \qquad
+              \mathcal{L}_\Sigma(C) = \operatorname{tr}(C^T G C) - 2 \sum_r \log c_{rr}.
+
+    The objective of C is a sum over its columns, so column r of any structure is the minimiser over
+    its own free entries. A dense column has :math:`c \propto G_{r:,r:}^{-1} e_1`: it is column r of
+    the full optimum, for which :math:`C C^T = G^{-1}`. A diagonal one follows from Proposition 1.
+    With :math:`G = U U^T`, U upper triangular, the full optimum is :math:`U^{-T}`.
+
+    Parameters
+    ----------
+    gram : Tensor of shape (m, m)
+        :math:`\Phi^T \Phi`; not changed.
+    projection : Tensor of shape (m,)
+        :math:`\Phi^T y`.
+    noise_variance : float or Tensor of shape ()
+        :math:`\sigma^2`.
+    prior_precision : Tensor of shape (m,) or (m, m)
+        S.
+    n_dense : int
+        0 for the diagonal structure, m for the full one, chevron between them.
+
+    Returns
+    -------
+    q : WeightGaussian
+    jitter : float
+        What had to be added to the diagonal of G; 0.0 almost always.
+
+    Raises
+    ------
+    ValueError
+        If `n_dense` is not in 0..m.
+    NotPositiveDefiniteError
+        If G cannot be factored, with jitter either.
+
+    Notes
+    -----
+    :math:`O(m^3 / 3 + m^2 k)`, three matrices of size m x m in memory.
+    """
+    m = len(gram)
+    if not 0 <= n_dense <= m:
+        raise ValueError(
+            f"n_dense must lie between 0 (diagonal) and the number of features {m} (full); "
+            f"got {n_dense}."
+        )
+    G = gram / noise_variance  # (m, m)
+    if prior_precision.ndim == 2:
+        G = G + prior_precision
+    else:
+        G = G.diagonal_scatter(G.diagonal() + prior_precision)
+    U, jitter = reverse_cholesky(G)
+    half = torch.linalg.solve_triangular(
+        U, projection[:, None] / noise_variance, upper=True
+    )  # (m, 1)
+    mean = torch.linalg.solve_triangular(U.T, half, upper=False)[:, 0]
+    units = torch.eye(m, n_dense, dtype=G.dtype, device=G.device)
+    columns = torch.linalg.solve_triangular(U.T, units, upper=False)  # (m, k)
+    return WeightGaussian(mean, columns, optimal_std(G.diagonal()[n_dense:])), jitter
+
+
+def optimal_std(precision_diagonal: Tensor) -> Tensor:
+    r"""Best diagonal entries of C in columns without other entries (Proposition 1).
+
+    .. math:: c_{rr} = G_{rr}^{-1/2} = \sqrt{\sigma^2 / (\phi_r^T \phi_r + \sigma^2 s_{rr})}
+
+    of the entries :math:`G_{rr} = \phi_r^T \phi_r / \sigma^2 + s_{rr}`, shape (t,).
+    """
+    return precision_diagonal.rsqrt()
+
+
+def gram_posterior(
+    statistics: StreamingGram, noise_variance: float, *, n_dense_columns: int | None = None
+) -> LinearWeightsPosterior:
+    r"""Best Gaussian posterior of a covariance structure, out of the Gram matrix; O(m^3).
+
+    `n_dense_columns` of the covariance's Cholesky factor: 0 is "diagonal", m, or None, "full", the
+    exact posterior; "chevron" between. Five m x m matrices at its peak.
+    """
+    if not noise_variance > 0:
+        raise ValueError(f"noise_variance must be positive; got {noise_variance!r}.")
+    m = statistics.basis.n_features
+    q, _ = optimal_gaussian(
+        statistics.gram,
+        statistics.moment,
+        noise_variance,
+        torch.ones_like(statistics.moment),
+        n_dense=m if n_dense_columns is None else n_dense_columns,
+    )
+    return LinearWeightsPosterior.from_gaussian(statistics.basis, q)
+
+
+def statistics_posterior(
+    statistics: StreamingGram,
+    noise: float,
+    covariance: str,
+    n_dense_columns: int,
+    n_samples: int,
+    *,
+    refit: bool,
+    generator: torch.Generator,
+) -> tuple[LinearWeightsPosterior, float, float]:
+    """Posterior of a covariance structure ("samples": of draws), noise variance, log evidence.
+
+    With `refit` the noise variance is the one of largest evidence: what the truncated basis leaves
+    unexplained counts as noise.
+    """
+    if refit and statistics.sum_square > 0:
+        noise = refit_noise(statistics, noise)
+    m = statistics.basis.n_features
+    n_dense = {"diagonal": 0, "chevron": min(n_dense_columns, m)}.get(covariance, m)
+    posterior = gram_posterior(statistics, noise, n_dense_columns=n_dense)
+    if covariance == "samples":
+        mean = posterior.mean_weights
+        deviations = posterior.sample_weights(n_samples, generator) - mean[:, None]
+        posterior = LinearWeightsPosterior.from_deviations(statistics.basis, mean, deviations)
+    return posterior, noise, log_marginal_likelihood(statistics, noise)

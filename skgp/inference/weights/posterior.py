@@ -1,12 +1,29 @@
-r"""Gaussian posteriors of weights, and what they say about the functions.
+r"""Gaussian posteriors over the weights of basis functions, and what they say of the functions.
 
-.. math:: q(w) = N\big(\mu,\; R R^T + \operatorname{diag}(0, c_T^2)\big), \qquad
-          f(x) = \phi(x)^T w,
+Evans and Nair, "Quadruply Stochastic Gaussian Processes" (2020), sections 2.1 and 2.2:
+:math:`f(x) = \phi(x)^T w` with prior :math:`w \sim N(0, S^{-1})` and
 
-with a root R of few columns serves every covariance of Evans and Nair (2020): none but the tail c_T
-is "diagonal", k dense columns and a tail "chevron", a square R "full"; and pathwise samples, R
-holding their deviations from the mean. Features are regenerated block by block in float64, so a
-prediction does not depend on the rows predicted together.
+.. math:: q(w) = N(w \mid \mu, \Sigma), \qquad \Sigma = C C^T, \qquad
+          C = \begin{pmatrix} C_{HH} & 0 \\ C_{TH} & \operatorname{diag}(c_T) \end{pmatrix}.
+
+The first k columns (the head H) have a dense lower triangle, the others (the tail T) only their
+diagonal entry: k = 0 is the mean-field ("diagonal") structure, 0 < k < m the "chevron" ("QSGP-k"),
+k = m the "full" one, so that one class serves all three.
+
+=============== ======================= ===========================================
+paper           code                    meaning
+=============== ======================= ===========================================
+m               ``n_features``          basis functions
+k               ``n_dense``             dense columns of C
+mu              ``mean (m,)``
+c_1 ... c_k     ``columns (m, k)``      rows above the diagonal are 0
+c_rr, r > k     ``tail_std (m - k,)``
+Phi             ``Phi (n, m)``          basis functions at n inputs
+=============== ======================= ===========================================
+
+Predictions take any root R of few columns in place of the head, that of pathwise samples, too:
+:math:`q(w) = N(\mu, R R^T + \operatorname{diag}(0, c_T^2))`. Features are regenerated block by
+block in float64, so a prediction does not depend on the rows predicted together.
 """
 
 from collections.abc import Sequence
@@ -24,17 +41,102 @@ from skgp.inference.weights.design import (
     block_width,
     row_chunks,
 )
-from skgp.inference.weights.gaussian import WeightGaussian, optimal_gaussian
-from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood, refit_noise
 from skgp.linalg.runtime import TensorState
 
 __all__ = [
     "AugmentedPosterior",
     "ClassifierPosterior",
     "LinearWeightsPosterior",
-    "gram_posterior",
-    "statistics_posterior",
+    "WeightGaussian",
 ]
+
+
+class WeightGaussian(TensorState):
+    r"""The Gaussian :math:`q(w) = N(\mu, C C^T)` with a chevron factor C.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (m,)
+        :math:`\mu`.
+    columns : Tensor of shape (m, k)
+        Dense columns of C, ``0 <= k <= m``: lower triangular with a positive diagonal.
+    tail_std : Tensor of shape (m - k,)
+        Diagonal of C in the other columns, positive.
+
+    Notes
+    -----
+    O(m k) numbers. The tensors are kept, not copied; a ValueError refuses any other shape or sign.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q = WeightGaussian.diagonal(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]))
+    >>> q.variance(torch.ones(1, 3))
+    tensor([14.])
+    """
+
+    def __init__(self, mean: Tensor, columns: Tensor, tail_std: Tensor) -> None:
+        m, k = len(mean), columns.shape[-1]
+        if mean.ndim != 1 or columns.shape != (m, k) or k > m or tail_std.shape != (m - k,):
+            raise ValueError(
+                "mean, columns and tail_std must have shapes (m,), (m, k) and (m - k,), k <= m; "
+                f"got {tuple(mean.shape)}, {tuple(columns.shape)} and {tuple(tail_std.shape)}."
+            )
+        if (columns[:k].triu(1) != 0).any():
+            raise ValueError("columns must be lower triangular; apply tril() first.")
+        # Written as a negation so that NaN is refused as well.
+        if not ((columns.diagonal() > 0).all() and (tail_std > 0).all()):
+            raise ValueError(
+                "The diagonal of the covariance factor (of columns, and tail_std) must be "
+                "positive; parameterise it by its logarithm when it is trained."
+            )
+        self.mean, self.columns, self.tail_std = mean, columns, tail_std
+
+    @classmethod
+    def diagonal(cls, mean: Tensor, std: Tensor) -> "WeightGaussian":
+        """Independent weights with standard deviations `std` (m,)."""
+        return cls(mean, mean.new_zeros(len(mean), 0), std)
+
+    @classmethod
+    def full(cls, mean: Tensor, factor: Tensor) -> "WeightGaussian":
+        """Dense lower Cholesky factor (m, m) of the covariance."""
+        return cls(mean, factor, mean.new_zeros(0))
+
+    @property
+    def n_features(self) -> int:
+        """Number of weights m."""
+        return len(self.mean)
+
+    @property
+    def n_dense(self) -> int:
+        """Number of dense columns k."""
+        return self.columns.shape[1]
+
+    def factor(self) -> Tensor:
+        """C as a dense matrix (m, m), for small m."""
+        tail = torch.nn.functional.pad(self.tail_std.diag(), (0, 0, self.n_dense, 0))
+        return torch.cat([self.columns, tail], dim=1)
+
+    def log_det(self) -> Tensor:
+        r"""Log-determinant :math:`\log|\Sigma| = 2 \sum_r \log c_{rr}`, a scalar in nats; O(m)."""
+        return 2 * (self.columns.diagonal().log().sum() + self.tail_std.log().sum())
+
+    def variance(self, Phi: Tensor) -> Tensor:
+        r"""Variances (n,) of :math:`\Phi w`, row sums of :math:`(\Phi C)^2`; O(n m (k + 1))."""
+        head, tail = self._projections(Phi)
+        return head.square().sum(1) + tail.square().sum(1)
+
+    def covariance(self, Phi: Tensor) -> Tensor:
+        r"""Covariance :math:`\Phi \Sigma \Phi^T` of shape (n, n), in :math:`O(n m (n + k))`."""
+        head, tail = self._projections(Phi)
+        return head @ head.T + tail @ tail.T
+
+    def _projections(self, Phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Phi C by its dense (n, k) and its diagonal columns (n, m - k)."""
+        return Phi @ self.columns, Phi[:, self.n_dense :] * self.tail_std
+
+
+# ---- predictions
 
 
 class LinearWeightsPosterior(TensorState):
@@ -212,54 +314,6 @@ class AugmentedPosterior(TensorState):
     @property
     def _basis(self) -> WhitenedInducingBasis:
         return cast(WhitenedInducingBasis, self.weights.basis)
-
-
-def gram_posterior(
-    statistics: StreamingGram, noise_variance: float, *, n_dense_columns: int | None = None
-) -> LinearWeightsPosterior:
-    r"""Best Gaussian posterior of a covariance structure, out of the Gram matrix; O(m^3).
-
-    `n_dense_columns` of the covariance's Cholesky factor: 0 is "diagonal", m, or None, "full", the
-    exact posterior; "chevron" between. Five m x m matrices at its peak.
-    """
-    if not noise_variance > 0:
-        raise ValueError(f"noise_variance must be positive; got {noise_variance!r}.")
-    m = statistics.basis.n_features
-    q, _ = optimal_gaussian(
-        statistics.gram,
-        statistics.moment,
-        noise_variance,
-        torch.ones_like(statistics.moment),
-        n_dense=m if n_dense_columns is None else n_dense_columns,
-    )
-    return LinearWeightsPosterior.from_gaussian(statistics.basis, q)
-
-
-def statistics_posterior(
-    statistics: StreamingGram,
-    noise: float,
-    covariance: str,
-    n_dense_columns: int,
-    n_samples: int,
-    *,
-    refit: bool,
-    generator: torch.Generator,
-) -> tuple[LinearWeightsPosterior, float, float]:
-    """Posterior of a covariance structure ("samples": of draws), noise variance, log evidence.
-
-    With `refit` the noise variance is the one of largest evidence: what the truncated basis leaves
-    unexplained counts as noise.
-    """
-    if refit and statistics.sum_square > 0:
-        noise = refit_noise(statistics, noise)
-    m = statistics.basis.n_features
-    n_dense = {"diagonal": 0, "chevron": min(n_dense_columns, m)}.get(covariance, m)
-    posterior = gram_posterior(statistics, noise, n_dense_columns=n_dense)
-    if covariance == "samples":
-        mean = posterior.mean_weights
-        deviations = posterior.sample_weights(n_samples, generator) - mean[:, None]
-        posterior = LinearWeightsPosterior.from_deviations(statistics.basis, mean, deviations)
-    return posterior, noise, log_marginal_likelihood(statistics, noise)
 
 
 def standard_normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:

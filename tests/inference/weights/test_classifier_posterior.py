@@ -12,8 +12,7 @@ from skgp.inference.laplace import laplace_covariance
 from skgp.inference.newton import fit_newton, laplace_curvature
 from skgp.inference.weights import posterior as posterior_module
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
-from skgp.inference.weights.gaussian import WeightGaussian
-from skgp.inference.weights.posterior import ClassifierPosterior
+from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from tests.inference.weights.test_design import CountingBasis

@@ -9,8 +9,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.weights import posterior as posterior_module
 from skgp.inference.weights.design import WhitenedInducingBasis
-from skgp.inference.weights.gram import StreamingGram
-from skgp.inference.weights.posterior import LinearWeightsPosterior, gram_posterior
+from skgp.inference.weights.gram import StreamingGram, gram_posterior
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
 from tests.reference import variational as variational_reference
 from tests.reference import weights as reference

@@ -10,8 +10,7 @@ from scipy.special import erf
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
-from skgp.inference.weights.gram import StreamingGram, refit_noise
-from skgp.inference.weights.posterior import gram_posterior
+from skgp.inference.weights.gram import StreamingGram, gram_posterior, refit_noise
 from skgp.inference.weights.robust import fit_robust
 from skgp.likelihoods import Laplace
 
