@@ -25,7 +25,6 @@ from skgp.inference.newton import (
     PointLikelihood,
     check_unweighted,
     halved_steps,
-    laplace_curvature,
     newton_problem,
     prior_variances,
 )
@@ -54,7 +53,7 @@ def laplace_covariance(
     design : StreamedDesign
         :math:`\Phi`, without sample weights.
     curvature : Tensor of shape (n, c)
-        :math:`c_{ij} \ge 0` at the modes, see :func:`.newton.laplace_curvature`.
+        :math:`c_{ij} \ge 0` at the modes, see :meth:`.NewtonProblem.curvature`.
     prior_variance : float or Tensor of shape (c,), default=1.0
         a.
     kind : {"full", "chevron", "diagonal"}, default="full"
@@ -227,7 +226,9 @@ class OnlineLaplace(TensorState):
             setattr(self, name, getattr(self, name).to(X.device))
         design = StreamedDesign(self.basis, X.double())
         # The precision of 1 is that of the distance from the last mode, measured by H.
-        whole = newton_problem(design, Y, self.likelihood, self.offset, 1.0, row_weight)
+        whole = newton_problem(
+            design, Y, self.likelihood, offset=self.offset, row_weight=row_weight
+        )
         columns = [whole.select(torch.tensor([j], device=X.device)) for j in range(c)]
         modes = [
             _Descent(column, self.weights[:, [j]], self.precision[j]).run()
@@ -287,8 +288,7 @@ class _Descent:
     def curvature_gram(self) -> Tensor:
         """Hessian (m, m) of the negative log-likelihood."""
         p = self.problem
-        curvature = laplace_curvature(p.likelihood, p.Y, self.latent, p.row_weight)
-        return p.design.curvature_gram(curvature)[0]
+        return p.design.curvature_gram(p.curvature(self.latent))[0]
 
     def _step(self) -> float:
         """Take a step, halved until the loss falls; return the nats that it promised to gain."""

@@ -36,15 +36,16 @@ from skgp.inference.defaults import (
     SUFFICIENT,
 )
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.directions import (
-    CGDirections,
-    Direction,
-    ExactDirections,
-    exact_flops,
-)
+from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
 from skgp.linalg import NumericalWarning
 
-__all__ = ["NewtonFit", "PointLikelihood", "fit_newton", "laplace_curvature"]
+__all__ = [
+    "NewtonFit",
+    "NewtonProblem",
+    "PointLikelihood",
+    "fit_newton",
+    "newton_problem",
+]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -74,13 +75,8 @@ class NewtonFit:
 
 
 def fit_newton(
-    design: StreamedDesign,
-    Y: Tensor,
-    likelihood: PointLikelihood,
+    problem: "NewtonProblem",
     *,
-    offset: Tensor | None = None,
-    prior_variance: float | Tensor = 1.0,
-    row_weight: Tensor | None = None,
     start: Tensor | None = None,
     solver: str = "auto",
     tol: float = 1e-4,
@@ -94,18 +90,8 @@ def fit_newton(
 
     Parameters
     ----------
-    design : StreamedDesign
-        :math:`\Phi`, without sample weights.
-    Y : Tensor of shape (n, c)
-        Observations, a column a problem.
-    likelihood : PointLikelihood
-        Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
-    offset : Tensor of shape (c,), optional
-        Constants :math:`o_j` of the latent functions; 0 by default.
-    prior_variance : float or Tensor of shape (c,), default=1.0
-        :math:`a_j`.
-    row_weight : Tensor of shape (n,) or (n, c), optional
-        :math:`s_{ij} \ge 0`; 1 by default.
+    problem : NewtonProblem
+        See :func:`newton_problem`.
     start : Tensor of shape (m, c), optional
         First weights; costs two more passes. Zero by default.
     solver : {"auto", "exact", "cg"}, default="auto"
@@ -131,13 +117,6 @@ def fit_newton(
     NewtonFit
         The loss of no column ever rises from step to step.
 
-    Raises
-    ------
-    ValueError
-        If a shape or a parameter is invalid, or the design has sample weights.
-    FloatingPointError
-        If a gradient is not finite.
-
     Warns
     -----
     NumericalWarning
@@ -159,18 +138,16 @@ def fit_newton(
     >>> design = StreamedDesign(WhitenedInducingBasis(RBF(1.0), X[::4]), X)
     >>> Y = torch.where(X < 1, -1.0, 1.0).double()
     >>> rows = torch.Generator().manual_seed(0)
-    >>> fit = fit_newton(design, Y, Bernoulli(), prior_variance=100.0, generator=rows)
+    >>> problem = newton_problem(design, Y, Bernoulli(), prior_variance=100.0)
+    >>> fit = fit_newton(problem, generator=rows)
     >>> fit.converged, bool((fit.latent.sign() == Y).all())
     (True, True)
     """
-    problem = newton_problem(design, Y, likelihood, offset, prior_variance, row_weight)
-    state = _State(problem, start)
-    solve: ExactDirections | CGDirections
-    if solver == "exact" or (solver == "auto" and exact_flops(design, Y.shape[1]) <= EXACT_FLOPS):
-        solve = ExactDirections()
-    else:
-        solve = CGDirections(preconditioner_rows, generator)
-    stopped = False
+    design, state, stopped = problem.design, _State(problem, start), False
+    solve = exact_directions
+    flops = len(state.loss) * (design.n_rows + design.n_features / 3) * design.n_features**2
+    if solver == "cg" or (solver == "auto" and flops > EXACT_FLOPS):
+        solve = CGDirections(preconditioner_rows, generator).solve
     while True:
         part, gradient, curvature = state.differentiate(problem, tol)
         if stopped or state.n_iter == max_iter or not len(state.active):
@@ -222,6 +199,12 @@ class NewtonProblem:
         """First derivative of the log-likelihood, (n, k)."""
         return self.row_weight * self.likelihood.derivatives(self.Y, latent)[0]
 
+    def curvature(self, latent: Tensor) -> Tensor:
+        """Curvature of the negative log-likelihood, (n, k)."""
+        second = self.likelihood.derivatives(self.Y, latent)[1]
+        # Rounding must not let a Hessian lose its definiteness.
+        return (-self.row_weight * second).clamp(min=0)
+
     def loss(self, latent: Tensor, square_norm: Tensor) -> Tensor:
         """J (k,) from latent values (n, k) and squared norms of the weights (k,)."""
         log_prob = self.row_weight * self.likelihood.log_prob(self.Y, latent)
@@ -232,11 +215,28 @@ def newton_problem(
     design: StreamedDesign,
     Y: Tensor,
     likelihood: PointLikelihood,
-    offset: Tensor | None,
-    prior_variance: float | Tensor,
-    row_weight: Tensor | None,
+    *,
+    offset: Tensor | None = None,
+    prior_variance: float | Tensor = 1.0,
+    row_weight: Tensor | None = None,
 ) -> NewtonProblem:
-    """Check the data of :func:`fit_newton` and bring them to one form."""
+    r"""Check the data of c problems and bring them to one form.
+
+    Parameters
+    ----------
+    design : StreamedDesign
+        :math:`\Phi`, without sample weights.
+    Y : Tensor of shape (n, c)
+        Observations, a column a problem.
+    likelihood : PointLikelihood
+        Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
+    offset : Tensor of shape (c,), optional
+        Constants :math:`o_j` of the latent functions; 0 by default.
+    prior_variance : float or Tensor of shape (c,), default=1.0
+        :math:`a_j`.
+    row_weight : Tensor of shape (n,) or (n, c), optional
+        :math:`s_{ij} \ge 0`; 1 by default.
+    """
     check_unweighted(design)
     if Y.ndim != 2 or Y.shape[0] != design.n_rows:
         raise ValueError(f"Y must have shape ({design.n_rows}, c); got {tuple(Y.shape)}.")
@@ -250,19 +250,6 @@ def newton_problem(
     precision = 1 / prior_variances(prior_variance, c).to(Y)
     weight = _row_weight(row_weight, Y)
     return NewtonProblem(design, likelihood, Y, offset, precision, weight)
-
-
-def laplace_curvature(
-    likelihood: PointLikelihood, Y: Tensor, latent: Tensor, row_weight: Tensor | None = None
-) -> Tensor:
-    r"""Curvature :math:`c_{ij}` of the negative log-likelihood, of shape (n, c), float64.
-
-    `Y` and `latent` (n, c): observations, and latent values, offsets included; `row_weight` (n,) or
-    (n, c), not negative.
-    """
-    second = likelihood.derivatives(Y.double(), latent.double())[1]
-    # Rounding must not let a Hessian lose its definiteness.
-    return (-_row_weight(row_weight, Y) * second).clamp(min=0)
 
 
 def prior_variances(prior_variance: float | Tensor, n_columns: int) -> Tensor:
@@ -349,8 +336,7 @@ class _State:
         self.settled |= self.gradient_norm <= tol
         going = (~self.settled[self.active]).nonzero()[:, 0]
         self.active, part = self.active[going], part.select(going)
-        curvature = laplace_curvature(part.likelihood, part.Y, latent[:, going], part.row_weight)
-        return part, gradient[:, going], curvature
+        return part, gradient[:, going], part.curvature(latent[:, going])
 
     def advance(
         self, part: NewtonProblem, direction: Direction, gradient: Tensor, loss_tol: float

@@ -20,7 +20,7 @@ leave one out
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
@@ -67,6 +67,22 @@ class AmplitudeProblem:
     likelihood: Bernoulli
     offset: Tensor  # (c,)
     weight: Tensor  # (n,)
+
+    def at(self, prior_variance: float) -> NewtonProblem:
+        """All columns with a prior variance."""
+        return self._newton(self.Y, self.offset, prior_variance, self.weight)
+
+    def without(self, held_out: Tensor, columns: Tensor, factors: Sequence[float]) -> NewtonProblem:
+        """Some columns at each prior variance, (n, k len(factors)), some observations left out."""
+        weight, c = self.weight.clone(), len(factors)
+        weight[held_out] = 0.0
+        variance = torch.tensor(factors, dtype=torch.float64).repeat_interleave(len(columns))
+        Y, offset = self.Y[:, columns].repeat(1, c), self.offset[columns].repeat(c)
+        return self._newton(Y, offset, variance, weight)
+
+    def _newton(self, Y, offset, prior_variance, weight) -> NewtonProblem:
+        options = {"prior_variance": prior_variance, "row_weight": weight}
+        return newton_problem(self.design, Y, self.likelihood, offset=offset, **options)
 
 
 @dataclass(frozen=True)
@@ -132,21 +148,8 @@ def by_held_out_rows(
     One fit of ``len(factors)`` times the columns, and one `laplace_covariance`.
     """
     columns = some_columns(problem.Y)
-    training = problem.weight.clone()
-    training[held_out] = 0.0
-    k = len(columns)
-    amplitudes = torch.tensor(factors, dtype=torch.float64).repeat_interleave(k)
-    fit = fit_newton(
-        problem.design,
-        problem.Y[:, columns].repeat(1, len(factors)),
-        problem.likelihood,
-        offset=problem.offset[columns].repeat(len(factors)),
-        prior_variance=amplitudes,
-        row_weight=training,
-        loss_tol=1e-4,
-        generator=generator,
-        callback=callback,
-    )
+    k, left = len(columns), problem.without(held_out, columns, factors)
+    fit = fit_newton(left, loss_tol=1e-4, generator=generator, callback=callback)
     Y, weight = problem.Y[held_out][:, columns], problem.weight[held_out]
     latent = fit.latent[held_out].unflatten(1, (len(factors), k))
     densities = problem.likelihood.log_prob(Y[:, None].expand_as(latent), latent).mean(2)
@@ -154,9 +157,8 @@ def by_held_out_rows(
     amplitude = _nearest_to_one(losses, weight)
     best = factors.index(amplitude)
     chosen = slice(best * k, (best + 1) * k)
-    curvature = laplace_curvature(
-        problem.likelihood, problem.Y[:, columns], fit.latent[:, chosen], training
-    )
+    trained = left.select(torch.arange(left.Y.shape[1], device=left.Y.device)[chosen])
+    curvature = trained.curvature(fit.latent[:, chosen])
     q = laplace_covariance(
         problem.design,
         curvature,
@@ -199,17 +201,7 @@ def by_leaving_one_out(
     found: dict[float, tuple[float, dict[float, Tensor], Tensor]] = {}
     weight, start = problem.weight, None
     for a in factors:
-        fit = fit_newton(
-            problem.design,
-            problem.Y,
-            problem.likelihood,
-            offset=problem.offset,
-            prior_variance=a,
-            row_weight=problem.weight,
-            start=start,
-            generator=generator,
-            callback=callback,
-        )
+        fit = fit_newton(problem.at(a), start=start, generator=generator, callback=callback)
         start = fit.weights
         mean, variance = leave_one_out_moments(problem, fit.latent, a)
         choice = choose_moderation(problem.likelihood, problem.Y, mean, variance, weight)
@@ -227,14 +219,12 @@ def by_leaving_one_out(
 def leave_one_out_moments(
     problem: AmplitudeProblem, latent: Tensor, prior_variance: float
 ) -> tuple[Tensor, Tensor]:
-    """Approximate moments of f at each input without its observations, each (n, c), from the
-    mode."""
-    Y, weight = problem.Y, problem.weight[:, None].expand_as(problem.Y)
-    slope = weight * problem.likelihood.derivatives(Y, latent)[0]
-    curvature = laplace_curvature(problem.likelihood, Y, latent, weight)
+    """Approximate moments of f at each input without its observations, (n, c), from the mode."""
+    newton = problem.at(prior_variance)
+    slope, curvature = newton.slope(latent), newton.curvature(latent)
     Phi = problem.design.columns(problem.design.blocks).double()
     variance = torch.empty_like(latent)
-    for j in range(Y.shape[1]):
+    for j in range(latent.shape[1]):
         H = problem.design.curvature_gram(curvature[:, [j]])[0]
         H.diagonal().add_(1 / prior_variance)
         L = jittered_cholesky(H).factor
@@ -370,15 +360,12 @@ class _Trial:
         h, k, c = self.n_held_out, self.Y.shape[1], len(SCALE_AMPLITUDES)
         basis = WhitenedInducingBasis(kernel, self.X[h : h + SCALE_POINTS])
         basis = basis.in_single_precision(self.X[:32])
-        training = self.weight.clone()
-        training[:h] = 0.0
+        design = StreamedDesign(basis, self.X, dtype=torch.float32)
+        problem = AmplitudeProblem(
+            design, self.X, self.Y, self.likelihood, self.offset, self.weight
+        )
         fit = fit_newton(
-            StreamedDesign(basis, self.X, dtype=torch.float32),
-            self.Y.repeat(1, c),
-            self.likelihood,
-            offset=self.offset.repeat(c),
-            prior_variance=torch.tensor(SCALE_AMPLITUDES).double().repeat_interleave(k),
-            row_weight=training,
+            problem.without(torch.arange(h), torch.arange(k), SCALE_AMPLITUDES),
             loss_tol=1e-4,
             preconditioner_rows=3_000,
             generator=torch.Generator().manual_seed(self.seed),

@@ -43,7 +43,7 @@ from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import fit_dense, fit_iterative
 from skgp.inference.laplace import laplace_covariance, log_evidence
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton
 from skgp.inference.relevance.evidence import (
     choose_candidates,
     fit_relevance,
@@ -329,32 +329,27 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     The paper has stochastic gradients only. They reach in ten minutes what Newton's method passes
     in one: a pass over all observations costs less than the thousands of iterations it replaces.
     """
-    o, X, Y, g = p.options, p.data.X, p.data.y, p.likelihood
+    o, X, Y = p.options, p.data.X, p.data.y
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
     dtype = training_dtype(len(X) * basis.n_features, "newton", o)
     trained = in_dtype(dtype, basis, X, "newton")
     design = StreamedDesign(trained, X, dtype=dtype, memory_budget=int(o.memory_budget))
     recorder = StopRecorder(p.callback)
-    problem = AmplitudeProblem(design, X, Y, g, p.offset, weight)
+    problem = AmplitudeProblem(design, X, Y, p.likelihood, p.offset, weight)
     controls: Settings = {"generator": p.generator, "callback": recorder}
     choice = choose_amplitude(p.kernel, problem, plan, o, **controls)
     limits = o.limits(tol=1e-4, max_iter=30)
+    a = choice.prior_variance
     fit = fit_newton(
-        design,
-        Y,
-        g,
-        offset=p.offset,
-        prior_variance=choice.prior_variance,
-        row_weight=weight,
+        problem.at(a),
         start=choice.weights,
         generator=p.generator,
         callback=None if recorder.stopped else recorder,
         **limits | ({"max_iter": 1} if recorder.stopped else {}),
     )
-    curvature = laplace_curvature(g, Y, fit.latent, weight)
+    curvature = problem.at(a).curvature(fit.latent)
     structure: Settings = {"kind": plan.covariance, "n_dense_columns": o.n_dense_columns}
-    a = choice.prior_variance
     q = laplace_covariance(design, curvature, prior_variance=a, **structure)
     evidence = None
     if plan.covariance == "full":

@@ -9,7 +9,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.laplace import laplace_covariance
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
@@ -37,9 +37,8 @@ def problem(n, m, c):
 
 def fit(design, Y, solver):
     generator = torch.Generator().manual_seed(0)
-    return fit_newton(
-        design, Y, Bernoulli(), prior_variance=PRIOR_VARIANCE, solver=solver, generator=generator
-    )
+    data = newton_problem(design, Y, Bernoulli(), prior_variance=PRIOR_VARIANCE)
+    return fit_newton(data, solver=solver, generator=generator)
 
 
 @pytest.mark.parametrize("solver", ["exact", "cg"])
@@ -75,7 +74,7 @@ def test_bench_newton_product(benchmark, n, c):
 @pytest.mark.parametrize("kind", ["diagonal", "chevron", "full"])
 def test_bench_laplace_covariance(benchmark, kind):
     design, Y = problem(4000, 1000, 3)
-    curvature = laplace_curvature(Bernoulli(), Y, torch.zeros_like(Y))
+    curvature = newton_problem(design, Y, Bernoulli()).curvature(torch.zeros_like(Y))
     benchmark.pedantic(
         lambda: laplace_covariance(design, curvature, kind=kind), rounds=2, warmup_rounds=1
     )

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.laplace import laplace_covariance, log_evidence
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
@@ -89,12 +89,11 @@ def test_log_evidence_equals_the_dense_oracle(X, design, rng, weighted):
     y = torch.from_numpy(np.where(rng.uniform(size=(N, C)) < 0.4, 1.0, -1.0))
     weight = torch.from_numpy(rng.uniform(0, 2, N)) if weighted else None
     offset, a = torch.tensor([0.2, -0.5]), torch.from_numpy(A)
-    options = {"prior_variance": a, "row_weight": weight}
+    options = {"offset": offset, "prior_variance": a, "row_weight": weight}
+    problem = newton_problem(design, y, Bernoulli(), **options)
     generator = torch.Generator().manual_seed(0)
-    fit = fit_newton(
-        design, y, Bernoulli(), offset=offset, tol=1e-11, loss_tol=0, generator=generator, **options
-    )
-    curvature = laplace_curvature(Bernoulli(), y, fit.latent, weight)
+    fit = fit_newton(problem, tol=1e-11, loss_tol=0, generator=generator)
+    curvature = problem.curvature(fit.latent)
     q = laplace_covariance(design, curvature, prior_variance=a)
     evidence = log_evidence(fit, q, prior_variance=a)
     Phi = dense_features(BASIS, X)

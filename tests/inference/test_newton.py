@@ -10,12 +10,12 @@ from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
 
 from skgp.inference.laplace import laplace_covariance, log_evidence
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights import directions as directions_module
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.directions import (
     CGDirections,
-    ExactDirections,
+    exact_directions,
     subsampled_factor,
 )
 from skgp.kernels.spectral import FourierFeatures
@@ -35,10 +35,12 @@ ROUTES = {
 }
 
 
-def fit(design, Y, **options):
+def fit(design, Y, *, likelihood=LOGIT, **options):
     """Newton's method with the rows of the preconditioner seeded."""
-    generator = torch.Generator().manual_seed(0)
-    return fit_newton(design, Y, options.pop("likelihood", LOGIT), generator=generator, **options)
+    names = {"offset", "prior_variance", "row_weight"} & options.keys()
+    data = {name: options.pop(name) for name in names}
+    problem = newton_problem(design, Y, likelihood, **data)
+    return fit_newton(problem, generator=torch.Generator().manual_seed(0), **options)
 
 
 def one_vs_rest(labels, n_classes=C):
@@ -98,7 +100,7 @@ def test_newton_equals_laplace_gaussian_process(X, Y, route):
     K = kernel(X.numpy())
     slope = (binary.y_train_ == 1).astype(float) - binary.pi_
     np.testing.assert_allclose(result.latent[:, 0].numpy(), K @ slope, atol=1e-6)
-    curvature = laplace_curvature(LOGIT, y, result.latent)
+    curvature = newton_problem(design, y, LOGIT).curvature(result.latent)
     evidence = log_evidence(result, laplace_covariance(design, curvature))
     np.testing.assert_allclose(evidence.numpy(), [oracle.log_marginal_likelihood_value_], rtol=1e-6)
 
@@ -251,7 +253,7 @@ def test_newton_degenerate_data_are_finite(X, Y, route, case):
 
 @pytest.mark.parametrize(
     "directions",
-    [ExactDirections(), CGDirections(70, torch.Generator().manual_seed(0))],
+    [exact_directions, CGDirections(70, torch.Generator().manual_seed(0)).solve],
     ids=["exact", "cg"],
 )
 def test_newton_directions_solve_with_the_hessian_of_each_column(X, rng, directions, monkeypatch):
@@ -310,11 +312,12 @@ def test_subsampled_factor_saves_products(X, Y):
     assert products[1] < 0.7 * products[0]
 
 
-def test_laplace_curvature_is_minus_the_second_derivative(rng):
+def test_curvature_is_minus_the_second_derivative(rng):
     f = torch.from_numpy(rng.standard_normal((5, 2)) * 3)
     weight = torch.from_numpy(rng.uniform(0, 2, 5))
-    p = torch.sigmoid(f)
-    curvature = laplace_curvature(LOGIT, torch.ones_like(f), f, weight)
+    p, design = torch.sigmoid(f), StreamedDesign(BASIS, f)
+    problem = newton_problem(design, torch.ones_like(f), LOGIT, row_weight=weight)
+    curvature = problem.curvature(f)
     np.testing.assert_allclose(curvature.numpy(), (weight[:, None] * p * (1 - p)).numpy())
 
 

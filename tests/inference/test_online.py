@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference import laplace as module
 from skgp.inference.laplace import OnlineLaplace, laplace_covariance
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.kernels.spectral import FourierFeatures
@@ -56,19 +56,10 @@ def online(likelihood=LOGIT):
 def batch_posterior(X, Y, likelihood=LOGIT, row_weight=None):
     """The Laplace approximation of all rows at once."""
     design = StreamedDesign(BASIS, X)
-    fit = fit_newton(
-        design,
-        Y,
-        likelihood,
-        offset=OFFSET,
-        row_weight=row_weight,
-        tol=1e-13,
-        loss_tol=0.0,
-        max_iter=60,
-        generator=torch.Generator().manual_seed(0),
-    )
-    curvature = laplace_curvature(likelihood, Y, fit.latent, row_weight)
-    q = laplace_covariance(design, curvature, kind="full")
+    problem = newton_problem(design, Y, likelihood, offset=OFFSET, row_weight=row_weight)
+    generator = torch.Generator().manual_seed(0)
+    fit = fit_newton(problem, tol=1e-13, loss_tol=0.0, max_iter=60, generator=generator)
+    q = laplace_covariance(design, problem.curvature(fit.latent), kind="full")
     return ClassifierPosterior(BASIS, fit.weights, OFFSET, q), q
 
 

@@ -16,7 +16,7 @@ from skgp.inference.defaults import MAX_CG, MEMORY_BUDGET, REFRESH_STEPS
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 
-__all__ = ["CGDirections", "Direction", "ExactDirections", "exact_flops", "subsampled_factor"]
+__all__ = ["CGDirections", "Direction", "exact_directions", "subsampled_factor"]
 
 
 class Direction(NamedTuple):
@@ -28,32 +28,19 @@ class Direction(NamedTuple):
     n_products: int
 
 
-def exact_flops(design: StreamedDesign, n_columns: int) -> float:
-    """Cost of the Hessians of all columns and their Cholesky factors."""
-    n, m = design.n_rows, design.n_features
-    return n_columns * (n * m**2 + m**3 / 3)
-
-
-class ExactDirections:
-    """Newton directions from a Cholesky factor of each Hessian, as many at once as memory holds."""
-
-    def __call__(
-        self,
-        design: StreamedDesign,
-        precision: Tensor,
-        curvature: Tensor,
-        B: Tensor,
-        forcing: Tensor,
-    ) -> Direction:
-        D = torch.empty_like(B)
-        width = max(1, MEMORY_BUDGET // (8 * len(B) ** 2))
-        groups = torch.arange(B.shape[1], device=B.device).split(width)
-        for group in groups:
-            hessians = design.curvature_gram(curvature[:, group])
-            for j, H in zip(group.tolist(), hessians, strict=True):
-                H.diagonal().add_(precision[j])
-                D[:, j] = cho_solve(jittered_cholesky(H).factor, B[:, j])
-        return Direction(D, design.matmul(D), 0, len(groups) + 1)
+def exact_directions(
+    design: StreamedDesign, precision: Tensor, curvature: Tensor, B: Tensor, forcing: Tensor
+) -> Direction:
+    """From a Cholesky factor of each Hessian, as many at once as memory holds: no `forcing`."""
+    D = torch.empty_like(B)
+    width = max(1, MEMORY_BUDGET // (8 * len(B) ** 2))
+    groups = torch.arange(B.shape[1], device=B.device).split(width)
+    for group in groups:
+        hessians = design.curvature_gram(curvature[:, group])
+        for j, H in zip(group.tolist(), hessians, strict=True):
+            H.diagonal().add_(precision[j])
+            D[:, j] = cho_solve(jittered_cholesky(H).factor, B[:, j])
+    return Direction(D, design.matmul(D), 0, len(groups) + 1)
 
 
 class CGDirections:
@@ -64,14 +51,15 @@ class CGDirections:
         self._factor: Tensor
         self._n_calls = 0
 
-    def __call__(
+    def solve(
         self,
         design: StreamedDesign,
-        precision: Tensor,
-        curvature: Tensor,
-        B: Tensor,
-        forcing: Tensor,
+        precision: Tensor,  # (k,), 1 / a
+        curvature: Tensor,  # (n, k)
+        B: Tensor,  # (m, k)
+        forcing: Tensor,  # (k,), share of the preconditioned residual norm that may be left
     ) -> Direction:
+        """Solve up to `forcing`."""
         if self._n_calls in REFRESH_STEPS:
             self._factor = subsampled_factor(
                 design,

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.laplace import laplace_covariance
-from skgp.inference.newton import fit_newton, laplace_curvature
+from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights import posterior as posterior_module
 from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
@@ -125,9 +125,9 @@ def test_posterior_equals_laplace_gaussian_process(rng):
     basis = WhitenedInducingBasis(kernel, torch.cat([X, X_new]))
     design = StreamedDesign(basis, X)
     generator = torch.Generator().manual_seed(0)
-    fit = fit_newton(design, y, Bernoulli(), tol=1e-11, loss_tol=0.0, generator=generator)
-    curvature = laplace_curvature(Bernoulli(), y, fit.latent)
-    covariance = laplace_covariance(design, curvature, kind="full")
+    problem = newton_problem(design, y, Bernoulli())
+    fit = fit_newton(problem, tol=1e-11, loss_tol=0.0, generator=generator)
+    covariance = laplace_covariance(design, problem.curvature(fit.latent), kind="full")
     posterior = ClassifierPosterior(basis, fit.weights, torch.zeros(1), covariance)
     actual = posterior.mean_and_variance(X_new)
     np.testing.assert_allclose(actual[0][:, 0].numpy(), mean, atol=1e-6)
