@@ -18,6 +18,7 @@ ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many
 # ---- gradients
 CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 FEW_ROWS = 150  # up to which NumPy takes less time than torch
+DIFFERENCES = 2**18  # of pairs of rows, up to which they stay in a core's cache
 ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
 
 # ---- gram

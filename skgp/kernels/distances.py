@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .defaults import ORIGIN_ROWS
+from .defaults import LARGEST_SQUARE, ORIGIN_ROWS
 
 __all__ = [
     "METRICS",
@@ -29,6 +29,7 @@ __all__ = [
     "far_limit",
     "origin",
     "scaled_inputs",
+    "squared_differences",
 ]
 
 
@@ -40,6 +41,13 @@ def exp_decay_(exponent: Tensor, top: float = 0.0) -> Tensor:
     """
     least = top + 2 * math.log(torch.finfo(exponent.dtype).eps)
     return torch.threshold_(exponent, least, -math.inf).exp_()
+
+
+def squared_differences(X: Tensor) -> Tensor:
+    """(x_id - x_jd)^2 of every column and pair of rows of X (n, d); shape (d, n^2)."""
+    bound = LARGEST_SQUARE**0.4
+    rows = (X - origin(X)).clamp(-bound, bound)
+    return (rows[:, None] - rows).square_().reshape(-1, X.shape[1]).T.contiguous()
 
 
 class Metric(NamedTuple):

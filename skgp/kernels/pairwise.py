@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern
 from torch import Tensor
 
 from .defaults import LARGEST_SQUARE, MOST_NUMBERS
-from .distances import METRICS, origin
+from .distances import METRICS, squared_differences
 from .expression import Binder, Part, children_of
 from .gradients import pulled_back
 from .gram import covariance
@@ -51,10 +51,7 @@ class PairwiseKernel:
         self._X, self._bind, self._n = X, Binder(kernel), len(X)
         self._evaluate: Evaluate | None = None
         if _closed_form(kernel) and X.shape[1] * self._n**2 <= MOST_NUMBERS:
-            bound = LARGEST_SQUARE**0.4
-            rows = (X - origin(X)).clamp(-bound, bound)
-            squares = (rows[:, None] - rows).square_().reshape(-1, X.shape[1]).T.contiguous()
-            self._evaluate = _compiled(self._bind.part, squares)
+            self._evaluate = _compiled(self._bind.part, squared_differences(X))
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Pull]:
         """Covariances (k, n, n) at theta (k, n_dims), and their pullback.

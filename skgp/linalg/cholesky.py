@@ -139,8 +139,9 @@ def cho_solve(L: Tensor, B: Tensor) -> Tensor:
 def cho_inverse(L: Tensor) -> Tensor:
     """Inverse of :math:`L L^T`, (..., n, n), given the lower factor; O(n^3)."""
     if isinstance(L, np.ndarray):
-        upper = dpotri(L.T)[0]  # the other triangle is 0
-        return upper + upper.T - np.diag(upper.diagonal())
+        lower = dpotri(L.T)[0].T  # the other triangle is 0
+        lower.reshape(-1)[:: len(L) + 1] *= 0.5
+        return lower + lower.T
     with large_operation(2 / 3 * L.numel() * L.shape[-1]):
         return torch.cholesky_inverse(L)
 
