@@ -222,12 +222,10 @@ class Dynamics:
             block.fill(gaps, F[s, s], Q[s, s])
         return F, Q
 
-    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Covariance of f over finite lags (n,), and its derivatives in the parameters, (q, n)."""
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Covariance of f over finite lags (n,), and its derivative in each parameter."""
         values, slopes = zip(*(block.covariance(lags) for _, block in self.blocks), strict=True)
-        return reduce(np.add, values), np.stack(
-            [*values, *(each for part in slopes for each in part)]
-        )
+        return reduce(np.add, values), [*values, *(each for part in slopes for each in part)]
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         r"""Contraction of the transition's derivatives, summed over gaps (n,); (q,).
@@ -256,8 +254,7 @@ class Dynamics:
 class Block:
     """One component: the product of processes at given rates per unit of time; none for a constant.
 
-    `kind` joins the names of the primitives; the variance is in `stationary`; from the `horizon` on
-    F is 0, which is inf for a component that never forgets.
+    The variance is in `stationary`.
     """
 
     def __init__(
@@ -266,13 +263,13 @@ class Block:
         self.variance = variance
         self.primitives = tuple(primitives)
         self.rates = tuple(rates)
-        self.kind = " * ".join(p.name for p in self.primitives) or "constant"
-        self._noisy = [i for i, p in enumerate(self.primitives) if p.is_noisy]
         self.n_states = math.prod(p.n_states for p in self.primitives)
-        self.horizon = min(
-            (p.horizon / rate for p, rate in zip(self.primitives, self.rates, strict=True)),
-            default=math.inf,
-        )
+
+    @cached_property
+    def horizon(self) -> float:
+        """From where on F is 0; inf for a component that never forgets."""
+        reach = (p.horizon / rate for p, rate in zip(self.primitives, self.rates, strict=True))
+        return min(reach, default=math.inf)
 
     @cached_property
     @torch.inference_mode(False)  # whatever the mode of who asks first
@@ -336,7 +333,7 @@ class Block:
             spread += weighted.reshape(d, -1) @ F.reshape(d, -1).T
             barred = Q_bar[..., tile]
             by_variance += (barred * Q).sum()
-            for i in self._noisy:
+            for i in (i for i, p in enumerate(self.primitives) if p.is_noisy):
                 by_rate[i] += (barred * self._noise_slope(factors, i, gap)).sum()
         by_rate *= self.variance
         for i in range(len(self.primitives)):
@@ -348,8 +345,9 @@ class Block:
         if math.isfinite(self.horizon):
             return gaps.clamp(max=self.horizon)
         if self.primitives and bool(gaps.isinf().any()):
+            kind = " * ".join(p.name for p in self.primitives)
             raise ValueError(
-                f"gaps must be finite for the component {self.kind}, which never forgets; got an "
+                f"gaps must be finite for the component {kind}, which never forgets; got an "
                 "infinite one. Multiply the kernel by one that decays, or keep the series whole."
             )
         return gaps if self.primitives else gaps.clamp(max=0)

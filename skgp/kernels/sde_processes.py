@@ -290,16 +290,13 @@ class Rational(Primitive):
         self._weights = np.einsum("i,iju,j->u", H, self._modes[0], P0 @ H)
 
     def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, slope = np.zeros_like(r), np.zeros_like(r)
-        half = len(self._decays)
-        for a, b, u, v in zip(
-            self._decays, self._frequencies, *np.split(self._weights, [half]), strict=True
-        ):
-            decay = np.exp(-a * r)
-            cosine, sine = decay * np.cos(b * r), decay * np.sin(b * r)
-            value += u * cosine + v * sine
-            slope += (b * v - a * u) * cosine - (a * v + b * u) * sine
-        return value, r * slope
+        """As of `Primitive`: waves of some decays a and frequencies b, with weights u and v."""
+        a, b, (u, v) = self._decays, self._frequencies, self._weights.reshape(2, -1)
+        decay = np.exp(np.multiply.outer(-a, r))
+        phase = torch.from_numpy(np.multiply.outer(b, r))
+        waves = np.concatenate([decay * phase.cos().numpy(), decay * phase.sin().numpy()])
+        value = np.tensordot(self._weights, waves, 1)
+        return value, r * np.tensordot(np.append(b * v - a * u, -a * v - b * u), waves, 1)
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         if not len(r):

@@ -61,6 +61,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.defaults import CELLS, FEWEST_BINS
+from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.runtime import TensorState
@@ -265,7 +266,7 @@ class Tables:
 def bin_priors(dynamics: Sequence[Any], columns: Sequence[Tensor]) -> list[DensePrior]:
     """Covariances of the components at the bins (m_j,) of each column."""
     pairs = zip(dynamics, columns, strict=True)
-    return [DensePrior(each, t.diff(prepend=t[:1])) for each, t in pairs]
+    return [DensePrior(each, Lags.between(t.diff(prepend=t[:1]))) for each, t in pairs]
 
 
 class AdditivePosterior:

@@ -67,6 +67,10 @@ class InducingPosterior:
         """Of the log normaliser in the parameters of the dynamics (q,), all sites held."""
         return self._gradients[0]
 
+    def gradients(self) -> list[Tensor]:
+        """As of `skgp.inference.markov.smoother.Evidence`."""
+        return [self.parameter_gradient]
+
     @property
     def knot_gradient(self) -> Tensor:
         """Of the log normaliser in the knots (M,)."""

@@ -16,12 +16,19 @@ nothing.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import MAX_CHUNKS, MAX_TABLE, MIN_LENGTH, TILE_BYTES
+from skgp.inference.markov.defaults import (
+    MAX_CHUNKS,
+    MAX_TABLE,
+    MAX_TIMES,
+    MIN_LENGTH,
+    TILE_BYTES,
+)
 from skgp.kernels.sde import Dynamics
 
 
@@ -43,6 +50,11 @@ class Series:
         if self.breaks is not None:
             gaps[self.breaks] = math.inf
         return gaps
+
+    @cached_property
+    def lags(self) -> "Lags | None":
+        """Distances between all times, where these are few."""
+        return Lags.of(self.gaps)
 
     @cached_property
     def total(self) -> float:
@@ -119,6 +131,37 @@ def _merge(x: Tensor, y: Tensor, weight: Tensor | None, log_exposure: Tensor | N
         return Series(x, None, y, weight, log_exposure=log_exposure)
     times, index = torch.unique_consecutive(x, return_inverse=True)
     return Series(times, index, y, weight, log_exposure=log_exposure)
+
+
+@dataclass(frozen=True)
+class Lags:
+    """Distances between the times of a short series, one for each pair of the m."""
+
+    values: np.ndarray  # (p,), p = m (m + 1) / 2
+    places: np.ndarray  # (p,) of the pairs in the upper triangle of an (m, m) matrix, flat
+    pairs: np.ndarray  # (m, m) the pair of each entry
+
+    @staticmethod
+    def between(gaps: Tensor) -> "Lags":
+        """Of a series (m,) in one piece."""
+        times = np.cumsum(np.append(0.0, gaps.numpy()[1:]))
+        row, column, *places = _pairs(len(times))
+        return Lags(times[row] - times[column], *places)
+
+    @staticmethod
+    def of(gaps: Tensor) -> "Lags | None":
+        """Of a series (m,), if it is short, in main memory, and of one piece."""
+        short = len(gaps) <= MAX_TIMES and gaps.device.type == "cpu"
+        return Lags.between(gaps) if short and bool(gaps[1:].isfinite().all()) else None
+
+
+@lru_cache(maxsize=16)
+def _pairs(m: int) -> tuple[np.ndarray, ...]:
+    """Row and column of each pair of m times, (m (m + 1) / 2,), and what `Lags` holds of them."""
+    row, column = np.tril_indices(m)
+    pairs = np.empty((m, m), dtype=np.int64)
+    pairs[row, column] = pairs[column, row] = np.arange(len(row))
+    return row, column, column * m + row, pairs
 
 
 class Chunks:

@@ -390,7 +390,7 @@ class _ExactBound(SeriesBound):
         self._dynamics, self._base, self._before = dynamics, base, 0.0
         H = dynamics.observation
         self._variance = float(H @ dynamics.stationary @ H)
-        self._prior = DensePrior.of(dynamics, series.gaps)
+        self._prior = None if series.lags is None else DensePrior(dynamics, series.lags)
         if base is not None:
             self._before = evidence(dynamics, series.gaps, *base).log_normalizer
 

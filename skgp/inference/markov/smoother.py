@@ -28,14 +28,14 @@ however short the series. It keeps fewer digits where the weights are large (see
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.markov.defaults import LEAST_PIVOT, MAX_RATIO, MAX_TIMES, MISFIT
+from skgp.inference.markov.defaults import LEAST_PIVOT, MAX_RATIO, MISFIT
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,
@@ -49,7 +49,7 @@ from skgp.inference.markov.passes import (
     filtered_log_normalizer,
     smooth_chunks,
 )
-from skgp.inference.markov.series import Chunks, Steps, Transitions
+from skgp.inference.markov.series import Chunks, Lags, Steps, Transitions
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import (
@@ -62,84 +62,84 @@ from skgp.linalg.small_matrices import (
 
 
 class DensePrior:
-    """The covariance of a short series (m,), made once for whatever sites it is given."""
+    """The covariance K (m, m) of a short series, made once for whatever sites it is given."""
 
-    def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
-        m = len(gaps)
-        times = np.cumsum(np.append(0.0, gaps.numpy()[1:]))
-        self.pairs = _pairs(m)
-        row, column = self.pairs
-        k, self.slopes = dynamics.covariance(times[row] - times[column])  # (p,), (q, p)
-        self.K = np.empty((m, m))
-        self.K[row, column] = self.K[column, row] = k
-
-    @classmethod
-    def of(cls, dynamics: Dynamics, gaps: Tensor) -> "DensePrior | None":
-        """That of a series (m,), if it is short, in main memory, and of one piece."""
-        short = len(gaps) <= MAX_TIMES and gaps.device.type == "cpu"
-        return cls(dynamics, gaps) if short and bool(gaps[1:].isfinite().all()) else None
+    def __init__(self, dynamics: Dynamics, lags: Lags) -> None:
+        self._lags = lags
+        k, self._slopes = dynamics.covariance(lags.values)  # (p,), of each parameter (p,)
+        self.K = k.take(lags.pairs)
 
     def suits(self, weight: Tensor) -> bool:
         """Whether weights (m,) are neither negative nor large."""
-        low, high = weight.aminmax()
-        return float(low) >= 0 and float(high) * self.K[0, 0] <= MAX_RATIO
+        w = weight.numpy()
+        return bool(w.min() >= 0 and w.max() * self.K[0, 0] <= MAX_RATIO)
 
     def contract(self, bar: np.ndarray) -> Tensor:
-        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its lower half is read."""
-        lower = bar[self.pairs]
-        lower[self.pairs[0] == self.pairs[1]] *= 0.5  # the others stand for both triangles
-        return torch.from_numpy(self.slopes @ lower)
+        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read."""
+        upper = bar.take(self._lags.places)
+        upper[self._lags.pairs.diagonal()] *= 0.5  # the others stand for both triangles
+        return torch.tensor([slope @ upper for slope in self._slopes], dtype=torch.float64)
 
 
 class DensePosterior:
-    """Log normaliser of sites (m,), its slopes, and the marginals of f; see `smoother.Evidence`.
+    r"""Log normaliser of sites (m,), its slopes, and the marginals of f; see `Evidence`.
 
-    `centre` (m,) is that of `smoother.evidence`.
+    Of sites divided by their values at c, the `centre` (m,) of `evidence`, which leaves
+    :math:`\beta' = \beta - \omega c`, in terms of :math:`e = c - K \beta'`:
+
+    .. math:: \log Z = -\tfrac12 e^\top S e - \beta'^\top c + \tfrac12 \beta'^\top K \beta'
+              - \tfrac12 \log |B|, \qquad \alpha = \beta' + S e, \qquad m = K \alpha.
     """
 
     def __init__(
         self, prior: DensePrior, beta: Tensor, weight: Tensor, centre: Tensor | None
     ) -> None:
-        K, b, w = prior.K, beta.numpy(), weight.numpy()
+        K, rest, w = prior.K, beta.numpy(), weight.numpy()
+        c = np.zeros_like(rest) if centre is None else centre.numpy()
+        rest = rest - w * c
         root = np.sqrt(w)
-        scaled = root[:, None] * K  # (m, m)
-        B = scaled * root
+        B = root[:, None] * K  # (m, m)
+        B *= root
         B.flat[:: len(w) + 1] += 1.0
-        L, failed = lapack.dpotrf(B, lower=True)
+        L, failed = lapack.dpotrf(B.T, lower=True, overwrite_a=True)
         if failed:
             raise NotPositiveDefiniteError(
                 "The covariance of a series is not finite or indefinite."
             )
-        half, _ = lapack.dtrtrs(L, scaled, lower=True)
-        var = np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0)
-        if centre is None:
-            mean = K @ b - half.T @ (half @ b)
-            value = 0.5 * b @ mean
-        else:
-            # Of sites divided by their values at c, with b = w c + b':
-            # -c'S c / 2 - b''(c - K S c) + b''V b' / 2.
-            c = centre.numpy()
-            rest = b - w * c
-            weighed = root * lapack.dpotrs(L, root * c, lower=True)[0]
-            from_centre, from_rest = K @ weighed, K @ rest - half.T @ (half @ rest)
-            mean = from_centre + from_rest
-            value = -0.5 * c @ weighed - rest @ (c - from_centre) + 0.5 * rest @ from_rest
-        self._prior, self._root, self._L, self._alpha = prior, root, L, b - w * mean
+        K_rest = K @ rest
+        e = c - K_rest
+        Se = root * lapack.dpotrs(L, root * e, lower=True)[0]
+        value = -0.5 * (e @ Se) - rest @ c + 0.5 * (rest @ K_rest)
+        self._prior, self._root, self._L, self._alpha = prior, root, L, rest + Se
         self.log_normalizer = float(value - np.log(L.diagonal()).sum())
-        self.mean, self.var = torch.from_numpy(mean), torch.from_numpy(var)
+        self.mean = torch.from_numpy(K @ self._alpha)
+
+    @cached_property
+    def var(self) -> Tensor:
+        """(m,)."""
+        K = self._prior.K
+        half, _ = lapack.dtrtrs(self._L, self._root[:, None] * K, lower=True)
+        return torch.from_numpy(np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0))
 
     @property
+    def spread(self) -> float:
+        """The trace of V Omega, which is that of I - B^-1."""
+        return float((1.0 - self._inverse.diagonal()).sum())
+
+    def gradients(self) -> list[Tensor]:
+        """As of `Evidence`."""
+        return [self.parameter_gradient]
+
+    @cached_property
     def parameter_gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the parameters of the dynamics, (q,)."""
-        inverse, _ = lapack.dpotri(self._L, lower=True)
+        """(q,)."""
         root, alpha = self._root, self._alpha
-        return self._prior.contract(alpha[:, None] * alpha - root[:, None] * inverse * root)
+        # LAPACK leaves the lower triangle of the inverse, which is the upper one of its transpose.
+        return self._prior.contract(alpha[:, None] * alpha - root[:, None] * self._inverse.T * root)
 
-
-@lru_cache(maxsize=16)
-def _pairs(m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each pair of m times, (m (m + 1) / 2,)."""
-    return np.tril_indices(m)
+    @cached_property
+    def _inverse(self) -> np.ndarray:
+        return lapack.dpotri(self._L, lower=True)[0]
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,11 @@ class Evidence:
     parameter_gradient: Tensor  # (q,), in the log variances and log rates of the dynamics
     mean: Tensor  # (n,) of f given all sites: the derivative in beta
     var: Tensor  # (n,); the derivative in omega is -(mean^2 + var) / 2
+    spread: float  # sum of weight * var
+
+    def gradients(self) -> list[Tensor]:
+        """Derivative of the log normaliser in the parameters of the dynamics, (q,), the only."""
+        return [self.parameter_gradient]
 
 
 def evidence(
@@ -192,7 +197,8 @@ def evidence(
         If negative weights leave no proper posterior.
     """
     _check_shapes(gaps, beta, weight)
-    prior = DensePrior.of(dynamics, gaps) if prior is None else prior
+    if prior is None and (lags := Lags.of(gaps)) is not None:
+        prior = DensePrior(dynamics, lags)
     if prior is not None and prior.suits(weight):
         return DensePosterior(prior, beta, weight, centre)
     chunks = Chunks(len(gaps))
@@ -207,7 +213,8 @@ def evidence(
             moments.begin(tile, run)
             mean[:, tile], var[:, tile] = smoother.smooth(tile, steps, run, moments)
         gradient = moments.gradient()
-    return Evidence(value, gradient.clone(), chunks.gather(mean), chunks.gather(var))
+    mean, var = chunks.gather(mean), chunks.gather(var)
+    return Evidence(value, gradient.clone(), mean, var, float(weight @ var))
 
 
 class Smoother:

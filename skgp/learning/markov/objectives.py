@@ -38,7 +38,7 @@ from skgp.inference.markov.additive_rows import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
-from skgp.inference.markov.smoother import evidence
+from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
 from skgp.kernels.sde import Dynamics
 from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
@@ -75,32 +75,48 @@ class Objective(Protocol):
 # ---- series ----------------------------------------------------------------------------------
 
 
-class GaussianEvidence:
-    """Exact log marginal likelihood of a series under Gaussian noise."""
+class _ClosedForm:
+    """Log marginal likelihood under Gaussian noise."""
 
-    def __init__(self, series: Series) -> None:
-        self.series = series
-        self.total = series.total
-        self._centre = series.totals / series.counts
-        # Within equal times; with the sites centred, little noise makes no large terms that cancel.
-        deviation = series.y - series.at_rows(self._centre)
-        self._scatter = float(series.sums(deviation**2).sum())
+    total: float
+    _squares: float  # weighted sum of those of y less the prior mean, or where sites are centred
 
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        series, noise = self.series, float(parameters[0].exp())
-        beta, omega = series.gaussian_sites(noise)
-        found = evidence(dynamics[0], series.gaps, beta, omega, centre=self._centre)
-        constant = series.total * math.log(2 * math.pi * noise) + self._scatter / noise
-        misfit = (found.mean - self._centre) ** 2 + found.var
-        slope = 0.5 * (float(omega @ misfit) - series.total + self._scatter / noise)
-        return Evaluation(
-            found.log_normalizer - 0.5 * constant,
-            found,
-            parameters.new_tensor([slope]),
-            lambda: [found.parameter_gradient],
-        )
+        noise = math.exp(float(parameters[0]))
+        q = self._condition(dynamics, noise)
+        constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
+        slope = 0.5 * (self._misfit(q) / noise + q.spread - self.total)
+        value = q.log_normalizer + constant
+        return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
+
+    def _condition(self, dynamics: Processes, noise: float) -> Any:
+        """The posterior."""
+        raise NotImplementedError
+
+    def _misfit(self, q: Any) -> float:
+        """Weighted sum of the squares of y less the posterior mean."""
+        raise NotImplementedError
+
+
+class GaussianEvidence(_ClosedForm):
+    """Of a series, exact."""
+
+    def __init__(self, series: Series) -> None:
+        self.series, self.total = series, series.total
+        self._centre = series.totals / series.counts
+        # Within equal times; with the sites centred, little noise makes no large terms that cancel.
+        deviation = series.y - series.at_rows(self._centre)
+        self._squares = float(series.sums(deviation**2).sum())
+
+    def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
+        lags, sites = self.series.lags, self.series.gaussian_sites(noise)
+        prior = None if lags is None else DensePrior(dynamics[0], lags)
+        return evidence(dynamics[0], self.series.gaps, *sites, centre=self._centre, prior=prior)
+
+    def _misfit(self, q: Evidence | DensePosterior) -> float:
+        return float(self.series.counts @ (q.mean - self._centre) ** 2) + self._squares
 
 
 class VariationalEvidence:
@@ -128,7 +144,7 @@ class VariationalEvidence:
             found.elbo,
             q,
             likelihood_gradient(self.likelihood, parameters, rows, series.sums),
-            lambda: [q.parameter_gradient],
+            q.gradients,
             None if knots is None else q.knot_gradient,
         )
 
@@ -178,32 +194,7 @@ class SharedEvidence:
 # ---- additive models -------------------------------------------------------------------------
 
 
-class _AdditiveEvidence:
-    """Log marginal likelihood of an additive model under Gaussian noise, in closed form."""
-
-    total: float
-    _squares: float  # weighted sum of those of y less the prior mean
-
-    def __call__(
-        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
-    ) -> Evaluation:
-        noise = float(parameters[0].exp())
-        q = self._condition(dynamics, noise)
-        constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
-        slope = 0.5 * (self._misfit(q) / noise + q.spread - self.total)
-        value = q.log_normalizer + constant
-        return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
-
-    def _condition(self, dynamics: Processes, noise: float) -> Any:
-        """The posterior."""
-        raise NotImplementedError
-
-    def _misfit(self, q: Any) -> float:
-        """Weighted sum of the squares of y less the posterior mean."""
-        raise NotImplementedError
-
-
-class BinnedEvidence(_AdditiveEvidence):
+class BinnedEvidence(_ClosedForm):
     """From the statistics of binned rows: exact (`joint`), or its bound by the mean field."""
 
     def __init__(self, statistics: AdditiveStatistics, offset: float, joint: bool) -> None:
@@ -224,7 +215,7 @@ class BinnedEvidence(_AdditiveEvidence):
         return binned_state(kernels, q, self._bins, self._cross.diagonal(), self._offset)
 
 
-class RowsEvidence(_AdditiveEvidence):
+class RowsEvidence(_ClosedForm):
     """In the space of the distinct rows, in O(m^3)."""
 
     def __init__(self, rows: DistinctRows) -> None:

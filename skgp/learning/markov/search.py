@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -186,77 +187,80 @@ def maximise(
         Least gain of an iteration, in nats an observation.
     callback : callable, optional
     """
-    climb = Climb(
-        kernels, objective, likelihood, knots=knots, amplitudes=amplitudes, tol=INNER * tol
-    )
-    start = climb.start(parameters, learn_knots)
-    if max_iter and sum(len(leaf) for leaf in start.values()):
+    climb = Climb(kernels, objective, likelihood, knots, amplitudes, learn_knots)
+    climb.tol = INNER * tol
+    start = climb.start(parameters)
+    if max_iter and len(start):
         return climb.run(start, max_iter, tol, callback)
-    parts = climb.parts(start["place"])[0]
-    return Search(
-        climb.components, start["likelihood"], climb.evaluate(parts, start).value, knots=knots
-    )
+    value = climb.evaluate(climb.thetas(start)[0], start).value
+    return Search(climb.components, climb.parameters(start), value, knots=knots)
 
 
 class Climb:
-    r"""The evidence as a loss of tensors: ``place``, ``likelihood`` and the places of knots.
+    r"""The evidence as a loss at a place: theta of all components, the likelihood, the knots.
 
-    The place is theta of all components, (t,). Where `amplitudes` may vanish, as those of an
-    additive model's components, :math:`z = \log(1 + s / s_0)` stands in it for an amplitude s: the
-    evidence falls as :math:`s^2` with a component that it has no use for. In :math:`\log s` that is
-    a slope that never ends, which L-BFGS walks down while it should attend to the others; in z,
-    linear in s where s is small, it is a parabola like any other.
+    Where `amplitudes` may vanish, as those of an additive model's components, :math:`z = \log(1 +
+    s / s_0)` stands in the place for an amplitude s: the evidence falls as :math:`s^2` with a
+    component that it has no use for. In :math:`\log s` that is a slope that never ends, which
+    L-BFGS walks down while it should attend to the others; in z, linear in s where s is small, it
+    is a parabola like any other.
 
-    Knots move by the first of them and the logarithms of the gaps, which keeps their order. The
-    tensors are in main memory, wherever the data are.
+    Knots that `move` do so by the first of them and the logarithms of the gaps, which keeps their
+    order. A place is in main memory, wherever the data are.
     """
+
+    tol = 0.0  # of an ELBO
 
     def __init__(
         self,
         kernels: Sequence[Any],
         objective: Objective,
         likelihood: Likelihood,
-        *,
         knots: Tensor | None = None,
         amplitudes: bool = False,
-        tol: float = 0.0,
+        move: bool = False,
     ) -> None:
         self.components = [Component.of(kernel) for kernel in kernels]
         self.objective, self.likelihood = objective, likelihood
-        self.knots, self.tol = knots, tol
+        self._fixed_knots, self._moves = knots, move and knots is not None
         self._origin = torch.cat([each.theta for each in self.components])
-        self._low = torch.cat([each.low for each in self.components])
-        self._high = torch.cat([each.high for each in self.components])
         self._is_amplitude = (
             torch.cat([each.is_amplitude for each in self.components]) if amplitudes else None
         )
+        ends = accumulate((len(each.theta) for each in self.components), initial=0)
+        self._parts = [slice(*pair) for pair in pairwise(ends)]
+        n_theta = len(self._origin)
+        self._likelihood = slice(n_theta, n_theta + len(likelihood.free_parameters()))
 
-    # ---- from tensors to hyper-parameters and back ---------------------------------------------
+    # ---- places ----------------------------------------------------------------------------------
 
-    def start(self, parameters: Tensor | None = None, learn_knots: bool = False) -> dict:
+    def start(self, parameters: Tensor | None = None) -> Tensor:
         """Where the search begins."""
-        place = self._place(self._origin)
-        likelihood = self.likelihood.initial(place) if parameters is None else parameters
-        start = {"place": place, "likelihood": likelihood}
-        if self.knots is not None and learn_knots:
-            knots = self.knots.to(place)
-            start["first"], start["log_gaps"] = knots[:1], knots.diff().log()
-        return start
+        if parameters is None:
+            parameters = self.likelihood.initial(self._origin)
+        start = [self._place(self._origin), parameters]
+        if self._moves:
+            knots = cast(Tensor, self._fixed_knots).to(self._origin)
+            start += [knots[:1], knots.diff().log()]
+        return torch.cat(start)
 
-    def bounds(self, start: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Lower and upper bounds of what moves."""
-        bounds = {
-            "place": (self._place(self._low), self._place(self._high)),
-            "likelihood": self.likelihood.box(start["place"]),
-        }
-        if "log_gaps" in start:
+    def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of a place."""
+        low, high = (
+            [self._place(torch.cat(theta)), parameters]
+            for theta, parameters in zip(
+                zip(*((each.low, each.high) for each in self.components), strict=True),
+                self.likelihood.box(self._origin),
+                strict=True,
+            )
+        )
+        if self._moves:
             # Knots that meet, or leave, would take the transitions between them to a limit.
-            first, gaps = start["first"], start["log_gaps"]
-            span = float(gaps.exp().sum())
-            ends = (math.log(part * span) for part in (LEAST_GAP, 2.0))
-            low, high = (torch.full_like(gaps, end) for end in ends)
-            bounds |= {"first": (first - span, first + span), "log_gaps": (low, high)}
-        return bounds
+            first, log_gaps = start[self._likelihood.stop :].tensor_split([1])
+            span = float(log_gaps.exp().sum())
+            low += [first - span, torch.full_like(log_gaps, math.log(LEAST_GAP * span))]
+            high += [first + span, torch.full_like(log_gaps, math.log(2.0 * span))]
+        return torch.cat(low), torch.cat(high)
 
     def _place(self, theta: Tensor) -> Tensor:
         if self._is_amplitude is None:
@@ -264,71 +268,76 @@ class Climb:
         z = torch.log1p(((theta - self._origin) / 2).exp())
         return torch.where(self._is_amplitude, z, theta)
 
-    def parts(self, place: Tensor) -> tuple[list[tuple[Component, Tensor]], Tensor]:
-        """The components with theta of each at a place (t,), and derivatives of theta in that."""
-        theta, slope = place, torch.ones_like(place)
+    def thetas(self, place: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Theta of each component, and the derivatives of all, (t,), in the place; None for 1."""
+        theta, slope = place[: self._likelihood.start], None
         if self._is_amplitude is not None:
-            z = torch.where(self._is_amplitude, place, 1.0).clamp(min=_LEAST)
-            theta = torch.where(self._is_amplitude, self._origin + 2 * z.expm1().log(), place)
-            slopes = 2 * z.exp() / z.expm1() * (place >= _LEAST)
-            slope = torch.where(self._is_amplitude, slopes, slope)
-        split = theta.split([len(each.theta) for each in self.components])
-        return list(zip(self.components, split, strict=True)), slope
+            z = torch.where(self._is_amplitude, theta, 1.0).clamp(min=_LEAST)
+            slope = 2 * z.exp() / z.expm1() * (theta >= _LEAST)
+            slope = torch.where(self._is_amplitude, slope, 1.0)
+            theta = torch.where(self._is_amplitude, self._origin + 2 * z.expm1().log(), theta)
+        return [theta[part] for part in self._parts], slope
 
-    def _knots(self, leaves: dict[str, Tensor]) -> Tensor | None:
+    def parameters(self, place: Tensor) -> Tensor:
+        """Of the likelihood, (p,)."""
+        return place[self._likelihood]
+
+    def knots(self, place: Tensor) -> Tensor | None:
         """The knots (M,), where the data are."""
-        if self.knots is None or "first" not in leaves:
-            return self.knots
-        first, log_gaps = leaves["first"].detach(), leaves["log_gaps"].detach()
-        return torch.cat([first, first + log_gaps.exp().cumsum(0)]).to(self.knots)
+        if not self._moves:
+            return self._fixed_knots
+        first, log_gaps = place[self._likelihood.stop :].tensor_split([1])
+        return torch.cat([first, first + log_gaps.exp().cumsum(0)]).to(self._fixed_knots)
 
-    # ---- the search ----------------------------------------------------------------------------
+    # ---- the search ------------------------------------------------------------------------------
 
     def run(
-        self, start: dict[str, Tensor], max_iter: int, tol: float, callback: Callback | None = None
+        self, start: Tensor, max_iter: int, tol: float, callback: Callback | None = None
     ) -> Search:
         """Climb from somewhere to the top."""
         found = minimize_lbfgs(
             self.loss,
-            start,
+            {"place": start},
             max_iter=max_iter,
             tol=tol,
-            bounds=self.bounds(start),
+            bounds={"place": self.bounds(start)},
             callback=callback,
         )
-        parts, _ = self.parts(found.parameters["place"])
+        place = found.parameters["place"]
+        thetas = zip(self.components, self.thetas(place)[0], strict=True)
         return Search(
-            [each.at(theta.clamp(each.low, each.high)) for each, theta in parts],
-            found.parameters["likelihood"],
+            [each.at(theta.clamp(each.low, each.high)) for each, theta in thetas],
+            self.parameters(place).clone(),
             -found.loss * self.objective.total,
             found.n_iter,
             [-value for value in found.history],
-            self._knots(found.parameters),
+            self.knots(place),
         )
 
-    def evaluate(
-        self, parts: list[tuple[Component, Tensor]], leaves: dict[str, Tensor]
-    ) -> Evaluation:
+    def evaluate(self, thetas: list[Tensor], place: Tensor) -> Evaluation:
         """Evidence, and what its gradients are made of."""
-        dynamics = [each.dynamics(theta) for each, theta in parts]
-        likelihood = leaves["likelihood"].detach()
-        return self.objective(dynamics, likelihood, self._knots(leaves), tol=self.tol)
+        pairs = zip(self.components, thetas, strict=True)
+        dynamics = [each.dynamics(theta) for each, theta in pairs]
+        return self.objective(dynamics, self.parameters(place), self.knots(place), tol=self.tol)
 
     def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-        """Negative evidence an observation, and its gradients."""
-        parts, slope = self.parts(leaves["place"].detach())
-        found = self.evaluate(parts, leaves)
-        bars = zip(parts, found.gradients(), strict=True)
-        pulled = [each.pull(theta, bar.to(theta)) for (each, theta), bar in bars]
-        slopes = {"place": torch.cat(pulled) * slope, "likelihood": found.likelihood_gradient}
-        if "first" in leaves and found.knot_gradient is not None:
-            knots = found.knot_gradient.to(self._origin)
+        """Negative evidence an observation, and its gradient."""
+        place = leaves["place"].detach()
+        thetas, slope = self.thetas(place)
+        found = self.evaluate(thetas, place)
+        pairs = zip(self.components, thetas, found.gradients(), strict=True)
+        slopes = [each.pull(theta, bar.to(theta)) for each, theta, bar in pairs]
+        if slope is not None:
+            slopes = [torch.cat(slopes) * slope]
+        slopes.append(found.likelihood_gradient)
+        if self._moves:
+            knots = cast(Tensor, found.knot_gradient).to(place)
             # A gap moves all knots behind it.
             behind = knots[1:].flip(0).cumsum(0).flip(0)
-            slopes["first"] = knots.sum()[None]
-            slopes["log_gaps"] = behind * leaves["log_gaps"].detach().exp()
+            gaps = place[self._likelihood.stop + 1 :].exp()
+            slopes += [knots.sum()[None], behind * gaps]
         scale = -1 / self.objective.total
-        return scale * found.value, {name: scale * slope for name, slope in slopes.items()}
+        return scale * found.value, {"place": scale * torch.cat(slopes)}
 
 
 # ---- the choice of a kernel for a series --------------------------------------------------------

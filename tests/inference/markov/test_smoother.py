@@ -6,8 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import series as layout
-from skgp.inference.markov import smoother
-from skgp.inference.markov.smoother import evidence
+from skgp.inference.markov.smoother import DensePrior, evidence
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError
 from tests.reference.state_space import (
@@ -27,7 +26,7 @@ SUM = MATERN + 0.4 * Matern(3.0, nu=2.5)
 def route(request, monkeypatch):
     """Short series go either way; both are held to the same oracles."""
     if request.param == "chunks":
-        monkeypatch.setattr(smoother, "MAX_TIMES", 0)
+        monkeypatch.setattr(layout, "MAX_TIMES", 0)
     return request.param
 
 
@@ -229,9 +228,9 @@ def test_little_noise_and_long_series_are_not_for_the_dense_route():
     dynamics, gaps = dynamics_of(MATERN), torch.full((50,), 0.1, dtype=torch.float64)
     weight = torch.ones_like(gaps)
     gap = gaps.index_fill(0, torch.tensor([20]), torch.inf)
-    prior = smoother.DensePrior.of(dynamics, gaps)
+    prior = DensePrior(dynamics, layout.Lags.of(gaps))
     assert prior.suits(weight) and not (prior.suits(1e8 * weight) or prior.suits(-weight))
-    assert all(smoother.DensePrior.of(dynamics, each) is None for each in (gap, gaps.repeat(9)))
+    assert all(layout.Lags.of(each) is None for each in (gap, gaps.repeat(9)))
 
 
 def test_evidence_may_enter_a_graph():
