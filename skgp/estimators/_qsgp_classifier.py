@@ -25,7 +25,6 @@ from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.amplitude import refine_length_scales
 from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
-from skgp.learning.features import unit_prior_basis
 from skgp.learning.plan import Fit, Options, resolve_classification, streaming_classification
 from skgp.learning.search import HyperparameterFit
 from skgp.likelihoods import Bernoulli
@@ -348,7 +347,7 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
                 rng = np.random.RandomState(backend.seed)
                 Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
             settings = Options(feature_map=self.feature_map, seed=backend.seed)
-            basis = unit_prior_basis(found.kernel, to_tensor(X), plan, settings, Z)
+            basis = qsgp.unit_prior_basis(found.kernel, to_tensor(X), plan, settings, Z)
             self._online = OnlineLaplace(basis, to_tensor(self.offset_), self._likelihood)
             self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
             self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason

@@ -1,27 +1,16 @@
-r"""Which basis, solver and covariance a QSGP uses, and why.
+r"""What is fitted and how: the problem, the plan asked for and resolved, options, the fit.
+
+The plans of a regression with Gaussian noise are resolved in :mod:`.routes`.
 
 ===============================  ==================================================================
-observations n                   ``basis="auto"``, ``solver="auto"``: regression
-===============================  ==================================================================
-up to 4000                       inducing, m = n, dense Cholesky: the exact GP
-K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
-K fits in memory (see below)     inducing, m = n, block conjugate gradients, pathwise draws
-more                             what predicts held-out data best (:mod:`.routes`): neighbours;
-                                 Fourier features (inducing points where the kernel has no spectral
-                                 density), streaming Gram matrix and Cholesky; or conjugate
-                                 gradients that make K anew for each product
-===============================  ==================================================================
-
-===============================  ==================================================================
-observations n                   ... classification
+observations n                   ``basis="auto"``, ``solver="auto"``: classification
 ===============================  ==================================================================
 up to 2000                       inducing, m = n, Newton: the Laplace approximation of the full GP
 more                             inducing (cluster centres), :math:`n m^2` flops of about a minute
 ===============================  ==================================================================
 
-Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB hold the matrix of 60
-thousand rows in float32 and its preconditioner. Of as many Fourier features as inducing points the
-latter classify better wherever data fill a small part of the input space, which is nearly always.
+Of as many Fourier features as inducing points the latter classify better wherever data fill a small
+part of the input space, which is nearly always.
 
 Stochastic gradients are never chosen: they are the only solver that needs neither O(n) nor O(m)
 memory an iteration, and the slowest to converge. Laplace noise (:func:`resolve_laplace`) takes
@@ -30,26 +19,23 @@ relevance vectors (:func:`resolve_relevance`) the evidence decides the number.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.weights.gram import StreamingGram
-from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
-    CHOLESKY_ROWS,
-    FACTOR_ROWS,
     FULL_COVARIANCE_NUMBERS,
     FULL_ROWS,
-    GRAM_FLOPS,
     LAPLACE_FLOPS,
     LAPLACE_ROWS,
     MOST_FEATURES,
-    N_NEIGHBORS,
     NEWTON_FLOPS,
     PRECONDITIONER_RANK,
     STOCHASTIC_FEATURES,
@@ -57,16 +43,6 @@ from skgp.learning.defaults import (
 )
 from skgp.linalg import NumericalWarning
 
-#: Covariances that each (space, solver) offers; the first is what "auto" takes.
-COVARIANCES = {
-    ("function", "cholesky"): ("full", "samples", "chevron", "diagonal"),
-    ("function", "cg"): ("samples", "diagonal"),
-    ("weight", "cholesky"): ("full", "samples", "chevron", "diagonal"),
-    ("weight", "cg"): ("samples",),
-    ("weight", "gauss-seidel"): ("samples",),
-    ("local", "cholesky"): ("full",),
-    ("stochastic", "sgd"): ("diagonal", "chevron"),
-}
 CLASSIFIER_COVARIANCES = {"newton": ("full", "chevron", "diagonal"), "sgd": ("diagonal", "chevron")}
 
 
@@ -100,7 +76,7 @@ class Plan:
         return self.n_basis
 
     def space(self, n: int) -> str:
-        """ "stochastic", "local", "function" (one basis function a row) or "weight"."""
+        """One of "stochastic", "local", "function" (one basis function a row) and "weight"."""
         if self.basis == "neighbors":
             return "local"
         if self.solver == "sgd":
@@ -142,6 +118,25 @@ class Options:
         }
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What every route starts from, hyper-parameters known (but a classifier's amplitude)."""
+
+    kernel: Any  # without noise
+    data: Data  # float64; targets (n,) centred, or (n, c) in {-1, +1}
+    noise: float  # variance, in squared units of y; no meaning for classes
+    options: Options
+    generator: torch.Generator
+    callback: Callable[[int, dict], bool | None] | None = None
+    likelihood: Any = None  # g, of a classification
+    offset: Any = None  # (c,), constants of the latent functions
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        """What every iterative solver is told."""
+        return {"generator": self.generator, "callback": self.callback}
+
+
 @dataclass
 class Fit:
     """A fitted regression or classification."""
@@ -166,73 +161,6 @@ class Fit:
     scores: dict = field(default_factory=dict)  # held-out log densities by amplitude, moderation
 
 
-# ---- regression -------------------------------------------------------------------------------
-
-
-def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
-    """Fill what a plan of a regression leaves open; the numerical rank of K is not looked at here.
-
-    Parameters
-    ----------
-    asked : Plan
-    n : int
-        Training rows.
-    kernel : sklearn kernel expression without noise
-    memory_budget : float
-        Bytes for a kernel matrix and what its products need beside it.
-
-    Raises
-    ------
-    ValueError
-        Where basis, n_basis, solver and covariance cannot be had together.
-    """
-    basis, reason = asked.basis, asked.reason
-    if basis == "neighbors":
-        _refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
-        _refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
-        return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
-    fits = stored_solve_bytes(n) <= memory_budget
-    if basis == "auto":
-        basis, reason = _choose_basis(asked, n, kernel, fits)
-    n_basis = _choose_size(asked, basis, n, fits)
-    solver = asked.solver
-    if solver == "auto":
-        solver = _choose_solver(basis, n_basis, n)
-    return with_covariance(Plan(basis, n_basis, solver, "auto", reason), asked.covariance, n)
-
-
-def stored_solve_bytes(n: int) -> float:
-    """Bytes of conjugate gradients with a stored kernel matrix: that, and the preconditioner."""
-    rank = min(n // 2, PRECONDITIONER_RANK)
-    return KernelOperator.stored_bytes(n, stored_dtype(n)) + 8.0 * n * rank
-
-
-def stored_dtype(n: int, asked: torch.dtype = torch.float64) -> torch.dtype:
-    """In which conjugate gradients keep the kernel matrix of n rows."""
-    return asked if n <= CHOLESKY_ROWS else torch.float32
-
-
-def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
-    """Check the covariance against the solver, or choose it."""
-    offered = COVARIANCES.get((plan.space(n), plan.solver))
-    if offered is None:
-        raise ValueError(
-            f"solver={plan.solver!r} does not serve basis={plan.basis!r} with one basis function a "
-            "row. Use solver='cg' or 'cholesky', or n_basis below the number of rows."
-        )
-    if covariance == "auto":
-        # A factor of n^2 numbers is worth keeping on small data only.
-        exact = plan.space(n) == "function" and n > FACTOR_ROWS
-        return replace(plan, covariance="samples" if exact else offered[0])
-    if covariance not in offered:
-        raise ValueError(
-            f"covariance={covariance!r} cannot be had from solver={plan.solver!r} with "
-            f"basis={plan.basis!r} and n_basis={plan.n_basis}; it offers "
-            f"{', '.join(map(repr, offered))}. solver='cholesky' offers all of them."
-        )
-    return replace(plan, covariance=covariance)
-
-
 def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
     """A plan whose basis stays fixed while rows are added (``partial_fit``)."""
     basis = asked.basis
@@ -250,9 +178,9 @@ def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
 def check_laplace(asked: Plan) -> None:
     """Refuse what only Gaussian noise has, by a ValueError."""
     laplace = "likelihood='laplace'"
-    _refuse_other("basis", asked.basis, ("auto", "fourier", "inducing"), laplace)
-    _refuse_other("solver", asked.solver, ("auto", "cholesky"), laplace)
-    _refuse_other("covariance", asked.covariance, ("auto", "full"), laplace)
+    refuse_other("basis", asked.basis, ("auto", "fourier", "inducing"), laplace)
+    refuse_other("solver", asked.solver, ("auto", "cholesky"), laplace)
+    refuse_other("covariance", asked.covariance, ("auto", "full"), laplace)
 
 
 def resolve_laplace(asked: Plan, n: int, kernel) -> Plan:
@@ -265,7 +193,7 @@ def resolve_laplace(asked: Plan, n: int, kernel) -> Plan:
         basis = "fourier" if many else "inducing"
         reason = f"n_basis={m} exceeds the {n} rows" if many else reason
     if basis == "inducing":
-        _warn_of_too_many(m, n)
+        warn_of_too_many(m, n)
     if m is None:
         m = laplace_features(n)
     m = min(m, n) if basis == "inducing" else m + m % 2
@@ -282,14 +210,14 @@ def laplace_features(n: int) -> int:
 def resolve_relevance(asked: Plan, likelihood: str = "gaussian") -> Plan:
     """Fill what a plan for relevance vectors leaves open; ``n_basis`` is known afterwards."""
     vectors = "basis='relevance'"
-    _refuse_other("likelihood", likelihood, ("gaussian",), vectors)
-    _refuse_other("solver", asked.solver, ("auto", "sgd"), vectors)
-    _refuse_other("covariance", asked.covariance, ("auto", "full"), vectors)
+    refuse_other("likelihood", likelihood, ("gaussian",), vectors)
+    refuse_other("solver", asked.solver, ("auto", "sgd"), vectors)
+    refuse_other("covariance", asked.covariance, ("auto", "full"), vectors)
     solver = "sgd" if asked.solver == "sgd" else "sequential"
     return Plan("relevance", asked.n_basis, solver, "full", "the evidence decides")
 
 
-def _refuse_other(name: str, value: str, offered: tuple[str, ...], with_what: str) -> None:
+def refuse_other(name: str, value: str, offered: tuple[str, ...], with_what: str) -> None:
     """Raise an error unless a parameter has one of the values that go together with another."""
     if value not in offered:
         choices = " or ".join(f"{name}={choice!r}" for choice in offered)
@@ -299,47 +227,7 @@ def _refuse_other(name: str, value: str, offered: tuple[str, ...], with_what: st
         )
 
 
-def _choose_basis(asked: Plan, n: int, kernel, fits: bool) -> tuple[str, str]:
-    """Basis, and why."""
-    spectral, no_density = has_spectral_density(kernel), "the kernel has no spectral density"
-    if asked.solver in ("gauss-seidel", "sgd"):
-        if spectral:
-            return "fourier", f"solver={asked.solver!r} is for many cheap basis functions"
-        return "inducing", no_density
-    if asked.n_basis is not None and asked.n_basis > n and spectral:
-        return "fourier", f"n_basis={asked.n_basis} exceeds the {n} rows"
-    if asked.solver == "cholesky":
-        if n <= CHOLESKY_ROWS:
-            return "inducing", f"{n} rows: the exact GP is affordable"
-        if spectral:
-            return "fourier", f"{n} rows are too many for a dense factor"
-        return "inducing", no_density
-    if fits or asked.solver == "cg" or not spectral:
-        return "inducing", f"the kernel matrix of {n} rows fits in memory" if fits else "solver"
-    return "fourier", f"the kernel matrix of {n} rows does not fit in memory"
-
-
-def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
-    """Number of basis functions: as asked, or by cost."""
-    m = asked.n_basis
-    if basis == "inducing":
-        _warn_of_too_many(m, n)
-        if m is not None:
-            return min(m, n)
-        whole = asked.solver in ("sgd", "cg") or fits
-        if asked.solver == "cholesky":
-            whole = n <= CHOLESKY_ROWS
-        if asked.solver == "gauss-seidel":
-            whole = False
-        return n if whole else max(1, min(n // 2, affordable_features(n)))
-    if m is not None:
-        return m + m % 2  # cosines and sines come in pairs
-    if asked.solver in ("gauss-seidel", "sgd"):
-        return STOCHASTIC_FEATURES if n > FACTOR_ROWS else 2 * max(n, 256)
-    return affordable_features(n)
-
-
-def _warn_of_too_many(n_basis: int | None, n: int) -> None:
+def warn_of_too_many(n_basis: int | None, n: int) -> None:
     """Say that inducing points are among the rows, of which there are fewer than asked for."""
     if n_basis is not None and n_basis > n:
         warnings.warn(
@@ -348,20 +236,6 @@ def _warn_of_too_many(n_basis: int | None, n: int) -> None:
             NumericalWarning,
             stacklevel=5,
         )
-
-
-def affordable_features(n: int) -> int:
-    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192, at most 4 n."""
-    most = min(CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5)
-    return 2 * round(max(256.0, most) / 2)
-
-
-def _choose_solver(basis: str, n_basis: int, n: int) -> str:
-    if basis == "inducing" and n_basis == n:
-        return "cholesky" if n <= CHOLESKY_ROWS else "cg"
-    if n_basis <= CHOLESKY_FEATURES:
-        return "cholesky"
-    return "gauss-seidel" if basis == "fourier" else "cg"
 
 
 # ---- classification ---------------------------------------------------------------------------
@@ -378,8 +252,8 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
     solver = "newton" if asked.solver == "auto" else asked.solver
     basis, reason = asked.basis, ""
     if basis == "relevance":
-        _refuse_other("solver", solver, ("auto", "newton"), "basis='relevance'")
-        _refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='relevance'")
+        refuse_other("solver", solver, ("auto", "newton"), "basis='relevance'")
+        refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='relevance'")
         return Plan("relevance", asked.n_basis, "newton", "full", "the evidence decides")
     if basis == "auto":
         many = asked.n_basis is not None and asked.n_basis > n
@@ -389,7 +263,7 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
             reason = f"n_basis={asked.n_basis} exceeds the {n} rows" if many else reason
     m = asked.n_basis
     if basis == "inducing":
-        _warn_of_too_many(m, n)
+        warn_of_too_many(m, n)
         whole = n if solver == "sgd" else affordable_points(n)
         m = min(n, whole if m is None else m)
     else:

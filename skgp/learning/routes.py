@@ -1,10 +1,24 @@
-r"""Which route of QSGP regression to take where the kernel matrix is large, by evidence of the
-data.
+r"""Which basis, solver and covariance a QSGP regression uses, and why.
 
-First whether K is of low numerical rank (:func:`low_rank_factor`). Else one log density decides
-(:func:`compare_routes`): held out are some observations at random, as in gapless data, and all of
-some discs, as spatial data with gaps need; the score of a route is the mean of the two mean log
-densities. It is tried at a small size, and what it would gain at full size is extrapolated:
+===============================  ==================================================================
+observations n                   ``basis="auto"``, ``solver="auto"``: regression
+===============================  ==================================================================
+up to 4000                       inducing, m = n, dense Cholesky: the exact GP
+K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
+K fits in memory (see below)     inducing, m = n, block conjugate gradients, pathwise draws
+more                             what predicts held-out data best (below): neighbours;
+                                 Fourier features (inducing points where the kernel has no spectral
+                                 density), streaming Gram matrix and Cholesky; or conjugate
+                                 gradients that make K anew for each product
+===============================  ==================================================================
+
+Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB hold the matrix of 60
+thousand rows in float32 and its preconditioner.
+
+Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
+decides (:func:`compare_routes`): held out are some observations at random, as in gapless data, and
+all of some discs, as spatial data with gaps need; the score of a route is the mean of the two mean
+log densities. It is tried at a small size, and what it would gain at full size is extrapolated:
 
 ==========  ============================================  =========================================
 route       tried                                         extrapolated
@@ -31,30 +45,180 @@ from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import pivoted_factor
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.operators import KernelOperator
+from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.defaults import (
     CG_FLOPS,
     CG_ITERATIONS,
+    CHOLESKY_FEATURES,
+    CHOLESKY_ROWS,
     DISC_ROWS,
     DISC_SHARE,
     DISCS,
     ENTRY_FLOPS,
     EXACT_NEIGHBORS,
     EXACT_SCORED,
+    FACTOR_ROWS,
+    GRAM_FLOPS,
     LEAST_GAIN,
     LOW_RANK,
     LOW_RANK_RESIDUAL,
     N_NEIGHBORS,
     N_SCALES,
+    PRECONDITIONER_RANK,
     PROBED_ROWS,
     SCORED,
+    STOCHASTIC_FEATURES,
     TRIAL_FEATURES,
     TRIAL_ROWS,
 )
-from skgp.learning.plan import Plan
+from skgp.learning.plan import Plan, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["LocalPosterior", "compare_routes", "local_posterior", "low_rank_factor"]
+__all__ = [
+    "LocalPosterior",
+    "compare_routes",
+    "local_posterior",
+    "low_rank_factor",
+    "resolve",
+    "with_covariance",
+]
+
+#: Covariances that each (space, solver) offers; the first is what "auto" takes.
+COVARIANCES = {
+    ("function", "cholesky"): ("full", "samples", "chevron", "diagonal"),
+    ("function", "cg"): ("samples", "diagonal"),
+    ("weight", "cholesky"): ("full", "samples", "chevron", "diagonal"),
+    ("weight", "cg"): ("samples",),
+    ("weight", "gauss-seidel"): ("samples",),
+    ("local", "cholesky"): ("full",),
+    ("stochastic", "sgd"): ("diagonal", "chevron"),
+}
+
+
+# ---- what a plan leaves open
+
+
+def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
+    """Fill what a plan of a regression leaves open; the numerical rank of K is not looked at here.
+
+    Parameters
+    ----------
+    asked : Plan
+    n : int
+        Training rows.
+    kernel : sklearn kernel expression without noise
+    memory_budget : float
+        Bytes for a kernel matrix and what its products need beside it.
+
+    Raises
+    ------
+    ValueError
+        Where basis, n_basis, solver and covariance cannot be had together.
+    """
+    basis, reason = asked.basis, asked.reason
+    if basis == "neighbors":
+        refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
+        refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
+        return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
+    fits = stored_solve_bytes(n) <= memory_budget
+    if basis == "auto":
+        basis, reason = _choose_basis(asked, n, kernel, fits)
+    n_basis = _choose_size(asked, basis, n, fits)
+    solver = asked.solver
+    if solver == "auto":
+        solver = _choose_solver(basis, n_basis, n)
+    return with_covariance(Plan(basis, n_basis, solver, "auto", reason), asked.covariance, n)
+
+
+def stored_solve_bytes(n: int) -> float:
+    """Bytes of conjugate gradients with a stored kernel matrix: that, and the preconditioner."""
+    rank = min(n // 2, PRECONDITIONER_RANK)
+    return KernelOperator.stored_bytes(n, stored_dtype(n)) + 8.0 * n * rank
+
+
+def stored_dtype(n: int, asked: torch.dtype = torch.float64) -> torch.dtype:
+    """In which conjugate gradients keep the kernel matrix of n rows."""
+    return asked if n <= CHOLESKY_ROWS else torch.float32
+
+
+def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
+    """Check the covariance against the solver, or choose it."""
+    offered = COVARIANCES.get((plan.space(n), plan.solver))
+    if offered is None:
+        raise ValueError(
+            f"solver={plan.solver!r} does not serve basis={plan.basis!r} with one basis function a "
+            "row. Use solver='cg' or 'cholesky', or n_basis below the number of rows."
+        )
+    if covariance == "auto":
+        # A factor of n^2 numbers is worth keeping on small data only.
+        exact = plan.space(n) == "function" and n > FACTOR_ROWS
+        return replace(plan, covariance="samples" if exact else offered[0])
+    if covariance not in offered:
+        raise ValueError(
+            f"covariance={covariance!r} cannot be had from solver={plan.solver!r} with "
+            f"basis={plan.basis!r} and n_basis={plan.n_basis}; it offers "
+            f"{', '.join(map(repr, offered))}. solver='cholesky' offers all of them."
+        )
+    return replace(plan, covariance=covariance)
+
+
+def _choose_basis(asked: Plan, n: int, kernel, fits: bool) -> tuple[str, str]:
+    """Basis, and why."""
+    spectral, no_density = has_spectral_density(kernel), "the kernel has no spectral density"
+    if asked.solver in ("gauss-seidel", "sgd"):
+        if spectral:
+            return "fourier", f"solver={asked.solver!r} is for many cheap basis functions"
+        return "inducing", no_density
+    if asked.n_basis is not None and asked.n_basis > n and spectral:
+        return "fourier", f"n_basis={asked.n_basis} exceeds the {n} rows"
+    if asked.solver == "cholesky":
+        if n <= CHOLESKY_ROWS:
+            return "inducing", f"{n} rows: the exact GP is affordable"
+        if spectral:
+            return "fourier", f"{n} rows are too many for a dense factor"
+        return "inducing", no_density
+    if fits or asked.solver == "cg" or not spectral:
+        return "inducing", f"the kernel matrix of {n} rows fits in memory" if fits else "solver"
+    return "fourier", f"the kernel matrix of {n} rows does not fit in memory"
+
+
+def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
+    """Number of basis functions: as asked, or by cost."""
+    m = asked.n_basis
+    if basis == "inducing":
+        warn_of_too_many(m, n)
+        if m is not None:
+            return min(m, n)
+        whole = asked.solver in ("sgd", "cg") or fits
+        if asked.solver == "cholesky":
+            whole = n <= CHOLESKY_ROWS
+        if asked.solver == "gauss-seidel":
+            whole = False
+        return n if whole else max(1, min(n // 2, affordable_features(n)))
+    if m is not None:
+        return m + m % 2  # cosines and sines come in pairs
+    if asked.solver in ("gauss-seidel", "sgd"):
+        return STOCHASTIC_FEATURES if n > FACTOR_ROWS else 2 * max(n, 256)
+    return affordable_features(n)
+
+
+def affordable_features(n: int) -> int:
+    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192, at most 4 n."""
+    most = min(CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5)
+    return 2 * round(max(256.0, most) / 2)
+
+
+def _choose_solver(basis: str, n_basis: int, n: int) -> str:
+    if basis == "inducing" and n_basis == n:
+        return "cholesky" if n <= CHOLESKY_ROWS else "cg"
+    if n_basis <= CHOLESKY_FEATURES:
+        return "cholesky"
+    return "gauss-seidel" if basis == "fourier" else "cg"
+
+
+# ---- large data
 
 #: Maps data and a plan in weight space to a posterior and its noise variance.
 Fitter = Callable[[Data, Plan], tuple[object, float]]

@@ -36,9 +36,8 @@ from skgp.learning.defaults import (
     MAX_RESTARTS,
     MODERATION_ROWS,
 )
-from skgp.learning.plan import Fit, Options, Plan
+from skgp.learning.plan import Fit, Options, Plan, Problem
 from skgp.learning.selection import held_out_rows, hold_out
-from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning
 
 __all__ = ["fit_stochastic", "fit_stochastic_classifier"]
@@ -46,17 +45,7 @@ __all__ = ["fit_stochastic", "fit_stochastic_classifier"]
 Callback = Callable[[int, dict], bool | None]
 
 
-def fit_stochastic(
-    kernel,
-    X: Tensor,
-    y: Tensor,
-    noise: float,
-    plan: Plan,
-    options: Options,
-    previous: SGDState | None,
-    generator: torch.Generator,
-    callback: Callback | None,
-) -> Fit:
+def fit_stochastic(problem: Problem, plan: Plan, previous: SGDState | None) -> Fit:
     """Regression by Theorems 1 and 2, the learning rate a tenth as large wherever it diverges.
 
     `previous` is the state of an earlier fit to go on from; one of another basis, of another number
@@ -64,7 +53,8 @@ def fit_stochastic(
     function that returns the fit so far. Warns when the learning rate was lowered, or the mean
     explains less than half of the variance of the targets in the end.
     """
-    route = _Regression(kernel, X, y, noise, plan, options, generator, callback)
+    options, y = problem.options, problem.data.y
+    route = _Regression(problem, plan)
     rate, restart = options.learning_rate, 0
     fit = route.descend(previous, rate, watch=previous is None)  # which a descent changes in place
     while fit is None:
@@ -92,11 +82,11 @@ def fit_stochastic(
 class _Regression:
     """One problem, for as many descents as it takes."""
 
-    def __init__(self, kernel, X, y, noise, plan: Plan, options: Options, generator, callback):
-        self.kernel, self.X, self.y, self.noise = kernel, X, y, noise
-        self.plan, self.options = plan, options
-        self.generator, self.callback = generator, callback
-        self.n_dense = min(options.n_dense_columns, plan.size)
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.kernel, self.X, self.y = problem.kernel, problem.data.X, problem.data.y
+        self.noise, self.plan, self.options = problem.noise, plan, problem.options
+        self.generator, self.callback = problem.generator, problem.callback
+        self.n_dense = min(self.options.n_dense_columns, plan.size)
         self.support_mse = 0.0  # of the mean on the support rows, after the last descent
 
     def descend(self, previous: SGDState | None, rate: float, *, watch: bool) -> Fit | None:
@@ -204,25 +194,15 @@ class _Regression:
 
 
 def fit_stochastic_classifier(
-    kernel,
-    X: Tensor,
-    Y: Tensor,
-    likelihood: Bernoulli,
-    plan: Plan,
-    options: Options,
-    *,
-    offset: Tensor,
-    Z: Tensor | None,
-    state: LikelihoodState | None,
-    generator: torch.Generator,
-    callback: Callback | None,
+    problem: Problem, plan: Plan, *, Z: Tensor | None, state: LikelihoodState | None
 ) -> Fit:
-    """Classification by Theorem 3; X (n, d), Y (n, c) in {-1, +1}, `offset` (c,).
+    """Classification by Theorem 3, of labels (n, c) in {-1, +1}.
 
     Hyper-parameters follow the bound with Fourier features. A few observations are held out, to
     decide about moderation. `state` is that of an earlier fit to go on from.
     """
-    o = options
+    kernel, likelihood, o = problem.kernel, problem.likelihood, problem.options
+    X, Y, generator = problem.data.X, problem.data.y, problem.generator
     n_held_out = min(MODERATION_ROWS, len(X) // 10)
     seed = torch.Generator().manual_seed(o.seed)
     out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, X=X, classes=True))
@@ -236,7 +216,7 @@ def fit_stochastic_classifier(
             Y,
             basis,
             likelihood,
-            offset=offset,
+            offset=problem.offset,
             n_dense=k,
             n_support=n_support,
             generator=generator,
@@ -244,7 +224,7 @@ def fit_stochastic_classifier(
 
     def watch(iteration: int, info: dict) -> bool:
         now = {**info, "fit": lambda: _classifier_fit(kernel, plan, basis, state, [])}
-        return callback is not None and bool(callback(iteration, now))
+        return problem.callback is not None and bool(problem.callback(iteration, now))
 
     sgd = _settings(o, o.learning_rate, o.learn_hyperparameters and plan.basis == "fourier")
     solver = LikelihoodSolver(X, Y, basis, state, sgd, generator, likelihood, bound=o.bound)

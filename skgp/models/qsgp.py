@@ -32,8 +32,7 @@ belongs; appendix F.1 scales the gradient of a control variate by
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,42 +50,31 @@ from skgp.inference.relevance.evidence import (
 )
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
-from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, statistics_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
+from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
-from skgp.learning.features import in_dtype, training_dtype, unit_prior_basis
-from skgp.learning.plan import Fit, Options, Plan, resolve, stored_dtype, with_covariance
-from skgp.learning.routes import compare_routes, local_posterior, low_rank_factor
+from skgp.learning.plan import Fit, Options, Plan, Problem
+from skgp.learning.routes import (
+    compare_routes,
+    local_posterior,
+    low_rank_factor,
+    resolve,
+    stored_dtype,
+    with_covariance,
+)
 from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning
 from skgp.optim.stopping import StopRecorder
 
 Settings = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What every route starts from, hyper-parameters known (but a classifier's amplitude)."""
-
-    kernel: Any  # without noise
-    data: Data  # float64; targets (n,) centred, or (n, c) in {-1, +1}
-    noise: float  # variance, in squared units of y; no meaning for classes
-    options: Options
-    generator: torch.Generator
-    callback: Callable[[int, dict], bool | None] | None = None
-    likelihood: Any = None  # g, of a classification
-    offset: Any = None  # (c,), constants of the latent functions
-
-    @property
-    def controls(self) -> Settings:
-        """What every iterative solver is told."""
-        return {"generator": self.generator, "callback": self.callback}
 
 
 # ---- regression (section 2) -------------------------------------------------------------------
@@ -100,7 +88,7 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
     data, n, o = p.data, len(p.data), p.options
     plan = resolve(asked, n, p.kernel, memory_budget=o.memory_budget)
     if plan.solver == "sgd":  # Theorems 1 and 2
-        return fit_stochastic(p.kernel, data.X, data.y, p.noise, plan, o, state, **p.controls)
+        return fit_stochastic(p, plan, state)
     open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
     if n > defaults.FACTOR_ROWS and open_choice:
         found = low_rank_factor(p.kernel, data, p.noise, seed=o.seed, generator=p.generator)
@@ -238,11 +226,9 @@ def fit_laplace(
     if plan.basis == "inducing" and Z is not None:
         plan = replace(plan, n_basis=len(Z))
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
-    dtype = training_dtype(len(data) * plan.size, "laplace", o)
     recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
-    trained = in_dtype(dtype, basis, data.X, "laplace")
     fit = fit_robust(
-        StreamedDesign(trained, data.X, dtype=dtype, memory_budget=2**30),
+        training_design(basis, data.X, "laplace", o, 2**30),
         data.y,
         scale=scale if o.refit_noise else (p.noise / 2) ** 0.5,
         sample_weight=data.weight,
@@ -270,34 +256,37 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
     """Appendix I.3: relevance vectors, their weights and the noise, of `data` as they came.
 
     The amplitude of the kernel is without effect, and the noise too unless it is to be kept: the
-    evidence of a sparse model has its own maximum.
+    evidence of a sparse model has its own maximum. Of classes, one-vs-rest, it is Laplace's.
     """
-    o, data = p.options, p.data
-    common: Settings = {
-        "noise_variance": None if o.refit_noise else p.noise,
-        "learn_noise": o.refit_noise,
-        "candidates": choose_candidates(len(data), plan.n_basis, p.generator),
-        "callback": p.callback,
-    }
-    stochastic = plan.solver == "sgd"
-    if stochastic:
+    o, data, sgd = p.options, p.data, plan.solver == "sgd"
+    kernel, X, y = p.kernel, data.X, data.y
+    rows = choose_candidates(len(data), plan.n_basis, p.generator)
+    common: Settings = {"candidates": rows, "callback": p.callback}
+    noise: Settings = {"noise_variance": None if o.refit_noise else p.noise}
+    noise["learn_noise"] = o.refit_noise
+    if p.likelihood is not None:
+        common |= {"offset": p.offset, "row_weight": data.weight}
+        common |= o.limits(tol=1e-2, max_iter=500)
+        fit = fit_relevance_classifier(kernel, X, y, p.likelihood, **common)
+    elif sgd:
         max_iter = 1_000 if o.max_iter is None else o.max_iter
-        sgd = SGDOptions(o.batch_size, o.basis_batch_size, o.learning_rate, max_iter=max_iter)
-        common |= {"n_support": o.n_support, "generator": p.generator}
-        rough = fit_relevance_stochastic(p.kernel, data.X, data.y, sgd, **common)
-        fit = polish(rough, p.kernel, data.X, data.y, learn_noise=o.refit_noise)
+        sizes = SGDOptions(o.batch_size, o.basis_batch_size, o.learning_rate, max_iter=max_iter)
+        common |= noise | {"n_support": o.n_support, "generator": p.generator}
+        rough = fit_relevance_stochastic(kernel, X, y, sizes, **common)
+        fit = polish(rough, kernel, X, y, learn_noise=o.refit_noise)
     else:
-        common |= {"sample_weight": data.weight, **o.limits(tol=1e-3, max_iter=10_000)}
-        fit = fit_relevance(p.kernel, data.X, data.y, **common)
+        common |= noise | o.limits(tol=1e-3, max_iter=10_000)
+        fit = fit_relevance(kernel, X, y, sample_weight=data.weight, **common)
     return Fit(
         fit.posterior,
         replace(plan, n_basis=len(fit.indices)),
         p.kernel,
         fit.noise_variance,
+        moderation=1.0,
         n_iter=max(1, fit.n_iter),
         log_marginal_likelihood=None if math.isnan(fit.log_evidence) else fit.log_evidence,
         relevance=fit.indices,
-        history=[loss if stochastic else -loss for loss in fit.history],
+        history=fit.history if sgd else [-evidence for evidence in fit.history],
     )
 
 
@@ -310,17 +299,14 @@ def fit_classifier(p: Problem, plan: Plan, *, Z: Tensor | None = None, state: An
         Z = p.data.X if Z is None else Z
         plan = replace(plan, n_basis=len(Z))  # of inputs that are equal one is a point
     if plan.basis == "relevance":
-        return fit_relevance_classes(p, plan)
+        return fit_relevance_vectors(p, plan)
     if plan.solver == "newton":
         return fit_modes(p, plan, Z)
     if p.data.weight is not None:
         raise ValueError(
             "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
         )
-    arguments = p.kernel, p.data.X, p.data.y, p.likelihood, plan, p.options
-    return fit_stochastic_classifier(  # Theorem 3
-        *arguments, offset=p.offset, Z=Z, state=state, **p.controls
-    )
+    return fit_stochastic_classifier(p, plan, Z=Z, state=state)  # Theorem 3
 
 
 def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
@@ -332,9 +318,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     o, X, Y = p.options, p.data.X, p.data.y
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
-    dtype = training_dtype(len(X) * basis.n_features, "newton", o)
-    trained = in_dtype(dtype, basis, X, "newton")
-    design = StreamedDesign(trained, X, dtype=dtype, memory_budget=int(o.memory_budget))
+    design = training_design(basis, X, "newton", o, o.memory_budget)
     recorder = StopRecorder(p.callback)
     problem = AmplitudeProblem(design, X, Y, p.likelihood, p.offset, weight)
     controls: Settings = {"generator": p.generator, "callback": recorder}
@@ -367,32 +351,6 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     )
 
 
-def fit_relevance_classes(p: Problem, plan: Plan) -> Fit:
-    """Relevance vectors: the evidence decides about every basis function of the candidates."""
-    data, limits = p.data, p.options.limits(tol=1e-2, max_iter=500)
-    fit = fit_relevance_classifier(
-        p.kernel,
-        data.X,
-        data.y,
-        p.likelihood,
-        offset=p.offset,
-        row_weight=data.weight,
-        candidates=choose_candidates(len(data), plan.n_basis, p.generator),
-        callback=p.callback,
-        **limits,
-    )
-    return Fit(
-        fit.posterior,
-        plan,
-        p.kernel,
-        moderation=1.0,
-        n_iter=max(1, fit.n_iter),
-        history=fit.history,
-        log_marginal_likelihood=fit.log_evidence,
-        relevance=fit.indices,
-    )
-
-
 def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 1.0) -> Any:
     """Appendix G: inducing points, with a basis function added at each test input."""
     if plan.basis == "inducing" and options.augment:
@@ -402,3 +360,29 @@ def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 
 
 def _warn(message: str) -> None:
     warnings.warn(message, NumericalWarning, stacklevel=4)
+
+
+# ---- features (sections 2 and 4, appendix I.2) --------------------------------------------------
+
+
+def unit_prior_basis(
+    kernel, X: Tensor, plan: Plan, options: Options, Z: Tensor | None, *, near: bool = False
+) -> Basis:
+    """Whitened inducing points, Z or all X; or Fourier features: `near` X phases lose no digits."""
+    if plan.basis == "inducing":
+        return WhitenedInducingBasis(kernel, X if Z is None else Z)
+    draws: Settings = {"kind": options.feature_map, "seed": options.seed}
+    zero = origin(X)[0] if near else None
+    return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
+
+
+def training_design(
+    basis: Basis, X: Tensor, route: str, options: Options, memory_budget: float
+) -> StreamedDesign:
+    """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
+    dtype = options.dtype
+    if len(X) * basis.n_features > defaults.SINGLE_SIZE[route]:
+        dtype = torch.float32
+    if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
+        basis = basis.in_single_precision(X[:: -(-len(X) // defaults.PROBE_ROWS[route])])
+    return StreamedDesign(basis, X, dtype=dtype, memory_budget=int(memory_budget))

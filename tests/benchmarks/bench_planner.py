@@ -14,7 +14,8 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp import QSGPRegressor
-from skgp.learning.plan import Plan, resolve
+from skgp.learning.plan import Plan
+from skgp.learning.routes import resolve
 
 pytestmark = pytest.mark.benchmark
 FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))

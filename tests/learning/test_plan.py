@@ -6,22 +6,26 @@ import warnings
 import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from skgp.learning.plan import (
+from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
     CHOLESKY_ROWS,
-    COVARIANCES,
     FACTOR_ROWS,
     LAPLACE_ROWS,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
+)
+from skgp.learning.plan import (
     Plan,
-    affordable_features,
     laplace_features,
-    resolve,
     resolve_laplace,
     resolve_relevance,
-    stored_solve_bytes,
     streaming_plan,
+)
+from skgp.learning.routes import (
+    COVARIANCES,
+    affordable_features,
+    resolve,
+    stored_solve_bytes,
     with_covariance,
 )
 from skgp.linalg import NumericalWarning

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
 from skgp.data import Data
-from skgp.learning import plan, routes
+from skgp.learning import routes
 from skgp.learning.plan import Options, Plan
 from skgp.learning.routes import hold_out
 from skgp.models import qsgp
@@ -23,7 +23,7 @@ WIDE = 1.0 * RBF(6.0)
 
 @pytest.fixture(autouse=True)
 def few_features(monkeypatch):
-    monkeypatch.setattr(plan, "CHOLESKY_FEATURES", 512)
+    monkeypatch.setattr(routes, "CHOLESKY_FEATURES", 512)
     monkeypatch.setattr(routes, "TRIAL_FEATURES", (64, 128))
     monkeypatch.setattr(routes, "EXACT_NEIGHBORS", 150)
     monkeypatch.setattr(routes, "SCORED", 100)
@@ -129,6 +129,6 @@ def test_neighbours_can_be_asked_for():
 def test_plans_up_to_sixty_thousand_rows_are_as_they_were():
     """Of kin40k, protein, keggdirected and pol: kept kernel matrix, conjugate gradients."""
     for n in (13_500, 36_000, 41_157, 43_944):
-        found = plan.resolve(Plan(), n, ROUGH, memory_budget=8e9)
+        found = routes.resolve(Plan(), n, ROUGH, memory_budget=8e9)
         assert (found.basis, found.size) == ("inducing", n)
-        assert found.solver == ("cg" if n > plan.CHOLESKY_ROWS else "cholesky")
+        assert found.solver == ("cg" if n > routes.CHOLESKY_ROWS else "cholesky")

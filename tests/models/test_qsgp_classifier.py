@@ -278,7 +278,8 @@ def test_classifier_relevance_keeps_few_rows():
     options = Options()
     found = fit(X, Y, options, basis="relevance", kernel=RBF(1.0))
     assert found.plan.basis == "relevance" and found.moderation == 1.0
-    assert 0 < len(found.relevance) < 30
+    assert 0 < len(found.relevance) < 30 and found.plan.n_basis == len(found.relevance)
+    assert found.history[-1] == -found.log_marginal_likelihood < found.history[0]  # a loss
     assert float(((found.posterior.mean(X) > 0) == (Y > 0)).double().mean()) > 0.8
 
 

@@ -11,8 +11,8 @@ from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import stochastic as module
 from skgp.learning.calibration import choose_moderation, mean_scores
 from skgp.learning.plan import Options, Plan
-from skgp.learning.stochastic import fit_stochastic_classifier
 from skgp.likelihoods import Bernoulli
+from tests.models.qsgp_problems import fit_classifier
 from tests.same import assert_same
 
 LOGIT = Bernoulli()
@@ -36,19 +36,10 @@ def data():
 
 def fit(X, Y, chosen=None, *, kernel=KERNEL, basis="fourier", covariance="diagonal", **arguments):
     m = M if basis == "fourier" else len(X if arguments.get("Z") is None else arguments["Z"])
-    return fit_stochastic_classifier(
-        kernel,
-        X,
-        Y,
-        LOGIT,
-        Plan(basis, m, "sgd", covariance),
-        options() if chosen is None else chosen,
-        offset=arguments.get("offset", torch.zeros(Y.shape[1], dtype=torch.float64)),
-        Z=arguments.get("Z"),
-        state=arguments.get("state"),
-        generator=torch.Generator().manual_seed(0),
-        callback=arguments.get("callback"),
-    )
+    plan = Plan(basis, arguments.pop("n_basis", m), "sgd", covariance)
+    common = {"offset": torch.zeros(Y.shape[1], dtype=torch.float64), **arguments}
+    common["generator"] = torch.Generator().manual_seed(0)
+    return fit_classifier(kernel, X, Y, LOGIT, plan, chosen or options(), **common)
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "chevron"])
@@ -186,19 +177,7 @@ def test_sgd_state_of_another_problem_is_not_gone_on_with(data, case):
     state = fit(X, Y, **arguments).state
     chosen = options(dtype=torch.float32) if case == "dtype" else options()
     if case == "features":
-        found = fit_stochastic_classifier(
-            KERNEL,
-            X,
-            Y,
-            LOGIT,
-            Plan("fourier", 2 * M, "sgd", "diagonal"),
-            chosen,
-            offset=torch.zeros(3),
-            Z=None,
-            state=state,
-            generator=torch.Generator().manual_seed(0),
-            callback=None,
-        )
+        found = fit(X, Y, chosen, n_basis=2 * M, state=state)
     else:
         X = torch.cat([X, X[:, :1]], dim=1) if case == "columns" else X
         Y = Y[:, :2] if case == "classes" else Y
