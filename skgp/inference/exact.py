@@ -25,13 +25,13 @@ more right-hand sides of the same conjugate gradients, nearly free.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.pathwise import (
     PathwiseCovariance,
     leave_one_out_z2,
@@ -46,9 +46,6 @@ from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import NystromPreconditioner
 from skgp.linalg.runtime import TensorState
-
-Callback = Callable[[int, dict], bool | None]
-
 
 # ---- covariances ------------------------------------------------------------------------------
 
@@ -137,33 +134,38 @@ class WeightCovariance(TensorState):
         return self.noise * prior.square() / (squares + self.noise * prior)
 
 
+@dataclass(frozen=True)
+class CovarianceChoice:
+    """Which covariance is wanted, and what it takes."""
+
+    kind: str = "full"  # "full", "chevron", "diagonal" or "samples"
+    augment: bool = True
+    n_dense_columns: int = 100  # of "chevron"
+    prior: Any = None  # a Basis: random features of the prior draws of "samples"
+    n_samples: int = 64  # draws of "samples"
+
+
 def weight_covariance(
-    kernel,
-    X: Tensor,
-    noise: float,
-    sample_weight: Tensor | None,
-    covariance: str,
-    n_dense_columns: int,
-    augment: bool,
+    kernel, data: Data, noise: float, wanted: CovarianceChoice
 ) -> WeightCovariance:
     """The paper's "diagonal" or "chevron" covariance of the weights, Phi = S = K, in closed form.
 
     "diagonal" (Prop. 1) streams ``n^2`` kernel evaluations; "chevron" takes ``O(n^3)`` flops and
     three n x n matrices.
     """
-    n = X.shape[0]
-    row_weight = X.new_ones(n) if sample_weight is None else sample_weight
-    if covariance == "diagonal":
+    X, n = data.X, len(data)
+    row_weight = X.new_ones(n) if data.weight is None else data.weight
+    if wanted.kind == "diagonal":
         tiles = X.split(tile_rows(n, X.dtype, 2.5e8))
         squares = torch.cat([gram_tile(kernel, tile, X).square() @ row_weight for tile in tiles])
         std = optimal_std(squares / noise + gram_diag(kernel, X))
         q = WeightGaussian.diagonal(torch.zeros_like(std), std)
     else:
         K = gram_tile(kernel, X, X)
-        zero = X.new_zeros(n)
         squares = (K * row_weight) @ K
-        q, _ = optimal_gaussian(squares, zero, noise, K, n_dense=min(n_dense_columns, n))
-    return WeightCovariance(q, noise, augment, row_weight=sample_weight)
+        n_dense = min(wanted.n_dense_columns, n)
+        q, _ = optimal_gaussian(squares, X.new_zeros(n), noise, K, n_dense=n_dense)
+    return WeightCovariance(q, noise, wanted.augment, row_weight=data.weight)
 
 
 # ---- posterior --------------------------------------------------------------------------------
@@ -198,115 +200,67 @@ class FunctionSpacePosterior(TensorState):
 
 
 def fit_dense(
-    kernel,
-    X: Tensor,
-    y: Tensor,
+    kernel,  # without noise
+    data: Data,  # observation i has noise variance `noise / data.weight[i]`
     noise: float,
+    wanted: CovarianceChoice,
     *,
-    sample_weight: Tensor | None = None,
-    covariance: str = "full",
-    n_dense_columns: int = 100,
-    augment: bool = True,
-    prior: Any = None,
-    n_samples: int = 64,
     generator: torch.Generator,
 ) -> FunctionSpacePosterior:
     """Exact GP mean by one Cholesky factorisation, with any of the covariances.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    y : Tensor of shape (n,)
-    noise : float
-    sample_weight : Tensor of shape (n,), optional
-        Row i has noise variance ``noise / sample_weight[i]``.
-    covariance : {"full", "chevron", "diagonal", "samples"}
-    n_dense_columns : int
-        For "chevron".
-    augment : bool
-    prior : Basis
-        Random features of the prior draws; needed for "samples" alone.
-    n_samples : int
-        Draws, for "samples".
-    generator : torch.Generator
-
-    Notes
-    -----
     ``O(n^3 / 3)`` flops and ``8 n^2`` bytes, kept only for "full"; "chevron" takes two more
     matrices of that size while it is fitted.
     """
-    row_noise = noise if sample_weight is None else noise / sample_weight
+    X = data.X
+    B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
     A = gram_tile(kernel, X, X)
-    A.diagonal().add_(row_noise)
+    A.diagonal().add_(data.row_noise(X.new_tensor(noise)))
     factor = jittered_cholesky(A).factor
     del A
-    z = tri_solve(factor, y[:, None], upper=False)
-    weights = tri_solve(factor.T, z, upper=True)[:, 0]
-    fit_term = float(z.square().sum()) + X.shape[0] * math.log(2 * math.pi)
-    calibration = 1.0
-    uncertainty: Covariance
-    if covariance == "full":
-        prior_factor = None if augment else jittered_cholesky(gram_tile(kernel, X, X)).factor
+    half = tri_solve(factor, B, upper=False)
+    solution = tri_solve(factor.T, half, upper=True)
+    fit_term = float(half[:, 0].square().sum()) + len(X) * math.log(2 * math.pi)
+    uncertainty = None
+    if wanted.kind == "full":
+        prior_factor = None if wanted.augment else jittered_cholesky(gram_tile(kernel, X, X)).factor
         uncertainty = DenseCovariance(factor, prior_factor)
-    elif covariance == "samples":
-        prior_weights, targets = perturbed_targets(prior, X, row_noise, n_samples, generator)
-        half = tri_solve(factor, targets, upper=False)
-        betas = tri_solve(factor.T, half, upper=True)
-        uncertainty = PathwiseCovariance(prior, prior_weights, betas)
-        calibration = leave_one_out_z2(weights, betas)
-    else:
-        uncertainty = weight_covariance(
-            kernel, X, noise, sample_weight, covariance, n_dense_columns, augment
-        )
-    return FunctionSpacePosterior(
-        kernel,
-        X.clone(),
-        weights,
-        uncertainty,
-        calibration,
+    return _posterior(
+        kernel, data, noise, wanted, prior_weights, solution, uncertainty,
         log_marginal_likelihood=-0.5 * fit_term - float(factor.diagonal().log().sum()),
-    )
+    )  # fmt: skip
 
 
 def fit_iterative(
     kernel,
-    X: Tensor,
-    y: Tensor,
+    data: Data,
     noise: float,
+    wanted: CovarianceChoice,  # of kind "samples" or "diagonal"
     *,
-    sample_weight: Tensor | None = None,
-    covariance: str = "samples",
-    augment: bool = True,
-    prior: Any = None,
-    n_samples: int = 32,
+    generator: torch.Generator,
     rank: int = 2000,
-    tol: float = 1e-2,
-    max_iter: int = 200,
     dtype: torch.dtype = torch.float32,
     memory_budget: float = 8e9,
-    generator: torch.Generator,
-    callback: Callback | None = None,
+    **limits: Any,
 ) -> FunctionSpacePosterior:
     r"""Representer weights and pathwise draws by preconditioned conjugate gradients.
 
     With row weights w the system is made symmetric,
-    :math:`(W^{1/2} K W^{1/2} + \sigma^2 I)\, W^{-1/2} \alpha = W^{1/2} y`. Parameters are those of
+    :math:`(W^{1/2} K W^{1/2} + \sigma^2 I)\, W^{-1/2} \alpha = W^{1/2} y`. Arguments are those of
     :func:`fit_dense` and these.
 
     Parameters
     ----------
-    covariance : {"samples", "diagonal"}
     rank : int
         Of the Nystrom preconditioner.
-    tol : float
-        Residual, relative to the norm of `y`, at which a right-hand side is done. Draws are held to
-        that absolute size too: what counts is their error next to the noise.
     dtype : torch.dtype
         Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
     memory_budget : float
         Bytes for the kernel matrix (:class:`~skgp.kernels.operators.KernelOperator`).
-    callback : callable, optional
+    **limits
+        ``tol`` (default 1e-2), ``max_iter`` (200) and ``callback`` of
+        :func:`~skgp.linalg.cg.block_cg`. The tolerance is relative to the norm of `y`; draws are
+        held to that absolute size too: what counts is their error next to the noise.
 
     Returns
     -------
@@ -320,45 +274,60 @@ def fit_iterative(
     computed in float64 whatever `dtype`. Memory ``2 n^2`` bytes for a float32 matrix, ``8 n r`` for
     the preconditioner, ``40 n s`` for the iteration.
     """
-    root_weight = X.new_ones(X.shape[0]) if sample_weight is None else sample_weight.sqrt()
-    root_weight = root_weight[:, None]
-    B = y[:, None]
-    if covariance == "samples":
-        row_noise = noise if sample_weight is None else noise / sample_weight
-        prior_weights, targets = perturbed_targets(prior, X, row_noise, n_samples, generator)
-        B = torch.cat([B, targets], dim=1)  # (n, 1 + s)
+    limits = {"tol": 1e-2, "max_iter": 200} | limits
+    X = data.X
+    root_weight = X.new_ones(len(X), 1) if data.weight is None else data.weight.sqrt()[:, None]
+    B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
     low_rank = pivoted_factor(kernel, X, rank, generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
     operator = KernelOperator(kernel, X, dtype=dtype, memory_budget=memory_budget)
     B = root_weight * B
     norms = torch.linalg.vector_norm(B, dim=0)
     scale = norms[0] if float(norms[0]) > 0 else norms.mean()  # a constant y is 0 here
+    limits["tol"] = limits["tol"] * scale / norms.clamp(min=torch.finfo(B.dtype).tiny)
     result = block_cg(
         lambda V: root_weight * operator.matmul(root_weight * V).to(V.dtype) + noise * V,
         B,
         preconditioner=preconditioner,
-        tol=tol * scale / norms.clamp(min=torch.finfo(B.dtype).tiny),
-        max_iter=max_iter,
-        callback=callback,
         warn=False,
+        **limits,
     )
-    solution = root_weight * result.solution
+    return _posterior(
+        kernel, data, noise, wanted, prior_weights, root_weight * result.solution,
+        n_iter=max(1, result.n_iter), residual=float(result.residual[0]),
+        converged=result.converged, history=result.history,
+    )  # fmt: skip
+
+
+def _right_hand_sides(
+    data: Data, noise: float, wanted: CovarianceChoice, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """y and the noisy values of prior draws, (n, 1 + s), and the draws' weights where there are."""
+    if wanted.kind != "samples":
+        return data.y[:, None], None
+    row_noise = data.row_noise(data.X.new_tensor(noise))
+    weights, drawn = perturbed_targets(wanted.prior, data.X, row_noise, wanted.n_samples, generator)
+    return torch.cat([data.y[:, None], drawn], dim=1), weights
+
+
+def _posterior(
+    kernel,
+    data: Data,
+    noise: float,
+    wanted: CovarianceChoice,
+    prior_weights: Tensor | None,
+    solution: Tensor,
+    uncertainty: Covariance | None = None,
+    **outcome: Any,
+) -> FunctionSpacePosterior:
+    """The posterior of the solved right-hand sides (n, 1 + s)."""
     weights, betas = solution[:, 0].clone(), solution[:, 1:].clone()
     calibration = 1.0
-    uncertainty: Covariance
-    if covariance == "samples":
-        uncertainty = PathwiseCovariance(prior, prior_weights, betas)
+    if prior_weights is not None:
+        uncertainty = PathwiseCovariance(wanted.prior, prior_weights, betas)
         calibration = leave_one_out_z2(weights, betas)
-    else:
-        uncertainty = weight_covariance(kernel, X, noise, sample_weight, "diagonal", 0, augment)
+    elif uncertainty is None:
+        uncertainty = weight_covariance(kernel, data, noise, wanted)
     return FunctionSpacePosterior(
-        kernel,
-        X.clone(),
-        weights,
-        uncertainty,
-        calibration,
-        n_iter=max(1, result.n_iter),
-        residual=float(result.residual[0]),
-        converged=result.converged,
-        history=result.history,
+        kernel, data.X.clone(), weights, uncertainty, calibration, **outcome
     )

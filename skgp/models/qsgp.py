@@ -40,7 +40,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import pathwise
-from skgp.inference.exact import fit_dense, fit_iterative
+from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton
 from skgp.inference.relevance.evidence import (
@@ -113,28 +113,31 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
 def fit_exact(p: Problem, plan: Plan) -> Fit:
     r"""Appendix I.2, m = n: :math:`(K + \sigma^2 I) \mu = y`, by Cholesky or CG."""
     o, data, n = p.options, p.data, len(p.data)
-    common: Settings = {"covariance": plan.covariance, "augment": o.augment}
-    common["sample_weight"] = data.weight
+    wanted = CovarianceChoice(plan.covariance, o.augment, o.n_dense_columns, None, o.n_samples)
     if plan.covariance == "samples":
         size = o.n_prior_features, defaults.FALL_BACK_POINTS
         controls: Settings = {"seed": o.seed + 1, "generator": p.generator}
-        common["prior"] = pathwise.prior_features(p.kernel, data.X, *size, **controls)
-    arguments: Any = p.kernel, data.X, data.y, p.noise
+        prior = pathwise.prior_features(p.kernel, data.X, *size, **controls)
+        wanted = replace(wanted, prior=prior)
     if plan.solver == "cholesky":
-        common |= {"n_samples": o.n_samples, "n_dense_columns": o.n_dense_columns}
-        posterior = fit_dense(*arguments, generator=p.generator, **common)
+        posterior = fit_dense(p.kernel, data, p.noise, wanted, generator=p.generator)
     else:
+        kind = plan.covariance if plan.covariance == "samples" else "diagonal"
+        # Half the draws: every one makes an iteration dearer.
+        wanted = replace(wanted, kind=kind, n_samples=(o.n_samples + 1) // 2)
         recorder = StopRecorder(p.callback)
         ill = float(gram_diag(p.kernel, data.X).sum()) / p.noise > defaults.ILL_CONDITIONED
-        common["n_samples"] = (o.n_samples + 1) // 2  # every draw makes an iteration dearer
         posterior = fit_iterative(
-            *arguments,
+            p.kernel,
+            data,
+            p.noise,
+            wanted,
             rank=min(n // 2, o.preconditioner_rank if ill else 3 * o.preconditioner_rank // 8),
             dtype=stored_dtype(n, o.dtype),
             memory_budget=o.memory_budget,
             generator=p.generator,
             callback=recorder,
-            **common | o.limits(tol=1e-2, max_iter=200),
+            **o.limits(tol=1e-2, max_iter=200),
         )
         if not (recorder.stopped or posterior.residual < defaults.FALL_BACK_RESIDUAL):
             return _fall_back(p, plan, posterior.residual)

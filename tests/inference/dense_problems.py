@@ -8,6 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
+from skgp.data import Data
 from skgp.inference.weights.design import WhitenedInducingBasis
 
 NOISE = 0.1
@@ -28,6 +29,11 @@ class Problem:
     X_test: torch.Tensor
     weight: torch.Tensor | None
     noise: float = NOISE
+
+    @property
+    def data(self):
+        """The training rows."""
+        return Data(self.X, self.y, self.weight)
 
     @property
     def row_weight(self):

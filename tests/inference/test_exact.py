@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.inference.exact import fit_dense, fit_iterative
+from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.pathwise import pivoted_factor
 from skgp.kernels import FourierFeatures, gram
 from skgp.linalg.preconditioners import LowRank
@@ -24,24 +24,20 @@ def new_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def dense(problem, **options):
-    defaults = dict(sample_weight=problem.weight, generator=new_generator())
-    return fit_dense(problem.kernel, problem.X, problem.y, problem.noise, **{**defaults, **options})
+def dense(problem, *, generator=None, **wanted):
+    return fit_dense(
+        problem.kernel, problem.data, problem.noise, CovarianceChoice(**wanted),
+        generator=generator or new_generator(),
+    )  # fmt: skip
 
 
 def iterative(problem, **options):
-    defaults = dict(
-        sample_weight=problem.weight,
-        covariance="samples",
-        prior=problem.exact_prior(),
-        n_samples=4,
-        rank=10,
-        tol=1e-9,
-        generator=new_generator(),
-    )
+    wanted = dict(kind="samples", prior=problem.exact_prior(), n_samples=4)
+    wanted |= {name: options.pop(name) for name in set(options) & set(wanted)}
     return fit_iterative(
-        problem.kernel, problem.X, problem.y, problem.noise, **{**defaults, **options}
-    )
+        problem.kernel, problem.data, problem.noise, CovarianceChoice(**wanted),
+        generator=new_generator(), **{"rank": 10, "tol": 1e-9, **options},
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ dense
@@ -84,7 +80,7 @@ def test_fit_dense_without_augmentation_is_the_posterior_of_the_basis(name, weig
 @pytest.mark.parametrize("covariance", ["full", "chevron", "diagonal", "samples"])
 def test_fit_dense_mean_is_the_same_for_every_covariance(covariance):
     problem = make_problem()
-    options = dict(covariance=covariance, n_dense_columns=4, prior=problem.exact_prior())
+    options = dict(kind=covariance, n_dense_columns=4, prior=problem.exact_prior())
     mean = dense(problem, **options).mean(problem.X_test)
     np.testing.assert_allclose(mean.numpy(), problem.exact_prediction()[0], atol=1e-8)
 
@@ -141,7 +137,7 @@ def test_fit_iterative_is_stopped_by_its_callback():
 def test_fit_iterative_diagonal_equals_that_of_the_dense_fit(weighted):
     problem = make_problem(weighted=weighted)
     found, expected = (
-        fit(problem, covariance="diagonal").mean_and_variance(problem.X_test)[1]
+        fit(problem, kind="diagonal").mean_and_variance(problem.X_test)[1]
         for fit in (iterative, dense)
     )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
@@ -165,7 +161,7 @@ def test_pivoted_factor_stops_at_its_tolerance_and_bounds_the_error():
 @pytest.mark.parametrize("fit", [dense, iterative], ids=["dense", "iterative"])
 def test_pathwise_variance_is_unbiased(fit, weighted):
     problem = make_problem(weighted=weighted)
-    posterior = fit(problem, covariance="samples", prior=problem.exact_prior(), n_samples=4000)
+    posterior = fit(problem, kind="samples", prior=problem.exact_prior(), n_samples=4000)
     deviations = posterior.uncertainty.deviations(problem.kernel, problem.X_test, problem.X)
     exact = problem.exact_prediction()[1]
     samples = deviations.T.numpy()  # (4000, 7)
@@ -190,7 +186,7 @@ def test_calibration_is_one_for_data_from_the_model(weighted):
     prior, values = problem.exact_prior(), []
     for seed, y in enumerate(drawn_targets(problem, NOISE, 100)):
         problem.y = y
-        options = dict(covariance="samples", prior=prior, n_samples=300)
+        options = dict(kind="samples", prior=prior, n_samples=300)
         values.append(dense(problem, generator=new_generator(seed), **options).calibration)
     z = (np.mean(values) - 1) / (np.std(values, ddof=1) / 10)
     assert abs(z) < 4
@@ -206,7 +202,7 @@ def test_calibration_is_that_of_the_exact_inverse():
     # Leave-one-out residuals alpha_i / d_i over their standard deviations, squared.
     expected = np.mean(alpha**2 / np.diag(inverse))
     fits = (
-        fit(problem, covariance="samples", prior=problem.exact_prior(), n_samples=4000)
+        fit(problem, kind="samples", prior=problem.exact_prior(), n_samples=4000)
         for fit in (dense, iterative)
     )
     for posterior in fits:
@@ -216,7 +212,7 @@ def test_calibration_is_that_of_the_exact_inverse():
 def test_calibration_exceeds_one_where_the_noise_is_understated():
     problem = make_problem()
     problem.y = drawn_targets(problem, 20 * NOISE, 1)[0]
-    options = dict(covariance="samples", prior=problem.exact_prior())
+    options = dict(kind="samples", prior=problem.exact_prior())
     assert dense(problem, **options).calibration > 3
 
 
@@ -226,12 +222,12 @@ def test_calibration_exceeds_one_where_the_noise_is_understated():
 @pytest.mark.parametrize(
     "fit, options",
     [
-        (dense, dict(covariance="full")),
-        (dense, dict(covariance="full", augment=False)),
-        (dense, dict(covariance="chevron", n_dense_columns=3)),
-        (dense, dict(covariance="diagonal")),
-        (dense, dict(covariance="samples", n_samples=5)),
-        (iterative, dict(covariance="samples", n_samples=5)),
+        (dense, dict(kind="full")),
+        (dense, dict(kind="full", augment=False)),
+        (dense, dict(kind="chevron", n_dense_columns=3)),
+        (dense, dict(kind="diagonal")),
+        (dense, dict(kind="samples", n_samples=5)),
+        (iterative, dict(kind="samples", n_samples=5)),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )

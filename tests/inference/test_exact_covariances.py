@@ -6,6 +6,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from skgp.inference.exact import (
+    CovarianceChoice,
     DenseCovariance,
     WeightCovariance,
     weight_covariance,
@@ -28,15 +29,8 @@ each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain"
 
 
 def fitted(problem, covariance, *, n_dense_columns=3, augment=False):
-    return weight_covariance(
-        problem.kernel,
-        problem.X,
-        problem.noise,
-        problem.weight,
-        covariance,
-        n_dense_columns,
-        augment,
-    )
+    wanted = CovarianceChoice(covariance, augment, n_dense_columns)
+    return weight_covariance(problem.kernel, problem.data, problem.noise, wanted)
 
 
 def variance_of(covariance, problem, X=None):
