@@ -42,6 +42,8 @@ References
    Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE), section 4.
 """
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Callable
@@ -246,9 +248,9 @@ class UlisseResult:
     #: (k, n), plain iterate of conjugate gradients, which is biased and has the smaller error:
     #: where to start a system nearby.
     iterate: Tensor
+    residual: Tensor  # (k,), relative, of `iterate`, by recursion
     n_iter: int  # each costs one product
     n_sure: int  # iterations before the coins
-    residual: Tensor  # (k,), relative, of `iterate`, by recursion
     survival: list[float]  # probabilities with which each iteration after `n_sure` was reached
     truncated: tuple[bool, bool]  # a coin ended `solution`, `second`; else the iteration converged
     converged: bool  # the coins or `tol` ended the iteration, not `max_iter` nor a breakdown
@@ -263,11 +265,9 @@ def ulisse(
     start: Tensor | None = None,
     stop: float = 0.03,
     tol: float | None = None,
-    roulette: str = "adaptive",
-    beta: float = 1.0,
+    roulette: str | float = "adaptive",
     n_paired: int = 0,
     max_iter: int = 1000,
-    warn: bool = True,
 ) -> UlisseResult:
     r"""Unbiased estimate of :math:`B A^{-1}`, A symmetric positive definite; see the module.
 
@@ -291,25 +291,22 @@ def ulisse(
         and this is the usual iteration, biased by its tolerance.
     tol : float, optional
         Relative residual at which a row has converged; 1e-5 in float32 and 1e-10 in float64.
-    roulette : {"adaptive", "paper"}
-        Survival in proportion to the increments, or :math:`\exp(-\beta j (j+1) / 2)`.
-    beta : float, default=1.0
-        Of the paper's weights.
+    roulette : {"adaptive", "paper"} or float
+        Survival in proportion to the increments, or :math:`\exp(-\beta j (j+1) / 2)` with this
+        :math:`\beta`, 1 for "paper".
     n_paired : int, default=0
         Rows that get a second solution, from coins of their own.
     max_iter : int, default=1000
-    warn : bool, default=True
-        A NumericalWarning where `max_iter` or a matrix that is not positive definite ended the
-        iteration; False leaves it to the caller to look at ``converged``.
 
     Returns
     -------
     UlisseResult
+        With a NumericalWarning where it did not converge.
 
     Raises
     ------
     ValueError
-        If `roulette` is none of its values or `beta` is negative.
+        If `roulette` is none of its values or negative.
 
     Notes
     -----
@@ -317,11 +314,8 @@ def ulisse(
     by then but for its step length, for which the last one stands: any rule that looks at no coin
     is unbiased. One product with A and one with the preconditioner an iteration; ``7 k n`` numbers.
     """
-    if roulette not in ("adaptive", "paper"):
-        raise ValueError(f'roulette must be "adaptive" or "paper", got {roulette!r}.')
-    if beta < 0:
-        raise ValueError(f"beta must not be negative, got {beta}: weights must not be below 1.")
     tol = CONVERGED[B.dtype] if tol is None else tol
+    beta = _beta(roulette)
     X, R = torch.zeros_like(B) if start is None else start.clone(), B.clone()
     if start is not None:
         moved = (start != 0).any(1)  # only these rows need the product
@@ -334,26 +328,45 @@ def ulisse(
         cg.step()
     n_sure = cg.n_iter
     reached = not (cg.stalled or cg.unfinished(stop))
-    survival: list[float] = []
-    draws = _Draws(cg.X, n_paired)
+    draws, survival = _Draws(cg.X, n_paired), []
     if stop > tol and reached:
-        weights = _Survival(cg.energy_scale(stop), beta if roulette == "paper" else None)
-        while cg.n_iter < max_iter and cg.unfinished() and not cg.stalled and draws.alive:
-            chance = weights.advance(cg.predicted_energy())
-            draws.flip(chance, generator, cg)
-            if draws.alive:
-                survival.append(weights.survival)
-                increment = cg.step()
-                if increment is not None:
-                    draws.add(increment, weights.survival)
+        weights = _Survival(cg.energy_scale(stop), beta)
+        survival = _flip_coins(cg, weights, draws, generator, max_iter)
     ended = not draws.alive or not cg.unfinished() or stop <= tol
     converged = reached and not cg.stalled and ended
-    if warn and not converged:
+    if not converged:
         _warn(cg, max_iter, stop)
-    iterate, residual = draws.iterate(cg)
     return UlisseResult(
-        *draws.solutions, iterate, cg.n_iter, n_sure, residual, survival, draws.ended, converged
+        *draws.solutions, *draws.iterate(cg), cg.n_iter, n_sure, survival, draws.ended, converged
     )
+
+
+def _beta(roulette: str | float) -> float | None:
+    """Of the paper's weights; None for survival in proportion to the increments."""
+    named = {"adaptive": None, "paper": 1.0}
+    if isinstance(roulette, str):
+        if roulette in named:
+            return named[roulette]
+        raise ValueError(f'roulette must be "adaptive", "paper" or a number, got {roulette!r}.')
+    if roulette < 0:
+        raise ValueError(f"roulette={roulette} is negative: weights must not be below 1.")
+    return roulette
+
+
+def _flip_coins(
+    cg: _Recursion, weights: _Survival, draws: _Draws, generator: torch.Generator, max_iter: int
+) -> list[float]:
+    """Iterations as long as a coin allows; the probability with which each was reached."""
+    survival: list[float] = []
+    while cg.n_iter < max_iter and cg.unfinished() and not cg.stalled and draws.alive:
+        chance = weights.advance(cg.predicted_energy())
+        draws.flip(chance, generator, cg)
+        if draws.alive:
+            survival.append(weights.survival)
+            increment = cg.step()
+            if increment is not None:
+                draws.add(increment, weights.survival)
+    return survival
 
 
 class _Survival:

@@ -86,7 +86,7 @@ class StochasticGradient:
     memory_budget : float, default=4e9
         Bytes of the kernel matrix; recomputed at every product where it does not fit.
     **solver
-        ``stop, tol, roulette, beta, max_iter`` of :func:`~skgp.linalg.cg.ulisse`.
+        ``stop, tol, roulette, max_iter`` of :func:`~skgp.linalg.cg.ulisse`.
     """
 
     def __init__(
