@@ -27,7 +27,8 @@ class Prior(Protocol):
     """Density of u = log(theta) for one positive hyper-parameter theta, whose median it has."""
 
     @property
-    def median(self) -> float: ...
+    def median(self) -> float:
+        """Median of theta."""
 
     def log_density(self, u: np.ndarray) -> np.ndarray:
         """Log-density of u, in nats, elementwise; the Jacobian is included."""
@@ -62,13 +63,16 @@ class LogNormal:
 
     @property
     def log_sd(self) -> float:
+        """Standard deviation of u."""
         return self.sd
 
     def log_density(self, u):
+        """Log-density of u, elementwise, in nats."""
         z = (u - math.log(self.median)) / self.sd
         return -0.5 * z**2 - math.log(self.sd) - 0.5 * math.log(2 * math.pi)
 
     def gradient(self, u):
+        """Derivative of the log-density, elementwise."""
         return (math.log(self.median) - u) / self.sd**2
 
 
@@ -96,17 +100,21 @@ class Gamma:
 
     @property
     def median(self) -> float:
+        """Median of theta."""
         return float(gammaincinv(self.shape, 0.5) / self.rate)
 
     @property
     def log_sd(self) -> float:
+        """Standard deviation of u."""
         return math.sqrt(float(polygamma(1, self.shape)))
 
     def log_density(self, u):
+        """Log-density of u, elementwise, in nats."""
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         return self.shape * u - self.rate * _exp(u) + constant
 
     def gradient(self, u):
+        """Derivative of the log-density, elementwise."""
         return self.shape - self.rate * _exp(u)
 
 
@@ -134,17 +142,21 @@ class HalfNormal:
 
     @property
     def median(self) -> float:
+        """Median of theta."""
         return 0.6744897501960817 * self.scale
 
     @property
     def log_sd(self) -> float:
+        """Standard deviation of u."""
         return math.pi / math.sqrt(8)
 
     def log_density(self, u):
+        """Log-density of u, elementwise, in nats."""
         constant = 0.5 * math.log(2 / math.pi) - math.log(self.scale)
         return u - 0.5 * _exp(u) ** 2 / self.scale**2 + constant
 
     def gradient(self, u):
+        """Derivative of the log-density, elementwise."""
         return 1 - _exp(u) ** 2 / self.scale**2
 
 

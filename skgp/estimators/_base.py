@@ -35,7 +35,7 @@ from skgp.estimators._parameters import (
 from skgp.estimators._validation import bounded_inputs
 from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
-from skgp.kernels.linear import at_origin
+from skgp.kernels.scales import at_origin
 from skgp.linalg import NumericalWarning
 
 

@@ -148,12 +148,14 @@ class SafeRoot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        """Root of x."""
         root = x.sqrt()
         ctx.save_for_backward(root)
         return root
 
     @staticmethod
     def backward(ctx, grad):
+        """Gradient in x."""
         (root,) = ctx.saved_tensors
         return torch.where(root > 0, grad / (2 * root), 0)
 

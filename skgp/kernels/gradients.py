@@ -16,31 +16,25 @@ through autograd.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
-    RBF,
     ConstantKernel,
     Kernel,
-    Matern,
     Sum,
 )
 from torch import Tensor
 
-from .defaults import ALIVE, CACHED, DIFFERENCES, FEW_ROWS, LARGEST_SQUARE
-from .distances import METRICS, correct_far_, far_limit, scaled_inputs, squared_differences
-from .expression import Binder, Node, Part, bind, check_kernel, factors
-from .gram import covariance, gram, variance
+from .defaults import ALIVE, CACHED
+from .distances import correct_far_, far_limit, scaled_inputs
+from .expression import Node, bind, check_kernel, factors
+from .gram import gram
 from .leaves import LEAVES
 from .specs import ActiveDims
 
 __all__ = [
-    "GramWithGradient",
     "bilinear_gradient",
-    "pulled_back",
     "weighted_gradient",
 ]
 
@@ -95,183 +89,6 @@ def weighted_gradient(
     X (n, d), Z (p, d) and W (n, p) are of one dtype; the rest is as in `bilinear_gradient`.
     """
     return _evaluate(kernel, X, Z, theta, _DenseTiles(W, _side(X, memory_budget)))
-
-
-class GramWithGradient:
-    r"""K(X, X) at many theta, and :math:`\sum_{ij} W_{ij}\, \partial k_\theta(x_i, x_j)` of each.
-
-    Constants times one stationary leaf share one pass over the distances between value and
-    gradient, in closed form; any other expression, and many inputs with far rows, go through
-    autograd.
-
-    The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Of `few`
-    rows, whose differences are kept, K and W are arrays of NumPy, in place of tensors like X.
-
-    Examples
-    --------
-    >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    >>> K, gradient = GramWithGradient(RBF(), X)(np.zeros(1))
-    >>> gradient(np.ones_like(K)).round(4)
-    array([1.2131])
-    """
-
-    def __init__(self, kernel: Kernel, X: Tensor) -> None:
-        check_kernel(kernel)
-        self._bind, self._X = Binder(kernel), X
-        self._leaf = _stationary_leaf(self._bind.part)
-        few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES
-        self.few = few and X.dtype == torch.float64 and not X.is_cuda
-        self._centred = scaled_inputs(X, None, 1.0)[0]
-        if self._leaf is None:
-            return
-        scaled_inputs(X[:1], None, X.new_tensor(self._leaf.length_scale))  # says what does not fit
-        if self.few:
-            D = squared_differences(X).numpy()
-            self._D = D if self._leaf.is_vector else D.sum(0, keepdims=True)  # (e, n^2)
-
-    def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
-        """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
-
-        W is symmetric. K is not to be changed; O(n^2 d) each.
-        """
-        if self._leaf is not None:
-            evaluate = self._of_few if self.few else self._of_many
-            found = evaluate(self._leaf, theta)
-            if found is not None:
-                return found
-        K, of_tensor = self._by_autograd(torch.as_tensor(theta).to(self._X))
-
-        def gradient(W: Any) -> np.ndarray:
-            return of_tensor(torch.as_tensor(W)).cpu().numpy().astype(float)
-
-        return K.numpy() if self.few else K, gradient
-
-    def _of_few(self, leaf: _StationaryLeaf, theta: np.ndarray):
-        """By the differences of all pairs, in arrays of NumPy."""
-        precision = (leaf.root / leaf.scale(theta)) ** 2  # (e,)
-        s = np.minimum(precision @ self._D, LARGEST_SQUARE)  # beyond, rows are infinitely far apart
-        k, slope = _profile_of_few(leaf.nu, s)  # (n^2,)
-        amplitude = leaf.amplitude(theta)
-        k *= amplitude
-
-        def gradient(W: np.ndarray) -> np.ndarray:
-            found, w = np.zeros(len(theta)), W.reshape(-1)
-            for place in leaf.constants:
-                found[place] = w @ k
-            if leaf.place is not None:
-                found[leaf.place] = -2 * amplitude * precision * (self._D @ (slope * w))
-            return found
-
-        return k.reshape(len(self._X), -1), gradient
-
-    @torch.no_grad()
-    def _of_many(self, leaf: _StationaryLeaf, theta: np.ndarray):
-        """By a product of matrices, in tensors; None where rows are far."""
-        A = self._centred * self._X.new_tensor(leaf.root / leaf.scale(theta))  # (n, d)
-        squares = A * A
-        norms = squares.sum(1)
-        largest = float(norms.max())
-        if largest > far_limit(self._X.dtype):
-            return None
-        s = (A @ A.T).mul_(-2).add_(norms).add_(norms[:, None]).clamp_min_(0)
-        s.diagonal().zero_()  # what is left of it is rounding
-        k, slope = leaf.profile(s, 16 * torch.finfo(self._X.dtype).eps * largest)
-        amplitude = leaf.amplitude(theta)
-        k *= amplitude
-
-        @torch.no_grad()
-        def gradient(W: Tensor) -> np.ndarray:
-            found = np.zeros(len(theta))
-            for place in leaf.constants:
-                found[place] = float(W.reshape(-1) @ k.reshape(-1))
-            if leaf.place is not None:
-                H = slope * W
-                # -2 sum_ij H_ij (a_i - a_j)^2 of each column, H symmetric
-                each = (4 * amplitude) * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
-                found[leaf.place] = (each if leaf.is_vector else each.sum()).cpu().numpy()
-            return found
-
-        return k, gradient
-
-    def _by_autograd(self, theta: Tensor):
-        theta = theta.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            node = self._bind(theta, dtype=self._X.dtype, device=self._X.device)
-            K = covariance(node, self._X, None, METRICS["expand"])
-            K = K.expand(len(self._X), len(self._X))  # of a constant alone
-        value = K.detach().clone()
-        value.diagonal().copy_(variance(node, self._X).detach())  # distances by products err there
-
-        def gradient(W: Tensor) -> Tensor:
-            if not K.requires_grad:
-                return torch.zeros_like(theta)
-            return pulled_back(K, W, theta)
-
-        return value, gradient
-
-
-class _StationaryLeaf:
-    """Where theta has the parameters of constants times one stationary leaf.
-
-    `place` is that of the length scale in theta, None where fixed; `constants`
-    are the places of the free constants, `factor` the product of the fixed ones.
-    """
-
-    def __init__(self, factors: list[Part], leaf: Part) -> None:
-        ((_, self.place, length_scale),) = leaf.params
-        self.length_scale = np.asarray(length_scale, dtype=float)
-        self.is_vector = np.size(self.length_scale) > 1
-        constants = [factor.params[0][1:] for factor in factors if factor is not leaf]
-        self.constants = [place for place, _ in constants if place is not None]
-        self.factor = math.prod(float(own) for place, own in constants if place is None)
-        self.profile, self.root = LEAVES[type(leaf.kernel)].profile(leaf.kernel, {})
-        self.nu = getattr(leaf.kernel, "nu", math.inf)
-
-    def scale(self, theta: np.ndarray) -> np.ndarray:
-        """Length scales, (e,) where they are a vector and else (1,)."""
-        own = self.length_scale if self.place is None else np.exp(theta[self.place])
-        return own.reshape(-1)
-
-    def amplitude(self, theta) -> float:
-        """Product of all constants."""
-        return self.factor * math.exp(sum(float(theta[place.start]) for place in self.constants))
-
-
-def _profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.leaves`.
-
-    In NumPy, whose exponential of some thousand numbers takes a third of torch's time.
-    """
-    if nu == math.inf:
-        k = np.exp(-0.5 * s)
-        return k, -0.5 * k
-    r = np.sqrt(s)
-    decay = np.exp(-r)
-    if nu == 0.5:  # k' grows without bound towards 0, where s k' vanishes
-        return decay, -0.5 * np.divide(decay, r, out=np.zeros_like(r), where=r > 0)
-    linear = (1 + r) * decay
-    if nu == 1.5:
-        return linear, -0.5 * decay
-    return linear + s * decay / 3, linear / -6
-
-
-def _stationary_leaf(part: Part) -> _StationaryLeaf | None:
-    """Of an expression that was bound: constants times one RBF or Matern; None of any other."""
-    parts = factors(part)
-    leaves = [each for each in parts if type(each.kernel) is not ConstantKernel]
-    if len(leaves) != 1 or type(leaves[0].kernel) not in (RBF, Matern):
-        return None
-    return _StationaryLeaf(parts, leaves[0])
-
-
-def pulled_back(K: Tensor, W: Tensor, theta: Tensor) -> Tensor:
-    """Gradient in theta of the sum of W * K, of the shape of theta, by autograd.
-
-    As a scalar: torch imports its compiler for the shapes of any other ``grad_outputs``.
-    """
-    with torch.enable_grad():
-        total = torch.dot(K.reshape(-1), W.reshape(-1))
-    return torch.autograd.grad(total, theta, materialize_grads=True)[0]
 
 
 def _side(X: Tensor, memory_budget: float) -> int:

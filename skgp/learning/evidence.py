@@ -24,7 +24,7 @@ import torch
 
 from skgp.data import Data
 from skgp.kernels.expression import split_noise, theta_places
-from skgp.kernels.gradients import GramWithGradient
+from skgp.kernels.pairwise import GramWithGradient
 from skgp.linalg.cholesky import (
     cho_inverse,
     cho_solve,

@@ -18,7 +18,7 @@ Code                Rasmussen and Williams
 
 Everything works on a K that several one-vs-rest columns share, one column after the other, so that
 memory is a few n x n matrices whatever their number. K and what is made of it are NumPy's arrays
-for few rows, tensors otherwise (`skgp.kernels.gradients.GramWithGradient`).
+for few rows, tensors otherwise (`skgp.kernels.pairwise.GramWithGradient`).
 
 Erratum: Algorithm 5.1 prints :math:`s_2` with a minus sign; eq. (5.23) has the right one.
 
@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels.gradients import GramWithGradient
 from skgp.kernels.gram import gram, gram_diag, split_noise
+from skgp.kernels.pairwise import GramWithGradient
 from skgp.learning.defaults import LAST_STEP, MAX_HALVINGS, MAX_NEWTON
 from skgp.linalg.cholesky import (
     cho_inverse,

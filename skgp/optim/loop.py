@@ -40,8 +40,11 @@ class Optimizer(Protocol):
 
     param_groups: list[dict[str, Any]]
 
-    def zero_grad(self) -> None: ...
-    def step(self) -> None: ...
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> None:
+        """Move the parameters by them."""
 
 
 class NonFiniteLossError(FloatingPointError):

@@ -156,6 +156,7 @@ class StopRecorder:
         self.n_longest = 0
 
     def __call__(self, iteration: int, info: dict) -> bool:
+        """Tell the callback; whether it has ever returned True."""
         self.n_calls += 1
         if self.callback is not None and self.callback(self.n_calls, info):
             self.stopped = True

@@ -18,7 +18,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.model_selection import GridSearchCV
 
 from skgp.kernels import ActiveDims, Cosine, gram, gram_diag, gram_tile
-from skgp.kernels.linear import FarDotProduct, at_origin
+from skgp.kernels.scales import FarDotProduct, at_origin
 from tests.reference.kernels import naive_gram
 
 SPECS = [

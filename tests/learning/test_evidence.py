@@ -7,7 +7,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
-from skgp.kernels import gradients as module
+from skgp.kernels import pairwise as module
 from skgp.kernels import split_noise
 from skgp.learning.evidence import ExactEvidence
 from tests.reference.kernels import naive_gram

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skgp.kernels import gradients
+from skgp.kernels import pairwise
 from skgp.learning import laplace_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.likelihoods import Bernoulli, Poisson
@@ -26,7 +26,7 @@ each_link = pytest.mark.parametrize("link", ["logit", "probit"])
 @pytest.fixture(params=[0, 1000], ids=["torch", "numpy"], autouse=True)
 def few_rows(request, monkeypatch):
     """Both ways of evaluation, whatever the number of rows."""
-    monkeypatch.setattr(gradients, "FEW_ROWS", request.param)
+    monkeypatch.setattr(pairwise, "FEW_ROWS", request.param)
 
 
 def labelled(n=40, c=1, seed=0):
@@ -133,7 +133,7 @@ def test_laplace_evidence_ignores_a_warm_start_worse_than_zero(monkeypatch):
     expected, _ = at(kernel.theta)
     cold = len(count)
     far = -20.0 * Y[:, 0]
-    at.latents = [far.numpy() if gradients.FEW_ROWS else far]
+    at.latents = [far.numpy() if pairwise.FEW_ROWS else far]
     count.clear()
     np.testing.assert_allclose(at(kernel.theta)[0], expected)
     assert len(count) == cold + 1

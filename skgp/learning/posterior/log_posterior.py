@@ -32,15 +32,19 @@ class Density:
     """A log-density and its gradient at one point, from those at many."""
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
+        """Values (k,) at x (k, p), in nats."""
         raise NotImplementedError
 
     def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values (k,) and gradients (k, p) at x (k, p)."""
         raise NotImplementedError
 
     def log_density(self, x: np.ndarray) -> float:
+        """Value at x (p,), in nats."""
         return float(self.log_densities(np.asarray(x, dtype=float)[None])[0])
 
     def log_density_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient (p,) at x (p,)."""
         values, gradients = self.log_densities_and_gradients(np.asarray(x, dtype=float)[None])
         return float(values[0]), gradients[0]
 
@@ -283,6 +287,7 @@ class FreePosterior(Density):
         return np.where(self._felt, np.clip(inside, -tuned.FARTHEST, tuned.FARTHEST), u)
 
     def why_it_vanishes(self, x: np.ndarray) -> str:
+        """As of the posterior."""
         return self.posterior.why_it_vanishes(self.to_u(x))
 
     def log_jacobian(self, x: np.ndarray) -> np.ndarray:

@@ -217,7 +217,8 @@ class NeighborPosterior(LogPosterior):
 
     @property
     def batched(self) -> bool:
-        return False  # its terms have neighbours of their own
+        """One theta at a time: its terms have neighbours of their own."""
+        return False
 
     def __init__(self, posterior: LogPosterior, rng: np.random.Generator) -> None:
         super().__init__(posterior.kernel, posterior.data, posterior.priors)

@@ -66,6 +66,7 @@ class SetUp:
 
     @property
     def converged(self) -> bool:
+        """Whether nothing went wrong."""
         return not self.problems
 
 
@@ -316,6 +317,7 @@ class ModeSearch:
 
     @property
     def converged(self) -> bool:
+        """Whether nothing went wrong."""
         return self.usable and self.norm <= self.tol
 
     def run(self, max_iter: int, recorder: StopRecorder) -> ModeSearch:
