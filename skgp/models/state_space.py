@@ -65,7 +65,7 @@ from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_b
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
-from skgp.learning.markov.defaults import FAR, FEW_ROWS
+from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
     GaussianEvidence,
@@ -256,7 +256,7 @@ def fit_additive(
         has no state-space form.
     """
     _check(kernels, X.shape[1], posterior)
-    gaussian, few = likelihood.is_gaussian, len(X) <= FEW_ROWS
+    gaussian, few = likelihood.is_gaussian, len(X) <= FEW_ADDITIVE_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
     if offset is None:
         offset = _prior_mean(likelihood, search.get("parameters"), y, weight)

@@ -40,6 +40,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     Bins,
@@ -50,9 +51,8 @@ from skgp.inference.markov.additive_bins import (
     rows_of,
 )
 from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
-from skgp.inference.markov.defaults import BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import Point, SiteBound
+from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.smoother import DensePrior
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import state_space
@@ -423,7 +423,7 @@ class AdditiveBound(SiteBound):
         self.likelihood = likelihood.at(rows.log_exposure)
         self.y, self.offset, self.total = rows.y, rows.offset, total
 
-    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
+    def __call__(self, beta: Tensor, weight: Tensor) -> SiteFit | None:
         try:
             q, mean, var = self.rows.posterior(self.prior, beta, weight)
         except NotPositiveDefiniteError:
@@ -438,7 +438,7 @@ class AdditiveBound(SiteBound):
     def fit(self, expected: Tensor) -> float:
         return float(self.rows.weighted(expected).sum())
 
-    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
+    def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains through the means, to second order; nats."""
         push = beta - point.beta - (weight - point.weight) * (point.mean - self.offset)
-        return point.found.gain(self.rows.sums(push))
+        return point.posterior.gain(self.rows.sums(push))

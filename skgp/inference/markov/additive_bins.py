@@ -60,7 +60,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import CELLS, FEWEST_BINS
+from skgp.inference.defaults import CELLS, FEWEST_BINS
 from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior
 from skgp.linalg.cholesky import jittered_cholesky, log_det

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import COVARIANCES
+from skgp.inference.defaults import COVARIANCES
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 

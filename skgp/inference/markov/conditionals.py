@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import ENTRIES, PAIRS
+from skgp.inference.defaults import ENTRIES, PAIRS
 from skgp.inference.markov.elements import Chain, PairPosterior, PairSites
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.small_matrices import inner, inverse_and_log_det, matmul, matvec, outer

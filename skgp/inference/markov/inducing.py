@@ -39,8 +39,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import CROWDED, MAX_KNOTS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.defaults import CROWDED, MAX_KNOTS, PER_SCALE
 from skgp.inference.markov.elements import PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
@@ -93,34 +93,10 @@ def fit_inducing(
 ) -> SiteFit:
     """Maximise the ELBO over q by natural-gradient steps, for fixed hyper-parameters.
 
-    O((n + M) d^3) a pass, and as much for the gradients when they are first asked for.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-        Of f.
-    knots : Tensor of shape (M,)
-        Rising.
-    series : Series
-        m times and n rows.
-    likelihood : Likelihood
-        One that takes all rows alike. Unimodal in f.
-    offset : float, default=0.0
-        Prior mean of f.
-    base : PairSites, optional
-        What rows of the past have left: the rows of `series` are added to them.
-    **options
-        ``start``, ``max_iter``, ``tol`` and ``callback`` of `climb`.
-
-    Returns
-    -------
-    SiteFit
-        Its posterior is an `InducingPosterior`.
-
-    Raises
-    ------
-    ValueError
-        If the knots are not rising and finite.
+    O((n + M) d^3) a pass, and as much for the gradients when they are first asked for. As
+    `skgp.inference.markov.sites.fit_sites`, with knots (M,), rising; `base` are the sites of the
+    pairs that rows of the past have left. The posterior is an `InducingPosterior`. ValueError if
+    the knots are not rising and finite.
     """
     return climb(_InducingBound(dynamics, knots, series, likelihood, offset, base), **options)
 

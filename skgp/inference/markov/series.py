@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import (
+from skgp.inference.defaults import (
+    CHUNKS_BYTES,
     MAX_CHUNKS,
     MAX_TABLE,
     MAX_TIMES,
     MIN_LENGTH,
-    TILE_BYTES,
 )
 from skgp.kernels.sde import Dynamics
 
@@ -189,7 +189,7 @@ class Chunks:
     def tiles(self, n_states: int, width: int = 0) -> Iterator[slice]:
         """Slices of chunks whose matrices, and `width` numbers a point, fit in memory together."""
         numbers = 6 * n_states**2 + 4 * n_states + 8 + width
-        size = max(1, TILE_BYTES // (8 * numbers * self.length))
+        size = max(1, CHUNKS_BYTES // (8 * numbers * self.length))
         for start in range(0, self.count, size):
             yield slice(start, min(start + size, self.count))
 

@@ -39,13 +39,13 @@ References
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, TILE
+from skgp.inference.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, SITES_TILE
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
 from skgp.kernels.sde import Dynamics
@@ -57,23 +57,20 @@ Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)
-class Point:
-    """Sites that were tried, and what came of it."""
+class SiteFit:
+    """Sites that were tried, and what came of it; the best ones, where a search has ended."""
 
     beta: Tensor  # (m,)
     weight: Tensor  # (m,)
-    found: Any  # the posterior that they give, as the bound makes it
-    elbo: float  # nats
+    posterior: Any  # that they give, as the bound makes it
+    elbo: float  # in nats; given sites of the past, of the rows given those
     rounding: float  # what it may be wrong by
     mean: Tensor  # (n,) of f in each row, prior mean included
     var: Tensor  # (n,)
     slope: Tensor  # (n,) expected derivatives of the log-density of each row
     curvature: Tensor  # (n,)
-
-    @property
-    def has_valley(self) -> bool:
-        """Whether the log-density of some row curves upwards."""
-        return bool((self.curvature > 0).any())
+    n_iter: int = 1  # evaluations of the ELBO, the first one included
+    converged: bool = False
 
 
 class SiteBound(ABC):
@@ -86,7 +83,7 @@ class SiteBound(ABC):
     negligible: float  # expected gain, as a part of the tolerance, that is not worth a step
 
     @abstractmethod
-    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
+    def __call__(self, beta: Tensor, weight: Tensor) -> SiteFit | None:
         """Evaluate the bound; None where the sites leave no valid posterior."""
 
     @abstractmethod
@@ -94,16 +91,16 @@ class SiteBound(ABC):
         """Sites (m,) of the terms of the rows, (n,)."""
 
     @abstractmethod
-    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
+    def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step to sites (m,), (m,) is expected to gain, in nats."""
 
     def point(
         self,
         sites: tuple[Tensor, Tensor],
-        found: Any,
+        posterior: Any,
         rows: tuple[Tensor, Tensor],
         divergence: tuple[float, ...],
-    ) -> Point | None:
+    ) -> SiteFit | None:
         """The point of valid sites with their posterior; None where the ELBO is not finite.
 
         `rows` are mean, the prior's included, and variance of f in each row (n,); `divergence`
@@ -115,7 +112,7 @@ class SiteBound(ABC):
         if not math.isfinite(elbo):
             return None
         rounding = ROUNDING * (abs(fit) + sum(map(abs, divergence)))
-        return Point(*sites, found, elbo, rounding, *rows, slope, curvature)
+        return SiteFit(*sites, posterior, elbo, rounding, *rows, slope, curvature)
 
     @abstractmethod
     def fit(self, expected: Tensor) -> float:
@@ -128,7 +125,7 @@ class SiteBound(ABC):
         slope, curvature = (d.detach() for d in self.likelihood.derivatives(self.y, place))
         return self._sites(slope, -curvature, place)
 
-    def targets(self, point: Point, cautious: bool) -> tuple[Tensor, Tensor]:
+    def targets(self, point: SiteFit, cautious: bool) -> tuple[Tensor, Tensor]:
         """Sites that the next step goes to."""
         weight = -point.curvature
         if cautious:
@@ -141,35 +138,6 @@ class SiteBound(ABC):
         return self.collect(slope + weight * (place - self.offset)), self.collect(weight)
 
 
-@dataclass(frozen=True)
-class SiteFit:
-    """The best sites found, and the posterior that they give."""
-
-    point: Point
-    n_iter: int  # evaluations of the ELBO, the first one included
-    converged: bool
-
-    @property
-    def beta(self) -> Tensor:
-        """(m,)."""
-        return self.point.beta
-
-    @property
-    def weight(self) -> Tensor:
-        """(m,)."""
-        return self.point.weight
-
-    @property
-    def elbo(self) -> float:
-        """In nats; given sites of the past, of the rows given those."""
-        return self.point.elbo
-
-    @property
-    def posterior(self) -> Any:
-        """What `bound` made of the sites."""
-        return self.point.found
-
-
 def climb(
     bound: SiteBound,
     *,
@@ -178,7 +146,7 @@ def climb(
     tol: float = 1e-6,
     callback: Callback | None = None,
 ) -> SiteFit:
-    """Maximise an ELBO by natural-gradient steps.
+    """Maximise an ELBO by natural-gradient steps, and return the highest found.
 
     Parameters
     ----------
@@ -195,11 +163,6 @@ def climb(
     callback : callable, optional
         Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every step that raised the
         ELBO, the loss being its negative; returning True ends the search.
-
-    Returns
-    -------
-    SiteFit
-        With the highest ELBO found.
 
     Raises
     ------
@@ -218,7 +181,7 @@ def climb(
 
     converged, stopped, gain = False, is_to_stop(), math.inf
     while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
-        cautious = cautious and point.has_valley
+        cautious = cautious and bool((point.curvature > 0).any())
         target = bound.targets(point, cautious)
         if not cautious and bound.expected_gain(point, *target) <= bound.negligible * enough:
             converged = True
@@ -236,10 +199,10 @@ def climb(
         stopped, converged = is_to_stop(), to_come <= enough and not cautious
         cautious = cautious and gain > max(enough, SETTLED * bound.total)
         step = min(1.0, 2 * step)
-    return SiteFit(point, n_iter, converged)
+    return replace(point, n_iter=n_iter, converged=converged)
 
 
-def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple[Point, bool]:
+def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple[SiteFit, bool]:
     """Where the search begins, and whether with caution: sites of old have no need of it."""
     point = None if start is None else bound(*start)
     if point is not None:
@@ -259,14 +222,14 @@ def expectations(
     likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
-    if len(y) <= TILE:
+    if len(y) <= SITES_TILE:
         return likelihood.expected_log_prob_and_derivatives(y, mean, var)
 
     def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         part = likelihood.rows(rows)
         return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
 
-    tiles = (slice(start, start + TILE) for start in range(0, len(y), TILE))
+    tiles = (slice(start, start + SITES_TILE) for start in range(0, len(y), SITES_TILE))
     expected, slope, curvature = zip(*map(tile, tiles), strict=True)
     return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
 
@@ -299,31 +262,15 @@ def fit_sites(
     base: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> SiteFit:
-    r"""Find the Gaussian process nearest to the posterior, for fixed hyper-parameters.
+    """Find the Gaussian process nearest to the posterior, for fixed hyper-parameters.
 
     O(m d^3 + n) a sweep, for d states. Labels and counts take about five sweeps where times are
     dense and ten where they are sparse; prior variances of 100 may take 50.
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-        Of f, from `skgp.kernels.state_space`.
-    series : Series
-        m times and n rows.
-    likelihood : Likelihood
-        One that takes all rows alike: its parameters are scalars. Unimodal in f.
-    offset : float, default=0.0
-        Prior mean of f.
-    base : (Tensor, Tensor) of shapes (m,), optional
-        Sites that stand besides those sought, such as what rows of the past have left.
-    **options
-        ``start``, ``max_iter``, ``tol`` and ``callback`` of `climb`.
-
-    Returns
-    -------
-    SiteFit
-        Its posterior has ``mean`` and ``var`` (m,) of f less its prior mean, and
-        ``parameter_gradient`` (q,): of log Z with all sites held.
+    `likelihood` takes all rows alike: its parameters are scalars. `offset` is the prior mean of f;
+    `base` are sites (m,), (m,) that stand besides those sought, such as what rows of the past have
+    left; `options` are those of `climb`. The posterior found has ``mean`` and ``var`` (m,) of f
+    less its prior mean, and ``parameter_gradient`` (q,): of log Z with all sites held.
     """
     return climb(_ExactBound(dynamics, series, likelihood, offset, base), **options)
 
@@ -346,7 +293,8 @@ class SeriesBound(SiteBound):
         add up to the divergence of the posterior from the prior.
         """
 
-    def __call__(self, beta: Tensor, weight: Tensor) -> Point | None:
+    def __call__(self, beta: Tensor, weight: Tensor) -> SiteFit | None:
+        """Evaluate the bound; None where the sites leave no valid posterior."""
         inferred = self.infer(beta, weight)
         if inferred is None:
             return None
@@ -355,14 +303,16 @@ class SeriesBound(SiteBound):
         return self.point((beta, weight), found, rows, divergence)
 
     def collect(self, rows: Tensor) -> Tensor:
+        """Sums at each time, (m,)."""
         return self.series.sums(rows)
 
     def fit(self, expected: Tensor) -> float:
+        """Weighted sum of the rows' expected log-densities (n,)."""
         return float(self.series.sums(expected).sum())
 
-    def expected_gain(self, point: Point, beta: Tensor, weight: Tensor) -> float:
+    def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains if the times were independent, to second order; in nats."""
-        rise, mean, var = weight - point.weight, point.found.mean, point.found.var
+        rise, mean, var = weight - point.weight, point.posterior.mean, point.posterior.var
         push = beta - point.beta - rise * mean
         return 0.5 * float((push**2 * var + 0.5 * (rise * var) ** 2).sum())
 
@@ -437,18 +387,8 @@ def left_out_moments(
     hyper-parameters. Of inducing states it takes the row to tell of f and not of their projection:
     the same where they are dense enough.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-    y : Tensor of shape (n,)
-    mean, var : Tensor of shape (n,)
-        Of f under q, prior mean included.
-    weight : Tensor of shape (n,), optional
-        One unit of weight is left out, or what there is: a weight of 2 equals the row given twice.
-
-    Returns
-    -------
-    mean, var : Tensor of shape (n,)
+    `mean` and `var` (n,) are those of f under q, prior mean included. Of a `weight` (n,) one unit
+    is left out, or what there is: a weight of 2 equals the row given twice.
     """
     _, slope, curvature = expectations(likelihood, y, mean, var)
     if weight is not None:

@@ -35,7 +35,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.markov.defaults import LEAST_PIVOT, MAX_RATIO, MISFIT
+from skgp.inference.defaults import LEAST_PIVOT, MAX_RATIO, MISFIT
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,

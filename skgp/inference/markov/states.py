@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import ADDED_ITER, ADDED_TOL, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.defaults import ADDED_ITER, ADDED_TOL, PER_SCALE
 from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
 from skgp.inference.markov.posterior import Posterior

@@ -40,7 +40,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
 from skgp.kernels.sde import Dynamics
-from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
+from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
 
 Processes = Sequence[Dynamics]  # one a component
@@ -258,8 +258,8 @@ class RowsElbo:
         bound = AdditiveBound(
             self.rows, dynamics, self.likelihood.with_parameters(parameters), self.total
         )
-        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol).point
-        self._sites, q = (point.beta, point.weight), point.found
+        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol)
+        self._sites, q = (point.beta, point.weight), point.posterior
         rows = self.rows.y, point.mean, point.var
         slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
         return Evaluation(point.elbo, q, slope, q.gradients)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.sde import Dynamics, state_space
-from skgp.learning.markov.defaults import (
+from skgp.learning.defaults import (
     CHOICE_ITER,
     CHOICE_NATS,
     CHOICE_ROWS,
@@ -31,8 +31,8 @@ from skgp.learning.markov.defaults import (
     LEAST_SCALE,
     N_STRETCHES,
     ROWS_A_PARAMETER,
-    SCALE_ROWS,
     SCALES,
+    SERIES_SCALE_ROWS,
     START_TOL,
 )
 from skgp.learning.markov.objectives import Evaluation, Objective
@@ -364,7 +364,7 @@ def choose_kernel(
 
     whole = make_objective(processes)
     first, *others = _affordable(kernels, n_rows * min(1.0, likelihood.information))
-    if n_rows <= 2 * SCALE_ROWS:
+    if n_rows <= 2 * SERIES_SCALE_ROWS:
         kind, best = (
             "all",
             _search_scale(first, whole, likelihood, processes[0], climbs=bool(others)),
@@ -372,7 +372,7 @@ def choose_kernel(
         if not others:  # the climb is the caller's
             return best
     else:
-        parts = [(kind, part(kind, SCALE_ROWS)) for kind in _PARTS]
+        parts = [(kind, part(kind, SERIES_SCALE_ROWS)) for kind in _PARTS]
         found = [
             (kind, _search_scale(first, make_objective(rows), likelihood, rows[0]))
             for kind, rows in parts
@@ -450,7 +450,7 @@ def _telling_scales(component: Component, series: Series) -> Tensor:
     """Multiples of the length scales that are not all noise between the rows."""
     gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
     gaps = gaps[gaps.isfinite()]
-    scales = torch.from_numpy(SCALES)
+    scales = torch.tensor(SCALES, dtype=torch.float64)
     if not (len(gaps) and len(own)):
         return scales[1:2]
     short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
