@@ -32,7 +32,7 @@ from scipy.linalg import block_diag
 from scipy.optimize import minimize
 from torch import Tensor
 
-from skgp.data import merge_replicates
+from skgp.data import Data, merge_replicates
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
 from skgp.learning.calibration import choose_moderation
@@ -138,7 +138,9 @@ def fit_classification_hyperparameters(
         check_no_noise(kernel)
     if all(kernel.n_dims == 0 for kernel in kernels):
         return HyperparameterFit(kernels[0])
-    data = _Labelled(X, Y, row_weight).positive()
+    data = Data(X, Y, row_weight)
+    if row_weight is not None:
+        data = data.take((row_weight > 0).nonzero()[:, 0])
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     fits = []
@@ -157,28 +159,6 @@ def fit_classification_hyperparameters(
 
 
 # ------------------------------------------------------------------------------------------- rows
-
-
-@dataclass(frozen=True)
-class _Labelled:
-    """Rows ``X (n, d)``, labels ``Y (n, c)`` and weights (n,) or None."""
-
-    X: Tensor
-    Y: Tensor
-    weight: Tensor | None
-
-    def rows(self, index: Tensor | slice) -> "_Labelled":
-        weight = None if self.weight is None else self.weight[index]
-        return _Labelled(self.X[index], self.Y[index], weight)
-
-    def positive(self) -> "_Labelled":
-        """The rows of positive weight."""
-        return self if self.weight is None else self.rows((self.weight > 0).nonzero()[:, 0])
-
-    @property
-    def total(self) -> float:
-        """Number of rows, those of weight w counted w times."""
-        return float(len(self.X) if self.weight is None else self.weight.sum())
 
 
 def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
@@ -235,13 +215,13 @@ class _Search:
     def __init__(self, data, offset, likelihood, settings, generator, callback) -> None:
         self.data, self.offset, self.likelihood = data, offset, likelihood
         self.settings, self.generator, self.callback = settings, generator, callback
-        n, c = data.Y.shape
+        n, c = data.y.shape
         size, n_held_out = subset_rows(n, c, settings)
-        order = stratified_order(data.Y, generator).to(data.X.device)
-        self.subset = data.rows(order[:size])
-        self.held_out = data.rows(order[size : size + n_held_out])
-        self.few = self.subset.rows(slice(0, settings.screen_size))
-        self.is_screened_on_few = len(self.few.X) < len(self.subset.X)
+        order = stratified_order(data.y, generator).to(data.X.device)
+        self.subset = data.take(order[:size])
+        self.held_out = data.take(order[size : size + n_held_out])
+        self.few = self.subset.take(slice(0, settings.screen_size))
+        self.is_screened_on_few = len(self.few) < len(self.subset)
 
     def tied(self, kernel, *, screen: bool = False) -> HyperparameterFit:
         """Amplitudes and common factors of the length scales."""
@@ -257,13 +237,13 @@ class _Search:
 
     def from_neighbors(self, kernel) -> list[HyperparameterFit]:
         """Ratios of length scales from a regression on the labels of many rows."""
-        used = len(self.subset.X) + len(self.held_out.X)
-        n = min(len(self.data.X), self.settings.neighbor_rows)
+        used = len(self.subset) + len(self.held_out)
+        n = min(len(self.data), self.settings.neighbor_rows)
         all_free = directions(kernel, self.settings.max_free).shape[1] == kernel.n_dims
         if n <= used or not all_free or not self._has_ratios(kernel):
             return []
-        rows = torch.randperm(len(self.data.X), generator=self.generator)[:n]
-        data = self.data.rows(rows.to(self.data.X.device))
+        rows = torch.randperm(len(self.data), generator=self.generator)[:n]
+        data = self.data.take(rows.to(self.data.X.device))
         found = self._leave_one_out(kernel, data)
         fit = self.tied(found)
         return [replace(fit, method="leave-one-out")]
@@ -272,11 +252,11 @@ class _Search:
         """Whether any vector of length scales may be fitted one by one."""
         return any(1 < size <= self.settings.max_free for size in _vector_sizes(kernel))
 
-    def _leave_one_out(self, kernel, data: _Labelled):
+    def _leave_one_out(self, kernel, data: Data):
         """The kernel, its theta from regression on labels scaled to the kernel's own variance."""
         variance = float(gram_diag(kernel, data.X).mean())
-        direction = torch.randn(data.Y.shape[1], generator=self.generator, dtype=torch.float64)
-        target = data.Y.cpu().double() @ direction
+        direction = torch.randn(data.y.shape[1], generator=self.generator, dtype=torch.float64)
+        target = data.y.cpu().double() @ direction
         target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
         weight = None if data.weight is None else data.weight.cpu().numpy()
         replicates = merge_replicates(data.X.cpu().numpy(), target.numpy(), weight, data.X.device)
@@ -291,7 +271,7 @@ class _Search:
         )
         return split_noise(fit.kernel)[0]
 
-    def _maximise(self, kernel, moves: np.ndarray, rows: _Labelled) -> HyperparameterFit:
+    def _maximise(self, kernel, moves: np.ndarray, rows: Data) -> HyperparameterFit:
         """L-BFGS-B over z, ``theta = start + moves z``; the best theta seen, scored."""
         objective = _Objective(self, kernel, moves, rows)
         if moves.shape[1]:
@@ -309,19 +289,19 @@ class _Search:
         found = kernel.clone_with_theta(objective.best_theta)
         return self._scored(found, rows, objective)
 
-    def _scored(self, kernel, rows: _Labelled, objective: "_Objective") -> HyperparameterFit:
+    def _scored(self, kernel, rows: Data, objective: "_Objective") -> HyperparameterFit:
         """The fit with its evidence on `rows` and its score."""
         with torch.no_grad():
             fit = objective.evidence.fit(objective.best_theta)
             evidence = float(fit.log_evidence.mean())
             score, moderation = evidence / rows.total, None
             new = self.held_out
-            if len(new.X):
+            if len(new):
                 mean, var = laplace_predict(fit, kernel, rows.X, new.X)
                 weight = torch.ones_like(mean[:, 0]) if new.weight is None else new.weight
-                density = self.likelihood.log_prob(new.Y, mean).mean(1)
+                density = self.likelihood.log_prob(new.y, mean).mean(1)
                 score = 0.5 * (score + float(weight @ density) / new.total)
-                moderation, _ = choose_moderation(self.likelihood, new.Y, mean, var, weight)
+                moderation, _ = choose_moderation(self.likelihood, new.y, mean, var, weight)
         return HyperparameterFit(
             kernel,
             score=score,
@@ -333,16 +313,22 @@ class _Search:
 
 
 class _Objective:
-    """Minus the penalised mean evidence per row and its gradient, as functions of z."""
+    """Minus the penalised mean evidence per row and its gradient, as functions of z.
 
-    def __init__(self, search: _Search, kernel, moves: np.ndarray, rows: _Labelled) -> None:
+    `averaging` (n_vectors, n_dims) takes theta to the mean of each vector, `centring`
+    (n_dims, n_dims) to the deviations from it.
+    """
+
+    def __init__(self, search: _Search, kernel, moves: np.ndarray, rows: Data) -> None:
         self.search, self.kernel, self.moves, self.rows = search, kernel, moves, rows
         self.start = np.clip(kernel.theta, *kernel.bounds.T) if kernel.n_dims else kernel.theta
-        self.centring, self.averaging = _centring(kernel), _averaging(kernel)
+        sizes = _vector_sizes(kernel)
+        self.averaging = block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in sizes))
+        self.centring = np.eye(kernel.n_dims) - (self.averaging > 0).T @ self.averaging
         self.evidence = LaplaceEvidence(
             kernel,
             rows.X,
-            rows.Y,
+            rows.y,
             likelihood=search.likelihood,
             offset=search.offset,
             row_weight=rows.weight,
@@ -395,16 +381,6 @@ def directions(kernel, max_free: int) -> np.ndarray:
     sizes = _vector_sizes(kernel)
     blocks = [np.eye(size) if size <= max_free else np.ones((size, 1)) for size in sizes]
     return block_diag(_NOTHING, *blocks)
-
-
-def _centring(kernel) -> np.ndarray:
-    """Projection of theta (n_dims, n_dims) to deviations from the mean of each vector."""
-    return block_diag(_NOTHING, *(np.eye(size) - 1 / size for size in _vector_sizes(kernel)))
-
-
-def _averaging(kernel) -> np.ndarray:
-    """Of theta (n_dims,), the mean of each vector, shape (n_vectors, n_dims)."""
-    return block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in _vector_sizes(kernel)))
 
 
 def _vector_sizes(kernel) -> list[int]:
