@@ -62,9 +62,7 @@ MAX_HALVINGS = 30  # of a step
 SUFFICIENT = 1e-4  # share of the decrease promised by the slope that a step must attain (Armijo)
 LOSS_ROUNDING = 1e-14  # relative error of a loss: a decrease below it cannot be seen
 ONLINE_STEPS = 50  # Newton steps for a batch of a stream
-# Nats promised by the last of them; the distance to the mode, in posterior standard deviations, is
-# then of the order of this number.
-ONLINE_TOL = 1e-8
+ONLINE_TOL = 1e-11  # gradient at the last of them, relative to that at the posterior before
 
 # ---- relevance vector machines
 MOST_CANDIDATES = 20_000  # rows up to which each of them is a candidate by default

@@ -21,10 +21,9 @@ from torch import Tensor
 from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.newton import (
     NewtonFit,
-    NewtonProblem,
     PointLikelihood,
     check_unweighted,
-    halved_steps,
+    fit_newton,
     newton_problem,
     prior_variances,
 )
@@ -32,7 +31,7 @@ from skgp.inference.weights.design import Basis, StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.linalg import NumericalWarning
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
+from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState
 
 __all__ = ["OnlineLaplace", "laplace_covariance", "log_evidence"]
@@ -202,20 +201,13 @@ class OnlineLaplace(TensorState):
 
         Raises
         ------
-        ValueError
-            If shapes disagree or a weight is negative or not finite.
         FloatingPointError
             If a gradient is not finite. Nothing is changed then.
 
-        Warns
-        -----
-        NumericalWarning
-            Where Newton's method does not converge.
-
         Notes
         -----
-        ``O(c (n m^2 + m^3))`` a Newton step, of which there are five to ten. Memory beside the
-        state and the features kept: about four m x m float64.
+        ``O(c (n m^2 + m^3))`` a Newton step (:func:`.fit_newton`), of which there are five to ten.
+        Memory beside the state and the features kept: about four m x m float64.
         """
         c = self.weights.shape[1]
         if Y.shape != (len(X), c):
@@ -225,21 +217,36 @@ class OnlineLaplace(TensorState):
         for name in ("offset", "weights", "precision"):
             setattr(self, name, getattr(self, name).to(X.device))
         design = StreamedDesign(self.basis, X.double())
-        # The precision of 1 is that of the distance from the last mode, measured by H.
-        whole = newton_problem(
-            design, Y, self.likelihood, offset=self.offset, row_weight=row_weight
-        )
-        columns = [whole.select(torch.tensor([j], device=X.device)) for j in range(c)]
+        latent = self.offset + design.matmul(self.weights)  # (n, c)
+        weight = None if row_weight is None else row_weight.reshape(len(X), -1).expand(Y.shape)
         modes = [
-            _Descent(column, self.weights[:, [j]], self.precision[j]).run()
-            for j, column in enumerate(columns)
+            self._mode(j, X, Y[:, [j]], latent[:, [j]], None if weight is None else weight[:, [j]])
+            for j in range(c)
         ]
-        self.weights = torch.cat([mode.weights for mode in modes], dim=1)
-        for H, mode in zip(self.precision, modes, strict=True):
-            H += mode.curvature_gram()
-        self.n_iter = max(mode.n_iter for mode in modes)
+        for j, (weights, curvature, _) in enumerate(modes):
+            self.weights[:, j] = weights
+            self.precision[j] += design.curvature_gram(curvature)[0]
+        self.n_iter = max(n_iter for *_, n_iter in modes)
         self.n_rows_seen += len(X)
         return self
+
+    def _mode(
+        self, j: int, X: Tensor, y: Tensor, latent: Tensor, row_weight: Tensor | None
+    ) -> tuple[Tensor, Tensor, int]:
+        """Weights (m,) of column j after a batch, the curvature there (n, 1), and Newton steps."""
+        L = jittered_cholesky(self.precision[j]).factor
+        design = StreamedDesign(_Whitened(self.basis, L), X.double())
+        problem = newton_problem(design, y, self.likelihood, offset=latent, row_weight=row_weight)
+        fit = fit_newton(
+            problem,
+            solver="exact",
+            tol=ONLINE_TOL,
+            loss_tol=0.0,
+            max_iter=ONLINE_STEPS,
+            generator=torch.Generator(),
+        )
+        step = torch.linalg.solve_triangular(L.mT, fit.weights, upper=True)
+        return self.weights[:, j] + step[:, 0], problem.curvature(fit.latent), fit.n_iter
 
     def posterior(self) -> ClassifierPosterior:
         r"""The posterior of the latent functions, of covariance :math:`H_t^{-1}`; ``O(c m^3)``.
@@ -257,67 +264,22 @@ class OnlineLaplace(TensorState):
         )
 
 
-class _Descent:
-    """Newton's method for one column, from the mode of the batches before.
+class _Whitened:
+    """Features in the coordinates L^T (w - w_t), in which N(w_t, (L L^T)^-1) is N(0, I)."""
 
-    The distance from there is kept as ``pull``, H_t (w - w_t), and its square in that metric.
-    """
+    n_blocks = 1
 
-    def __init__(self, problem: NewtonProblem, start: Tensor, precision: Tensor):
-        self.problem, self.precision = problem, precision  # (m, m), H_t
-        self.weights = start  # (m, 1)
-        self.latent = problem.offset + problem.design.matmul(start)  # (n, 1)
-        self.pull = torch.zeros_like(start)
-        self.square = start.new_zeros(1)
-        self.loss = problem.loss(self.latent, self.square)
-        self.n_iter = 0
+    def __init__(self, basis: Basis, L: Tensor) -> None:
+        self.basis, self.L, self.n_features = basis, L, basis.n_features
 
-    def run(self) -> "_Descent":
-        """Descend to the mode."""
-        for self.n_iter in range(1, ONLINE_STEPS + 1):
-            if self._step() <= ONLINE_TOL:
-                return self
-        warnings.warn(
-            f"Newton's method ended after {ONLINE_STEPS} steps short of the mode. Scale the "
-            "inputs, or lower the prior variance (the kernel's amplitude).",
-            NumericalWarning,
-            stacklevel=3,
-        )
-        return self
+    def block_slice(self, block: int) -> slice:
+        """All columns."""
+        return slice(0, self.n_features)
 
-    def curvature_gram(self) -> Tensor:
-        """Hessian (m, m) of the negative log-likelihood."""
-        p = self.problem
-        return p.design.curvature_gram(p.curvature(self.latent))[0]
-
-    def _step(self) -> float:
-        """Take a step, halved until the loss falls; return the nats that it promised to gain."""
-        problem = self.problem
-        gradient = self.pull - problem.design.rmatmul(problem.slope(self.latent))
-        if not bool(gradient.isfinite().all()):
-            raise FloatingPointError(
-                f"The gradient is not finite at Newton step {self.n_iter}. Look for NaN or inf in "
-                "X, for overflowing features and for a prior_variance out of proportion."
-            )
-        H = self.curvature_gram().add_(self.precision)
-        direction = cho_solve(jittered_cholesky(H).factor, -gradient)
-        image, pull = problem.design.matmul(direction), self.precision @ direction
-        slope = (gradient * direction).sum(0)
-        linear, quadratic = (self.pull * direction).sum(0), (pull * direction).sum(0)
-
-        def square(step: Tensor) -> Tensor:
-            return self.square + 2 * step * linear + step**2 * quadratic
-
-        step, loss = halved_steps(
-            lambda step: problem.loss(self.latent + step * image, square(step)), self.loss, slope
-        )
-        if not bool(step):
-            return 0.0  # rounding hides what is left to gain
-        self.weights = self.weights + step * direction
-        self.latent = self.latent + step * image
-        self.pull = self.pull + step * pull
-        self.square, self.loss = square(step), loss
-        return float(-slope)
+    def features(self, X: Tensor, block: int) -> Tensor:
+        """All columns, (n, m)."""
+        Phi = torch.cat([self.basis.features(X, k) for k in range(self.basis.n_blocks)], dim=1)
+        return torch.linalg.solve_triangular(self.L, Phi.mT, upper=False).mT  # Phi L^-T
 
 
 def _inverse_factor(H: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class NewtonProblem:
     design: StreamedDesign
     likelihood: PointLikelihood
     Y: Tensor  # (n, k)
-    offset: Tensor  # (k,)
+    offset: Tensor  # (k,) or (n, k)
     precision: Tensor  # (k,), 1 / a
     row_weight: Tensor  # (n, k)
 
@@ -191,7 +191,7 @@ class NewtonProblem:
         """The problem of some columns."""
         if len(columns) == self.Y.shape[1]:
             return self
-        vectors = self.offset[columns], self.precision[columns]
+        vectors = self.offset[..., columns], self.precision[columns]
         weight = self.row_weight[:, columns]
         return NewtonProblem(self.design, self.likelihood, self.Y[:, columns], *vectors, weight)
 
@@ -230,7 +230,7 @@ def newton_problem(
         Observations, a column a problem.
     likelihood : PointLikelihood
         Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
-    offset : Tensor of shape (c,), optional
+    offset : Tensor of shape (c,) or (n, c), optional
         Constants :math:`o_j` of the latent functions; 0 by default.
     prior_variance : float or Tensor of shape (c,), default=1.0
         :math:`a_j`.
@@ -243,7 +243,8 @@ def newton_problem(
     Y = Y.to(design.device, torch.float64)
     c = Y.shape[1]
     offset = Y.new_zeros(c) if offset is None else offset.to(Y)
-    if offset.shape != (c,) or not bool(offset.isfinite().all()):
+    # One a row is a latent mean, whose faults the gradient names.
+    if offset.shape != Y.shape and not (offset.shape == (c,) and bool(offset.isfinite().all())):
         raise ValueError(
             f"offset must be {c} finite numbers, one a column of Y; got {offset.tolist()}."
         )

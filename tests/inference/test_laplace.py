@@ -61,21 +61,6 @@ def test_laplace_covariance_is_the_best_of_its_structure(X, design, curvature, k
         np.testing.assert_allclose(q.factor().numpy(), expected, atol=1e-5)
 
 
-def test_laplace_covariance_of_float32_features_is_close(X, curvature):
-    single, double = (
-        laplace_covariance(StreamedDesign(BASIS, X, dtype=dtype), curvature)[1].columns
-        for dtype in (torch.float32, torch.float64)
-    )
-    np.testing.assert_allclose(single.numpy(), double.numpy(), atol=1e-5)
-
-
-def test_laplace_covariance_without_curvature_is_the_prior(design):
-    none = torch.zeros(N, 1, dtype=torch.float64)
-    for kind in ("full", "chevron", "diagonal"):
-        q = laplace_covariance(design, none, kind=kind, n_dense_columns=3, prior_variance=4.0)[0]
-        np.testing.assert_allclose(q.factor().numpy(), 2 * np.eye(M), atol=1e-12)
-
-
 def test_laplace_covariance_reports_jitter(X):
     """Duplicated features under a prior too wide to tell them apart."""
     basis = FourierFeatures(RBF(1e8), M, 2, seed=0)

@@ -301,26 +301,6 @@ def test_subsampled_factor_is_unbiased_up_to_its_ridge(X, rng, generator):
     assert abs(z) < 4
 
 
-def test_subsampled_factor_saves_products(X, Y):
-    design = StreamedDesign(BASIS, X)
-    products = [
-        fit(
-            design, Y, solver="cg", prior_variance=100.0, preconditioner_rows=p, tol=1e-6
-        ).n_products
-        for p in (1, 80)
-    ]
-    assert products[1] < 0.7 * products[0]
-
-
-def test_curvature_is_minus_the_second_derivative(rng):
-    f = torch.from_numpy(rng.standard_normal((5, 2)) * 3)
-    weight = torch.from_numpy(rng.uniform(0, 2, 5))
-    p, design = torch.sigmoid(f), StreamedDesign(BASIS, f)
-    problem = newton_problem(design, torch.ones_like(f), LOGIT, row_weight=weight)
-    curvature = problem.curvature(f)
-    np.testing.assert_allclose(curvature.numpy(), (weight[:, None] * p * (1 - p)).numpy())
-
-
 def test_newton_refuses_invalid_input(X, Y):
     design = StreamedDesign(BASIS, X)
     weighted = StreamedDesign(BASIS, X, sample_weight=torch.ones(N))

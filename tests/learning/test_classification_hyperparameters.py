@@ -130,25 +130,22 @@ def test_search_keeps_the_ratios_of_the_regression_where_they_score_better(
     )
 
 
-def test_search_makes_no_regression_for_a_kernel_without_ratios(monkeypatch):
-    def forbidden(*args, **kwargs):
-        raise AssertionError("regression on the labels")
-
-    monkeypatch.setattr(classification_hyperparameters, "fit_leave_one_out", forbidden)
-    X, Y = labelled(400)
-    search([2.0 * RBF(1.0)], X, Y)
-    search([ard()], X, Y, settings=replace(QUICK, max_free=1))
-
-
 @pytest.mark.parametrize(
-    ("n", "settings"), [(240, QUICK), (400, replace(QUICK, neighbor_rows=0))], ids=["few", "off"]
+    ("n", "kernel", "change"),
+    [
+        (400, 2.0 * RBF(1.0), {}),
+        (400, ard(), {"max_free": 1}),
+        (240, ard(), {}),
+        (400, ard(), {"neighbor_rows": 0}),
+    ],
+    ids=["one length scale", "tied", "few rows", "off"],
 )
-def test_search_makes_no_regression_without_further_rows(n, settings, monkeypatch):
+def test_search_makes_no_regression_without_ratios_or_further_rows(n, kernel, change, monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("regression on the labels")
 
     monkeypatch.setattr(classification_hyperparameters, "fit_leave_one_out", forbidden)
-    search([ard()], *labelled(n), settings=settings)
+    search([kernel], *labelled(n), settings=replace(QUICK, **change))
 
 
 def test_search_of_several_kernels_returns_that_of_the_best_score():
@@ -279,12 +276,7 @@ def test_stratified_order_keeps_the_shares_of_the_classes_in_every_beginning(gen
     for size in (50, 100, 500, 901):
         counts = np.bincount(labels[order[:size]], minlength=3)
         assert np.abs(counts - size * np.array([0.6, 0.39, 0.01])).max() <= 2
-
-
-def test_stratified_order_is_random_within_a_class(generator):
-    Y = torch.ones(50, 1, dtype=torch.float64)
-    first, second = stratified_order(Y, generator), stratified_order(Y, generator)
-    assert not torch.equal(first, second)
+    assert not torch.equal(order, stratified_order(Y, generator))
 
 
 @pytest.mark.parametrize(
@@ -293,11 +285,8 @@ def test_stratified_order_is_random_within_a_class(generator):
 )
 def test_subset_rows_holds_out_rows_beyond_a_few(n, c, expected):
     assert subset_rows(n, c, ClassificationSettings()) == expected
-
-
-def test_subset_rows_shrinks_with_the_columns_so_that_they_cost_twice_one():
     size, _ = subset_rows(10**5, 10, ClassificationSettings())
-    assert 0.95 < 10 * size**3 / (2 * 1000**3) < 1.05
+    assert 0.95 < 10 * size**3 / (2 * 1000**3) < 1.05  # ten columns cost twice one
 
 
 def test_directions_move_long_vectors_as_a_whole():

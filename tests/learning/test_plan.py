@@ -10,13 +10,18 @@ from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
     CHOLESKY_ROWS,
     FACTOR_ROWS,
+    FULL_COVARIANCE_NUMBERS,
+    FULL_ROWS,
     LAPLACE_ROWS,
+    MOST_FEATURES,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
 )
 from skgp.learning.plan import (
     Plan,
+    affordable_points,
     laplace_features,
+    resolve_classification,
     resolve_laplace,
     resolve_relevance,
     streaming_plan,
@@ -26,7 +31,6 @@ from skgp.learning.routes import (
     affordable_features,
     resolve,
     stored_solve_bytes,
-    with_covariance,
 )
 from skgp.linalg import NumericalWarning
 
@@ -107,12 +111,6 @@ def test_resolve_fills_what_is_left_open(asked, expected):
         assert 256 <= plan.size <= CHOLESKY_FEATURES
         expected = (expected[0], plan.size, *expected[2:])
     assert found == expected
-
-
-def test_resolve_takes_the_paper_s_number_of_features_for_stochastic_gradients():
-    assert resolved(LARGE, solver="sgd").size == STOCHASTIC_FEATURES
-    assert resolved(LARGE, solver="gauss-seidel").size == STOCHASTIC_FEATURES
-    assert resolved(20, solver="sgd").size == 512
 
 
 def test_resolve_without_a_spectral_density_keeps_the_inducing_basis():
@@ -223,16 +221,6 @@ def test_streaming_plan_refuses_one_function_a_row(n_basis, n):
         streaming_plan(Plan("inducing", n_basis), n, SPECTRAL)
 
 
-def test_plan_size_is_unknown_until_resolved():
-    with pytest.raises(ValueError, match="n_basis is open; resolve the plan first"):
-        _ = Plan().size
-
-
-def test_with_covariance_keeps_the_rest():
-    plan = Plan("fourier", 10, "cholesky", "auto", "because")
-    assert with_covariance(plan, "auto", 50) == Plan("fourier", 10, "cholesky", "full", "because")
-
-
 # ---- Laplace noise and relevance vectors ------------------------------------------------------
 
 
@@ -302,3 +290,117 @@ def test_resolve_relevance_leaves_the_size_to_the_evidence(solver, expected):
 def test_resolve_relevance_refuses_what_it_has_not(asked, likelihood, message):
     with pytest.raises(ValueError, match=message):
         resolve_relevance(Plan("relevance", **asked), likelihood)
+
+
+# ---- classification ---------------------------------------------------------------------------
+
+
+def classification(n=1_500, n_problems=1, kernel=None, **asked):
+    return resolve_classification(Plan(**asked), n, n_problems, kernel or RBF())
+
+
+@pytest.mark.parametrize(
+    ("n", "n_problems", "expected"),
+    [
+        (1, 1, ("inducing", 1, "newton", "full")),
+        (2_000, 1, ("inducing", 2_000, "newton", "full")),
+        (2_000, 2, ("inducing", 2_000, "newton", "diagonal")),
+        (2_001, 1, ("inducing", 2_001, "newton", "diagonal")),
+        (60_000, 10, ("inducing", 4_096, "newton", "diagonal")),
+        (10_000_000, 1, ("inducing", 346, "newton", "full")),
+    ],
+)
+def test_classification_by_default(n, n_problems, expected):
+    plan = classification(n, n_problems)
+    assert (plan.basis, plan.n_basis, plan.solver, plan.covariance) == expected
+    assert plan.reason == "inducing points adapt to where the rows are"
+
+
+def test_affordable_points_cost_the_same_between_their_limits():
+    assert [affordable_points(n) for n in (1, FULL_ROWS)] == [1, FULL_ROWS]
+    assert affordable_points(FULL_ROWS + 1) == FULL_ROWS + 1
+    assert affordable_points(50_000) == MOST_FEATURES
+    for n in (200_000, 1_000_000):
+        assert n * affordable_points(n) ** 2 == pytest.approx(1.2e12, rel=2e-3)
+    assert affordable_points(10**9) == 256
+
+
+@pytest.mark.parametrize(
+    ("asked", "n", "basis", "size", "reason"),
+    [
+        ({"n_basis": 3_000}, 1_500, "fourier", 3_000, "n_basis=3000 exceeds the 1500 rows"),
+        ({"n_basis": 1_500}, 1_500, "inducing", 1_500, "adapt"),
+        ({"basis": "fourier"}, 1_500, "fourier", 1_500, ""),
+        ({"basis": "fourier", "n_basis": 33}, 1_500, "fourier", 34, ""),
+        ({"solver": "sgd"}, 1_500, "fourier", 3_000, "many cheap basis functions"),
+        ({"solver": "sgd"}, 10, "fourier", 512, "many cheap"),
+        ({"solver": "sgd"}, 2_001, "fourier", STOCHASTIC_FEATURES, "many cheap"),
+        ({"solver": "sgd", "n_basis": 7}, 2_001, "fourier", 8, "many cheap"),
+        ({"solver": "sgd", "basis": "inducing"}, 5_000, "inducing", 5_000, ""),
+        ({"solver": "sgd", "basis": "inducing", "n_basis": 50}, 5_000, "inducing", 50, ""),
+        ({"basis": "inducing", "n_basis": 50}, 5_000, "inducing", 50, ""),
+    ],
+)
+def test_classification_keeps_what_was_asked(asked, n, basis, size, reason):
+    plan = classification(n, **asked)
+    assert (plan.basis, plan.n_basis) == (basis, size)
+    assert plan.solver == asked.get("solver", "newton")
+    assert reason in plan.reason and bool(plan.reason) == bool(reason)
+
+
+@pytest.mark.parametrize("asked", [{"solver": "sgd"}, {"n_basis": 1_500}])
+def test_classification_without_a_spectral_density_is_of_inducing_points(asked):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = classification(kernel=DotProduct(), **asked)
+    assert (plan.basis, plan.n_basis) == ("inducing", 1_500)
+
+
+def test_classification_of_more_inducing_points_than_rows_is_lowered():
+    with pytest.warns(NumericalWarning, match="n_basis=21 exceeds the 20 training rows"):
+        assert classification(20, basis="inducing", n_basis=21).n_basis == 20
+
+
+@pytest.mark.parametrize(
+    ("solver", "covariance", "m", "expected"),
+    [
+        ("newton", "auto", 2_000, "full"),
+        ("newton", "auto", 2_002, "diagonal"),
+        ("newton", "full", 4_000, "full"),
+        ("newton", "chevron", 100, "chevron"),
+        ("newton", "diagonal", 100, "diagonal"),
+        ("sgd", "auto", 100, "diagonal"),
+        ("sgd", "chevron", 100, "chevron"),
+    ],
+)
+def test_classification_covariance_is_full_where_it_is_small(solver, covariance, m, expected):
+    plan = classification(10_000, basis="fourier", n_basis=m, solver=solver, covariance=covariance)
+    assert plan.covariance == expected
+    assert FULL_COVARIANCE_NUMBERS == 2_000**2
+
+
+def test_classification_covariance_counts_every_class():
+    assert classification(10_000, 4, basis="fourier", n_basis=1_000).covariance == "full"
+    assert classification(10_000, 5, basis="fourier", n_basis=1_000).covariance == "diagonal"
+
+
+def test_classification_of_relevance_vectors_has_its_own_solver():
+    plan = classification(basis="relevance", n_basis=77)
+    assert (plan.basis, plan.n_basis, plan.solver, plan.covariance) == (
+        "relevance",
+        77,
+        "newton",
+        "full",
+    )
+    assert classification(basis="relevance").n_basis is None
+    with pytest.raises(ValueError, match="solver='sgd' cannot be had with basis='relevance'"):
+        classification(basis="relevance", solver="sgd")
+    with pytest.raises(ValueError, match="covariance='diagonal' cannot be had with"):
+        classification(basis="relevance", covariance="diagonal")
+
+
+def test_classification_refuses_a_covariance_that_the_solver_lacks():
+    with pytest.raises(ValueError, match="covariance='full' cannot be had from solver='sgd'"):
+        classification(solver="sgd", covariance="full")
+    with pytest.raises(ValueError, match="which offers 'full', 'chevron', 'diagonal'"):
+        classification(covariance="samples")

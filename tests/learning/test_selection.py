@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.learning.selection import LEAST_EFFECT, choose, held_out_rows, improves
+from skgp.learning.selection import LEAST_EFFECT, choose, held_out_rows, hold_out, improves
 
 N_RUNS = 400
 
@@ -119,3 +119,16 @@ def test_equal_rows_stay_together_and_the_seed_decides(random):
     zeros = np.array([[0.0], [-0.0], [1.0], [2.0]])
     for seed in range(8):
         assert len(set(held_out_rows(np.arange(4), 2, random(seed), X=zeros)[:2])) == 1
+
+
+def test_hold_out_splits_rows_by_their_seed():
+    X = torch.arange(50, dtype=torch.float64)[:, None]
+    (X_train, y_train), (X_held, y_held) = hold_out(X, 2 * X[:, 0], 0.11, seed=3)
+    assert len(X_held) == 6 and len(X_train) == 44  # rounded up
+    assert torch.equal(torch.cat([X_train, X_held]).sort(0).values, X)
+    assert torch.equal(y_train, 2 * X_train[:, 0]) and torch.equal(y_held, 2 * X_held[:, 0])
+    assert torch.equal(hold_out(X, X[:, 0], 0.11, seed=3)[1][0], X_held)
+    assert not torch.equal(hold_out(X, X[:, 0], 0.11, seed=4)[1][0], X_held)
+    assert len(hold_out(X, X[:, 0], 0.5, seed=0, max_rows=8)[1][0]) == 8
+    with pytest.raises(ValueError, match="validation_fraction=0.9 of 3 rows .* Lower it"):
+        hold_out(X[:3], X[:3, 0], 0.9, seed=0)

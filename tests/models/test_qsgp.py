@@ -10,11 +10,10 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import exact as exact_module
-from skgp.inference.pathwise import prior_features
 from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, gram_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior
-from skgp.kernels import FourierFeatures, gram
+from skgp.kernels import FourierFeatures
 from skgp.learning import defaults, routes
 from skgp.learning.plan import Options, Plan
 from skgp.linalg import NumericalWarning
@@ -157,43 +156,6 @@ def test_sparse_covariances_keep_the_exact_mean_and_some_variance(covariance, we
     far = torch.tensor([[50.0]], dtype=torch.float64)
     mean, variance = fit.posterior.mean_and_variance(far)
     np.testing.assert_allclose([float(mean), float(variance)], [0.0, 1.2], atol=1e-8)
-
-
-@pytest.mark.parametrize("asked", [{}, {"solver": "cg"}, {"basis": "fourier", "n_basis": 64}])
-def test_routes_repeat_themselves_for_a_seed(asked):
-    data, options = sine(), replace(OPTIONS, n_samples=7)
-    first, second = (run(data, options=options, **asked) for _ in range(2))
-    for one, two in zip(
-        first.posterior.mean_and_variance(X_TEST),
-        second.posterior.mean_and_variance(X_TEST),
-        strict=True,
-    ):
-        assert_same(one, two)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        dict(solver="cg"),
-        dict(basis="inducing", n_basis=20),
-        dict(basis="fourier", n_basis=64),
-        dict(basis="fourier", n_basis=64, solver="gauss-seidel"),
-        dict(basis="fourier", n_basis=64, solver="sgd"),
-        dict(basis="inducing", solver="sgd"),
-    ],
-    ids=str,
-)
-def test_posteriors_of_every_route_pickle_as_numpy_arrays(asked):
-    options = replace(OPTIONS, n_samples=7, max_iter=20)
-    posterior = run(sine(), options=options, **asked).posterior
-    pickled = pickle.dumps(posterior)
-    assert b"_rebuild_tensor" not in pickled
-    restored = pickle.loads(pickled)
-    for one, two in zip(
-        posterior.mean_and_variance(X_TEST), restored.mean_and_variance(X_TEST), strict=True
-    ):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_a_kernel_without_a_spectral_density_can_be_sampled():
@@ -463,16 +425,6 @@ def test_callback_stops_a_route_and_leaves_a_usable_fit():
         fit = run(data, options=options, callback=lambda iteration, info: iteration >= 2, **asked)
         assert fit.n_iter == 2 and fit.plan.solver == asked["solver"]
         assert torch.isfinite(fit.posterior.mean_and_variance(X_TEST)[0]).all()
-
-
-def test_gram_of_the_posterior_features_is_the_kernel():
-    """The prior features that stand for a kernel without a spectral density reproduce it."""
-    kernel = 0.5 * DotProduct(1.0) * RBF(0.9)
-    data = sine()
-    generator = torch.Generator().manual_seed(0)
-    prior = prior_features(kernel, data.X, 10, 2_000, seed=1, generator=generator)
-    Phi = prior.features(data.X, 0)
-    torch.testing.assert_close(Phi @ Phi.T, gram(kernel, data.X), rtol=0, atol=1e-5)
 
 
 def test_stochastic_route_lowers_a_learning_rate_that_diverges():

@@ -111,20 +111,6 @@ def test_classifier_augmentation_returns_the_prior_variance_that_points_miss():
     np.testing.assert_allclose(moments[False][1][80:].numpy(), 0.0, atol=1e-12)
 
 
-def test_classifier_weights_are_repeated_rows():
-    X, Y = sample(60)
-    counts = torch.arange(60) % 3 + 1
-    weighted = fit(X, Y, Z=X, n_basis=60, row_weight=counts.double())
-    X2, Y2 = X.repeat_interleave(counts, 0), Y.repeat_interleave(counts, 0)
-    repeated = fit(X2, Y2, Z=X, n_basis=60)
-    for one, other in zip(
-        weighted.posterior.mean_and_variance(X),
-        repeated.posterior.mean_and_variance(X),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("covariance", ["full", "chevron", "diagonal"])
 def test_classifier_covariance_has_the_structure_asked_for(covariance):
     X, Y = sample(80)
@@ -295,9 +281,3 @@ def test_classifier_sgd_refuses_weights():
     X, Y = sample(40)
     with pytest.raises(ValueError, match="not supported by solver='sgd'; use solver='newton'"):
         fit(X, Y, solver="sgd", row_weight=torch.ones(40))
-
-
-def test_classifier_is_reproducible():
-    X, Y = sample(80)
-    one, other = (fit(X, Y, basis="fourier", n_basis=24).posterior.mean(X) for _ in range(2))
-    assert_same(one, other)

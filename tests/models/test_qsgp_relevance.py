@@ -51,11 +51,6 @@ def test_max_iter_bounds_the_iterations(plan):
     assert run(sinc(), plan, max_iter=5).n_iter == 5
 
 
-def test_candidates_are_at_most_the_rows():
-    plan = Plan("relevance", 500, "sequential", "full")
-    assert len(run(sinc(60), plan).relevance) < 15
-
-
 def test_sgd_of_targets_that_are_all_zero_keeps_nothing():
     data = Data(sinc().X, torch.zeros(120, dtype=torch.float64))
     fit = run(data, SGD, max_iter=60)

@@ -1,7 +1,5 @@
 """Classification by stochastic gradients: what is trained on, kept, and predicted."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -72,14 +70,6 @@ def test_sgd_posterior_is_that_of_the_state(data, basis, covariance):
         )
         expected = np.einsum("ij,jk,ik->i", Phi, C @ C.T, Phi)
         np.testing.assert_allclose(variance[:, j].numpy(), expected, rtol=1e-6)
-
-
-def test_sgd_learns_the_classes(data):
-    X, Y = data
-    found = fit(X, Y, options(max_iter=300))
-    assert float((found.posterior.mean(X).argmax(1) == Y.argmax(1)).double().mean()) > 0.85
-    assert np.mean(found.history[-20:]) < 0.85 * found.history[0]
-    assert found.n_iter == 300 == len(found.history)
 
 
 def test_sgd_rows_held_out_are_not_trained_on(data, monkeypatch):
@@ -192,13 +182,3 @@ def test_sgd_in_float32_predicts_in_float64(data):
     assert mean.dtype == variance.dtype == torch.float64
     expected = fit(X, Y).posterior.mean(X)
     torch.testing.assert_close(mean, expected, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("basis", ["fourier", "inducing"])
-def test_sgd_posterior_pickles(data, basis):
-    X, Y = data
-    found = fit(X, Y, basis=basis, Z=X[:25] if basis == "inducing" else None)
-    stored = pickle.dumps(found.posterior)
-    assert b"torch._utils" not in stored  # what a pickled tensor is rebuilt by
-    copy = pickle.loads(stored)
-    torch.testing.assert_close(copy.mean(X), found.posterior.mean(X), rtol=1e-12, atol=1e-12)

@@ -19,7 +19,6 @@ from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures, gram
 from skgp.learning.plan import Options as FitOptions
 from skgp.learning.plan import Plan
-from skgp.learning.selection import hold_out
 from tests.inference.stochastic_problems import NOISE as PROBLEM_NOISE
 from tests.inference.stochastic_problems import (
     all_rows,
@@ -387,12 +386,6 @@ def test_hyperparameters_climb_the_elbo_once_unfrozen_and_stay_within_bounds():
     assert np.all(theta >= kernel.bounds[:, 0]) and np.all(theta <= kernel.bounds[:, 1])
 
 
-def test_hyperparameters_of_inducing_points_are_refused():
-    X, y = sine_data(20)
-    with pytest.raises(ValueError, match="diagonal prior precision"):
-        Fit(InducingBasis(KERNEL, torch.tensor(X)), X, y, learn_hyperparameters=True)
-
-
 def test_hyperparameters_end_near_the_truth():
     """From length scale 2 and noise .5; the exact evidence has its optimum at .64 and .105."""
     rng = np.random.default_rng(0)
@@ -414,19 +407,6 @@ def test_hyperparameters_end_near_the_truth():
 
 
 # Early stopping -----------------------------------------------------------------------------------
-
-
-def test_hold_out_splits_rows_by_their_seed():
-    X = torch.arange(50, dtype=torch.float64)[:, None]
-    (X_train, y_train), (X_held, y_held) = hold_out(X, 2 * X[:, 0], 0.11, seed=3)
-    assert len(X_held) == 6 and len(X_train) == 44  # rounded up
-    assert torch.equal(torch.cat([X_train, X_held]).sort(0).values, X)
-    assert torch.equal(y_train, 2 * X_train[:, 0]) and torch.equal(y_held, 2 * X_held[:, 0])
-    assert torch.equal(hold_out(X, X[:, 0], 0.11, seed=3)[1][0], X_held)
-    assert not torch.equal(hold_out(X, X[:, 0], 0.11, seed=4)[1][0], X_held)
-    assert len(hold_out(X, X[:, 0], 0.5, seed=0, max_rows=8)[1][0]) == 8
-    with pytest.raises(ValueError, match="validation_fraction=0.9 of 3 rows .* Lower it"):
-        hold_out(X[:3], X[:3, 0], 0.9, seed=0)
 
 
 @pytest.mark.parametrize("name", ["fourier", "inducing"])

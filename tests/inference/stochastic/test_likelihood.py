@@ -1,7 +1,6 @@
 """Theorem 3: exact with every function, bounds in expectation, the erratum; the solver's optima."""
 
 import functools
-import itertools
 import pickle
 
 import numpy as np
@@ -11,7 +10,6 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference import defaults as constants
 from skgp.inference.stochastic.basis import (
     FourierBasis,
     InducingBasis,
@@ -33,9 +31,7 @@ from skgp.inference.stochastic.state import LikelihoodState
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace
 from tests.inference.stochastic_problems import BASES, all_samples, make_problem, z_score
-from tests.reference import qsgp as reference
 from tests.reference.variational import kl_to_prior
-from tests.same import assert_same
 
 LOGIT = Bernoulli("logit")
 K_DENSE = 3
@@ -110,14 +106,6 @@ def test_strict_is_a_lower_bound_in_expectation_and_rises_to_the_elbo(k):
     bounds = [expectation(problem, draws, k, "strict") for draws in range(1, 7)]
     assert np.all(np.diff(bounds) > 0)
     assert bounds[-2] < exact(problem, k) < bounds[-1] + 1e-8
-
-
-@pytest.mark.parametrize("k", [0, K_DENSE])
-def test_plug_in_error_shrinks_as_the_sample_grows(k):
-    problem = pairs_problem()
-    draws = range(2 if k else 1, 7)
-    errors = [abs(expectation(problem, u, k, "plug-in") - exact(problem, k)) for u in draws]
-    assert np.all(np.diff(errors) < 0) and errors[-1] < 1e-7
 
 
 def test_plug_in_is_nearer_than_strict():
@@ -196,19 +184,6 @@ def test_squares_from_pairs_average_to_the_dense_ones(name, n_draws):
     np.testing.assert_allclose(np.mean(sums, 0), (Phi @ V.numpy()) ** 2, rtol=1e-10)
     dense = np.diag(V.numpy().T @ S @ V.numpy())
     np.testing.assert_allclose(np.mean(forms, 0), dense, rtol=1e-10)
-
-
-def test_gaussian_likelihood_with_every_function_is_the_closed_form_elbo():
-    problem = make_problem("sparse")
-    i = everything(problem.basis)
-    Phi, S, y = problem.dense()
-    for k, bound in itertools.product([0, K_DENSE], ["plug-in", "strict"]):
-        data = estimate(problem, i, k, bound, Gaussian(0.3), problem.y)
-        s = problem.basis.precision_diag(i.indices)
-        value = data - float(divergence(i, block_of(problem, i, k), s))
-        C = chevron(problem, k).numpy()
-        expected = reference.elbo(Phi, S, y, problem.mu.numpy(), C, 0.3)
-        np.testing.assert_allclose(value, expected, rtol=1e-10)
 
 
 def test_bias_of_plug_in_is_the_variance_of_the_mean_for_a_gaussian():
@@ -509,19 +484,6 @@ def test_hyper_parameters_raise_the_bound_after_they_were_frozen():
         Fit(InducingBasis(KERNEL, torch.tensor(X)), X, y, learn_hyperparameters=True)
 
 
-def test_fit_is_reproducible_and_reads_a_memory_map(tmp_path):
-    X, y = binary_data()
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", y)
-    maps = [np.load(tmp_path / name, mmap_mode="r") for name in ("X.npy", "y.npy")]
-    one = Fit(fourier_basis(), torch.tensor(X), torch.tensor(y), **SAMPLES)
-    for data in ((X, y), maps):
-        two = Fit(fourier_basis(), *data, **SAMPLES)
-        assert_same(one.mean, two.mean)
-        assert_same(one.state.precision, two.state.precision)
-    assert not torch.equal(one.mean, Fit(fourier_basis(), X, y, seed=1, **SAMPLES).mean)
-
-
 @pytest.mark.parametrize("n_dense", [0, 3])
 def test_classes_share_features_and_nothing_else(n_dense):
     X, y = binary_data()
@@ -544,20 +506,6 @@ def test_warm_start_goes_on_from_the_state():
     fit = Fit(basis, X, y, state=state, max_iter=75, learning_rate=1.0)
     assert state.n_iter == 150 and len(fit.history["loss"]) == 75
     assert gap(DenseElbo(basis, X, y), fit) < 0.01
-
-
-def test_callback_and_tolerance_stop(monkeypatch):
-    monkeypatch.setattr(constants, "PATIENCE", 20)
-    X, y = binary_data()
-    fit = Fit(fourier_basis(), X, y, callback=lambda iteration, info: iteration == 4)
-    assert fit.state.n_iter == len(fit.history["loss"]) == 5
-    assert Fit(fourier_basis(), X, y, tol=2.0, **dict(SAMPLES, max_iter=200)).state.n_iter < 200
-
-
-def test_float32_is_kept():
-    X, y = binary_data()
-    state = Fit(fourier_basis(dtype=torch.float32), X, y, **SAMPLES).state
-    assert state.weights.dtype == state.precision.dtype == torch.float32
 
 
 def test_non_finite_step_is_not_taken():

@@ -6,10 +6,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.weights import design as design_module
-from skgp.inference.weights.design import StreamedDesign, add_gram, row_chunks
+from skgp.inference.weights.design import StreamedDesign, row_chunks
 from skgp.kernels.spectral import FourierFeatures
 from tests.reference.weights import dense_features
-from tests.same import assert_same
 
 N, M = 37, 26
 BASIS = FourierFeatures(RBF(1.5), M, 3, seed=1, block_size=5)
@@ -129,31 +128,11 @@ def test_design_float32_sums_in_float64(X):
     np.testing.assert_allclose(out.numpy(), exact, atol=1e-5)
 
 
-def test_design_scale_rows_multiplies_by_root_weights(X, weight):
-    values = torch.ones(N, 2)
-    scaled = StreamedDesign(BASIS, X, sample_weight=weight).scale_rows(values)
-    np.testing.assert_allclose(scaled.numpy(), np.sqrt(weight.numpy())[:, None] * np.ones((1, 2)))
-    assert_same(StreamedDesign(BASIS, X).scale_rows(values), values.double())
-
-
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_design_refuses_a_weight_that_is_not_positive(X, weight, bad):
     weight[3] = bad
     with pytest.raises(ValueError, match="sample_weight must be positive"):
         StreamedDesign(BASIS, X, sample_weight=weight)
-
-
-def test_design_refuses_weights_of_another_length(X, weight):
-    with pytest.raises(ValueError, match=r"sample_weight must have shape \(37,\)"):
-        StreamedDesign(BASIS, X, sample_weight=weight[1:])
-
-
-@pytest.mark.parametrize("width", [3, 511, 512, 1200])
-def test_add_gram_fills_the_lower_triangle(rng, width):
-    F = rng.standard_normal((4, width))
-    out = torch.ones(width, width, dtype=torch.float64)
-    add_gram(out, torch.from_numpy(F))
-    np.testing.assert_allclose(out.tril().numpy(), np.tril(1 + F.T @ F), atol=1e-13)
 
 
 def test_row_chunks_cover_the_rows_within_the_budget():

@@ -52,12 +52,6 @@ def test_gaussian_equals_its_dense_covariance(n_dense, rng):
     assert make(n_dense, dtype=torch.float32).variance(torch.ones(2, M)).dtype == torch.float32
 
 
-def test_named_constructors_give_the_same_gaussian():
-    q, p = make(M), make(0)
-    assert torch.equal(WeightGaussian.full(q.mean, q.factor()).factor(), q.factor())
-    assert torch.equal(WeightGaussian.diagonal(p.mean, p.tail_std).factor(), p.factor())
-
-
 @pytest.mark.parametrize(
     ("mean", "columns", "tail_std", "message"),
     [
@@ -103,14 +97,6 @@ def test_optimal_std_is_proposition_1():
     (Phi, _, S), (gram, _, _, given) = problem()
     expected = np.sqrt(NOISE / ((Phi**2).sum(0) + NOISE * np.diag(S)))
     np.testing.assert_allclose(optimal_std(gram.diagonal() / NOISE + given), expected, rtol=1e-12)
-
-
-def test_optimal_gaussian_float32_is_close_to_float64():
-    _, (gram, projection, noise, S) = problem()
-    q, _ = optimal_gaussian(gram.float(), projection.float(), noise, S.float(), n_dense=2)
-    exact, _ = optimal_gaussian(gram, projection, noise, S, n_dense=2)
-    assert q.mean.dtype == torch.float32
-    torch.testing.assert_close(q.columns.double(), exact.columns, rtol=1e-4, atol=1e-6)
 
 
 def test_optimal_gaussian_reports_jitter():

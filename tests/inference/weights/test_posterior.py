@@ -12,7 +12,6 @@ from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, gram_posterior
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels.spectral import FourierFeatures
-from tests.reference import variational as variational_reference
 from tests.reference import weights as reference
 from tests.same import assert_same
 
@@ -116,31 +115,6 @@ def test_gram_posterior_equals_the_closed_form(data, X_new, weighted):
     )
 
 
-@pytest.mark.parametrize("n_dense", [0, 4])
-def test_gram_posterior_structures_are_stationary_in_the_elbo(data, n_dense):
-    X, y, _ = data
-    posterior = gram_posterior(StreamingGram(FOURIER).update(X, y), NOISE, n_dense_columns=n_dense)
-    Phi = reference.dense_features(FOURIER, X)
-    C = np.zeros((M, M))
-    C[:, :n_dense] = posterior.root.numpy()
-    C[range(n_dense, M), range(n_dense, M)] = posterior.tail_std.numpy()
-    best = variational_reference.covariance_objective(C, Phi, NOISE, np.eye(M))
-    for i, j in zip(*np.nonzero(C), strict=True):
-        for step in (-1e-3, 1e-3):
-            moved = C.copy()
-            moved[i, j] += step * C[i, i]
-            assert variational_reference.covariance_objective(moved, Phi, NOISE, np.eye(M)) > best
-
-
-def test_whitened_basis_gives_the_nystrom_kernel(data):
-    X, Z, kernel = data[0], data[0][:11] + 0.1, ConstantKernel(2.0) * RBF(0.8)
-    basis = WhitenedInducingBasis(kernel, Z)
-    Phi = reference.dense_features(basis, X)
-    Kxz, Kzz = kernel(X.numpy(), Z.numpy()), kernel(Z.numpy())
-    expected = Kxz @ np.linalg.solve(Kzz, Kxz.T)
-    np.testing.assert_allclose(Phi @ Phi.T, expected, atol=1e-9)
-
-
 def test_whitened_basis_computes_in_float64_for_float32_inputs(data):
     X, Z = data[0].float(), data[0][:20]
     basis = WhitenedInducingBasis(RBF(2.0), Z)  # condition number of k(Z, Z) above 1e9
@@ -183,14 +157,6 @@ def test_whitened_basis_in_single_precision_judges_relative_to_the_prior(data):
     for amplitude in (1e-8, 1e8):
         basis = WhitenedInducingBasis(ConstantKernel(amplitude) * RBF(0.8), Z)
         assert basis.in_single_precision(data[0]).single
-
-
-def test_whitened_basis_in_single_precision_pickles(data):
-    X = data[0]
-    fast = WhitenedInducingBasis(RBF(0.8), 3.0 * X[:8]).in_single_precision(X)
-    copy = pickle.loads(pickle.dumps(fast))
-    assert copy.single and copy.jitter == fast.jitter
-    assert_same(copy.features(X.float(), 0), fast.features(X.float(), 0))
 
 
 def test_whitened_basis_times_the_factor_is_the_kernel(data):

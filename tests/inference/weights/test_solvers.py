@@ -1,4 +1,4 @@
-"""Block Gauss-Seidel against the closed form, and its bookkeeping."""
+"""Conjugate gradients and block Gauss-Seidel against the closed form, and their bookkeeping."""
 
 import warnings
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.solvers import gauss_seidel
+from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.solvers import gauss_seidel, subsample_preconditioner, weights_cg
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg import NumericalWarning
 from tests.reference import weights as reference
@@ -78,15 +78,6 @@ def test_gauss_seidel_solves_blocks_wider_than_n_in_the_dual(problem, block_size
     )
     expected = reference.ridge(Phi, targets.numpy(), NOISE)
     assert relative_error(result.solution, expected) < 1e-9
-
-
-def test_gauss_seidel_misfit_is_the_residual_of_the_solution(problem):
-    X, weight, targets, _ = problem
-    design = StreamedDesign(BASIS, X, sample_weight=weight)
-    with pytest.warns(NumericalWarning, match="max_iter=3"):
-        result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, max_iter=3, tol=1e-14)
-    torch.testing.assert_close(result.misfit, targets - design.matmul(result.solution))
-    assert not result.converged
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
@@ -167,9 +158,52 @@ def test_gauss_seidel_of_zero_targets_is_zero(problem):
     assert result.solution.abs().max() == 0
 
 
-def test_gauss_seidel_float32_features_reach_their_accuracy(problem):
+@pytest.mark.parametrize("solve", [gauss_seidel, weights_cg])
+def test_float32_features_reach_their_accuracy(problem, generator, solve):
     X, weight, targets, expected = problem
     design = StreamedDesign(BASIS, X, sample_weight=weight, dtype=torch.float32)
-    result = gauss_seidel(design, targets, NOISE, block_size=WIDTH, tol=1e-5, max_iter=3000)
+    result = solve(design, targets, NOISE, tol=1e-5, max_iter=3000, generator=generator)
     assert result.converged
     assert relative_error(result.solution, expected) < 1e-3
+
+
+# ---- conjugate gradients ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rows", [0, 15, 10**6], ids=["none", "some rows", "all rows"])
+@pytest.mark.parametrize("kind", ["fourier", "inducing"])
+def test_weights_cg_equals_the_closed_form(problem, generator, kind, n_rows):
+    X, weight, targets, _ = problem
+    basis = BASIS if kind == "fourier" else WhitenedInducingBasis(RBF(0.7), X[:20])
+    Phi = reference.dense_features(basis, X) * np.sqrt(weight.numpy())[:, None]
+    design = StreamedDesign(basis, X, sample_weight=weight)
+    options = {"n_precondition_rows": n_rows, "generator": generator, "tol": 1e-11}
+    result = weights_cg(design, targets, NOISE, **options)
+    assert result.converged
+    assert relative_error(result.solution, reference.ridge(Phi, targets.numpy(), NOISE)) < 1e-8
+    stopped = weights_cg(design, targets, 1e-4, callback=lambda i, info: i == 2, **options)
+    if n_rows < N:
+        assert stopped.n_iter == 2 and not stopped.converged
+        assert stopped.solution.abs().max() > 0
+
+
+def test_weights_cg_preconditioner_saves_iterations(rng, generator):
+    X = torch.from_numpy(rng.standard_normal((600, 2)))
+    targets = torch.from_numpy(rng.standard_normal((600, 2)))
+    design = StreamedDesign(FourierFeatures(RBF(0.7), 200, 2, seed=0), X)
+    iterations = [
+        weights_cg(design, targets, 1e-3, n_precondition_rows=p, generator=generator).n_iter
+        for p in (0, 150)
+    ]
+    assert iterations[1] < iterations[0] / 3
+
+
+def test_subsample_preconditioner_inverts_the_subsampled_matrix(problem, generator):
+    X, weight, _, _ = problem
+    design = StreamedDesign(BASIS, X, sample_weight=weight)
+    chosen = torch.randperm(N, generator=torch.Generator().manual_seed(0))[:25].numpy()
+    Phi = reference.dense_features(BASIS, X) * np.sqrt(weight.numpy())[:, None]
+    P = 2.0 * Phi[chosen].T @ Phi[chosen] + 5 * NOISE * np.eye(M)
+    inverse = subsample_preconditioner(design, NOISE, 25, generator=generator)
+    identity = torch.eye(M, dtype=torch.float64)
+    np.testing.assert_allclose(inverse(identity).numpy(), np.linalg.inv(P), atol=1e-10)
