@@ -45,7 +45,7 @@ def laplace_covariance(
     kind: str = "full",
     n_dense_columns: int = 100,
 ) -> list[WeightGaussian]:
-    r"""Gaussians of mean 0 and the covariance around the modes of c problems.
+    r"""Gaussians of mean 0 and the covariance around the modes of c problems, float64.
 
     Parameters
     ----------
@@ -61,27 +61,11 @@ def laplace_covariance(
     n_dense_columns : int, default=100
         Of "chevron"; m at most.
 
-    Returns
-    -------
-    list of c WeightGaussian
-        Float64.
-
-    Raises
-    ------
-    ValueError
-        If a shape or a parameter is invalid.
-    NotPositiveDefiniteError
-        If H cannot be factored.
-
-    Warns
-    -----
-    NumericalWarning
-        When H needed jitter.
-
     Notes
     -----
     "diagonal": one pass over the features for all columns, ``O(n m c)``. Others: a column after
-    another, ``O(n m^2 + m^3)`` each, about four m x m matrices beside the results.
+    another, ``O(n m^2 + m^3)`` each, about four m x m matrices beside the results. A
+    NumericalWarning says when H needed jitter.
     """
     check_unweighted(design)
     if curvature.ndim != 2 or curvature.shape[0] != design.n_rows:

@@ -270,33 +270,12 @@ def refine_length_scales(
 ):
     """Multiply all free length scales by the factor that predicts held-out data best.
 
-    A basis of moderate size is fitted to some ten thousand observations at each of a few factors,
-    every time for several amplitudes at once.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-        Float64.
-    Y : Tensor of shape (n, c)
-        In {-1, +1}.
-    likelihood : Bernoulli
-    offset : Tensor of shape (c,)
-    row_weight : Tensor of shape (n,), optional
-    generator : torch.Generator
-    callback : callable, optional
-        Called with (number of factors tried, {"loss": float}), the loss in nats a row; True ends
-        the search with the best so far.
-
-    Returns
-    -------
-    sklearn kernel expression
-        The same one where it has no free length scale, where there are fewer than 5000
-        observations, or where no factor is better by more than its standard error.
-
-    Notes
-    -----
-    Two to five factors of the root of 2, each ``O(16000 (1200^2 + 1200 d))``.
+    A basis of moderate size is fitted to some ten thousand of the observations X (n, d), float64,
+    with labels Y (n, c), at two to five factors of the root of 2, every time for several amplitudes
+    at once: each ``O(16000 (1200^2 + 1200 d))``. The kernel stays as it is where it has no free
+    length scale, where there are fewer than 5000 observations, or where no factor is better by more
+    than its standard error. The callback is told the number of factors tried and the loss in nats
+    an observation; True ends the search with the best so far.
     """
     if len(X) < SCALE_ROWS or scaled(kernel, 0.9) is None:
         return kernel

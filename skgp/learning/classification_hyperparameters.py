@@ -53,38 +53,18 @@ _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kern
 class ClassificationSettings:
     """How long and on how many rows to search; defaults chosen on held-out parts of training sets.
 
-    Attributes
-    ----------
-    subset_size : int
-        Rows of the dense GP; fewer for more than two columns (:func:`subset_rows`).
-    screen_size : int
-        Rows on which kernels are compared first.
-    n_score_rows : int
-        Held-out rows.
-    few_rows : int
-        Up to this number none is held out: the evidence alone decides.
-    max_iter : int
-        L-BFGS-B iterations of each search.
-    max_free : int
-        Longest vector of length scales that is fitted one by one.
-    ratio_std : float
-        Standard deviation of the log ratio of a length scale to the tied one, a priori.
-    scale_std : float
-        Of the logs of amplitudes and of common factors of length scales, about their start.
-    neighbor_rows : int
-        Rows of the leave-one-out search at most; 0 leaves it out.
-    neighbor_search : SearchSettings
+    A subset of more than two columns is smaller (:func:`subset_rows`).
     """
 
-    subset_size: int = 1000
-    screen_size: int = 500
-    n_score_rows: int = 1000
-    few_rows: int = 200
-    max_iter: int = 30
-    max_free: int = 100
-    ratio_std: float = 0.5
-    scale_std: float = math.inf
-    neighbor_rows: int = 20_000
+    subset_size: int = 1000  # rows of the dense GP
+    screen_size: int = 500  # rows on which kernels are compared first
+    n_score_rows: int = 1000  # held-out rows
+    few_rows: int = 200  # up to which none is held out: the evidence alone decides
+    max_iter: int = 30  # of L-BFGS-B, each search
+    max_free: int = 100  # longest vector of length scales that is fitted one by one
+    ratio_std: float = 0.5  # of the log ratio of a length scale to the tied one, a priori
+    scale_std: float = math.inf  # of logs of amplitudes and common factors, about their start
+    neighbor_rows: int = 20_000  # of the leave-one-out search at most; 0 leaves it out
     neighbor_search: SearchSettings = SearchSettings(n_neighbors=32, batch_size=96, n_steps=100)
 
 
@@ -162,20 +142,10 @@ def fit_classification_hyperparameters(
 
 
 def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order whose every beginning has the classes in the proportions of the whole.
+    """A random order (n,), on the CPU, whose every beginning has the classes in their proportions.
 
-    The first row of each class comes before the second of any.
-
-    Parameters
-    ----------
-    Y : Tensor of shape (n, c)
-        Labels -1 and +1; of c > 1 columns the first that is +1 names the class.
-    generator : torch.Generator
-
-    Returns
-    -------
-    Tensor of int64, shape (n,)
-        On the CPU.
+    The first row of each class comes before the second of any. Of labels Y (n, c), c > 1, the first
+    column that is +1 names the class.
     """
     label = (Y > 0).to(torch.int8).cpu()
     label = label[:, 0] if Y.shape[1] == 1 else label.argmax(1)

@@ -132,35 +132,15 @@ def robust_hyperparameters(
     settings: SearchSettings | None = None,
     callback: Callback | None = None,
 ) -> tuple[HyperparameterFit, float]:
-    """Learn hyper-parameters from targets of which some may be grossly wrong.
+    """Learn hyper-parameters, noise included, from targets of which some may be grossly wrong.
 
-    Parameters
-    ----------
-    kernels : list of sklearn kernel expressions
-        Each with a top-level ``WhiteKernel``; see
-        :func:`~skgp.learning.search.fit_hyperparameters`.
-    data : Data
-        Float64, targets standardised by :func:`robust_location_scale`. Rows of equal inputs are
-        better not merged before: the mean of an outlier and a good row is another outlier.
-    generator : torch.Generator
-    settings : SearchSettings, optional
-        Of each search.
-    callback : callable, optional
-        Called with (step, {"loss": float}) through both searches; returning True ends them.
-
-    Returns
-    -------
-    fit : HyperparameterFit
-        Its noise level is that of the rows that are no outliers.
-    scale : float
-        Mean absolute residual of all rows given their neighbours, in the units of y: where to start
-        the scale of Laplace noise.
-
-    Notes
-    -----
-    At most two searches, of which the second starts from the kernel of the first, and
-    ``O(n (n d + k^3))`` for the neighbours of all rows (k = 24), among at most
-    ``settings.max_candidates`` of them.
+    Each kernel has a top-level ``WhiteKernel``. Targets are standardised by
+    :func:`robust_location_scale`; those of equal inputs are better not merged before: the mean of
+    an outlier and a good one is another outlier. Returned is the fit, whose noise level is that of
+    the observations that are no outliers, and the mean absolute residual of all given their
+    neighbours, in the units of y: where to start the scale of Laplace noise. At most two searches,
+    of which the second starts from the kernel of the first, and ``O(n (n d + k^3))`` for the
+    neighbours of all (k = 24), among at most ``settings.max_candidates`` of them.
     """
     settings = settings or SearchSettings()
     recorder = StopRecorder(callback)

@@ -49,23 +49,12 @@ from skgp.linalg.cholesky import (
 
 @dataclass(frozen=True)
 class LaplaceFit:
-    """The Gaussian approximation of the posterior of the latent functions.
+    """The Gaussian approximation of the posterior of the latent functions."""
 
-    Attributes
-    ----------
-    alpha : Tensor of shape (n, c)
-        The latent mean is ``offset + K(., X) alpha``.
-    root : Tensor of shape (n, c)
-        Square root of the curvature at the mode.
-    offset : Tensor of shape (c,)
-    log_evidence : Tensor of shape (c,)
-        In nats.
-    """
-
-    alpha: Tensor
-    root: Tensor
-    offset: Tensor
-    log_evidence: Tensor
+    alpha: Tensor  # (n, c); the latent mean is offset + K(., X) alpha
+    root: Tensor  # (n, c), of the curvature at the mode
+    offset: Tensor  # (c,)
+    log_evidence: Tensor  # (c,), nats
 
 
 class LaplaceEvidence:
@@ -78,20 +67,10 @@ class LaplaceEvidence:
     .. math:: \frac{d \log q}{d K} = \tfrac12 (a a^T - R) + \tfrac12 (u a^T + a u^T),
               \qquad u = (I - R K) s.
 
-    The last term is the motion of the mode.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without WhiteKernel
-    X : Tensor of shape (n, d)
-    Y : Tensor of shape (n, c)
-        Labels -1 and +1.
-    likelihood : skgp.likelihoods.Bernoulli
-        Or any other whose log density is concave in f.
-    offset : Tensor of shape (c,), optional
-        Constant part of the latent functions. None means 0.
-    row_weight : Tensor of shape (n,), optional
-        Factor of each row's log likelihood, not negative. None means 1.
+    The last term is the motion of the mode. The kernel, without WhiteKernel, is of X (n, d); Y
+    (n, c) are labels -1 and +1, `offset` (c,) the constants of the latent functions and
+    `row_weight` (n,), not negative, factors of the log-likelihoods. ``O(c n^3)`` time: a few
+    Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
 
     Attributes
     ----------
@@ -99,15 +78,6 @@ class LaplaceEvidence:
         :math:`\hat g` of each column at the last theta, from which the next mode is sought. When K
         is scaled, it changes far less than :math:`K K_{old}^{-1} \hat g_{old}`, so this and not
         ``alpha`` is kept.
-
-    Raises
-    ------
-    ValueError
-        If the kernel contains a WhiteKernel.
-
-    Notes
-    -----
-    ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
     """
 
     def __init__(
@@ -163,24 +133,12 @@ class LaplaceEvidence:
 def laplace_predict(
     fit: LaplaceFit, kernel, X: Tensor, X_new: Tensor, theta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Mean and variance of the latent functions at new rows.
+    r"""Mean and variance (p, c) of the latent functions at `X_new` (p, d), of a fit to X (n, d).
 
     .. math:: m = b + k_*^T a, \qquad v = k_{**} - k_*^T W^{1/2} B^{-1} W^{1/2} k_*
               \qquad \text{(Algorithm 3.2)}
 
-    Parameters
-    ----------
-    fit : LaplaceFit
-        Of the rows X.
-    kernel, theta
-        Those that it was fitted with.
-    X : Tensor of shape (n, d)
-    X_new : Tensor of shape (p, d)
-
-    Returns
-    -------
-    mean, var : Tensor of shape (p, c)
-        ``O(c n^2 (n / 3 + p))``.
+    The kernel, and theta, are those of the fit. ``O(c n^2 (n / 3 + p))``.
     """
     K = gram(kernel, X, theta=theta, method="expand")
     K_new = gram(kernel, X, X_new, theta=theta, method="expand")  # (n, p)

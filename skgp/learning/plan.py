@@ -48,25 +48,15 @@ CLASSIFIER_COVARIANCES = {"newton": ("full", "chevron", "diagonal"), "sgd": ("di
 
 @dataclass(frozen=True)
 class Plan:
-    """What to fit: as asked by the user, with "auto" and None where open, or resolved.
+    """What to fit: as asked by the user, with "auto" and None where open, or resolved."""
 
-    Attributes
-    ----------
-    basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}
-    n_basis : int or None
-        Of "neighbors" their number. Of a resolved plan, None only for "relevance".
-    solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd", "sequential", "newton"}
-        "sequential" is what "auto" becomes for "relevance".
-    covariance : {"auto", "diagonal", "chevron", "full", "samples"}
-    reason : str
-        Why a resolved plan differs from what was asked, or what decided it.
-    """
-
-    basis: str = "auto"
-    n_basis: int | None = None
+    basis: str = "auto"  # "fourier", "inducing", "neighbors" or "relevance"
+    n_basis: int | None = None  # of "neighbors" their number; None of resolved "relevance"
+    # "cholesky", "cg", "gauss-seidel", "sgd", "newton", or "sequential", which "auto" becomes for
+    # "relevance"
     solver: str = "auto"
-    covariance: str = "auto"
-    reason: str = ""
+    covariance: str = "auto"  # "diagonal", "chevron", "full" or "samples"
+    reason: str = ""  # why a resolved plan differs from what was asked, or what decided it
 
     @property
     def size(self) -> int:

@@ -101,21 +101,10 @@ COVARIANCES = {
 
 
 def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
-    """Fill what a plan of a regression leaves open; the numerical rank of K is not looked at here.
+    """Fill what a plan of a regression on n observations leaves open; not by the rank of K.
 
-    Parameters
-    ----------
-    asked : Plan
-    n : int
-        Training rows.
-    kernel : sklearn kernel expression without noise
-    memory_budget : float
-        Bytes for a kernel matrix and what its products need beside it.
-
-    Raises
-    ------
-    ValueError
-        Where basis, n_basis, solver and covariance cannot be had together.
+    `memory_budget` are the bytes for a kernel matrix and what its products need beside it. A
+    ValueError says where basis, n_basis, solver and covariance cannot be had together.
     """
     basis, reason = asked.basis, asked.reason
     if basis == "neighbors":

@@ -120,36 +120,18 @@ def make_optimizer(name: str | None, n_support: int, weights: Tensor) -> AdaGrad
 
 @dataclass(kw_only=True)
 class SolverState(TensorState):
-    r"""Everything that a later call needs to continue, for c latent functions.
+    r"""Everything that a later call needs to continue, for c latent functions."""
 
-    Attributes
-    ----------
-    weights : Tensor of shape (m, c (1 + k))
-        c columns of means :math:`\mu`, then the k dense columns of C of each function in turn.
-    theta : Tensor or None
-        Log hyper-parameters; None keeps the kernel's own.
-    X_support : Tensor of shape (n_support, d)
-    y_support : Tensor of shape (n_support,) or (n_support, c)
-    sums : Tensor of shape (n_support, q)
-        :math:`\Phi_p V` of the first q columns of `weights`, as a running sum (Proposition 3).
-    column_scale : Tensor of shape (c (1 + k),)
-        Factor of the learning rate of each column.
-    optimizer : AdaGrad
-    n_iter : int
-        Iterations so far.
-    hyper_moments : dict
-        State of the hyper-parameters' Adam.
-    """
-
+    # (m, c (1 + k)): c columns of means mu, then the k dense columns of C of each function in turn
     weights: Tensor
-    theta: Tensor | None = None
-    X_support: Tensor
-    y_support: Tensor
-    sums: Tensor
-    column_scale: Tensor
+    theta: Tensor | None = None  # log hyper-parameters; None keeps the kernel's own
+    X_support: Tensor  # (n_support, d)
+    y_support: Tensor  # (n_support,) or (n_support, c)
+    sums: Tensor  # (n_support, q), Phi_p V of the first q columns of weights (Proposition 3)
+    column_scale: Tensor  # (c (1 + k),), factor of the learning rate of each column
     optimizer: AdaGrad
-    n_iter: int = 0
-    hyper_moments: dict = field(default_factory=dict)
+    n_iter: int = 0  # so far
+    hyper_moments: dict = field(default_factory=dict)  # state of the hyper-parameters' Adam
 
     @property
     def n_latent(self) -> int:
@@ -176,13 +158,8 @@ class SolverState(TensorState):
 class NonFiniteStepError(FloatingPointError):
     """A step of the stochastic solver is NaN or infinite, and was not taken.
 
-    Attributes
-    ----------
-    iteration : int
-    parameter : str
-        "mu", "C", "theta" or "noise_variance".
-    state : SolverState
-        The last good one: fit on from it with other options, or predict with it.
+    `parameter` is "mu", "C", "theta" or "noise_variance"; `state` the last good one: fit on from it
+    with other options, or predict with it.
     """
 
     def __init__(self, iteration: int, parameter: str, state: "SolverState") -> None:
@@ -198,39 +175,22 @@ class NonFiniteStepError(FloatingPointError):
 
 @dataclass(frozen=True)
 class SGDOptions:
-    r"""What stays the same over the iterations.
+    """What stays the same over the iterations."""
 
-    Parameters
-    ----------
-    batch_size, basis_batch_size : int
-        :math:`\tilde n` and :math:`\tilde m`. At most n and m are used, and whole sampling units.
-    learning_rate : float, default=0.1
-        For weights of prior variance about 1.
-    decay : float, optional
-        Learning rates fall exponentially to this fraction at `max_iter`; 1 for constant. By
-        default .3 under a Gaussian likelihood and .1 otherwise.
-    max_iter : int, default=1000
-        Iterations of this call.
-    tol : float, optional
-        Stop when the smoothed loss no longer falls by this fraction of its fall so far within 300
-        iterations; None never does.
-    learn_hyperparameters : bool, default=False
-        Maximise the ELBO in theta (and the noise variance) as well, by Adam. Needs a diagonal S.
-    hyper_learning_rate : float, optional
-        In logarithms an iteration; see `defaults`.
-    freeze_iterations : int, default=0
-        Iterations before hyper-parameters move, counted over warm starts.
-    """
-
-    batch_size: int = 500
-    basis_batch_size: int = 10_000
-    learning_rate: float = 0.1
+    batch_size: int = 500  # observations an iteration; at most n are used
+    basis_batch_size: int = 10_000  # basis functions, in whole sampling units; at most m
+    learning_rate: float = 0.1  # for weights of prior variance about 1
+    # Learning rates fall exponentially to this fraction at `max_iter`; by default .3 under a
+    # Gaussian likelihood and .1 otherwise.
     decay: float | None = None
-    max_iter: int = 1000
+    max_iter: int = 1000  # of this call
+    # Stop when the smoothed loss no longer falls by this fraction of its fall so far within 300
+    # iterations; None never does.
     tol: float | None = None
+    # Maximise the ELBO in theta (and the noise variance) as well, by Adam. Needs a diagonal S.
     learn_hyperparameters: bool = False
-    hyper_learning_rate: float | None = None
-    freeze_iterations: int = 0
+    hyper_learning_rate: float | None = None  # in logarithms an iteration; see `defaults`
+    freeze_iterations: int = 0  # before hyper-parameters move, counted over warm starts
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "learning_rate", "decay", "max_iter", "hyper_learning_rate"):
@@ -275,21 +235,9 @@ class StochasticSolver:
     def run(self, callback: Callback | None = None) -> dict[str, list[float]]:
         """Iterate until `max_iter`, the smoothed loss or the callback stops.
 
-        Parameters
-        ----------
-        callback : callable, optional
-            ``callback(iteration, info)`` with "loss" and what else the history holds; True stops.
-
-        Returns
-        -------
-        dict of str to list of float
-            The history: "loss" and others, one entry an iteration, each from before its step.
-
-        Raises
-        ------
-        NonFiniteStepError
-            If a step is not finite. It names iteration and parameter and carries the last good
-            state.
+        ``callback(iteration, info)`` is told "loss" and what else the history holds; True stops.
+        The history has one entry an iteration, each from before its step. A step that is not finite
+        raises a NonFiniteStepError.
         """
         tol, patience = self.options.tol, defaults.PATIENCE
         rule = None

@@ -18,31 +18,17 @@ from skgp.optim import sample_without_replacement
 
 @dataclass(kw_only=True)
 class SGDState(SolverState):
-    r"""State of the solver under a Gaussian likelihood; one latent function.
+    """State of the solver under a Gaussian likelihood; one latent function."""
 
-    Attributes
-    ----------
-    initial_theta : Tensor or None
-        Log hyper-parameters of the control variates' features: the initial ones, or those they were
-        last built at.
-    noise_variance : float
-    precision_sums : Tensor of shape (n_support, 1 + k)
-        Running sums of the Nystrom control variate (no rows if S is diagonal).
-    square_sums, square_rows : Tensor of shape (m,)
-        :math:`\sum_l \phi_{lr}^2` over the rows seen with function r, and their number.
-    Z : Tensor of shape (m, d) or None
-        Inducing points that the weights belong to.
-    fourier : FourierFeatures or None
-        Fourier features that the weights belong to: under another kernel's hyper-parameters new
-        ones could share their frequencies otherwise among its terms.
-    """
-
+    # Of the control variates' features: the first theta, or the one they were last built at.
     initial_theta: Tensor | None = None
     noise_variance: float
-    precision_sums: Tensor
-    square_sums: Tensor
-    square_rows: Tensor
-    Z: Tensor | None = None
+    precision_sums: Tensor  # (n_support, 1 + k), of the Nystrom control variate; none of diagonal S
+    square_sums: Tensor  # (m,), sums of phi_lr^2 over the rows seen with function r
+    square_rows: Tensor  # (m,), the number of these rows
+    Z: Tensor | None = None  # (m, d), inducing points that the weights belong to
+    # Features that the weights belong to: under another kernel's hyper-parameters new ones could
+    # share their frequencies otherwise among its terms.
     fourier: FourierFeatures | None = None
 
     @classmethod
@@ -60,20 +46,9 @@ class SGDState(SolverState):
     ) -> "SGDState":
         """Start from mu = 0 and mean-field columns, with support rows drawn from the data.
 
-        Parameters
-        ----------
-        X, y : Tensor or ndarray of shape (n, d) and (n,)
-            Centred targets.
-        basis : StochasticBasis
-        noise_variance : float
-            In squared units of y.
-        n_dense : int, default=0
-            Dense columns k of C: 0 is mean-field, more a chevron (QSGP-k).
-        n_support : int, default=500
-            Rank of the control variates; 0 for none.
-        optimizer : {"nystrom", "adagrad", "adam"}, optional
-            "adagrad" is the paper's. By default "nystrom" where there are support rows.
-        generator : torch.Generator
+        X (n, d) and centred targets y (n,). `n_dense` columns k of C: 0 is mean-field, more a
+        chevron (QSGP-k). `n_support` is the rank of the control variates; 0 for none. `optimizer`
+        is "nystrom" (by default, where there are support rows), "adagrad", the paper's, or "adam".
         """
         n, m, dtype = len(X), basis.n_features, basis.dtype
         rows = sample_without_replacement(n, min(n_support, n), generator=generator)
@@ -180,21 +155,11 @@ class SGDState(SolverState):
 
 @dataclass(kw_only=True)
 class LikelihoodState(SolverState):
-    r"""State of the solver under any likelihood; `sums` are those of the means.
+    """State of the solver under any likelihood; `sums` are those of the means."""
 
-    Attributes
-    ----------
-    precision : Tensor of shape (m, c)
-        :math:`c_i^{-2}` of the mean-field part.
-    visits : Tensor of shape (m,)
-        Iterations that sampled each function.
-    offset : Tensor of shape (c,)
-        Added to the latent functions.
-    """
-
-    precision: Tensor
-    visits: Tensor
-    offset: Tensor
+    precision: Tensor  # (m, c), c_i^-2 of the mean-field part
+    visits: Tensor  # (m,), iterations that sampled each function
+    offset: Tensor  # (c,), added to the latent functions
 
     @classmethod
     @torch.no_grad()
@@ -211,24 +176,12 @@ class LikelihoodState(SolverState):
         optimizer: str | None = None,
         generator: torch.Generator,
     ) -> "LikelihoodState":
-        r"""Start from mu = 0, with the variances that are best there.
+        """Start from mu = 0, with the variances that are best there.
 
-        Parameters
-        ----------
-        X, y : Tensor or ndarray of shape (n, d) and (n,) or (n, c)
-            Targets; c columns are c problems over shared features (one-vs-rest classes).
-        basis : StochasticBasis
-        likelihood : Likelihood
-            Log-concave in the latent value.
-        offset : Tensor of shape (c,), optional
-            Added to the latent functions; 0 by default.
-        n_dense : int, default=0
-            Dense columns k of C: 0 is mean-field, more a chevron.
-        n_support : int, default=200
-            Rows whose features shape the directions of "nystrom" and whose latent means are
-            followed exactly; 0 for none.
-        optimizer, generator
-            As for `SGDState.start`.
+        X (n, d) and targets y (n,) or (n, c), c problems over shared features (one-vs-rest
+        classes); the likelihood is log-concave. The features of `n_support` rows shape the
+        directions of "nystrom", and their latent means are followed exactly. `offset` (c,),
+        `n_dense` and `optimizer` as for `SGDState.start`.
         """
         n, m, dtype = len(X), basis.n_features, basis.dtype
         c = 1 if y.ndim == 1 else y.shape[1]

@@ -206,28 +206,9 @@ def refit_noise(statistics: StreamingGram, noise_variance: float, *, tol: float 
     r"""The noise variance of largest evidence.
 
     Truncated features explain less than the kernel that they stand for; what they leave must be
-    counted as noise, or predictive variances are far too small.
-
-    Parameters
-    ----------
-    statistics : StreamingGram
-    noise_variance : float
-        Start; the search widens as long as the best value lies at an end of its interval.
-    tol : float, default=0.02
-        Absolute tolerance of its logarithm.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError
-        If the start is not positive and finite, no rows were seen, or all targets are 0.
-
-    Notes
-    -----
-    About 10 factors of ``O(m^3 / 3)``; two copies of A in memory beside it.
+    counted as noise, or predictive variances are far too small. The search starts from
+    `noise_variance`, widens as long as the best value lies at an end of its interval, and ends
+    within `tol` in the logarithm: about 10 factors of ``O(m^3 / 3)``, two copies of A in memory.
     """
     _check(statistics, noise_variance)
     if statistics.sum_square <= 0:
@@ -308,13 +289,6 @@ def optimal_gaussian(
     q : WeightGaussian
     jitter : float
         What had to be added to the diagonal of G; 0.0 almost always.
-
-    Raises
-    ------
-    ValueError
-        If `n_dense` is not in 0..m.
-    NotPositiveDefiniteError
-        If G cannot be factored, with jitter either.
 
     Notes
     -----

@@ -142,20 +142,10 @@ class WeightGaussian(TensorState):
 class LinearWeightsPosterior(TensorState):
     r"""Gaussian over the weights of a basis, and its predictions of the noise-free f.
 
-    Parameters
-    ----------
-    basis : Basis
-    mean : Tensor of shape (m,)
-        :math:`\mu`.
-    root : Tensor of shape (m, r)
-        R.
-    tail_std : Tensor of shape (t,)
-        :math:`c_T`, the standard deviations of the last t weights that are independent of R.
-
-    Notes
-    -----
-    ``O(n m (r + 1))`` a prediction and its features. State: ``m (r + 1) + t`` numbers and the
-    basis; a pickle holds NumPy arrays.
+    `mean` (m,) is :math:`\mu`, `root` (m, r) is R, and `tail_std` (t,) are :math:`c_T`, the
+    standard deviations of the last t weights that are independent of R. ``O(n m (r + 1))`` a
+    prediction and its features. State: ``m (r + 1) + t`` numbers and the basis; a pickle holds
+    NumPy arrays.
     """
 
     def __init__(self, basis: Basis, mean: Tensor, root: Tensor, tail_std: Tensor):

@@ -144,12 +144,8 @@ def gauss_seidel(
 
     Parameters
     ----------
-    design : StreamedDesign
-        :math:`\Phi`, rows scaled by the weights; it keeps features as its own budget allows.
-    targets : Tensor of shape (n, k)
-        T, rows scaled likewise (``design.scale_rows``).
-    noise_variance : float
-        :math:`\sigma^2 > 0`.
+    design, targets, noise_variance
+        As of :func:`weights_cg`.
     block_size : int, default=2000
         Largest number of weights solved for at once: neighbouring blocks of the basis are joined.
     n_directions : int, default=4
