@@ -60,7 +60,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from skgp.inference.markov.additive import AdditiveState, BinnedRows, distinct_rows
+from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
@@ -262,9 +262,11 @@ def fit_additive(
         offset = _prior_mean(likelihood, search.get("parameters"), y, weight)
     given = bins
     bins = make_bins(X, weight, n_bins=n_bins) if bins is None else bins
+    data: dict[str, Any] = {"y": y, "weight": weight, "offset": offset}
+    data["log_exposure"] = log_exposure
     objective: Any
     if joint and few and given is None:
-        rows = distinct_rows(X, y, weight, offset, log_exposure)
+        rows = DistinctRows.of(X, **data)
         if rows.x.shape[1] <= len(bins.values):
             objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood)
             return _climb(kernels, objective, likelihood, **search)
@@ -273,7 +275,7 @@ def fit_additive(
         statistics.add(X, y, weight)
         objective = BinnedEvidence(statistics, offset, joint)
     else:
-        binned = BinnedRows(bins, bins.index(X), y, weight, offset, joint, log_exposure)
+        binned = BinnedRows(bins=bins, index=bins.index(X), joint=joint, **data)
         objective = RowsElbo(binned, likelihood)
     return _climb(kernels, objective, likelihood, **search)
 

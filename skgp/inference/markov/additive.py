@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ from skgp.inference.markov.additive_bins import (
     rows_of,
 )
 from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
-from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.smoother import DensePrior
 from skgp.inference.markov.states import LazyState, SeriesState
@@ -96,10 +95,7 @@ class AdditiveState(TensorState, ABC):
 
 @dataclass(frozen=True)
 class BinnedState(AdditiveState):
-    """The posterior in bins: 4 M numbers, and M^2 where it is exact.
-
-    Moments are O(n c), or O(n M c) where it is exact.
-    """
+    """The posterior in bins: 4 M numbers, and M^2 where it is exact."""
 
     series: tuple[SeriesState, ...]  # each component under the mean field, centred by its offset
     offset: float
@@ -112,6 +108,7 @@ class BinnedState(AdditiveState):
         return [each.kernel for each in self.series]
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """O(n c), or O(n M c) where the posterior is exact."""
         means, variances = self._marginals(X)
         mean, var = means.sum(1) + self.offset, variances.sum(1)
         if self.coupling is not None:
@@ -120,6 +117,7 @@ class BinnedState(AdditiveState):
         return mean, var.clamp_(min=0)
 
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """As `moments`."""
         means, variances = self._marginals(X)
         for j, (level, part) in enumerate(zip(self._levels, self._parts, strict=True)):
             x = X[:, j].contiguous()
@@ -133,10 +131,7 @@ class BinnedState(AdditiveState):
         return means, variances.clamp_(min=0)
 
     def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean (n,) and joint covariance (n, n) of the sum.
-
-        O(n^2 c), and O(n M (n + M)) more where the posterior is exact.
-        """
+        """O(n^2 c), and O(n M (n + M)) more where the posterior is exact."""
         total = X.new_zeros(len(X), len(X))
         distinct = _distinct_of_columns(X)
         for each, (values, place) in zip(self.series, distinct, strict=True):
@@ -150,10 +145,7 @@ class BinnedState(AdditiveState):
         return self.moments(X)[0], total
 
     def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Joint draws of the sum, (n, n_samples).
-
-        O(n n_samples c), or O(n^3) where the posterior is exact.
-        """
+        """O(n n_samples c), or O(n^3) where the posterior is exact."""
         if self.coupling is not None:
             return super().samples(X, n_samples, generator)
         total = X.new_full((len(X), n_samples), self.offset)
@@ -211,8 +203,7 @@ def _distinct_of_columns(X: Tensor) -> list[tuple[Tensor, Tensor]]:
 class RowsState(LazyState, AdditiveState):
     """The exact posterior, in the space of the m distinct training rows: m (c + 3) numbers.
 
-    What predictions need is worked out at the first of them, in O(m^3). Means are O(n m c),
-    variances O(n m^2), of components O(n m^2 c).
+    What predictions need is worked out at the first of them, in O(m^3).
     """
 
     parts: tuple[Any, ...]  # the kernels
@@ -228,6 +219,7 @@ class RowsState(LazyState, AdditiveState):
         return list(self.parts)
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """O(n m c) for the mean, O(n m^2) for the variance."""
         q, levels = self.posterior
         level, prior_var = levels.sum(0), sum(q.prior.covariances.variances)
         mean, var = X.new_empty(len(X)), X.new_empty(len(X))
@@ -238,6 +230,7 @@ class RowsState(LazyState, AdditiveState):
         return mean, var.clamp_(min=0)
 
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """O(n m^2 c)."""
         q, levels = self.posterior
         prior_var = X.new_tensor(q.prior.covariances.variances)
         mean, var = torch.empty_like(X), torch.empty_like(X)
@@ -251,6 +244,7 @@ class RowsState(LazyState, AdditiveState):
         return mean, var.clamp_(min=0)
 
     def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """O(n m (n + m))."""
         q, _ = self.posterior
         x = X.T.contiguous()
         k = q.prior.covariances.total(q.prior.x, x)
@@ -270,86 +264,86 @@ class RowsState(LazyState, AdditiveState):
             yield rows, X[rows].T.contiguous()
 
 
-class Rows(Protocol):
-    """What `BinnedRows` and `DistinctRows` have in common; n rows in all."""
+@dataclass(frozen=True, kw_only=True)
+class Rows(ABC):
+    """n rows of an additive model, of which sites (n,), (n,) give a posterior."""
 
-    @property
-    def y(self) -> Tensor: ...  # (n,)
+    y: Tensor  # (n,)
+    weight: Tensor | None  # (n,)
+    offset: float  # prior mean of the sum
+    log_exposure: Tensor | None = None  # (n,) of counts
 
-    @property
-    def log_exposure(self) -> Tensor | None: ...  # (n,) of counts
-
-    @property
-    def offset(self) -> float: ...  # prior mean of the sum
-
-    def prior(self, dynamics: Sequence[Any]) -> Any:
-        """What all posteriors at the same dynamics share."""
-
-    def posterior(self, prior: Any, linear: Tensor, curved: Tensor) -> tuple[Any, Tensor, Tensor]:
-        """Posterior given sites (n,), (n,); mean and variance of the sum in every row."""
+    @cached_property
+    def total(self) -> float:
+        """Sum of the weights."""
+        return float(self.weighted(torch.ones_like(self.y)).sum())
 
     def weighted(self, values: Tensor) -> Tensor:
         """Values (n,) times the weights."""
+        return values if self.weight is None else values * self.weight
 
+    @abstractmethod
     def sums(self, values: Tensor) -> Tensor:
         """Weighted sums of values (n,) at the points whose functions the posterior is of."""
 
+    @abstractmethod
+    def prior(self, dynamics: Sequence[Any]) -> Any:
+        """What all posteriors at the same dynamics share."""
+
+    @abstractmethod
+    def posterior(self, prior: Any, linear: Tensor, curved: Tensor) -> Any:
+        """Posterior given sites (n,), (n,)."""
+
+    @abstractmethod
+    def moments(self, q: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the sum in every row, (n,) each."""
+
+    @abstractmethod
     def state(self, kernels: Sequence[Any], q: Any) -> AdditiveState:
         """What predicts, with the components' kernels and the posterior found."""
 
 
-@dataclass(frozen=True)
-class BinnedRows:
+@dataclass(frozen=True, kw_only=True)
+class BinnedRows(Rows):
     """Rows in bins."""
 
     bins: Bins
     index: Tensor  # (c, n), from `Bins.index`
-    y: Tensor  # (n,)
-    weight: Tensor | None  # (n,)
-    offset: float  # prior mean of the sum
     joint: bool  # whether the Gaussian is free or a product over the components
-    log_exposure: Tensor | None = None  # (n,) of counts
-
-    @cached_property
-    def counts(self) -> Tensor:
-        """Weight of the rows in each bin, (M,)."""
-        return bin_sums(self.bins, self.index, self.weight)
-
-    def prior(self, dynamics: Sequence[Any]) -> list[DensePrior]:
-        return bin_priors(dynamics, self.bins.columns)
-
-    def weighted(self, values: Tensor) -> Tensor:
-        return values if self.weight is None else values * self.weight
 
     def sums(self, values: Tensor) -> Tensor:
-        return bin_sums(self.bins, self.index, self.weighted(values))  # (M,)
+        """Of each bin, (M,)."""
+        return bin_sums(self.bins, self.index, self.weighted(values))
+
+    def prior(self, dynamics: Sequence[Any]) -> list[DensePrior]:
+        """Covariances at the bins of each column."""
+        return bin_priors(dynamics, self.bins.columns)
 
     def posterior(
         self, prior: list[DensePrior], linear: Tensor, curved: Tensor
-    ) -> tuple[AdditivePosterior, Tensor, Tensor]:
+    ) -> AdditivePosterior:
+        """From the cross tables of the sites; O(n c^2) and O(M^3)."""
         size = len(self.bins.values)
         cross = linear.new_zeros(size, size)
         add_cross_tables(cross, self.bins, self.index, self.weighted(curved))
-        tables = Tables(cross, 1.0, self.sums(linear))
-        q = AdditivePosterior(prior, tables, self.joint)
-        return q, *self.moments(q)
+        return AdditivePosterior(prior, Tables(cross, 1.0, self.sums(linear)), self.joint)
 
     def moments(self, q: AdditivePosterior) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the sum in every row, (n,) each."""
+        """O(n c), or O(n c^2) of the exact posterior."""
         mean = rows_of(self.bins, self.index, q.mean) + self.offset
         var = rows_of(self.bins, self.index, q.var)
         if q.joint:
             covariance = q.covariance
-            for (i, first), (j, second) in combinations(
-                zip(self.index, self.bins.slices, strict=True), 2
-            ):
-                table = covariance[first, second].reshape(-1)
+            columns = zip(self.index, self.bins.slices, strict=True)
+            for (i, first), (j, second) in combinations(columns, 2):
                 cell = i.long().mul_(second.stop - second.start).add_(j)
-                var += 2 * table[cell]
+                var += 2 * covariance[first, second].reshape(-1)[cell]
         return mean, var
 
     def state(self, kernels: Sequence[Any], q: AdditivePosterior) -> BinnedState:
-        return binned_state(kernels, q, self.bins, self.counts, self.offset)
+        """See `binned_state`."""
+        counts = bin_sums(self.bins, self.index, self.weight)
+        return binned_state(kernels, q, self.bins, counts, self.offset)
 
 
 def binned_state(
@@ -364,51 +358,42 @@ def binned_state(
     return BinnedState(tuple(series), offset, shares, q.coupling if q.joint else None)
 
 
-@dataclass(frozen=True)
-class DistinctRows:
-    """Rows and their distinct inputs."""
+@dataclass(frozen=True, kw_only=True)
+class DistinctRows(Rows):
+    """Rows in the space of their m distinct inputs."""
 
     x: Tensor  # (c, m): distinct rows, as columns
-    series: Series  # of the n rows; its times number the distinct ones
-    offset: float  # prior mean of the sum
+    index: Tensor  # (n,) the distinct row of each
 
-    @property
-    def y(self) -> Tensor:
-        return self.series.y
-
-    @property
-    def log_exposure(self) -> Tensor | None:
-        return self.series.log_exposure
-
-    def prior(self, dynamics: Sequence[Any]) -> RowsPrior:
-        return RowsPrior(dynamics, self.x)
-
-    def weighted(self, values: Tensor) -> Tensor:
-        return values if self.series.weight is None else values * self.series.weight
+    @staticmethod
+    def of(X: Tensor, **rows: Any) -> "DistinctRows":
+        """Find the distinct rows of X (n, c). O(n c log n)."""
+        distinct, index = torch.unique(X, dim=0, return_inverse=True)
+        return DistinctRows(x=distinct.T.contiguous(), index=index, **rows)
 
     def sums(self, values: Tensor) -> Tensor:
-        return self.series.sums(values)  # (m,)
+        """Of each distinct row, (m,)."""
+        zeros = values.new_zeros(self.x.shape[1])
+        return zeros.index_add_(0, self.index, self.weighted(values))
 
-    def posterior(
-        self, prior: RowsPrior, linear: Tensor, curved: Tensor
-    ) -> tuple[RowsPosterior, Tensor, Tensor]:
-        q = condition_rows(prior, self.sums(linear), self.sums(curved))
-        return q, self.series.at_rows(q.mean) + self.offset, self.series.at_rows(q.var)
+    def prior(self, dynamics: Sequence[Any]) -> RowsPrior:
+        """Covariance of the sum at the distinct rows."""
+        return RowsPrior(dynamics, self.x)
+
+    def posterior(self, prior: RowsPrior, linear: Tensor, curved: Tensor) -> RowsPosterior:
+        """From one site a distinct row; O(m^3)."""
+        return condition_rows(prior, self.sums(linear), self.sums(curved))
+
+    def moments(self, q: RowsPosterior) -> tuple[Tensor, Tensor]:
+        """Those of the distinct rows."""
+        return q.mean[self.index] + self.offset, q.var[self.index]
 
     def state(self, kernels: Sequence[Any], q: RowsPosterior) -> RowsState:
-        shares = self.series.counts / self.series.total
+        """The components about their means over the rows, which go to the offset."""
+        shares = self.sums(torch.ones_like(self.y)) / self.total
         offset = self.offset + float(q.prior.levels(shares).sum(0) @ q.alpha)
         X = self.x.T.contiguous()
         return RowsState(tuple(kernels), X, q.beta, q.weight, shares, offset)
-
-
-def distinct_rows(
-    X: Tensor, y: Tensor, weight: Tensor | None, offset: float, log_exposure: Tensor | None = None
-) -> DistinctRows:
-    """Find the distinct rows of X (n, c). O(n c log n)."""
-    distinct, which = torch.unique(X, dim=0, return_inverse=True)
-    series = make_series(which, y, weight, log_exposure)
-    return DistinctRows(distinct.T.contiguous(), series, offset)
 
 
 class AdditiveBound(SiteBound):
@@ -416,16 +401,16 @@ class AdditiveBound(SiteBound):
 
     negligible = 0.1
 
-    def __init__(
-        self, rows: Rows, dynamics: Sequence[Any], likelihood: Likelihood, total: float
-    ) -> None:
+    def __init__(self, rows: Rows, dynamics: Sequence[Any], likelihood: Likelihood) -> None:
         self.rows, self.prior = rows, rows.prior(dynamics)
         self.likelihood = likelihood.at(rows.log_exposure)
-        self.y, self.offset, self.total = rows.y, rows.offset, total
+        self.y, self.offset, self.total = rows.y, rows.offset, rows.total
 
     def __call__(self, beta: Tensor, weight: Tensor) -> SiteFit | None:
+        """Evaluate the bound; None where the sites leave no valid posterior."""
         try:
-            q, mean, var = self.rows.posterior(self.prior, beta, weight)
+            q = self.rows.posterior(self.prior, beta, weight)
+            mean, var = self.rows.moments(q)
         except NotPositiveDefiniteError:
             return None
         if not bool((var >= 0).all()):  # NaN counts as invalid
@@ -433,9 +418,11 @@ class AdditiveBound(SiteBound):
         return self.point((beta, weight), q, (mean, var), (q.divergence,))
 
     def collect(self, rows: Tensor) -> Tensor:
+        """Each row has a site of its own."""
         return rows
 
     def fit(self, expected: Tensor) -> float:
+        """Weighted sum of the rows' expected log-densities (n,)."""
         return float(self.rows.weighted(expected).sum())
 
     def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:

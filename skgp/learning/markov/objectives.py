@@ -219,23 +219,21 @@ class RowsEvidence(_ClosedForm):
     """In the space of the distinct rows, in O(m^3)."""
 
     def __init__(self, rows: DistinctRows) -> None:
-        series = rows.series
-        self._rows, self.total = rows, series.total
+        self._rows, self.total = rows, rows.total
         # Targets less the prior mean, so that nothing cancels in their squares.
-        self._series = Series(series.times, series.index, rows.y - rows.offset, series.weight)
-        self._squares = self._series.squares
+        self._y = rows.y - rows.offset
+        self._linear, self._curved = rows.sums(self._y), rows.sums(torch.ones_like(rows.y))
+        self._squares = float(rows.weighted(self._y**2).sum())
+        self.state = rows.state
 
     def _condition(self, dynamics: Processes, noise: float) -> RowsPosterior:
-        prior, (linear, curved) = self._rows.prior(dynamics), self._series.gaussian_sites(noise)
-        return condition_rows(prior, linear, curved)
+        return condition_rows(
+            self._rows.prior(dynamics), self._linear / noise, self._curved / noise
+        )
 
     def _misfit(self, q: RowsPosterior) -> float:
-        residual = self._series.y - self._series.at_rows(q.mean)
-        return float(self._series.sums(residual**2).sum())
-
-    def state(self, kernels: Sequence[Any], q: RowsPosterior) -> AdditiveState:
-        """What predicts, with the components' kernels and the posterior of an evaluation."""
-        return self._rows.state(kernels, q)
+        residual = self._y - q.mean[self._rows.index]
+        return float(self._rows.weighted(residual**2).sum())
 
 
 class RowsElbo:
@@ -247,23 +245,18 @@ class RowsElbo:
     def __init__(
         self, rows: Rows, likelihood: Likelihood, *, max_iter: int = 50, tol: float = ADDITIVE_TOL
     ) -> None:
-        self.rows, self.likelihood = rows, likelihood
-        self.total = float(rows.weighted(torch.ones_like(rows.y)).sum())
+        self.rows, self.likelihood, self.total = rows, likelihood, rows.total
         self._max_iter, self._tol = max_iter, tol
         self._sites: tuple[Tensor, Tensor] | None = None
+        self.state = rows.state
 
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        bound = AdditiveBound(
-            self.rows, dynamics, self.likelihood.with_parameters(parameters), self.total
-        )
+        """The ELBO at its best over the sites."""
+        bound = AdditiveBound(self.rows, dynamics, self.likelihood.with_parameters(parameters))
         point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol)
         self._sites, q = (point.beta, point.weight), point.posterior
         rows = self.rows.y, point.mean, point.var
         slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
         return Evaluation(point.elbo, q, slope, q.gradients)
-
-    def state(self, kernels: Sequence[Any], q: Any) -> AdditiveState:
-        """What predicts, with the components' kernels and the posterior of an evaluation."""
-        return self.rows.state(kernels, q)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
-from skgp.inference.markov.additive import BinnedRows, BinnedState, RowsState, distinct_rows
+from skgp.inference.markov.additive import BinnedRows, BinnedState, DistinctRows, RowsState
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     AdditiveStatistics,
@@ -297,7 +297,7 @@ def test_covariances_know_every_process():
 def test_sites_in_bins_stay_as_they_are_under_a_dense_natural_step(family, joint):
     X, y = make_data(80, family)
     likelihood, bins = family.with_parameters(family.initial(y)), make_bins(X)
-    rows = BinnedRows(bins, bins.index(X), y, None, 0.3, joint)
+    rows = BinnedRows(bins=bins, index=bins.index(X), y=y, weight=None, offset=0.3, joint=joint)
     objective = RowsElbo(rows, family, tol=1e-16, max_iter=200)
     found = objective(dynamics_of(), family.initial(y))
     mean, var = rows.moments(found.posterior)
@@ -322,30 +322,30 @@ def test_sites_in_bins_stay_as_they_are_under_a_dense_natural_step(family, joint
 def test_sites_of_rows_stay_as_they_are_under_a_dense_natural_step(name):
     family = FAMILIES[name]
     X, y = make_data(40, family)
-    rows = distinct_rows(X, y, None, 0.3)
+    rows = DistinctRows.of(X, y=y, weight=None, offset=0.3)
     found = RowsElbo(rows, family, tol=1e-13, max_iter=200)(dynamics_of(), family.initial(y))
     q = found.posterior
     assert (name == "student_t") == bool((q.weight < 0).any())
     likelihood = family.with_parameters(family.initial(y))
-    mean, var = (rows.series.at_rows(each) for each in (q.mean, q.var))
-    slopes = likelihood.expected_derivatives(rows.y, mean + rows.offset, var)
+    mean, var = rows.moments(q)
+    slopes = likelihood.expected_derivatives(rows.y, mean, var)
     first, second = (rows.sums(each).numpy() for each in slopes)
     K = sum(component_grams(KERNELS, rows.x.T))
     new, V, divergence = natural_step(K, q.mean.numpy(), first, second)
     assert_close(q.mean, new, 1e-5)
     assert_close(q.var, np.diagonal(V), 1e-5)
-    expected = likelihood.expected_log_prob(rows.y, mean + rows.offset, var).sum()
+    expected = likelihood.expected_log_prob(rows.y, mean, var).sum()
     assert found.value == pytest.approx(float(expected) - divergence, rel=1e-7)
 
 
 def test_labels_have_the_best_gaussian_of_all():
     family = FAMILIES["probit"]
     X, y = make_data(10, family)
-    rows = distinct_rows(X, y, None, 0.3)
+    rows = DistinctRows.of(X, y=y, weight=None, offset=0.3)
     found = RowsElbo(rows, family, tol=1e-13)(dynamics_of(), y[:0])
     K = torch.from_numpy(sum(component_grams(KERNELS, rows.x.T)))
     likelihood = family.with_parameters(y[:0])
-    bound, mean, var = maximise_vgp(likelihood, K, rows.series.index, rows.y, offset=0.3)
+    bound, mean, var = maximise_vgp(likelihood, K, rows.index, rows.y, offset=0.3)
     assert found.value == pytest.approx(bound, abs=1e-8)
     assert_close(found.posterior.mean, mean, 1e-4)
     assert_close(found.posterior.var, var, 1e-4)
@@ -355,7 +355,7 @@ def test_labels_have_the_best_gaussian_of_all():
 def test_state_of_rows_predicts_what_its_posterior_says(family):
     X, y = make_data(40, family)
     state, _ = fixed(X, y, family=family, offset=0.3)
-    rows = distinct_rows(X, y, None, 0.3)
+    rows = DistinctRows.of(X, y=y, weight=None, offset=0.3)
     K = sum(component_grams(KERNELS, rows.x.T))
     cross, prior = sum(component_grams(KERNELS, NEW, rows.x.T)), sum(component_grams(KERNELS, NEW))
     W = np.diag(state.weight.numpy())
