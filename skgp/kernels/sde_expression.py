@@ -35,6 +35,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -111,31 +112,21 @@ def expand(node: Node, tolerance: float) -> Expansion:
     its variance. ValueError if a part is not a function of one column or has no state-space form.
     """
     kernel, kind = node.kernel, type(node.kernel)
+    parts = [expand(child, tolerance) for child in node.children]
     if kind is Sum:
-        left, right = (expand(child, tolerance) for child in node.children)
+        left, right = parts
         return Expansion(left.components + right.components, left.error + right.error)
     if kind is Product:
-        left, right = (expand(child, tolerance) for child in node.children)
-        return _multiply(left, right)
+        return _multiply(*parts)
     if kind is ActiveDims:
-        return expand(node.children[0], tolerance)
+        return parts[0]
     if kind is Exponentiation:
-        return _power(expand(node.children[0], tolerance), kernel)
-    if kind is ConstantKernel:
-        return Expansion((Component(node.params["constant_value"].log(), ()),), 0.0)
-    if kind is Cosine:
-        return _single(ROTATION, math.log(2 * math.pi) - node.params["period"].log())
-    if kind is Matern and kernel.nu in _MATERN:
-        _check_scalar(node)
-        rate = 0.5 * math.log(2 * kernel.nu) - node.params["length_scale"].log()
-        return _single(_MATERN[kernel.nu], rate)
-    if kind is RBF or (kind is Matern and kernel.nu == math.inf):
-        return _squared_exponential(node)
-    if kind is RationalQuadratic:
-        return _rational_quadratic(node)
+        return _power(parts[0], kernel)
     if kind is ExpSineSquared:
         return _exp_sine_squared(node, tolerance)
-    raise ValueError(_no_form(kernel))
+    if kind not in _LEAVES:
+        raise ValueError(_no_form(kernel))
+    return _LEAVES[kind](node)
 
 
 def _no_form(kernel: Kernel) -> str:
@@ -210,6 +201,22 @@ def _power(base: Expansion, kernel: Exponentiation) -> Expansion:
     return Expansion(tuple(components), (bound + base.error) ** power - bound**power)
 
 
+def _constant(node: Node) -> Expansion:
+    return Expansion((Component(node.params["constant_value"].log(), ()),), 0.0)
+
+
+def _cosine(node: Node) -> Expansion:
+    return _single(ROTATION, math.log(2 * math.pi) - node.params["period"].log())
+
+
+def _matern(node: Node) -> Expansion:
+    nu = node.kernel.nu
+    if nu == math.inf:
+        return _squared_exponential(node)
+    _check_scalar(node)
+    return _single(_MATERN[nu], 0.5 * math.log(2 * nu) - node.params["length_scale"].log())
+
+
 def _squared_exponential(node: Node) -> Expansion:
     _check_scalar(node)
     only = _single(GAUSSIAN6, -node.params["length_scale"].log())
@@ -241,6 +248,14 @@ def _rational_quadratic(node: Node) -> Expansion:
     ]
     return Expansion(tuple(components), mixture_error(alpha.item(), n_nodes, process))
 
+
+_LEAVES: dict[type, Callable[[Node], Expansion]] = {
+    ConstantKernel: _constant,
+    Cosine: _cosine,
+    Matern: _matern,
+    RBF: _squared_exponential,
+    RationalQuadratic: _rational_quadratic,
+}
 
 # Nodes and the process at each: 24 states either way. The first suits small alpha.
 _MIXTURES: tuple[tuple[int, Rational], ...] = ((6, GAUSSIAN4), (4, GAUSSIAN6))  # shape

@@ -299,6 +299,7 @@ class Rational(Primitive):
         return value, r * np.tensordot(np.append(b * v - a * u, -a * v - b * u), waves, 1)
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        """By power series below the switch, by waves above it."""
         if not len(r):
             return
         low, high = (float(v) for v in torch.aminmax(r))

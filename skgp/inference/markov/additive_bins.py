@@ -89,8 +89,7 @@ class Bins(TensorState):
         return list(self.values.split(self.sizes))
 
     def index(self, X: Tensor) -> Tensor:
-        """Bin of every input of X (n, c), counted within its column, (c, n); int16 where that
-        suffices.
+        """Bin of every input of X (n, c), counted within its column, (c, n).
 
         Values of a new row may lie between those seen, or beyond: the nearest bin has them.
         """

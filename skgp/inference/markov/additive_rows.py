@@ -233,9 +233,7 @@ class RowsPrior:
         return jittered_cholesky(self.K).factor
 
     def levels(self, shares: Tensor) -> Tensor:
-        r"""Covariance :math:`\sum_i p_i k_j(x_i, \cdot)` of each component's mean, (c, m), by
-        shares p.
-        """
+        r"""Covariances :math:`\sum_i p_i k_j(x_i, \cdot)` of the components' means, (c, m)."""
         return self.covariances.levels(self.x, shares)
 
 

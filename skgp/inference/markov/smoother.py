@@ -295,6 +295,7 @@ class Smoother:
         return self.chunks.tiles(self.model.n_states, width)
 
     def sites_of(self, tile: slice) -> Sites:
+        """Those of a tile of chunks."""
         beta, omega = self.sites
         return beta[:, tile], omega[:, tile]
 

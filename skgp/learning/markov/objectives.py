@@ -13,9 +13,11 @@ with the sites held. An evaluation of a series is O(n). Additive models have the
 of the components for f.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -39,7 +41,7 @@ from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
-from skgp.kernels.sde import Dynamics
+from skgp.kernels.sde import Dynamics, state_space
 from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
 
@@ -72,6 +74,93 @@ class Objective(Protocol):
         """Evaluate at dynamics, one a component, its parameters (p,), and knots (M,)."""
 
 
+_ROUNDING = 1e-11  # mathematical: of log parameters
+
+
+class Component:
+    """A kernel on one column, and the parameters of its state-space form as a function of theta.
+
+    Log variances and log rates are affine functions of theta for most kernels. These are found out
+    once, where torch's way through a kernel expression takes longer than the evidence of few rows.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.form = kernel, state_space(kernel)
+        self.theta = torch.from_numpy(kernel.theta.copy())  # (t,)
+        self.low, self.high = torch.tensor(kernel.bounds).reshape(-1, 2).double().unbind(1)
+        self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
+        self._slopes, self._level = self._affine()
+
+    @staticmethod
+    def of(kernel: Any) -> "Component":
+        """Of a kernel, or what has been one already."""
+        return kernel if isinstance(kernel, Component) else Component(kernel)
+
+    def at(self, theta: Tensor) -> "Component":
+        """The component with other hyper-parameters."""
+        if self._slopes is None:  # the form may need other states there
+            return Component(self.kernel.clone_with_theta(theta.numpy()))
+        other = copy.copy(self)
+        other.__dict__.pop("kernel", None)  # made when asked for
+        other.theta, other._level = theta, self.parameters(theta)
+        return other
+
+    @cached_property
+    def kernel(self) -> Any:
+        """The expression, with these hyper-parameters."""
+        return self.form.kernel.clone_with_theta(self.theta.numpy())
+
+    @property
+    def is_amplitude(self) -> Tensor:
+        """Which entries of theta, (t,), scale variances and nothing else."""
+        if self._slopes is None:
+            return torch.zeros(len(self.theta), dtype=torch.bool)
+        rates = self._slopes[len(self.form.order) :]
+        return (rates.abs() < _ROUNDING).all(0)
+
+    def parameters(self, theta: Tensor) -> Tensor:
+        """Of the form, (q,), without a graph."""
+        if self._slopes is None:
+            return self.form.parameters(theta).detach()
+        return self._level + self._slopes @ (theta - self.theta)
+
+    def dynamics(self, theta: Tensor | None = None) -> Dynamics:
+        """The form at theta (t,), by default the component's own."""
+        return self.form.at(self.parameters(self.theta if theta is None else theta))
+
+    def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
+        """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
+        if self._slopes is not None:
+            return slope @ self._slopes
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
+
+    def scaled(self, factors: Tensor) -> Tensor:
+        """Theta with the length scales multiplied by factors (k,), within their bounds; (k, t)."""
+        moved = factors.log()[:, None] * self.is_length_scale
+        return (self.theta + moved).clamp(self.low, self.high)
+
+    def with_length_scale_of(self, other: "Component") -> "Component":
+        """With length scales of the geometric mean that those of another have."""
+        mine, theirs = self.theta[self.is_length_scale], other.theta[other.is_length_scale]
+        if not (len(mine) and len(theirs)):
+            return self
+        return self.at(self.scaled((theirs.mean() - mine.mean()).exp()[None])[0])
+
+    def _affine(self) -> tuple[Tensor | None, Tensor]:
+        """Slopes (q, t) where the parameters are affine in theta, and the parameters at start."""
+        at = self.form.parameters
+        level = at(self.theta)
+        steps = torch.eye(len(self.theta), dtype=torch.float64)
+        slopes = level.new_zeros(len(level), len(steps))
+        for i, step in enumerate(steps):
+            slopes[:, i] = at(self.theta + step) - level
+        far = torch.linspace(-0.7, 0.9, len(steps), dtype=torch.float64)
+        off = at(self.theta + far) - level - slopes @ far
+        return (slopes if bool((off.abs() < _ROUNDING).all()) else None), level
+
+
 # ---- series ----------------------------------------------------------------------------------
 
 
@@ -84,6 +173,7 @@ class _ClosedForm:
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
+        """As of `Objective`, exact."""
         noise = math.exp(float(parameters[0]))
         q = self._condition(dynamics, noise)
         constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
@@ -134,6 +224,7 @@ class VariationalEvidence:
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
+        """The ELBO at its best over the sites."""
         likelihood, series = self.likelihood.with_parameters(parameters), self.series
         found = find_sites(
             dynamics[0], series, likelihood, self.offset, knots, start=self.sites, tol=tol
@@ -177,6 +268,7 @@ class SharedEvidence:
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
+        """Of all of them."""
         found = [objective(dynamics, parameters, knots, tol=tol) for objective in self.objectives]
         if len(found) == 1:
             return found[0]
