@@ -366,8 +366,12 @@ class BayesianGPRegressor(BaseGPRegressor):
         self.n_kept_ = self._state.n_samples
         self.n_iter_ = max(1, len(self.history_.get("loss", [])))
         if plan.solver == "cholesky":
-            evidence = ExactEvidence(self.kernel_, data)(self.kernel_.theta)
-            self.log_marginal_likelihood_value_ = evidence.value
+            theta = self.kernel_.theta
+            if self.priors_:
+                value = LogPosterior(kernel, data, self.priors_).log_likelihood(theta)
+            else:  # nothing was sampled
+                value = ExactEvidence(self.kernel_, data)(theta).value
+            self.log_marginal_likelihood_value_ = value
 
     def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
         """Warn of what keeps the samples from being trusted."""

@@ -161,6 +161,10 @@ class LogPosterior(Density):
 
     # ---- likelihood
 
+    def log_likelihood(self, u: np.ndarray) -> float:
+        """Log marginal likelihood at u (n_dims,), in nats; NaN where it has none."""
+        return float(self._likelihoods(self.data.X.new_tensor(u)[None], slope=False)[0][0])
+
     @torch.no_grad()
     def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
         r"""Log likelihoods (k,) at theta (k, n_dims), NaN where there is none, and gradients.
