@@ -69,13 +69,18 @@ def stand_in(field, *, rng, rank="auto", starts=(), callback=lambda *_: False, p
     return SetUp(found.u, found.covariance, field, 7, problems, noise=0.02)
 
 
+def stochastic(seed=1, *, sampler="langevin", schedule="constant", roulette="adaptive", **run):
+    options = dict(sampler=sampler, schedule=schedule, roulette=roulette, run=Run(**run))
+    return sample_stochastic(target(), rng=np.random.default_rng(seed), **options)
+
+
 @cache
 def samples(sampler):
-    return sample_stochastic(
-        target(),
-        rng=np.random.default_rng(1),
+    return stochastic(
         sampler=sampler,
-        run=Run(n_warmup=20, target_ess=100, n_draws=100),
+        n_warmup=20,
+        target_ess=100,
+        n_draws=100,
     )
 
 
@@ -115,13 +120,13 @@ def test_diagnostics_have_the_keys_of_hmc():
 )
 def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
     """Steps that fall too soon are held where they move nothing; long ones are never held."""
-    run = sample_stochastic(
-        target(),
-        rng=np.random.default_rng(1),
+    run = stochastic(
         sampler="sgld",
         schedule=schedule,
         roulette="paper",
-        run=Run(n_warmup=0, n_draws=110, n_chains=2),
+        n_warmup=0,
+        n_draws=110,
+        n_chains=2,
     )
     d = run.diagnostics
     assert not d["converged"] and any(problem in each for each in d["problems"]), d["problems"]
@@ -136,7 +141,7 @@ def test_a_set_up_that_did_not_converge_leaves_the_mode(monkeypatch):
         return stand_in(*args, **kwargs, problems=["the search did not converge; give starts"])
 
     monkeypatch.setattr(bayesian, "set_up", failing)
-    run = sample_stochastic(target(), rng=np.random.default_rng(1))
+    run = stochastic()
     assert_same(run.u, run.map_[None])
     assert run.diagnostics["problems"][0] == "the search did not converge; give starts"
     assert "mode stands alone" in run.diagnostics["problems"][1]
@@ -148,10 +153,10 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
 
     def run():
         told.clear()
-        found = sample_stochastic(
-            target(),
-            rng=np.random.default_rng(1),
-            run=Run(n_warmup=5, n_draws=10, callback=lambda _, info: told.append("ess" in info)),
+        found = stochastic(
+            n_warmup=5,
+            n_draws=10,
+            callback=lambda _, info: told.append("ess" in info),
         )
         return found, sum(told)
 
@@ -164,11 +169,7 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
 
 def test_a_stop_keeps_the_samples_so_far():
     def run(last):
-        return sample_stochastic(
-            target(),
-            rng=np.random.default_rng(1),
-            run=Run(n_warmup=25, callback=lambda i, _: i >= last),
-        )
+        return stochastic(n_warmup=25, callback=lambda i, _: i >= last)
 
     bank = 32 + 1  # estimates, one of them wide
     during_set_up, during_bank, during_warmup, later = run(1), run(2), run(bank + 2), run(bank + 4)
@@ -180,9 +181,7 @@ def test_a_stop_keeps_the_samples_so_far():
 
 def test_samples_do_not_depend_on_the_workers():
     def run(n_jobs):
-        return sample_stochastic(
-            target(), rng=np.random.default_rng(4), run=Run(n_warmup=4, n_draws=8, n_jobs=n_jobs)
-        )
+        return stochastic(seed=4, n_warmup=4, n_draws=8, n_jobs=n_jobs)
 
     alone = run(None)
     with parallel_config("threading"):
@@ -194,9 +193,7 @@ def test_samples_do_not_depend_on_the_workers():
 @pytest.mark.slow
 def test_samples_are_drawn_in_processes():
     def run(n_jobs):
-        return sample_stochastic(
-            target(), rng=np.random.default_rng(4), run=Run(n_warmup=4, n_draws=8, n_jobs=n_jobs)
-        )
+        return stochastic(seed=4, n_warmup=4, n_draws=8, n_jobs=n_jobs)
 
     np.testing.assert_allclose(run(None).u, run(2).u, rtol=1e-4)
 
@@ -226,7 +223,7 @@ def test_a_singular_matrix_is_no_gradient(monkeypatch):
 def test_unknown_options_are_refused():
     for name in ("sampler", "schedule", "roulette"):
         with pytest.raises(ValueError, match=f"{name} must be one of .* got 'nuts'"):
-            sample_stochastic(target(), rng=np.random.default_rng(0), **{name: "nuts"})
+            stochastic(seed=0, **{name: "nuts"})
 
 
 # ---- the plan, and how many samples predict, against moments known in closed form

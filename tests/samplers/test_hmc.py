@@ -11,6 +11,15 @@ from skgp.samplers.hmc import Chains, evaluator
 from tests.same import assert_same
 
 
+def hmc(target, mean, covariance, *, rng, starts=None, **options):
+    own = {
+        name: options.pop(name) for name in ("jumps", "log_density", "batched") if name in options
+    }
+    return hamiltonian_monte_carlo(
+        target, mean, covariance, rng=rng, run=Run(**options), starts=starts, **own
+    )
+
+
 class Gaussian:
     """Log-density and gradient of a Gaussian; counts its calls."""
 
@@ -44,9 +53,7 @@ def test_hmc_of_a_gaussian_finds_its_moments(rng):
     root = rng.standard_normal((5, 5))
     target = Gaussian(rng.standard_normal(5), root @ root.T + np.eye(5))
     # The approximation is off in mean and scale, as the Laplace approximation may be.
-    found = hamiltonian_monte_carlo(
-        target, target.mean + 0.5, 0.5 * target.covariance, rng=rng, run=Run(n_draws=300)
-    )
+    found = hmc(target, target.mean + 0.5, 0.5 * target.covariance, rng=rng, n_draws=300)
     assert found.points.shape == (4, 300, 5)
     assert_moments(found.points, target.mean, np.diag(target.covariance))
     assert np.all(found.r_hat < 1.02) and np.all(found.ess > 400)
@@ -57,20 +64,19 @@ def test_hmc_of_a_gaussian_finds_its_moments(rng):
 
 
 def test_hmc_of_a_skew_target_finds_its_moments(rng):
-    found = hamiltonian_monte_carlo(
-        log_gamma, np.ones(2), np.eye(2) / 3, rng=rng, run=Run(n_draws=400)
-    )
+    found = hmc(log_gamma, np.ones(2), np.eye(2) / 3, rng=rng, n_draws=400)
     assert_moments(found.points, [0.9227843350984671] * 2, [0.3949340668482264] * 2)
 
 
 def test_hmc_corrects_paths_integrated_coarsely(rng):
     """Steps of 1.8 standard deviations: accepted blindly, their variance would be 5 times 1."""
-    found = hamiltonian_monte_carlo(
+    found = hmc(
         Gaussian(np.zeros(1), np.eye(1)),
         np.zeros(1),
         2.25 * np.eye(1),
         rng=rng,
-        run=Run(n_warmup=0, n_draws=500),
+        n_warmup=0,
+        n_draws=500,
     )
     assert np.all(found.acceptance < 0.9)
     assert_moments(found.points, [0.0], [1.0])
@@ -107,10 +113,10 @@ def test_jumps_link_modes_that_paths_do_not(rng):
     jumps = StudentMixture(
         [StudentT(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)], np.array([0.7, 0.3])
     )
-    settings = dict(rng=rng, run=Run(n_draws=400), batched=True, starts=np.full((4, 1), 5.0))
-    stuck = hamiltonian_monte_carlo(two_humps, np.array([5.0]), np.eye(1), **settings)
+    settings = dict(rng=rng, n_draws=400, batched=True, starts=np.full((4, 1), 5.0))
+    stuck = hmc(two_humps, np.array([5.0]), np.eye(1), **settings)
     assert stuck.points.min() > 0
-    found = hamiltonian_monte_carlo(
+    found = hmc(
         two_humps,
         np.array([5.0]),
         np.eye(1),
@@ -126,13 +132,14 @@ def test_jumps_link_modes_that_paths_do_not(rng):
 def test_warm_up_learns_the_metric(rng):
     """Of scales 100 apart; without it a path of 64 steps would not cross the wider."""
     target = Gaussian(np.zeros(2), np.diag([1e4, 1.0]))
-    found = hamiltonian_monte_carlo(
+    found = hmc(
         target,
         np.zeros(2),
         np.eye(2),
         rng=rng,
         starts=rng.standard_normal((4, 2)) * [100.0, 1.0],
-        run=Run(n_warmup=200, n_draws=200),
+        n_warmup=200,
+        n_draws=200,
     )
     assert found.ess.min() > 200 and found.n_gradients < 4 * 400 * 30
 
@@ -144,20 +151,14 @@ def test_chains_advance_by_one_call_for_all(rng):
         calls.append(len(x))
         return -0.5 * (x**2).sum(1), -x
 
-    found = hamiltonian_monte_carlo(
-        target, np.zeros(2), np.eye(2), rng=rng, batched=True, run=Run(n_chains=6, n_draws=100)
-    )
+    found = hmc(target, np.zeros(2), np.eye(2), rng=rng, batched=True, n_chains=6, n_draws=100)
     assert set(calls) == {6} and found.n_gradients == sum(calls)
     assert_moments(found.points, np.zeros(2), np.ones(2))
 
 
 def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
-    found = hamiltonian_monte_carlo(
-        log_gamma,
-        np.ones(2),
-        np.eye(2),
-        rng=rng,
-        run=Run(target_ess=300, max_r_hat=1.1, n_draws=5000),
+    found = hmc(
+        log_gamma, np.ones(2), np.eye(2), rng=rng, target_ess=300, max_r_hat=1.1, n_draws=5000
     )
     assert found.converged and found.points.shape[1] < 1000 and np.all(found.r_hat <= 1.1)
     assert min(found.ess.min(), found.ess_tail.min()) >= 300 and found.ess_spread.min() >= 150
@@ -166,12 +167,14 @@ def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
 
 def test_hmc_does_not_depend_on_the_workers():
     def run(n_jobs):
-        return hamiltonian_monte_carlo(
+        return hmc(
             log_gamma,
             np.ones(2),
             np.eye(2),
             rng=np.random.default_rng(5),
-            run=Run(n_jobs=n_jobs, n_warmup=10, n_draws=30),
+            n_jobs=n_jobs,
+            n_warmup=10,
+            n_draws=30,
         )
 
     alone = run(None)
@@ -187,7 +190,7 @@ def test_hmc_counts_divergent_paths_and_stays_in_the_support(rng):
     def cliff(x):
         return (-0.5 * float(x @ x), -x) if x[0] < 1.0 else (math.nan, x)
 
-    found = hamiltonian_monte_carlo(cliff, np.zeros(1), np.eye(1), rng=rng, run=Run(n_draws=200))
+    found = hmc(cliff, np.zeros(1), np.eye(1), rng=rng, n_draws=200)
     assert found.points.max() < 1.0 and found.n_divergent.sum() > 10
     # The mean of a standard normal below 1.
     z = (found.points.mean() + 0.2876) / math.sqrt(0.6297 / found.ess[0])
@@ -203,12 +206,8 @@ def test_hmc_stopped_by_callback_keeps_its_draws(last, rng):
         seen.append(iteration)
         return iteration >= last
 
-    found = hamiltonian_monte_carlo(
-        log_gamma,
-        np.ones(2),
-        np.eye(2),
-        rng=rng,
-        run=Run(n_warmup=50, n_draws=500, callback=callback),
+    found = hmc(
+        log_gamma, np.ones(2), np.eye(2), rng=rng, n_warmup=50, n_draws=500, callback=callback
     )
     assert seen == list(range(25, last + 1, 25)) and found.points.shape == (4, 25, 2)
     assert found.warming_up == (last == 25) and not found.converged
@@ -217,18 +216,16 @@ def test_hmc_stopped_by_callback_keeps_its_draws(last, rng):
 def test_hmc_draws_the_same_however_often_it_calls_back():
     def run(every):
         seen = []
-        found = hamiltonian_monte_carlo(
+        found = hmc(
             log_gamma,
             np.ones(2),
             np.eye(2),
             rng=np.random.default_rng(1),
-            run=Run(
-                n_draws=50,
-                target_ess=20,
-                max_r_hat=2.0,
-                every=every,
-                callback=lambda *told: seen.append(told[0]),
-            ),
+            n_draws=50,
+            target_ess=20,
+            max_r_hat=2.0,
+            every=every,
+            callback=lambda *told: seen.append(told[0]),
         )
         return found, seen
 
@@ -243,11 +240,11 @@ def test_hmc_refuses_bad_input(rng):
         (lambda x: (math.nan, x), 1.0, "near the mean"),
     ):
         with pytest.raises(ValueError, match=message):
-            hamiltonian_monte_carlo(target, np.ones(2), scale * np.eye(2), rng=rng)
+            hmc(target, np.ones(2), scale * np.eye(2), rng=rng)
 
 
 def test_hmc_result_of_some_chains(rng):
-    found = hamiltonian_monte_carlo(log_gamma, np.ones(2), np.eye(2), rng=rng, run=Run(n_draws=50))
+    found = hmc(log_gamma, np.ones(2), np.eye(2), rng=rng, n_draws=50)
     pair = found.select(np.array([1, 3]))
     assert_same(pair.points, found.points[[1, 3]])
     assert pair.ess[1] == ess_bulk(found.points[[1, 3], :, 1])

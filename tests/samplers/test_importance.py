@@ -12,6 +12,12 @@ from skgp.samplers import Rounds, StudentT, adaptive_importance_sampling
 from tests.same import assert_same
 
 
+def importance(target, mean, covariance, *, rng, shares=None, wide=None, **rounds):
+    return adaptive_importance_sampling(
+        target, mean, covariance, rng=rng, rounds=Rounds(**rounds), shares=shares, wide=wide
+    )
+
+
 class Gaussian:
     """Unnormalised Gaussian of given mean and covariance; picklable."""
 
@@ -74,10 +80,7 @@ def test_importance_sampling_of_a_gaussian_finds_its_moments(p, rng):
     target = Gaussian(rng.standard_normal(p), correlated(p, rng), log_scale=-500.0)
     sd = np.sqrt(np.diag(target.covariance))
     start = target.mean + sd, 2 * target.covariance
-    runs = [
-        adaptive_importance_sampling(target, *start, rng=child, rounds=Rounds(n_points=128))
-        for child in rng.spawn(8)
-    ]
+    runs = [importance(target, *start, rng=child, n_points=128) for child in rng.spawn(8)]
     assert all(run.converged and run.ess >= 400 and run.pareto_k < 0.7 for run in runs)
     errors = np.array([(run.mean - target.mean) / sd for run in runs])
     assert_zero_mean(errors)
@@ -96,9 +99,7 @@ def assert_zero_mean(errors):
 
 def test_importance_weights_are_those_of_the_mixture(rng):
     target = LogGamma()
-    found = adaptive_importance_sampling(
-        target, *rough(2), rng=rng, rounds=Rounds(n_points=64, target_ess=1e9, max_rounds=1)
-    )
+    found = importance(target, *rough(2), rng=rng, n_points=64, target_ess=1e9, max_rounds=1)
     law = multivariate_t(np.ones(2), 1.1**2 * 4 * np.eye(2), df=10)
     expected = [target(x) for x in found.points] - law.logpdf(found.points)
     expected -= np.log(np.sum(np.exp(expected)))
@@ -108,10 +109,7 @@ def test_importance_weights_are_those_of_the_mixture(rng):
 
 def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
     target = LogGamma()
-    runs = [
-        adaptive_importance_sampling(target, *rough(3), rng=child, rounds=Rounds(n_points=128))
-        for child in rng.spawn(12)
-    ]
+    runs = [importance(target, *rough(3), rng=child, n_points=128) for child in rng.spawn(12)]
     assert all(run.converged for run in runs)
     assert_zero_mean(np.array([run.mean - target.mean for run in runs]))
     assert_zero_mean(np.array([np.diag(run.covariance) - target.var for run in runs]))
@@ -122,7 +120,7 @@ def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
 def test_importance_sampling_recovers_from_a_poor_start(rng):
     """Twelve standard deviations away in six dimensions: weights are tempered for the refits."""
     target = Gaussian(np.full(6, 12.0), np.eye(6))
-    found = adaptive_importance_sampling(target, np.zeros(6), 4 * np.eye(6), rng=rng)
+    found = importance(target, np.zeros(6), 4 * np.eye(6), rng=rng)
     assert found.converged
     np.testing.assert_allclose(found.mean, 12.0, atol=0.2)
     np.testing.assert_allclose(found.covariance, np.eye(6), atol=0.35)
@@ -134,9 +132,7 @@ def test_importance_sampling_says_when_weights_cannot_be_trusted(rng):
     def cauchy(x):
         return float(-np.log1p(x**2).sum())
 
-    found = adaptive_importance_sampling(
-        cauchy, np.zeros(4), np.eye(4), rng=rng, rounds=Rounds(n_points=64, max_rounds=1)
-    )
+    found = importance(cauchy, np.zeros(4), np.eye(4), rng=rng, n_points=64, max_rounds=1)
     assert not found.converged and found.pareto_k > 0.7
 
 
@@ -146,9 +142,7 @@ def test_importance_sampling_leaves_out_points_outside_the_support(rng):
             return math.nan if x[0] < -1 else -math.inf
         return float(norm.logpdf(x[0]))
 
-    found = adaptive_importance_sampling(
-        half, np.zeros(1), np.eye(1), rng=rng, rounds=Rounds(target_ess=1000)
-    )
+    found = importance(half, np.zeros(1), np.eye(1), rng=rng, target_ess=1000)
     assert np.all(found.weights[found.points[:, 0] < 0] == 0)
     assert found.mean[0] == pytest.approx(math.sqrt(2 / math.pi), abs=0.08)
 
@@ -156,9 +150,7 @@ def test_importance_sampling_leaves_out_points_outside_the_support(rng):
 def test_importance_sampling_does_not_depend_on_the_workers():
     def run(n_jobs):
         generator = np.random.default_rng(3)
-        return adaptive_importance_sampling(
-            LogGamma(), *rough(2), rng=generator, rounds=Rounds(n_jobs=n_jobs)
-        )
+        return importance(LogGamma(), *rough(2), rng=generator, n_jobs=n_jobs)
 
     alone = run(None)
     with parallel_config("threading"):
@@ -176,13 +168,15 @@ def test_importance_sampling_stops_by_callback_and_is_the_same_however_often_it_
             assert set(info) == {"loss", "ess", "pareto_k"}
             return len(seen) == n_calls
 
-        found = adaptive_importance_sampling(
+        found = importance(
             LogGamma(),
             *rough(2),
             rng=np.random.default_rng(1),
-            rounds=Rounds(
-                n_points=32, target_ess=1e9, max_rounds=2, every=every, callback=callback
-            ),
+            n_points=32,
+            target_ess=1e9,
+            max_rounds=2,
+            every=every,
+            callback=callback,
         )
         return found, seen
 
@@ -205,8 +199,8 @@ def test_importance_sampling_waits_for_a_point_of_the_support(rng):
             self.n_seen += 1
             return -math.inf if self.n_seen <= 4 else -0.5 * float(x @ x)
 
-    found = adaptive_importance_sampling(
-        Island(), np.zeros(2), np.eye(2), rng=rng, rounds=Rounds(n_points=32, max_rounds=1, every=4)
+    found = importance(
+        Island(), np.zeros(2), np.eye(2), rng=rng, n_points=32, max_rounds=1, every=4
     )
     assert len(found.points) == 32 and (found.weights[:4] == 0).all()
 
@@ -214,13 +208,11 @@ def test_importance_sampling_waits_for_a_point_of_the_support(rng):
 def test_importance_sampling_refuses_bad_input(rng):
     start = np.zeros(2), np.eye(2)
     with pytest.raises(ValueError, match="n_points must be even"):
-        adaptive_importance_sampling(LogGamma(), *start, rng=rng, rounds=Rounds(n_points=7))
+        importance(LogGamma(), *start, rng=rng, n_points=7)
     with pytest.raises(ValueError, match="positive definite"):
-        adaptive_importance_sampling(LogGamma(), np.zeros(2), -np.eye(2), rng=rng)
+        importance(LogGamma(), np.zeros(2), -np.eye(2), rng=rng)
     with pytest.raises(ValueError, match="zero .* at all 32 points"):
-        adaptive_importance_sampling(
-            lambda x: -math.inf, *start, rng=rng, rounds=Rounds(n_points=32)
-        )
+        importance(lambda x: -math.inf, *start, rng=rng, n_points=32)
 
 
 def three_humps(x):
@@ -231,9 +223,7 @@ def three_humps(x):
 def test_a_wide_proposal_finds_modes_that_none_starts_from(rng):
     wide = np.zeros(1), np.full(1, 6.0)
     for child in rng.spawn(3):
-        found = adaptive_importance_sampling(
-            three_humps, np.zeros(1), np.eye(1), rng=child, wide=wide
-        )
+        found = importance(three_humps, np.zeros(1), np.eye(1), rng=child, wide=wide)
         assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.15)
         assert found.weights[found.points[:, 0] > 3].sum() == pytest.approx(0.25, abs=0.08)
         assert found.covariance[0, 0] == pytest.approx(19.0, rel=0.15)
@@ -242,13 +232,8 @@ def test_a_wide_proposal_finds_modes_that_none_starts_from(rng):
 def test_components_start_at_several_modes_and_are_fitted_to_them(rng):
     means = np.array([[-5.0], [1.0], [5.0]])
     covariances = np.broadcast_to(np.eye(1), (3, 1, 1))
-    found = adaptive_importance_sampling(
-        three_humps,
-        means,
-        covariances,
-        rng=rng,
-        shares=np.array([0.1, 0.1, 0.8]),
-        rounds=Rounds(target_ess=600),
+    found = importance(
+        three_humps, means, covariances, rng=rng, shares=np.array([0.1, 0.1, 0.8]), target_ess=600
     )
     assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.1)
     centres = np.sort([q.location[0] for q in found.proposal.components])
@@ -262,8 +247,6 @@ def test_importance_sampling_goes_on_until_the_spread_is_known(rng):
     def laplace(x):
         return float(-np.abs(x).sum())
 
-    found = adaptive_importance_sampling(
-        laplace, np.zeros(2), np.eye(2), rng=rng, rounds=Rounds(target_ess=400)
-    )
+    found = importance(laplace, np.zeros(2), np.eye(2), rng=rng, target_ess=400)
     assert found.converged and found.ess_spread >= 200
     np.testing.assert_allclose(np.diag(found.covariance), 2.0, rtol=0.3)

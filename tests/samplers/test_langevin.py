@@ -20,6 +20,13 @@ from skgp.samplers.langevin import STEPS, LangevinChain, Settings, kick_matrix
 from tests.same import assert_same
 
 
+def langevin(target, mean, covariance, *, rng=None, sampler="langevin", bounds=None, **options):
+    rng = np.random.default_rng(1) if rng is None else rng
+    schedule = options.pop("schedule", 1.0)
+    own = dict(sampler=sampler, schedule=schedule, bounds=bounds, run=Run(**options))
+    return stochastic_langevin(target, np.asarray(mean), np.asarray(covariance), rng=rng, **own)
+
+
 class Noisy:
     """A gradient with Gaussian noise, a fixed draw for each entry."""
 
@@ -87,14 +94,15 @@ def test_moments_of_a_gaussian_are_free_of_the_noise(sampler, step, size, rng):
     factor = np.linalg.cholesky(target.covariance)
     whitened = size * np.diag([1.0, 0.3, 0.0])
     noise = np.linalg.solve(factor.T, np.linalg.solve(factor.T, whitened).T)
-    found = stochastic_langevin(
+    found = langevin(
         Noisy(target, noise),
         target.mean,
         target.covariance,
         rng=rng,
         sampler=sampler,
         schedule=step,
-        run=Run(n_chains=8, n_draws=600),
+        n_chains=8,
+        n_draws=600,
     )
     x = np.linalg.solve(factor, (found.points - target.mean).reshape(-1, 3).T)
     z = z_of_moments(x.T.reshape(found.points.shape), np.zeros(3), np.ones(3))
@@ -106,12 +114,8 @@ def test_moments_of_a_gaussian_are_free_of_the_noise(sampler, step, size, rng):
 def test_langevin_is_exact_for_gaussians_of_another_width(rng):
     """The approximation is half as wide; correcting the injected noise for it would not do."""
     target = Gaussian(np.zeros(2), np.diag([2.0, 0.5]))
-    found = stochastic_langevin(
-        Noisy(target, np.zeros((2, 2))),
-        np.zeros(2),
-        np.eye(2),
-        rng=rng,
-        run=Run(n_chains=8, n_draws=600),
+    found = langevin(
+        Noisy(target, np.zeros((2, 2))), np.zeros(2), np.eye(2), rng=rng, n_chains=8, n_draws=600
     )
     z = z_of_moments(found.points, np.zeros(2), np.array([2.0, 0.5]))
     assert np.all(np.abs(z) < 4), z
@@ -137,14 +141,14 @@ def test_mala_is_unbiased_where_the_plain_step_is_not(rng):
     """A skew target and long steps: the bias of the plain dynamics shows, MALA has none."""
 
     def run(sampler):
-        found = stochastic_langevin(
+        found = langevin(
             Noisy(log_gamma, 1e-4 * np.eye(2)),
             np.full(2, GAMMA_MODE),
             GAMMA_LAPLACE * np.eye(2),
-            rng=np.random.default_rng(1),
             sampler=sampler,
             schedule=1.8,
-            run=Run(n_chains=8, n_draws=500),
+            n_chains=8,
+            n_draws=500,
         )
         return found, z_of_moments(found.points, [GAMMA_MEAN] * 2, [GAMMA_VAR] * 2)
 
@@ -157,12 +161,13 @@ def test_mala_is_unbiased_where_the_plain_step_is_not(rng):
 
 def test_langevin_keeps_the_skewness(rng):
     """Third moments by the step evaluated ahead; the step with corrected noise keeps half."""
-    found = stochastic_langevin(
+    found = langevin(
         Noisy(log_gamma, 1e-4 * np.eye(4)),
         np.full(4, GAMMA_MODE),
         GAMMA_LAPLACE * np.eye(4),
         rng=rng,
-        run=Run(n_chains=8, n_draws=700),
+        n_chains=8,
+        n_draws=700,
     )
     z = z_of_moments(found.points, [GAMMA_MEAN] * 4, [GAMMA_VAR] * 4)
     assert np.all(np.abs(z) < 4), z
@@ -237,14 +242,16 @@ def test_sgld_takes_the_papers_steps(rng):
     target.n_entries = 10**6
     M = correlated(rng, 2)
     schedule = PowerSchedule.between(0.1, 0.01, 50)
-    found = stochastic_langevin(
+    found = langevin(
         target,
         np.zeros(2),
         M,
         rng=np.random.default_rng(7),
         sampler="sgld",
         schedule=schedule,
-        run=Run(n_chains=1, n_warmup=0, n_draws=50),
+        n_chains=1,
+        n_warmup=0,
+        n_draws=50,
     )
     (stream,) = np.random.default_rng(7).spawn(1)
     factor = np.linalg.cholesky(M)
@@ -262,25 +269,29 @@ def test_sgld_takes_the_papers_steps(rng):
 
 def test_sgld_holds_its_step_where_the_criterion_says_so(rng):
     target = Gaussian(np.zeros(1), np.eye(1))
-    found = stochastic_langevin(
+    found = langevin(
         Noisy(target, 0.01 * np.eye(1)),
         np.zeros(1),
         np.eye(1),
         rng=rng,
         sampler="sgld",
         schedule=PowerSchedule.between(0.1, 1e-4, 1500),
-        run=Run(n_warmup=0, n_draws=1500),
+        n_warmup=0,
+        n_draws=1500,
     )
     assert found.frozen and np.all(found.criterion < 0.02)
     assert found.points.shape[1] < 1500 and np.all(found.step_size > 1e-4)
-    never = stochastic_langevin(
+    never = langevin(
         Noisy(target, np.eye(1)),
         np.zeros(1),
         np.eye(1),
         rng=rng,
         sampler="sgld",
         schedule=0.1,
-        run=Run(n_warmup=0, n_draws=200, target_ess=1, max_r_hat=99),
+        n_warmup=0,
+        n_draws=200,
+        target_ess=1,
+        max_r_hat=99,
     )
     assert not never.frozen and not never.converged and np.all(never.criterion > 0.002)
     assert never.points.shape[1] == 200
@@ -292,14 +303,16 @@ def test_sgld_holds_its_step_where_the_criterion_says_so(rng):
 @pytest.mark.parametrize("sampler", sorted(STEPS))
 def test_langevin_does_not_depend_on_the_workers(sampler):
     def run(n_jobs):
-        return stochastic_langevin(
+        return langevin(
             Noisy(log_gamma, 0.1 * np.eye(2)),
             np.ones(2),
             np.eye(2) / 3,
             sampler=sampler,
             rng=np.random.default_rng(5),
             schedule=0.5,
-            run=Run(n_jobs=n_jobs, n_warmup=30, n_draws=60),
+            n_jobs=n_jobs,
+            n_warmup=30,
+            n_draws=60,
         )
 
     alone = run(None)
@@ -313,12 +326,8 @@ def test_langevin_does_not_depend_on_the_workers(sampler):
 def test_langevin_stops_at_the_size_asked_for(rng):
     covariance = np.array([[1.0, 0.8], [0.8, 1.0]])
     target = Noisy(Gaussian(np.zeros(2), covariance), 0.1 * np.eye(2))
-    found = stochastic_langevin(
-        target,
-        np.zeros(2),
-        covariance,
-        rng=rng,
-        run=Run(target_ess=200, max_r_hat=1.05, n_draws=5000),
+    found = langevin(
+        target, np.zeros(2), covariance, rng=rng, target_ess=200, max_r_hat=1.05, n_draws=5000
     )
     assert found.converged and found.points.shape[1] < 1000
     assert np.all(found.ess >= 200) and np.all(found.r_hat <= 1.05)
@@ -340,12 +349,14 @@ def test_langevin_stops_by_callback_and_draws_the_same_however_often_it_calls_ba
             assert set(info) == {"loss", "ess", "r_hat"}
             return iteration >= last
 
-        found = stochastic_langevin(
+        found = langevin(
             Noisy(log_gamma, 0.1 * np.eye(2)),
             np.ones(2),
             np.eye(2) / 3,
-            rng=np.random.default_rng(1),
-            run=Run(n_warmup=30, n_draws=70, every=every, callback=callback),
+            n_warmup=30,
+            n_draws=70,
+            every=every,
+            callback=callback,
         )
         return found, seen
 
@@ -371,14 +382,7 @@ def test_a_chain_gone_astray_is_reported_and_left_out(rng):
             return (-u if memory < self.edge else np.full(1, np.nan)), memory
 
     starts = [child.standard_normal() for child in np.random.default_rng(1).spawn(4)]
-    found = stochastic_langevin(
-        Cliff(max(starts)),
-        np.zeros(1),
-        np.eye(1),
-        rng=np.random.default_rng(1),
-        sampler="mala",
-        run=Run(n_draws=100),
-    )
+    found = langevin(Cliff(max(starts)), np.zeros(1), np.eye(1), sampler="mala", n_draws=100)
     gone = int(np.argmax(starts))
     assert found.astray.tolist() == [i == gone for i in range(4)]
     assert found.n_astray[gone] == 100 and np.all(found.weights[gone] == 0)
@@ -388,14 +392,14 @@ def test_a_chain_gone_astray_is_reported_and_left_out(rng):
 def test_draws_stay_within_bounds(rng):
     bounds = np.array([[-0.5, 1.0]])
     for sampler in sorted(STEPS):
-        found = stochastic_langevin(
+        found = langevin(
             Noisy(Gaussian(np.zeros(1), np.eye(1)), np.zeros((1, 1))),
             np.zeros(1),
             np.eye(1),
             rng=rng,
             sampler=sampler,
             bounds=bounds,
-            run=Run(n_draws=100),
+            n_draws=100,
         )
         assert found.points.min() >= -0.5 and found.points.max() <= 1.0
         assert found.n_astray.sum() > 0 or sampler == "mala"
@@ -425,4 +429,4 @@ def test_langevin_refuses_bad_input(rng):
         (1.0, {"schedule": 4.0}, "between 0 and 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            stochastic_langevin(target, np.zeros(1), scale * np.eye(1), rng=rng, **settings)
+            langevin(target, np.zeros(1), scale * np.eye(1), rng=rng, **settings)
