@@ -12,15 +12,16 @@ Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the no
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.linalg.runtime import TensorState
+
 
 @dataclass(frozen=True)
-class Data:
+class Data(TensorState):
     r"""Observations.
 
     Attributes
@@ -67,10 +68,6 @@ class Data:
         """`function` of every tensor."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return replace(self, **{k: function(v) for k, v in columns.items() if v is not None})
-
-    def to(self, *args: Any) -> "Data":
-        """Every tensor in a dtype, on a device, or like a tensor: as ``Tensor.to``."""
-        return self.map(lambda tensor: tensor.to(*args))
 
     def take(self, index: Tensor | slice) -> "Data":
         """The observations of an index, mask or slice; of a slice, views."""

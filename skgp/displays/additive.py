@@ -184,7 +184,8 @@ class AdditiveEffectsDisplay:
         """
         self.axes_ = panel_axes(len(self.x), ax, n_cols, caller=type(self).__name__, sharey=True)
         self.figure_ = self.axes_[0].figure
-        self.lines_, self.bands_ = [], []
+        self.lines_: list[list[Any]] = []
+        self.bands_: list[list[Any]] = []
         for panel, axis in enumerate(self.axes_):
             self._draw(panel, axis, line_kwargs or {}, band_kwargs or {})
             axis.set(xlabel=self.panel_names[panel])

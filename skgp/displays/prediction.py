@@ -353,4 +353,5 @@ def panel_axes(
 
 def in_first_column(axis: Axes) -> bool:
     """Whether nothing is to the left of it on its figure."""
-    return axis.get_subplotspec() is None or axis.get_subplotspec().is_first_col()
+    place = axis.get_subplotspec()
+    return place is None or place.is_first_col()

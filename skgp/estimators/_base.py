@@ -23,7 +23,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.estimators._fitting import asked_model, in_few_threads
+from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.estimators._fitting import FitSession, asked_model
 from skgp.estimators._parameters import (
     Option,
     StrOptions,
@@ -72,11 +73,6 @@ class Backend:
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """Return ``array`` on ``device`` in ``dtype``; shares its memory where it can."""
         return to_tensor(array, dtype=self.dtype, device=self.device)
-
-
-def resolve_backend(device: str | torch.device, dtype: str, random_state) -> Backend:
-    """Resolve the parameters ``device``, ``dtype`` and ``random_state`` of an estimator."""
-    return Backend(resolve_device(device), getattr(torch, dtype), random_state)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -134,6 +130,19 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         "verbose": ["verbose"],
     }
 
+    # Parameters and fitted attributes of every estimator.
+    kernel: Kernel | None
+    optimizer: str | None
+    random_state: int | np.random.RandomState | None
+    device: str | torch.device
+    dtype: str
+    n_jobs: int | None
+    kernel_: Kernel
+    n_iter_: int
+    history_: dict[str, list[float]]
+
+    #: Stages that a fit opens, at most.
+    _n_stages = 2
     #: Where parameters have an effect that not always have one.
     _option_rules: tuple[Option, ...] = ()
     #: Fitted attributes that ``partial_fit`` or a warm start changes in place.
@@ -152,6 +161,20 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         check_likelihood(self, BaseGP)
         super()._validate_params()
 
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        """Refuse parameters that do not go together, or not with ``partial_fit`` (`stream`)."""
+
+    @abstractmethod
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        """Fit and set the fitted attributes; a `stream` keeps what later observations need."""
+
+    @property
+    def _has_stream(self) -> bool:
+        """Whether ``partial_fit`` goes on from a fit."""
+        return hasattr(self, "kernel_")
+
     @abstractmethod
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         """Return the posterior mean of f, shape (n,)."""
@@ -166,29 +189,21 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
 
     def _resolve_backend(self) -> Backend:
         """Resolve ``device``, ``dtype`` and ``random_state``."""
-        return resolve_backend(self.device, self.dtype, self.random_state)
+        return Backend(resolve_device(self.device), getattr(torch, self.dtype), self.random_state)
 
-    def _resolve_kernel(self, X: np.ndarray, default: Callable[[], Kernel]) -> Kernel:
-        """Return a checked copy of ``kernel``, or the data-driven default when it is None.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n, d)
-        default : callable
-            Makes the default kernel; called only when needed.
+    def _given_kernel(self, X: np.ndarray) -> Kernel:
+        """Return a checked copy of ``kernel``, which is not None, for inputs X (n, d).
 
         Raises
         ------
         TypeError
-            If a part of the kernel has no reading in torch.
+            If a part of the kernel has no form in torch.
         ValueError
             If a WhiteKernel is not a summand at the top level, or the kernel does not fit the
             number of columns of X.
         """
-        if self.kernel is None:
-            return default()
         kernel = clone(self.kernel)
-        split_noise(kernel)  # raises for what skgp cannot read
+        split_noise(kernel)  # raises for what skgp cannot evaluate
         try:
             kernel(X[:1])
         except ValueError as error:
@@ -221,8 +236,16 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        return bounded_inputs(X, self.kernel_.is_stationary())
+        inputs = validate_data(self, X, reset=False, dtype=np.float64)
+        return bounded_inputs(inputs, self.kernel_.is_stationary())
+
+    def _validate_scored(
+        self, X: ArrayLike, y: ArrayLike, **checks: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return X (n, d) and y (n,) of observations to score; `checks` as of `validate_data`."""
+        check_is_fitted(self)
+        inputs, targets = validate_data(self, X, y, reset=False, dtype=np.float64, **checks)
+        return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
 
     def _by_chunks(self, hook: Callable, X: np.ndarray):
         """Apply a latent hook to blocks of rows that fit in ``PREDICTION_MEMORY``."""
@@ -237,20 +260,21 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         mean, var = self._by_chunks(self._latent_mean_and_variance, X)
         return mean, clip_variance(var)
 
-    @in_few_threads
-    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and variance of the latent process f.
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
+def arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
+    """X (n, d) and weights (n,) of observations, in float64."""
+    weight = None if data.weight is None else data.weight.cpu().double().numpy()
+    return data.X.cpu().double().numpy(), weight
 
-        Returns
-        -------
-        mean, var : ndarray of shape (n,)
-            Without observation noise. Of a regressor, in the units of y and their square.
-        """
-        return self._latent_moments(self._validate_prediction(X))
+
+def merged(data: Data, device: torch.device, *, replicates: bool = False) -> Data:
+    """Observations of equal inputs, targets and offsets merged; `replicates`, of equal inputs."""
+    X, weight = arrays(data)
+    y = data.y.cpu().double().numpy()
+    if replicates:
+        return merge_replicates(X, y, weight, device)
+    offset = None if data.offset is None else data.offset.cpu().double().numpy()
+    return distinct_observations(X, y, weight, device, offset)
 
 
 def keep_weighted_rows(

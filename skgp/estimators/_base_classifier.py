@@ -7,52 +7,50 @@ c}`: with two classes there is one column (c = 1), +1 for ``classes_[1]``; with 
 class k against the rest. The estimator provides
 
 ===================================== ==========================================================
-``fit(X, y, sample_weight=None)``     see the sketch below
+``_learn(data, session, backend)``    fits, as below
+``_update(data, backend)``            changes the posterior by more data, for ``partial_fit``
 ``_latent_mean(X)``                   :math:`E[f]`, shape (n, c); the fast path of predictions
 ``_latent_mean_and_variance(X)``      :math:`E[f], V[f]`, shapes (n, c), (n, c)
-``_likelihood``                       set by ``fit``: a `skgp.likelihoods.Bernoulli`
-``moderation_``                       set by ``fit``: factor of V[f] that predictions average
+``_likelihood``                       set by ``_learn``: a `skgp.likelihoods.Bernoulli`
+``moderation_``                       set by ``_learn``: factor of V[f] that predictions average
                                       over, 0 for those at the mean
 ===================================== ==========================================================
 
-The hooks take a float64 array X (n, d) that may be read-only, in the units of the user, and return
-float64 arrays, the same for a row whatever rows come with it. It may also override
+The data of the first two are validated and on the CPU; their y (n,) are indices into ``classes_``.
+Rows of weight 0 are dropped, a class that has no other rows included, and ``class_weight`` is
+folded into the weights. The latent hooks take a float64 array X (n, d) that may be read-only, in
+the units of the user, and return float64 arrays, the same for a row whatever rows come with it. It
+may also override
 
 ===================================== ==========================================================
-``_bytes_per_row()``                  memory that the hooks above take for a row of X
+``_check_parameters()``               refuses parameters that do not go together
+``_bytes_per_row()``                  memory that the latent hooks take for a row of X
 ``_log_class_probability(mean, var)`` :math:`\log P(Y = +1)` given the moments of f, shape (n, c)
-``_coupling``                         of more than two classes, :math:`\lambda` in
+``coupling_``                         of more than two classes, :math:`\lambda` in
                                       :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`; 0 by default
 ===================================== ==========================================================
 
-the second of which receives ``var=None`` where ``moderation_`` is 0. It must be that of a
+the third of which receives ``var=None`` where ``moderation_`` is 0. It must be that of a
 symmetric link, :math:`P(Y = -1 \mid m, v) = P(Y = +1 \mid -m, v)`, as logit and probit are, and it
-works in logarithms: probabilities near 0 keep their digits. A ``fit`` reads::
+works in logarithms: probabilities near 0 keep their digits. A fit reads::
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            Y = one_vs_rest(codes, len(self.classes_))
-            self._likelihood = Bernoulli(self.likelihood)
-            offset = base_rate_offset(Y, sample_weight, link=self.likelihood)
-            backend = self._resolve_backend()
-            kernel = self._resolve_kernel(X, lambda: default_kernel(X))
-            with session.stage("solve", max_iter=self.max_iter) as callback:
-                ...
-            self.kernel_ = kernel.clone_with_theta(theta)
-            warn_at_bounds(self.kernel_, self.kernel)
-            self.moderation_ = ...
-        return self
-
-and a ``partial_fit`` calls ``_validate_batch`` instead of ``_validate_training``. Both drop rows of
-weight 0, a class that has no other rows included, and fold ``class_weight`` into the weights: what
-follows sees positive weights only.
+    def _learn(self, data, session, backend, *, stream=False):
+        X, weight = arrays(data)
+        Y = self._one_vs_rest(data)
+        self._likelihood = Bernoulli(self.likelihood)
+        offset = base_rate_offset(Y, weight, link=self.likelihood)
+        kernels = self._kernels(X, weight)
+        with session.stage("solve", max_iter=self.max_iter) as callback:
+            ...
+        self.kernel_ = kernel.clone_with_theta(theta)
+        warn_at_bounds(self.kernel_, self.kernel)
+        self.moderation_ = ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,21 +61,21 @@ from sklearn.base import ClassifierMixin
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import gen_batches
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.estimators._base import BaseGP, keep_weighted_rows, to_tensor
-from skgp.estimators._fitting import in_few_threads
+from skgp.data import Data
+from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, merged, to_tensor
+from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._kernels import default_classification_kernels, refuse_noise
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
-    bounded_inputs,
     class_weights,
     distinct_labels,
     encode,
     natural_dtype,
+    one_vs_rest,
     validate_training_data,
 )
 from skgp.estimators.defaults import LINK_ELEMENTS, LOG_ZERO
-from skgp.kernels import split_noise
 from skgp.likelihoods import Bernoulli
 
 
@@ -104,12 +102,11 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         "class_weight": [dict, StrOptions({"balanced"}), None],
     }
 
+    class_weight: dict | str | None
+    likelihood: str
+    classes_: np.ndarray
+    moderation_: float
     _likelihood: Bernoulli
-
-    @property
-    def _coupling(self) -> float:
-        """How far the claims of several classes count as independent of each other."""
-        return 0.0
 
     def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
         """Return log P(Y = +1) for f ~ N(mean, var), or f = mean where var is None.
@@ -134,12 +131,72 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     # ---- training ------------------------------------------------------------------------
 
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
+        """Learn the hyper-parameters, then the posterior of the latent functions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Labels of two classes or more.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        self._check_parameters()
+        with fit_session(self, X, y, sample_weight=sample_weight) as session:
+            data = self._validate_training(X, y, sample_weight)
+            self._learn(data, session, self._resolve_backend())
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ):
+        """Add observations to the posterior, as the notes above say; the first call is a `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        classes : array-like of shape (n_classes,), optional
+            All labels there will be; by default those of the first call.
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        self._check_parameters(stream=True)
+        first = not self._has_stream
+        data = self._validate_batch(X, y, sample_weight, classes=classes, first=first)
+        backend = self._resolve_backend()
+        if first:
+            with fit_session(self, X, y, sample_weight=sample_weight) as session:
+                self._learn(data, session, backend, stream=True)
+        else:
+            self._update(data, backend)
+        return self
+
+    @abstractmethod
+    def _update(self, data: Data, backend: Backend) -> None:
+        """Change the posterior by observations beyond those of the last call."""
+
     def _validate_training(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Set ``classes_`` and return X (n, d), codes (n,) and the weights (n,) or None.
-
-        Codes are indices into ``classes_``; ``class_weight`` is folded into the weights.
+    ) -> Data:
+        """Set ``classes_`` and return the observations, y (n,) being indices into it.
 
         Raises
         ------
@@ -150,24 +207,22 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         TypeError
             If X is sparse.
         """
-        X, y, sample_weight = self._validate_rows(X, y, sample_weight, reset=True)
-        classes = distinct_labels(y, "y")
+        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=True)
+        classes = distinct_labels(labels, "y")
         if len(classes) < 2:
             rows = "" if sample_weight is None else ", in the rows of positive sample_weight"
             raise ValueError(
                 f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
                 "or more. Give rows of another class."
             )
-        if len(classes) == len(y) > 2:
+        if len(classes) == len(labels) > 2:
             raise ValueError(
-                f"y holds {len(classes)} classes in {len(y)} rows: each row is a class of its own. "
-                "Merge classes, or use a regressor if y is a quantity."
+                f"y holds {len(classes)} classes in {len(labels)} rows: each row is a class of its "
+                "own. Merge classes, or use a regressor if y is a quantity."
             )
-        codes = encode(y, classes)
-        sample_weight = self._fold_class_weight(classes, codes, sample_weight)
-        self.classes_ = classes
+        data = self._coded(X, labels, classes, weight)
         self._begin_fit()
-        return X, codes, sample_weight
+        return data
 
     def _validate_batch(
         self,
@@ -177,18 +232,10 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         *,
         classes: ArrayLike | None = None,
         first: bool,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    ) -> Data:
         """As `_validate_training`, for one call of ``partial_fit``.
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,) or None, default=None
-        classes : array-like of shape (n_classes,) or None, default=None
-            All labels of the stream; None takes those of y in the first call.
-        first : bool
-            Whether this call begins a stream: it sets ``classes_`` and the columns of X.
+        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
 
         Raises
         ------
@@ -201,11 +248,10 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
                 f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
                 "partial_fit; give a dictionary, or use fit."
             )
-        X, y, sample_weight = self._validate_rows(X, y, sample_weight, reset=first)
-        if classes is not None:
-            classes = distinct_labels(classes, "classes")
+        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
+        asked = None if classes is None else distinct_labels(classes, "classes")
         if first:
-            known = distinct_labels(y, "y") if classes is None else classes
+            known = distinct_labels(labels, "y") if asked is None else asked
             if len(known) < 2:
                 raise ValueError(
                     f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
@@ -213,49 +259,57 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
                 )
         else:
             known = self.classes_
-            if classes is not None and not np.array_equal(classes, known):
+            if asked is not None and not np.array_equal(asked, known):
                 raise ValueError(
-                    f"classes={classes.tolist()} differs from that of the first call of "
+                    f"classes={asked.tolist()} differs from that of the first call of "
                     f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
                 )
-        codes = encode(y, known)
-        sample_weight = self._fold_class_weight(known, codes, sample_weight)
-        self.classes_ = known
+        data = self._coded(X, labels, known, weight)
         if first:
-            self._begin_fit(informed=len(np.unique(codes)) > 1)
-        return X, codes, sample_weight
+            self._begin_fit(informed=len(data.y.unique()) > 1)
+        return data
 
-    def _validate_rows(self, X, y, sample_weight, *, reset: bool):
+    def _validate_rows(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Check rows, labels as such, and weights; drop the rows of weight 0."""
-        X, y = validate_training_data(self, X, y, reset=reset)
-        y = natural_dtype(y)
-        distinct_labels(y, "y")  # says what is wrong with a mixture, which the next line does not
-        check_classification_targets(y)
-        return keep_weighted_rows(X, y, sample_weight)
+        X, given = validate_training_data(self, X, y, reset=reset)
+        labels = natural_dtype(given)
+        distinct_labels(labels, "y")  # says what is wrong with a mixture; the next line does not
+        check_classification_targets(labels)
+        return keep_weighted_rows(X, labels, sample_weight)
 
-    def _fold_class_weight(
-        self, classes: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None
-    ) -> np.ndarray | None:
-        """Return the weight of each row times that of its class, or None if all count as one."""
-        if self.class_weight is None:
-            return sample_weight
-        weights = class_weights(self.class_weight, classes, codes, sample_weight)[codes]
-        return weights if sample_weight is None else weights * sample_weight
+    def _coded(
+        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray, weight: np.ndarray | None
+    ) -> Data:
+        """Set ``classes_``; observations with the weight of each times that of its class."""
+        codes = encode(y, classes)
+        if self.class_weight is not None:
+            factor = class_weights(self.class_weight, classes, codes, weight)[codes]
+            weight = factor if weight is None else factor * weight
+        self.classes_ = classes
+        numbers = to_tensor(codes.astype(np.float64))
+        return Data(to_tensor(X), numbers, None if weight is None else to_tensor(weight))
 
-    def _resolve_kernel(self, X: np.ndarray, default: Callable[[], Kernel]) -> Kernel:
-        """As `BaseGP._resolve_kernel`; a classifier has no Gaussian noise.
+    def _one_vs_rest(self, data: Data) -> np.ndarray:
+        """The coding Y (n, c) in {-1., +1.} of the indices y: see `one_vs_rest`."""
+        return one_vs_rest(data.y.cpu().numpy().astype(np.int64), len(self.classes_))
 
-        Raises
-        ------
-        ValueError
-            Also if the kernel has a WhiteKernel summand.
-        """
-        kernel = super()._resolve_kernel(X, default)
-        if split_noise(kernel)[1] is not None:
-            raise ValueError(
-                f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
-                f"{type(self).__name__} has none. Leave the WhiteKernel out."
-            )
+    def _distinct(self, data: Data, backend: Backend) -> Data:
+        """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
+        data = merged(data, backend.device)
+        Y = backend.tensor(self._one_vs_rest(data))
+        return replace(data, y=Y, scatter=None).to(backend.dtype)
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        """Kernels of f to choose among: the one given, or the default ones."""
+        if self.kernel is None:
+            return default_classification_kernels(X, sample_weight)
+        return [self._given_kernel(X)]
+
+    def _given_kernel(self, X: np.ndarray) -> Kernel:
+        kernel = super()._given_kernel(X)
+        refuse_noise(kernel, self)
         return kernel
 
     # ---- the public interface -----------------------------------------------------------
@@ -271,9 +325,9 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         log_proba = self._log_class_probability(mean, var)
         if len(self.classes_) == 2:
             log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])
-        elif self._coupling:
+        elif coupling := getattr(self, "coupling_", 0.0):
             others = np.maximum(self._log_class_probability(-mean, var), LOG_ZERO)
-            log_proba = log_proba - self._coupling * others
+            log_proba = log_proba - coupling * others
         log_proba = np.maximum(log_proba, LOG_ZERO)
         # Beside a great common part the sum of the classes would be lost to rounding.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
@@ -362,12 +416,11 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         ValueError
             If there is a label that ``fit`` did not see; names it.
         """
-        check_is_fitted(self)
-        X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
-        X = bounded_inputs(X, self.kernel_.is_stationary())
+        X, y = self._validate_scored(X, y)
         codes = encode(y, self.classes_)
         return self._log_proba(X)[np.arange(len(codes)), codes]
 
+    @in_few_threads
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent processes f.
 
@@ -381,7 +434,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             In the scale of the link. Large mean values favour ``classes_[1]``, or the class of
             the column against all others.
         """
-        mean, var = super().latent_mean_and_variance(X)
+        mean, var = self._latent_moments(self._validate_prediction(X))
         return (mean[:, 0], var[:, 0]) if len(self.classes_) == 2 else (mean, var)
 
 

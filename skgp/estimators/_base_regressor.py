@@ -1,73 +1,75 @@
 r"""The interface of the regressors.
 
-A concrete regressor derives from `BaseGPRegressor`, has an ``__init__`` that stores its parameters,
-and extends ``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the standardised
-target, of which :math:`p(z \mid f)` is the likelihood; with Gaussian noise
-:math:`z = f(x) + \varepsilon`. The estimator provides
+A concrete regressor derives from `BaseGPRegressor`, or `StreamingGPRegressor` where it has a
+``partial_fit``; has an ``__init__`` that stores its parameters; and extends
+``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the standardised target, of which
+:math:`p(z \mid f)` is the likelihood; with Gaussian noise :math:`z = f(x) + \varepsilon`. The
+estimator provides
 
 ===================================== ==========================================================
-``fit(X, y, sample_weight=None)``     see the sketch below
+``_learn(data, session, backend)``    fits, as below
+``_update(data, backend)``            changes the posterior by more data, for ``partial_fit``
 ``_latent_mean(X)``                   :math:`E[f]`, shape (n,); the fast path of ``predict(X)``
 ``_latent_mean_and_variance(X)``      :math:`E[f], V[f]`, shapes (n,), (n,); no noise
 ``_latent_mean_and_covariance(X)``    the same with the covariance, shape (n, n)
-``_likelihood``                       set by ``fit``: a `skgp.likelihoods.NumericLikelihood` of
+``_likelihood``                       set by ``_learn``: a `skgp.likelihoods.NumericLikelihood` of
                                       z, or None for Gaussian noise
-``_noise_variance``                   set by ``fit`` where that is None: :math:`V[\varepsilon]`, a
-                                      float in units of z^2
+``_noise_variance``                   set by ``_learn`` where that is None:
+                                      :math:`V[\varepsilon]`, a float in units of z^2
 ===================================== ==========================================================
 
-Hooks take a float64 array X (n, d) that may be read-only, in the units of the user, and return
-float64 arrays, the same for a row whatever rows come with it. It may also override
-``_bytes_per_row()``, the memory that the hooks above take for a row of X, and
+The data of the first two are validated, of positive weight, standardised, and on the CPU; they may
+share the memory of X, so that a fit that keeps observations keeps a copy. The latent hooks take a
+float64 array X (n, d) that may be read-only, in the units of the user, and return float64 arrays,
+the same for a row whatever rows come with it. It may also override ``_check_parameters()``;
+``_bytes_per_row()``, the memory that the latent hooks take for a row of X; and
 ``_latent_samples(X, n, rng)``, joint draws of f of shape (n_rows, n), which then need no dense
 covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X, z)`` and
-``_observation_samples(X, n, rng)`` say what the moments of f do not. A ``fit`` reads::
+``_observation_samples(X, n, rng)`` say what the moments of f do not. A fit reads::
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            X, y, sample_weight = self._validate_training(X, y, sample_weight)
-            z = self._standardise_target(y, sample_weight)
-            backend = self._resolve_backend()
-            kernel = self._resolve_kernel(X, lambda: default_kernel(X, z))
-            with session.stage("solve", max_iter=self.max_iter) as callback:
-                ...
-            self.kernel_ = kernel.clone_with_theta(theta)
-            warn_at_bounds(self.kernel_, self.kernel)
-            self._likelihood = StudentT(scale, df)
-        return self
+    def _learn(self, data, session, backend, *, stream=False):
+        kernels = self._kernels(*arrays(data))
+        with session.stage("solve", max_iter=self.max_iter) as callback:
+            ...
+        self.kernel_ = kernel.clone_with_theta(theta)
+        warn_at_bounds(self.kernel_, self.kernel)
+        self._likelihood = StudentT(scale, df)
 
 ``fit_context`` makes it a transaction: ``self`` is a draft, whose state replaces that of the
 estimator at the end; where the fit raises, nothing has changed. It warns by ``warn_caller``.
 
-Rows of weight 0 are dropped by ``_validate_training``: what follows sees positive weights only. It
-does not copy X where it need not: a fit that keeps rows of X keeps a copy. A regressor of counts
-asks ``_validate_training(..., counts=True)``, takes ``z = self._keep_target(y)`` and refuses a
-WhiteKernel by `skgp.estimators._validation.refuse_noise`.
+A regressor of counts has ``_counts`` true, takes its targets as they are (`_target`), and refuses a
+WhiteKernel by `skgp.estimators._kernels.refuse_noise`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _num_samples
 
-from skgp.estimators._base import BaseGP, keep_weighted_rows
-from skgp.estimators._fitting import in_few_threads
+from skgp.data import Data
+from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
+from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._kernels import default_kernels, with_noise
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
 from skgp.estimators._validation import (
-    bounded_inputs,
     check_counts,
     check_exposure,
     check_joint_memory,
     validate_training_data,
 )
+
+Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
 
 class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
@@ -94,42 +96,114 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         "normalize_y": ["boolean"],
     }
 
+    normalize_y: bool
+    y_mean_: float
+    y_scale_: float
+
     @abstractmethod
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
 
+    #: Whether the targets are counts, which have exposures and no units.
+    _counts = False
+
     # ---- training ------------------------------------------------------------------------
 
-    def _validate_training(
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(
         self,
         X: ArrayLike,
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
+        """Learn the hyper-parameters, then the posterior of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            In any units.
+        y : array-like of shape (n,)
+            Counts, for ``likelihood="poisson"``.
+        sample_weight : array-like of shape (n,), optional
+            Likelihood weights: a weight of 2 equals the row given twice.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, positive. It multiplies the
+            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        self._fit(X, y, sample_weight, exposure)
+        return self
+
+    def _fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        exposure: ArrayLike | None,
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Validate, standardise and learn; a `stream` keeps what later observations need."""
+        self._check_parameters(stream=stream)
+        with fit_session(self, X, y, sample_weight=sample_weight) as session:
+            data = self._training_data(X, y, sample_weight, exposure)
+            self._learn(data, session, self._resolve_backend(), stream=stream)
+
+    def _training_data(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
         *,
         reset: bool = True,
-        counts: bool = False,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return X (n, d), y (n,) and the weights (n,) or None, as float64.
+    ) -> Data:
+        """Observations of positive weight, in float64 on the CPU, y standardised.
 
-        A row of weight 0 counts for nothing and is dropped. ``reset=False`` (``partial_fit``)
-        checks the columns of X against those seen before, ``counts=True`` that y holds counts.
+        ``reset=False`` (``partial_fit``) checks the columns of X against those seen before, and
+        standardises y as then.
 
         Raises
         ------
         ValueError
             If X or y hold NaN or infinity, or X a number above 1e100, if y is not a vector of
-            numbers or should hold counts
-            and does not, or if the weights are negative, all 0, or not one a row.
+            numbers or should hold counts and does not, or if weights or exposures are out of range
+            or not one a row.
         TypeError
             If X is sparse.
         """
+        n_rows, given = _num_samples(X), sample_weight
         X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
-        if counts:
-            check_counts(y)
-        X, y, sample_weight = keep_weighted_rows(X, y.astype(np.float64, copy=False), sample_weight)
+        X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
         if reset:
             self._begin_fit(informed=len(y) > 1)
-        return X, y, sample_weight
+        offset = self._training_offset(exposure, n_rows, given)
+        z = self._target(y, sample_weight) if reset else self._to_z(y)
+        columns = sample_weight, None, None if offset is None else offset[:, None]
+        return Data(
+            to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
+        )
+
+    def _checked_target(self, y: np.ndarray) -> np.ndarray:
+        """Return y (n,) as float64; a ValueError names what should be a count and is not."""
+        if self._counts:
+            check_counts(y)
+        return y.astype(np.float64, copy=False)
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        """Kernels to choose among, with noise: the one given, or the default ones."""
+        if self.kernel is None:
+            return default_kernels(X, sample_weight)
+        return [with_noise(self._given_kernel(X))]
+
+    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Targets as the likelihood takes them, shape (n,)."""
+        return self._standardise_target(y, sample_weight)
 
     def _standardise_target(
         self, y: np.ndarray, sample_weight: np.ndarray | None = None
@@ -157,7 +231,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """Standardise targets with ``y_mean_`` and ``y_scale_``."""
         return (y - self.y_mean_) / self.y_scale_
 
-    def _to_y(self, z: np.ndarray) -> np.ndarray:
+    def _to_y(self, z: Values) -> Values:
         """Return standardised values, of any shape, in the units of y."""
         return self.y_mean_ + self.y_scale_ * z
 
@@ -203,8 +277,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             given = np.asarray(exposure, dtype=np.float64)
             if given.size in (1, n_rows):  # of one a row, those that count; others are refused
                 exposure = np.where(weights > 0, given.reshape(-1), 1.0)
-            return check_exposure(exposure, n_rows, self)[weights > 0]
-        return check_exposure(exposure, n_rows, self)
+        offset = check_exposure(exposure, n_rows, self)
+        if offset is None or weights is None or weights.ndim != 1:
+            return offset
+        return offset[weights > 0]
 
     # ---- the public interface -----------------------------------------------------------
 
@@ -263,6 +339,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean = self._to_y(mean)
         return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
 
+    @in_few_threads
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent function, without noise.
 
@@ -276,7 +353,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
             link: the logarithm of the rate with ``link="exp"``.
         """
-        mean, var = super().latent_mean_and_variance(X)
+        mean, var = self._latent_moments(self._validate_prediction(X))
         return self._to_y(mean), self.y_scale_**2 * var
 
     @in_few_threads
@@ -400,12 +477,9 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         ValueError
             If y should hold counts and holds a negative or fractional number; names it.
         """
-        check_is_fitted(self)
-        X, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
-        X = bounded_inputs(X, self.kernel_.is_stationary())
-        return self._log_density(X, self._to_z(y), **self._offset_at(exposure, X)) - np.log(
-            self.y_scale_
-        )
+        X, y = self._validate_scored(X, y, y_numeric=True)
+        log_density = self._log_density(X, self._to_z(y), **self._offset_at(exposure, X))
+        return log_density - np.log(self.y_scale_)
 
     def score(
         self,
@@ -429,3 +503,46 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         float
         """
         return r2_score(y, self.predict(X, exposure=exposure), sample_weight=sample_weight)
+
+
+class StreamingGPRegressor(BaseGPRegressor):
+    """A regressor that observations may be added to."""
+
+    def _streams(self) -> bool:
+        """Whether there is a ``partial_fit``; if not, an AttributeError says why."""
+        return True
+
+    @available_if(lambda self: self._streams())
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ):
+        """Add observations to the posterior, as the notes above say; the first call is a `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        if not self._has_stream:
+            self._fit(X, y, sample_weight, exposure, stream=True)
+            return self
+        self._check_parameters(stream=True)
+        data = self._training_data(X, y, sample_weight, exposure, reset=False)
+        self._update(data, self._resolve_backend())
+        return self
+
+    @abstractmethod
+    def _update(self, data: Data, backend: Backend) -> None:
+        """Change the posterior by observations beyond those of the last call."""

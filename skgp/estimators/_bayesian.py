@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
-from skgp.data import Data, merge_replicates
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import FitSession, fit_context, fit_session, in_few_threads
-from skgp.estimators._kernels import default_kernels, with_noise
+from skgp.estimators._fitting import FitSession, in_few_threads
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds, warn_caller
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
@@ -31,6 +31,7 @@ from skgp.models.bayesian import (
     predictive_mixture,
     resolve_plan,
 )
+from skgp.priors import Prior
 
 
 class BayesianGPRegressor(BaseGPRegressor):
@@ -232,62 +233,44 @@ class BayesianGPRegressor(BaseGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Sample the posterior of the hyper-parameters.
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        X, weight = arrays(data)
+        z = data.y.numpy()
+        data = merged(data, backend.device, replicates=True)
+        plan = resolve_plan(self.solver, self.sampler, len(data.y), self.memory_budget)
+        self.history_ = {}
+        self.priors_: tuple[Prior, ...] = ()
+        columns = getattr(self, "feature_names_in_", None)
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
+        def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
+            priors = resolve_priors(kernel, self.prior, X, z, weight, columns)
+            return LogPosterior(kernel, rows, priors)
 
-        Returns
-        -------
-        BayesianGPRegressor
-            Itself.
-        """
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            X, y, sample_weight = self._validate_training(X, y, sample_weight)
-            z = self._standardise_target(y, sample_weight)
-            backend = self._resolve_backend()
-            data = merge_replicates(X, z, sample_weight, backend.device)
-            plan = resolve_plan(self.solver, self.sampler, len(data.y), self.memory_budget)
-            self.history_, self.priors_ = {}, ()
-            columns = getattr(self, "feature_names_in_", None)
-
-            def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
-                priors = resolve_priors(kernel, self.prior, X, z, sample_weight, columns)
-                return LogPosterior(kernel, rows, priors)
-
-            rng = backend.rng()
-            kernel = self._choose_kernel(session, X, sample_weight, posterior_of, data, rng)
-            samples = self._learn(session, kernel, posterior_of, data, plan, rng)
-            self._keep(kernel, samples, data, plan, rng)
-            self._report(samples, session.interrupted)
-        return self
+        rng = backend.rng()
+        kernel = self._choose_kernel(session, self._kernels(X, weight), posterior_of, data, rng)
+        samples = self._sample(session, kernel, posterior_of, data, plan, rng)
+        self._keep(kernel, samples, data, plan, rng)
+        self._report(samples, session.interrupted)
 
     def _choose_kernel(
         self,
         session: FitSession,
-        X: np.ndarray,
-        sample_weight: np.ndarray | None,
+        kernels: list[Kernel],
         posterior_of: Callable[..., LogPosterior],
         data: Data,
         rng: np.random.Generator,
     ) -> Kernel:
         """The user's kernel, with noise, or the default that explains some rows best."""
         if self.kernel is not None:
-            return fix_equal_bounds(with_noise(self._resolve_kernel(X, lambda: None)))
-        kernels = default_kernels(X, sample_weight)
+            return fix_equal_bounds(kernels[0])
         if len(kernels) == 1 or self.optimizer is None:
             return kernels[0]
         with session.stage("kernel") as callback:
             return choose_kernel(kernels, data, posterior_of, rng, self._recorded(callback))
 
-    def _learn(
+    def _sample(
         self,
         session: FitSession,
         kernel: Kernel,
@@ -308,14 +291,18 @@ class BayesianGPRegressor(BaseGPRegressor):
         starts = [] if self.kernel is None else [kernel.theta]
         posterior = posterior_of(kernel)
         self.priors_ = posterior.priors
-        of_cg = {
+        of_cg: dict[str, Any] = {
             "rank": self.preconditioner_rank,
             "n_probes": self.n_probes,
             "roulette": self.roulette,
             "memory_budget": self.memory_budget,
         }
         with session.stage("posterior") as callback:
-            common = {"rng": rng, "starts": starts, "callback": self._recorded(callback)}
+            common: dict[str, Any] = {
+                "rng": rng,
+                "starts": starts,
+                "callback": self._recorded(callback),
+            }
             if self.optimizer == "map":
                 return find_optimum(posterior, plan, **common, **of_cg)
             return draw_samples(
@@ -442,8 +429,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         other.diagnostics_ = {"sampler": "map", "converged": True, "problems": [], "ess": 1.0}
         at_map = self.diagnostics_.get("log_posterior_map")
         if at_map is not None and hasattr(self, "log_marginal_likelihood_value_"):
-            priors = zip(self.priors_, self.map_, strict=True)
-            log_prior = sum(float(prior.log_density(u)) for prior, u in priors)
+            pairs = zip(self.priors_, self.map_, strict=True)
+            log_prior = sum(float(prior.log_density(u)) for prior, u in pairs)
             other.log_marginal_likelihood_value_ = at_map - log_prior
         return other
 
@@ -468,13 +455,13 @@ class BayesianGPRegressor(BaseGPRegressor):
     def _latent_samples(self, X, n_samples, rng):
         return self._state.draws(X, n_samples, rng)
 
-    def _observation_samples(self, X, n_samples, rng):
+    def _observation_samples(self, X, n_samples, rng, **offset):
         return self._state.draws(X, n_samples, rng, noise=True)
 
-    def _quantiles(self, X, levels):
+    def _quantiles(self, X, levels, **offset):
         return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
 
-    def _log_density(self, X, z):
+    def _log_density(self, X, z, **offset):
         return self._by_chunks(
             lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
             np.column_stack([X, z]),

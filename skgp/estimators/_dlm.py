@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Real
 
 import numpy as np
-from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
-from sklearn.utils.validation import _num_samples
 
-from skgp.data import Data, distinct_observations
-from skgp.estimators._base import Backend, to_tensor
-from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._dlm_common import SparseGPMixin
-from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
-from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._regression_likelihood import RegressionLikelihood
+from skgp.estimators._fitting import FitSession
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.kernels.gram import split_noise
 from skgp.learning import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
-from skgp.likelihoods import NumericLikelihood
 
 
-class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
+class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
     r"""Sparse Gaussian process regression trained on the loss that it is judged by.
 
     The posterior q over the values at M inducing points, the points and the hyper-parameters
@@ -155,6 +148,14 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     DLMGPClassifier : The same for classes.
     QSGPRegressor : Many more basis functions, fixed places, the evidence as the objective.
 
+    Notes
+    -----
+    ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
+    kept. Later calls keep the hyper-parameters, inducing points and standardisation of the first;
+    for Gaussian noise and objectives other than "log_loss" the posterior is that of all
+    observations at once. That of "log_loss", whose width stands for noise as well, counts ten times
+    as a prior, which keeps most of its quality; a `fit` of all observations is better.
+
     References
     ----------
     .. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
@@ -174,12 +175,9 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
     _noise_floor = defaults.NOISE_FLOOR
 
     _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
+        **LikelihoodGPRegressor._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
         "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})],
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
-        "link": [StrOptions({"exp", "softplus"})],
-        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
     def __init__(
@@ -241,143 +239,49 @@ class DLMGPRegressor(RegressionLikelihood, SparseGPMixin, BaseGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Learn inducing points, hyper-parameters and the posterior of f.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-            Counts, for ``likelihood="poisson"``.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-        exposure : float or array-like of shape (n,), optional
-            Of counts: the time, area or population that each is of, positive. It multiplies the
-            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
-
-        Returns
-        -------
-        DLMGPRegressor
-            Itself.
-        """
-        self._check_combination()
-        given = sample_weight
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            n_rows = _num_samples(X)
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=self._counts)
-            log_exposure = self._log_exposure(exposure, n_rows, given)
-            z = self._target(y, sample_weight)
-            backend = self._resolve_backend()
-            kernels, white = self._kernels(X, sample_weight)
-            likelihood = self._make_likelihood(white)
-            data = self._data(X, z, sample_weight, backend, log_exposure)
-            objective = self._objective(self.objective, likelihood)
-            exact = self._is_exact(data, objective)
-            if exact:  # what learns by the evidence needs no floor
-                objective = replace(objective, likelihood=self._make_likelihood(white, floor=0.0))
-            with session.stage("solve") as callback:
-                offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
-                self._fit_sparse(kernels, data, objective, offset, backend, callback, exact=exact)
-            parameters = to_tensor(self._likelihood_parameters)
-            self._describe(self._posterior.kernel, parameters, white)
-            if self._learns:
-                warn_at_bounds(self.kernel_, self.kernel)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior, which is the prior of the next call; rows are not kept.
-
-        The first call is a `fit`. Later ones keep its hyper-parameters, inducing points and
-        standardisation; for Gaussian noise and objectives other than "log_loss" the posterior is
-        that of all rows at once. That of "log_loss", whose width stands for noise as well, counts
-        ten times as a prior, which keeps most of its quality; a `fit` of all rows is better.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-        exposure : float or array-like of shape (n,), optional
-
-        Returns
-        -------
-        DLMGPRegressor
-            Itself.
-        """
-        if not hasattr(self, "_posterior"):
-            return self.fit(X, y, sample_weight, exposure)
-        n_rows, given = _num_samples(X), sample_weight
-        X, y, sample_weight = self._validate_training(
-            X, y, sample_weight, reset=False, counts=self._counts
-        )
-        backend = self._resolve_backend()
-        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
-        log_exposure = self._log_exposure(exposure, n_rows, given)
-        data = self._data(X, self._to_z(y), sample_weight, backend, log_exposure)
-        objective = self._objective(self._minimised, likelihood, learn=False)
-        self._add_rows(data, objective, backend)
-        return self
-
-    def _check_combination(self) -> None:
-        """Refuse parameters that do not go together."""
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
         if not self._is_gaussian and self.objective in ("square_loss", "fitc"):
             raise ValueError(
                 f"objective={self.objective!r} needs likelihood='gaussian'; got "
                 f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."
             )
-        self._check_likelihood()
 
-    def _kernels(
-        self, X: np.ndarray, sample_weight: np.ndarray | None
-    ) -> tuple[list[Kernel], WhiteKernel | None]:
-        """Kernels of f to choose among, and their noise; None for counts."""
-        own = self._own_likelihood is not None
-        if self.kernel is None:
-            kernels = default_kernels(X, sample_weight)
-        else:
-            kernel = self._resolve_kernel(X, lambda: None)
-            if own:
-                refuse_noise(kernel, self)
-            kernels = [with_noise(kernel)]
-        signals, noises = zip(*map(split_noise, kernels), strict=True)
-        return list(signals), None if own else noises[0]
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        kernels, noises = zip(*map(split_noise, self._kernels(*arrays(data))), strict=True)
+        white = None if self._own_likelihood is not None else noises[0]
+        data = self._distinct(data, backend)
+        objective = self._objective(self._make_likelihood(white))
+        exact = self._is_exact(data, objective)
+        if exact:  # what learns by the evidence needs no floor
+            objective = replace(objective, likelihood=self._make_likelihood(white, floor=0.0))
+        with session.stage("solve") as callback:
+            offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
+            self._fit_sparse(list(kernels), data, objective, offset, backend, callback, exact=exact)
+        self._describe(self._posterior.kernel, to_tensor(self._likelihood_parameters), white)
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
 
-    def _log_exposure(self, exposure, n_rows: int, sample_weight) -> np.ndarray | None:
-        """Log-exposures of the rows of positive weight, which sampled gradients do not know."""
+    def _update(self, data: Data, backend: Backend) -> None:
+        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
+        objective = self._objective(likelihood, name=self._minimised, learn=False)
+        self._add_rows(self._distinct(data, backend), objective, backend)
+
+    def _training_offset(self, exposure, n_rows, sample_weight):
         if exposure is not None and self.gradient in STOCHASTIC_GRADIENTS:
             raise ValueError(
                 f"gradient={self.gradient!r} does not take exposure; use gradient='auto'."
             )
-        return self._training_offset(exposure, n_rows, sample_weight)
+        return super()._training_offset(exposure, n_rows, sample_weight)
 
-    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
-        """Rows as tensors, equal ones merged."""
-        rows = distinct_observations(X, z, sample_weight, backend.device, offset)
-        return replace(rows, y=rows.y[:, None], scatter=None).to(backend.dtype)
+    def _distinct(self, data: Data, backend: Backend) -> Data:
+        """Observations of equal inputs, targets and exposures merged, for the fit."""
+        data = merged(data, backend.device)
+        return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
-
-    def _latent_mean(self, X):
-        return self._means(X)[:, 0]
-
-    def _latent_mean_and_variance(self, X):
-        mean, var = self._moments(X)
-        return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
         covariance = self._posterior.covariance(to_tensor(X))

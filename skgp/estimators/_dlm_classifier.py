@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Data, distinct_observations
-from skgp.estimators._base import Backend
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._dlm_common import SparseGPMixin
-from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_classification_kernels
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
-from skgp.estimators._validation import base_rate_offset, one_vs_rest
+from skgp.estimators._validation import base_rate_offset
 from skgp.learning import defaults
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
@@ -144,6 +138,13 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     DLMGPRegressor : The same for quantities and counts.
     QSGPClassifier : Many more basis functions, fixed places, Laplace's approximation.
 
+    Notes
+    -----
+    ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
+    kept. In the first call every class counts as one row more for the base rates: a class may come
+    late. Later calls keep its hyper-parameters, inducing points, base rates and ``coupling_``; the
+    posterior is near that of all observations at once, and depends a little on their order.
+
     References
     ----------
     .. [1] Wei, Sheth and Khardon (2021), Direct loss minimization for sparse Gaussian processes.
@@ -223,111 +224,35 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
 
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Learn inducing points, hyper-parameters and the posterior of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-            Labels of two classes or more.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-
-        Returns
-        -------
-        DLMGPClassifier
-            Itself.
-        """
-        self._check_objective()
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            Y = one_vs_rest(codes, len(self.classes_))
-            offset = base_rate_offset(Y, sample_weight, link=self.likelihood)
-            self._learn(session, X, codes, sample_weight, offset)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior, which is the prior of the next call; rows are not kept.
-
-        The first call is a `fit`, in which every class counts as one row more for the base rates:
-        a class may come late. Later calls keep its hyper-parameters, inducing points, base rates
-        and ``coupling_``; the posterior is near that of all rows at once, and depends a little on
-        their order.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        classes : array-like of shape (n_classes,), optional
-            All labels there will be; by default those of the first call.
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        DLMGPClassifier
-            Itself.
-        """
-        self._check_objective()
-        first = not hasattr(self, "_posterior")
-        asked = X, y, sample_weight
-        X, codes, sample_weight = self._validate_batch(
-            X, y, sample_weight, classes=classes, first=first
-        )
-        if first:
-            offset = self._cautious_offset(codes, sample_weight)
-            with fit_session(self, *asked[:2], sample_weight=asked[2], n_stages=1) as session:
-                self._learn(session, X, codes, sample_weight, offset)
-            return self
-        backend = self._resolve_backend()
-        data = self._data(X, codes, sample_weight, backend)
-        self._add_rows(data, self._log_loss_or_bound(learn=False), backend)
-        return self
-
-    def _check_objective(self) -> None:
-        """Refuse what only a regressor can minimise."""
+    def _check_parameters(self, *, stream: bool = False) -> None:
         if self.objective in _REGRESSION_OBJECTIVES:
             raise ValueError(
                 f"objective={self.objective!r} needs Gaussian noise, and labels have none. Use "
                 "objective='log_loss' or 'elbo', or DLMGPRegressor if y is a quantity."
             )
 
-    def _cautious_offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Base rates with a row of each kind more: a late class must not have an infinite one."""
-        Y = one_vs_rest(codes, len(self.classes_))
-        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=True)
-
     def _learn(
-        self,
-        session,
-        X: np.ndarray,
-        codes: np.ndarray,
-        sample_weight: np.ndarray | None,
-        offset: np.ndarray,
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        """Fit and set the attributes that tell of it."""
-        backend = self._resolve_backend()
-        kernels = self._kernels(X, sample_weight)
-        data = self._data(X, codes, sample_weight, backend)
-        with session.stage("solve") as callback:
-            objective = self._log_loss_or_bound()
-            fit = self._fit_sparse(kernels, data, objective, offset, backend, callback)
+        X, weight = arrays(data)
+        Y = self._one_vs_rest(data)
+        # Of a stream with a row of each kind more: a late class must not have an infinite one.
+        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=stream)
         self._likelihood = Bernoulli(self.likelihood)
+        data = self._distinct(data, backend)
+        with session.stage("solve") as callback:
+            objective = self._objective(self._likelihood)
+            kernels = self._kernels(X, weight)
+            fit = self._fit_sparse(kernels, data, objective, self.offset_, backend, callback)
         self.coupling_ = self._choose_coupling(data, fit.objective, backend)
         self.kernel_ = self._posterior.kernel
-        self.offset_ = offset
         self.moderation_ = 1.0  # the loss averages over f with its whole variance
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        objective = self._objective(self._likelihood, learn=False)
+        self._add_rows(self._distinct(data, backend), objective, backend)
 
     def _choose_coupling(self, data: Data, objective: Objective, backend: Backend) -> float:
         """How far the claims of several classes count as independent, by rows left out."""
@@ -340,38 +265,13 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 
-    @property
-    def _coupling(self) -> float:
-        return self.coupling_
-
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        """Kernels of f to choose among."""
-        if self.kernel is None:
-            return default_classification_kernels(X, sample_weight)
-        return [self._resolve_kernel(X, lambda: None)]
-
-    def _data(
-        self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
-    ) -> Data:
-        """Rows as tensors, those of equal inputs and labels merged."""
-        rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
-        Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
-        return replace(rows, y=backend.tensor(Y), scatter=None).to(backend.dtype)
-
     def _evenness(self, data: Data) -> float:
         """Share of the rarest class, relative to that of equal classes."""
         shares = (data.y > 0).double().mean(0)
         shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])
         return float(len(shares) * shares.min())
 
-    def _log_loss_or_bound(self, *, learn: bool = True) -> Objective:
-        """What to minimise, as the parameters say."""
-        return self._objective(self.objective, Bernoulli(self.likelihood), learn=learn)
-
     # ---- prediction ------------------------------------------------------------------------
 
-    def _latent_mean(self, X):
-        return self._means(X)
-
-    def _latent_mean_and_variance(self, X):
-        return self._moments(X)
+    _latent_mean = SparseGPMixin._means
+    _latent_mean_and_variance = SparseGPMixin._moments

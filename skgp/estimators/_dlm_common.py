@@ -10,8 +10,8 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, to_tensor
-from skgp.estimators._parameters import Interval, Option, StrOptions, options
+from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
     INITIALISERS,
     distinct_rows,
@@ -29,12 +29,26 @@ from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
 from skgp.optim.stopping import StopRecorder
 
 
-class SparseGPMixin:
+class SparseGPMixin(BaseGP):
     """Parameters and fit of sparse GPs; an estimator class adds likelihood and predictions.
 
-    It has the parameters of ``_dlm_constraints``, and the hooks and attributes of a base class of
-    :mod:`skgp.estimators`.
+    The estimator has the parameters of ``_dlm_constraints``.
     """
+
+    objective: str
+    beta: float | Auto
+    n_inducing: int | Auto
+    inducing: str
+    init: str
+    hyperparameters: str
+    gradient: str
+    n_gradient_samples: int
+    max_iter: int
+    tol: float
+    learning_rate: float | None
+    batch_size: int | None
+    early_stopping: bool | Auto
+    validation_fraction: float
 
     _dlm_constraints: dict[str, list[Any]] = {
         "beta": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
@@ -53,6 +67,7 @@ class SparseGPMixin:
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    _n_stages = 1
     _option_rules: tuple[Option, ...] = (
         options("beta", objective=("log_loss", "square_loss", "elbo")),
         options("gradient", objective=("log_loss",)),
@@ -61,12 +76,14 @@ class SparseGPMixin:
         options("validation_fraction", early_stopping=(True, "auto"), beta=("auto",)),
     )
 
-    def _objective(self, name: str, likelihood: Likelihood, *, learn: bool = True) -> Objective:
+    def _objective(
+        self, likelihood: Likelihood, *, name: str | None = None, learn: bool = True
+    ) -> Objective:
         """What to minimise, as the parameters say; `learn` allows hyper-parameters to move."""
         learn = learn and self._learns
         return Objective(
             likelihood=likelihood,
-            name=name,
+            name=name or self.objective,
             beta=1.0 if self.beta == "auto" else float(self.beta),
             gradient=self.gradient if self.gradient in STOCHASTIC_GRADIENTS else "exact",
             n_gradient_samples=self.n_gradient_samples,
@@ -126,11 +143,9 @@ class SparseGPMixin:
         exact: bool = False,
     ) -> SparseFit:
         """Run the fit and keep what both estimators keep of it."""
-        X = data.X.cpu().double().numpy()
-        weight = None if data.weight is None else data.weight.cpu().double().numpy()
-        size = self.n_inducing
-        if size == "auto":
-            size = len(data) if exact else min(defaults.AUTO_INDUCING, len(data))
+        X, weight = arrays(data)
+        most = len(data) if exact else min(defaults.AUTO_INDUCING, len(data))
+        size: int = most if self.n_inducing == "auto" else self.n_inducing
 
         def inducing(kernel: Kernel, n_points: int = size) -> torch.Tensor:
             points = inducing_points(

@@ -19,6 +19,8 @@ makes these callbacks. The tasks that a scikit-learn callback sees are a tree of
 A callback that returns True at the end of an iteration stops its stage; the next stage runs.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import functools
@@ -177,7 +179,7 @@ class FitSession:
 
     Made by `fit_session`; used as::
 
-        with fit_session(self, X, y, n_stages=2) as session:
+        with fit_session(self, X, y) as session:
             with session.stage("hyperparameters", max_iter=100) as callback:
                 model.learn(..., callback=callback)
             with session.stage("solve", state=lambda: {"weights_": model.weights()}) as callback:
@@ -204,7 +206,7 @@ class FitSession:
     @contextlib.contextmanager
     def stage(
         self, name: str, *, max_iter: int | None = None, state: State | None = None
-    ) -> Iterator[Callback]:
+    ) -> Iterator[_Report]:
         """Open one iterative part of the fit.
 
         ``name`` is what the progress bar shows, ``max_iter`` the most iterations (None if not
@@ -279,9 +281,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def fit_session(
-    estimator, X, y, *, sample_weight=None, n_stages: int | None = None
-) -> Iterator[FitSession]:
+def fit_session(estimator, X, y, *, sample_weight=None) -> Iterator[FitSession]:
     """Run the body of a fit under its callbacks and under `stop_on_interrupt`.
 
     The fitted attributes must be set before the end of the ``with`` block: it is there that the
@@ -292,11 +292,11 @@ def fit_session(
     one of its fits. ``cross_validate`` does not make itself known: there, press it twice.
 
     Sets ``interrupted_``, and warns if Ctrl-C stopped the fit. X and y are as the user gave them: a
-    callback may score on them. ``n_stages`` is the most stages that the fit may open.
+    callback may score on them.
     """
     metadata = {} if sample_weight is None else {"sample_weight": sample_weight}
     data = {"X": X, "y": y, "metadata": metadata}
-    context = estimator._init_callback_context(max_subtasks=n_stages)
+    context = estimator._init_callback_context(max_subtasks=estimator._n_stages)
     context.call_on_fit_task_begin(estimator=estimator, **data)
     guard = (
         contextlib.nullcontext(InterruptFlag())

@@ -222,9 +222,9 @@ def _columns(kernel: Kernel) -> set[int]:
 
 
 def refuse_noise(kernel: Kernel, owner: object) -> None:
-    """Refuse a WhiteKernel summand in the kernel of a regressor of counts."""
+    """Refuse a WhiteKernel summand in a kernel where there is no Gaussian noise."""
     if split_noise(kernel)[1] is not None:
         raise ValueError(
             f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
-            f"the counts of {type(owner).__name__} have none. Leave the WhiteKernel out."
+            f"this {type(owner).__name__} has none. Leave the WhiteKernel out."
         )

@@ -13,10 +13,12 @@ import sys
 import warnings
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
@@ -25,7 +27,11 @@ from sklearn.utils.validation import _check_sample_weight
 
 from skgp.kernels import split_noise
 
+#: Of parameters that the estimator may choose.
+Auto = Literal["auto"]
+
 __all__ = [
+    "Auto",
     "Interval",
     "Option",
     "StrOptions",
@@ -171,7 +177,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn from the line that called the outermost function of skgp on the stack."""
-    level, outermost, frame = 1, 1, sys._getframe()  # level 1 is this function
+    level, outermost = 1, 1  # level 1 is this function
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.startswith(_PACKAGE):
             outermost = level
@@ -179,7 +186,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=outermost + 1)
 
 
-def check_likelihood(estimator, base: type) -> None:
+def check_likelihood(estimator: BaseEstimator, base: type[BaseEstimator]) -> None:
     """Say which estimators, derived from `base`, have a likelihood that this one lacks.
 
     Where there are none, scikit-learn's own message is as good.
@@ -196,13 +203,13 @@ def check_likelihood(estimator, base: type) -> None:
         )
 
 
-def _likelihoods(cls: type) -> set[str]:
+def _likelihoods(cls: type[BaseEstimator]) -> set[str]:
     """Values of the parameter of that name; empty for a class without it."""
     constraints = cls._parameter_constraints.get("likelihood", [None])
     return set(getattr(constraints[0], "options", ()))
 
 
-def _descendants(base: type) -> Iterator[type]:
+def _descendants(base: type[BaseEstimator]) -> Iterator[type[BaseEstimator]]:
     """Classes of this package that derive from a class."""
     for cls in base.__subclasses__():
         if cls.__module__.startswith("skgp."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,59 +28,10 @@ from skgp.estimators.defaults import (
 from skgp.likelihoods import NumericLikelihood
 
 
-class GaussianPredictive:
-    r"""Predictive distribution of :math:`z = f + \varepsilon`, both terms Gaussian.
-
-    Everything is in the standardised scale; ``mean`` and ``var``, of shape (n,), are those of f.
-
-    Attributes
-    ----------
-    _noise_variance : float
-        Variance of the noise.
-    """
-
-    _noise_variance: float
-
-    def _predictive_moments(
-        self, mean: np.ndarray, var: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of z."""
-        return mean, var + self._noise_variance
-
-    def _predictive_covariance(
-        self, mean: np.ndarray, covariance: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and covariance of z, shapes (n,) and (n, n), given those of f."""
-        mean, var = self._predictive_moments(mean, clip_variance(covariance.diagonal()))
-        # Noise is independent from row to row: it adds to the diagonal only.
-        covariance = covariance.copy()
-        np.fill_diagonal(covariance, var)
-        return mean, covariance
-
-    def _predictive_quantiles(
-        self, mean: np.ndarray, var: np.ndarray, quantiles: np.ndarray
-    ) -> np.ndarray:
-        """Return the quantiles of z, shape (n, q)."""
-        mean, var = self._predictive_moments(mean, var)
-        return mean[:, None] + np.sqrt(var)[:, None] * ndtri(quantiles)
-
-    def _predictive_log_density(
-        self, z: np.ndarray, mean: np.ndarray, var: np.ndarray
-    ) -> np.ndarray:
-        """Return log p(z), shape (n,)."""
-        mean, var = self._predictive_moments(mean, var)
-        # Without noise the variance may be 0, where the density has no finite value.
-        std = np.sqrt(np.maximum(var, np.finfo(np.float64).tiny))
-        return norm.logpdf(z, loc=mean, scale=std)
-
-    def _sample_observations(self, f: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        """Return draws of z, of the shape of f, given draws of f."""
-        return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
-
-
-class LikelihoodPredictive(GaussianPredictive):
+class LikelihoodPredictive:
     r"""Predictive distribution of :math:`z \sim p(z \mid f)` for any likelihood and Gaussian f.
 
+    Everything is in the standardised scale; ``mean`` and ``var``, of shape (n,), are those of f.
     Noise that is added to f (Gaussian, Laplace, Student-t) leaves the mean where that of f is. With
     any other likelihood z is in units of its own, which no standardisation of the targets may
     change, and f is on the scale of the link.
@@ -87,10 +39,11 @@ class LikelihoodPredictive(GaussianPredictive):
     Attributes
     ----------
     _likelihood : NumericLikelihood or None
-        In the standardised scale; None for Gaussian noise of variance ``_noise_variance``, in
-        closed forms. Counts take an ``offset`` (n,), the logarithms of their exposures.
+        None for Gaussian noise of variance ``_noise_variance``, in closed forms. Counts take an
+        ``offset`` (n,), the logarithms of their exposures.
     """
 
+    _noise_variance: float
     _likelihood: NumericLikelihood | None = None
 
     @property
@@ -114,28 +67,35 @@ class LikelihoodPredictive(GaussianPredictive):
         zero = np.zeros(1)
         return float(self._predictive_moments(zero, zero)[1][0])
 
-    def _of_likelihood(self, method: str, *arrays, offset=None):
+    def _of_likelihood(self, method: str, *arrays, offset: np.ndarray | None = None):
         """Evaluate a method of the likelihood elementwise, at offsets that broadcast."""
         if offset is None:
             return by_elements(getattr(self._likelihood, method), *arrays)
+        likelihood = cast(NumericLikelihood, self._likelihood)
         return by_elements(
-            lambda offset, *arrays: getattr(self._likelihood.at(offset), method)(*arrays),
+            lambda offset, *arrays: getattr(likelihood.at(offset), method)(*arrays),
             offset,
             *arrays,
         )
 
-    def _predictive_moments(self, mean, var, offset=None):
+    def _predictive_moments(
+        self, mean: np.ndarray, var: np.ndarray, offset: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of z."""
         if self._likelihood is None:
-            return super()._predictive_moments(mean, var)
+            return mean, var + self._noise_variance
         return self._of_likelihood("predictive_moments", mean, var, offset=offset)
 
-    def _predictive_covariance(self, mean, covariance, offset=None):
-        if self._predicts_latent:
-            return super()._predictive_covariance(mean, covariance)
+    def _predictive_covariance(
+        self, mean: np.ndarray, covariance: np.ndarray, offset: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and covariance of z, shapes (n,) and (n, n), given those of f."""
         var = clip_variance(covariance.diagonal())
         mean_z, var_z = self._predictive_moments(mean, var, offset)
         # Given f, observations are independent: off the diagonal only their means vary together.
-        if self._likelihood.has_log_link:
+        if self._likelihood is None or self._predicts_latent:
+            joint = covariance.copy()
+        elif self._likelihood.has_log_link:
             joint = exponential_covariance(mean if offset is None else mean + offset, covariance)
         else:
             joint = link_covariance(self._conditional_mean, mean, covariance)
@@ -148,27 +108,43 @@ class LikelihoodPredictive(GaussianPredictive):
         """Return E[z | f], of the shape of f."""
         return self._of_likelihood("predictive_moments", f, np.zeros_like(f))[0]
 
-    def _predictive_quantiles(self, mean, var, quantiles, offset=None):
+    def _predictive_quantiles(
+        self,
+        mean: np.ndarray,
+        var: np.ndarray,
+        quantiles: np.ndarray,
+        offset: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the quantiles of z, shape (n, q)."""
         if self._likelihood is None:
-            return super()._predictive_quantiles(mean, var, quantiles)
+            std = np.sqrt(var + self._noise_variance)
+            return mean[:, None] + std[:, None] * ndtri(quantiles)
         offset = None if offset is None else offset[:, None]
         moments = mean[:, None], var[:, None]
         return self._of_likelihood("quantile", quantiles, *moments, offset=offset)
 
-    def _predictive_log_density(self, z, mean, var, offset=None):
+    def _predictive_log_density(
+        self, z: np.ndarray, mean: np.ndarray, var: np.ndarray, offset: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return log p(z), shape (n,)."""
         if self._likelihood is None:
-            return super()._predictive_log_density(z, mean, var)
+            # Without noise the variance may be 0, where the density has no finite value.
+            var = np.maximum(var + self._noise_variance, np.finfo(np.float64).tiny)
+            return np.asarray(norm.logpdf(z, loc=mean, scale=np.sqrt(var)))
         if self._likelihood.is_count:
             check_counts(z)
         return self._of_likelihood("log_predictive", z, mean, var, offset=offset)
 
-    def _sample_observations(self, f, rng, offset=None):
+    def _sample_observations(
+        self, f: np.ndarray, rng: np.random.RandomState, offset: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return draws of z, of the shape of f, given draws of f."""
         if self._likelihood is None:
-            return super()._sample_observations(f, rng)
+            return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         likelihood = self._likelihood
         if offset is not None:
-            likelihood = likelihood.at(to_tensor(offset)[:, None])
+            likelihood = cast(NumericLikelihood, likelihood.at(to_tensor(offset)[:, None]))
         return likelihood.sample(to_tensor(f), generator).numpy()
 
 
@@ -330,7 +306,8 @@ def log_predictive_density_scorer(
     >>> search.fit(*load_iris(return_X_y=True)).best_params_
     {'dlmgpclassifier__n_inducing': 10}
     """
-    return float(np.average(_log_density(estimator, X, y), weights=sample_weight))
+    weights = None if sample_weight is None else np.asarray(sample_weight)
+    return float(np.average(_log_density(estimator, X, y), weights=weights))
 
 
 def _log_density(estimator, X, y) -> np.ndarray:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
-from sklearn.utils.metaestimators import available_if
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.data import Data, distinct_observations, merge_replicates
-from skgp.estimators._base import to_tensor
-from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_kernels, with_noise
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
 from skgp.estimators._predictive import is_constant
-from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
+from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
@@ -33,10 +31,8 @@ from skgp.learning.plan import (
 from skgp.likelihoods import Laplace
 from skgp.models import qsgp
 
-_CPU = torch.device("cpu")
 
-
-class QSGPRegressor(QSGPState, BaseGPRegressor):
+class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     r"""Gaussian process regression with up to millions of basis functions.
 
     The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
@@ -177,6 +173,13 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
     --------
     sklearn.gaussian_process.GaussianProcessRegressor : The exact GP, up to a few thousand rows.
 
+    Notes
+    -----
+    ``partial_fit`` adds observations exactly as if they had been there from the start: for Gaussian
+    noise, ``solver="cholesky"`` and Fourier features or ``n_basis`` inducing points, which "auto"
+    becomes there. The first call learns the hyper-parameters and chooses the basis; later calls
+    keep both and learn the noise variance and the standardisation of y from all observations.
+
     References
     ----------
     .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
@@ -198,7 +201,7 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
+        **StreamingGPRegressor._parameter_constraints,
         **CONSTRAINTS,
         "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
         "likelihood": [StrOptions({"gaussian", "laplace"})],
@@ -281,26 +284,12 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
         self.memory_budget = memory_budget
         self.verbose = verbose
 
+    early_stopping: bool
+    validation_fraction: float
+    calibration_: float
+    _statistics: StreamingGram
+
     # ---- training ------------------------------------------------------------------------
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Learn the hyper-parameters, then the posterior of f.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice. Not for "sgd".
-
-        Returns
-        -------
-        QSGPRegressor
-            Itself.
-        """
-        return self._fit(X, y, sample_weight, streaming=False)
 
     def _streams(self) -> bool:
         """Whether there is a ``partial_fit``; the reason becomes that of an AttributeError."""
@@ -316,77 +305,59 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
             )
         return True
 
-    @available_if(_streams)
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Add rows to the posterior, exactly as if they had been there from the start.
+    @property
+    def _has_stream(self) -> bool:
+        return hasattr(self, "_statistics")
 
-        For Gaussian noise, ``solver="cholesky"`` and Fourier features or ``n_basis`` inducing
-        points, which "auto" becomes here. The first call learns the hyper-parameters and chooses
-        the basis; later calls keep both and learn the noise variance and the standardisation of y
-        from all rows.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        QSGPRegressor
-            Itself.
-        """
-        if self.solver not in ("auto", "cholesky"):
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        if stream and self.solver not in ("auto", "cholesky"):
             raise ValueError(f"partial_fit needs solver='cholesky'; got solver={self.solver!r}.")
-        if getattr(self, "_statistics", None) is None:
-            return self._fit(X, y, sample_weight, streaming=True)
-        X, y, sample_weight = self._validate_training(X, y, sample_weight, reset=False)
-        backend = self._resolve_backend()
-        self._statistics.update(*to_tensors(backend.device, X, y, sample_weight))
-        if self.normalize_y:  # from sums over all rows seen, as `fit` would
-            self.y_mean_ = self._statistics.mean
-            self.y_scale_ = float(np.sqrt(self._statistics.variance)) or 1.0
-        plan = Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_)
-        problem, white = self._problem(self.kernel_, Data(*to_tensors(_CPU, X, y)), backend)
-        statistics = self._statistics.standardised(self.y_mean_, self.y_scale_)
-        fit = qsgp.fit_statistics(problem, plan, statistics, refit=problem.options.refit_noise)
-        self._keep(self.kernel_, fit, backend)
-        return self
+        self._asked()
 
-    def _fit(self, X, y, sample_weight, *, streaming: bool):
-        """Both kinds of fit; `streaming` keeps the sufficient statistics, in the units of y."""
-        asked = self._asked()
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            asked_weight = sample_weight
-            X, y, sample_weight = self._validate_training(X, y, sample_weight)
-            z = self._standardise_target(y, sample_weight)
-            backend = self._resolve_backend()
-            generator = backend.generator()
-            data = self._merged(X, z, sample_weight, backend.device)
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        asked, generator = self._asked(), backend.generator()
+        rows = distinct = self._distinct(data, backend)
+        if asked.basis == "relevance":  # which `relevance_` counts: none merged
             rows = data
-            if asked.basis == "relevance":  # which `relevance_` counts: none merged
-                rows = Data(*to_tensors(_CPU, X, z, sample_weight))
-            kernel, scale = self._learn_kernel(session, X, sample_weight, data, rows, generator)
-            if streaming:
-                asked = streaming_plan(asked, len(data.y), split_noise(kernel)[0])
-            state = None
-            if self.solver == "sgd" and asked.basis != "relevance":
+        kernel, scale = self._learn_kernel(session, data, distinct, rows, generator)
+        if stream:
+            asked = streaming_plan(asked, len(distinct), split_noise(kernel)[0])
+        state = None
+        if self.solver == "sgd" and asked.basis != "relevance":
 
-                def state():  # what it has learnt so far can predict at any time
-                    return self._fitted_attributes(kernel, callback.info["fit"]())
+            def state():  # what it has learnt so far can predict at any time
+                return self._fitted_attributes(kernel, callback.info["fit"]())
 
-            with session.stage("solve", state=state) as callback:
-                problem, _ = self._problem(kernel, rows, backend, generator, callback)
-                fit = self._solve(problem, asked, scale, self._previous(backend)[1])
-            self._statistics = None
-            if streaming:
-                basis = fit.statistics.basis
-                self._statistics = StreamingGram(basis, dtype=backend.dtype, shift=self.y_mean_)
-                self._statistics.update(*to_tensors(backend.device, X, y, sample_weight))
-            self._keep(kernel, fit, backend)
-            self._keep_relevance(fit, asked_weight, len(X))
-        return self
+        with session.stage("solve", state=state) as callback:
+            problem = self._problem(kernel, rows, backend, generator, callback)
+            fit = self._solve(problem, asked, scale, self._previous(backend)[1])
+        self.__dict__.pop("_statistics", None)
+        if stream:
+            basis = cast(StreamingGram, fit.statistics).basis
+            self._statistics = StreamingGram(basis, dtype=backend.dtype, shift=self.y_mean_)
+            self._statistics.update(*self._as_given(data, backend))
+        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
+        self._keep_relevance(fit, session)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        statistics = self._statistics
+        statistics.update(*self._as_given(data, backend))
+        y = self._to_y(data.y)
+        if self.normalize_y:  # from sums over all rows seen, as `fit` would
+            self.y_mean_ = statistics.mean
+            self.y_scale_ = float(np.sqrt(statistics.variance)) or 1.0
+        plan = Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_)
+        problem = self._problem(self.kernel_, Data(data.X, y), backend, backend.generator())
+        found = statistics.standardised(self.y_mean_, self.y_scale_)
+        fit = qsgp.fit_statistics(problem, plan, found, refit=problem.options.refit_noise)
+        self._keep_fit(fit, self._fitted_attributes(self.kernel_, fit), backend)
+
+    def _as_given(self, data: Data, backend: Backend) -> tuple:
+        """X, y in the units of the user, and weights, on the device of the fit."""
+        columns = data.X, self._to_y(data.y), data.weight
+        return tuple(None if c is None else c.to(backend.device) for c in columns)
 
     def _asked(self) -> Plan:
         """What the parameters ask for, refused at once where it cannot be had."""
@@ -397,40 +368,41 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
             check_laplace(asked)
         return asked
 
-    def _merged(self, X, z, sample_weight, device) -> Data:
+    def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations, those of equal inputs merged where the likelihood allows."""
-        if self.solver == "sgd":  # as they are: a memory map is not read
-            if sample_weight is not None:
-                raise ValueError(
-                    "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
-                    "'cg', or 'auto'."
-                )
-            return Data(*to_tensors(_CPU, X, z))
-        merge = distinct_observations if self.likelihood == "laplace" else merge_replicates
-        return merge(X, z, sample_weight, device)
+        if self.solver != "sgd":
+            return merged(data, backend.device, replicates=self.likelihood == "gaussian")
+        if data.weight is not None:  # as they are: a memory map is not read
+            raise ValueError(
+                "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
+                "'cg', or 'auto'."
+            )
+        return data
 
     def _standardise_target(self, y, sample_weight=None):
         """As for Gaussian noise, or by statistics that outliers leave alone."""
         if not (self.normalize_y and self.likelihood == "laplace"):
             return super()._standardise_target(y, sample_weight)
-        targets = to_tensors(_CPU, y, sample_weight)
-        self.y_mean_, self.y_scale_ = robust_location_scale(*targets)
+        weight = None if sample_weight is None else to_tensor(sample_weight)
+        self.y_mean_, self.y_scale_ = robust_location_scale(to_tensor(y), weight)
         if is_constant(float(np.abs(y - self.y_mean_).max()), y):
             return np.zeros_like(y)  # and not the rounding of their mean
         return self._to_z(y)
 
-    def _learn_kernel(self, session, X, sample_weight, data, rows, generator):
+    def _learn_kernel(
+        self,
+        session: FitSession,
+        given: Data,
+        data: Data,
+        rows: Data,
+        generator: torch.Generator,
+    ) -> tuple[Kernel, float | None]:
         """Return the kernel, noise included, with learned hyper-parameters; and a scale.
 
         The scale is where that of Laplace noise may start; None where there is nothing to tell.
         """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
-        if self._goes_on:
-            kernels = [self.kernel_]
-        elif self.kernel is None:
-            kernels = default_kernels(X, sample_weight)
-        else:
-            kernels = [with_noise(self._resolve_kernel(X, lambda: None))]
+        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
         if not self._learns:
             return kernels[0], None
         with session.stage("hyperparameters") as callback:
@@ -447,9 +419,17 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
         warn_at_bounds(found.kernel, self.kernel)
         return found.kernel, scale
 
-    def _problem(self, kernel, data: Data, backend, generator=None, callback=None):
-        """What the solvers start from for fixed hyper-parameters, and the kernel of the noise."""
-        signal, white = split_noise(kernel)
+    def _problem(
+        self,
+        kernel: Kernel,
+        data: Data,
+        backend: Backend,
+        generator: torch.Generator,
+        callback: Callback | None = None,
+    ) -> qsgp.Problem:
+        """What the solvers start from for fixed hyper-parameters."""
+        signal, noise = split_noise(kernel)
+        white = cast(WhiteKernel, noise)
         options = self._shared_options(
             backend,
             early_stopping=self.early_stopping,
@@ -457,9 +437,8 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
             learn_hyperparameters=self._learns,
             refit_noise=self.optimizer is not None and not white.hyperparameter_noise_level.fixed,
         )
-        generator = backend.generator() if generator is None else generator
-        noise = float(white.noise_level)
-        return qsgp.Problem(signal, data, noise, options, generator, callback), white
+        level = float(white.noise_level)
+        return qsgp.Problem(signal, data, level, options, generator, callback)
 
     def _solve(self, problem: qsgp.Problem, asked: Plan, scale, state) -> Fit:
         """Fit the posterior for fixed hyper-parameters."""
@@ -480,14 +459,12 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
             Z = to_tensor(centres, device=data.X.device)
         return qsgp.fit_laplace(problem, plan, scale=scale, Z=Z)
 
-    def _keep(self, kernel, fit: Fit, backend) -> None:
-        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
-
     def _fitted_attributes(self, kernel, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the standardisation of y aside."""
-        signal, white = split_noise(kernel)
+        signal, noise = split_noise(kernel)
+        white = cast(WhiteKernel, noise)
         if fit.noise != white.noise_level or fit.kernel != signal:
-            kernel = fit.kernel + type(white)(fit.noise, white.noise_level_bounds)
+            kernel = fit.kernel + WhiteKernel(fit.noise, white.noise_level_bounds)
         attributes = {
             **self._fit_attributes(fit),
             "kernel_": kernel,
@@ -505,13 +482,13 @@ class QSGPRegressor(QSGPState, BaseGPRegressor):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean(self, X):
-        return self._posterior.mean(*to_tensors(_CPU, X)).numpy()
+        return self._posterior.mean(to_tensor(X)).numpy()
 
     def _latent_mean_and_variance(self, X):
-        mean, variance = self._posterior.mean_and_variance(*to_tensors(_CPU, X))
+        mean, variance = self._posterior.mean_and_variance(to_tensor(X))
         return mean.numpy(), self.calibration_ * variance.numpy()
 
     def _latent_mean_and_covariance(self, X):
-        (X,) = to_tensors(_CPU, X)
+        X = to_tensor(X)
         covariance = self._posterior.covariance(X)
         return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()

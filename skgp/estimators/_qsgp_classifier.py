@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Data
-from skgp.estimators._base import Backend, to_tensor
+from skgp.data import Data, replicates
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_classification_kernels
+from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
-from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPState, to_tensors
+from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
-from skgp.estimators._validation import base_rate_offset, merge_equal, one_vs_rest
+from skgp.estimators._validation import base_rate_offset
 from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels.scales import amplitude_range, scale_amplitude
@@ -33,7 +31,7 @@ from skgp.models import qsgp
 _CPU = torch.device("cpu")
 
 
-class QSGPClassifier(QSGPState, BaseGPClassifier):
+class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
 
     The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
@@ -146,6 +144,13 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
     --------
     sklearn.gaussian_process.GaussianProcessClassifier : The dense GP, up to a thousand rows or two.
 
+    Notes
+    -----
+    ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
+    kept. The first call learns the hyper-parameters and the base rates and chooses the basis:
+    Fourier features (1024 by default) or as many inducing points. Later calls keep them. The result
+    is near that of a fit to all observations, and depends a little on their order.
+
     References
     ----------
     .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
@@ -234,176 +239,147 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
         self.memory_budget = memory_budget
         self.verbose = verbose
 
+    bound: str
+    validation_: dict[str, dict[float, float]]
+    _online: OnlineLaplace
+
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Learn the hyper-parameters, then the posterior of the latent functions.
+    @property
+    def _has_stream(self) -> bool:
+        return hasattr(self, "_online")
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-            Labels of two classes or more.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice. Not for "sgd".
-
-        Returns
-        -------
-        QSGPClassifier
-            Itself.
-        """
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            asked_weight = sample_weight
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            n = len(X)
-            if self.solver != "sgd" and self.basis != "relevance":
-                X, codes, sample_weight = merge_equal(X, codes, sample_weight)
-            Y = one_vs_rest(codes, len(self.classes_))
-            self._likelihood = Bernoulli(self.likelihood)
-            self.offset_ = base_rate_offset(Y, sample_weight, link=self.likelihood)
-            backend = self._resolve_backend()
-            generator = backend.generator()
-            self._online = None  # a stream ends here
-            found = self._learn_kernel(session, X, Y, sample_weight, generator)
-            state = None
-            if self.solver == "sgd":  # what it has learnt so far can predict at any time
-
-                def state():
-                    return self._fitted_attributes(callback.info["fit"]())
-
-            with session.stage("solve", state=state) as callback:
-                fit = self._solve(found, X, Y, sample_weight, backend, generator, callback)
-            self._keep_fit(fit, self._fitted_attributes(fit), backend)
-            if self._learns:
-                warn_at_bounds(self.kernel_, self.kernel)
-            self._keep_relevance(fit, asked_weight, n)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior, which is the prior of the next call; rows are not kept.
-
-        The first call learns the hyper-parameters and the base rates and chooses the basis: Fourier
-        features (1024 by default) or as many inducing points. Later calls keep them. The result is
-        near that of a fit to all rows, and depends a little on their order.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        classes : array-like of shape (n_classes,), optional
-            All labels there will be; by default those of the first call.
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        QSGPClassifier
-            Itself.
-        """
-        if self.solver == "sgd" or self.basis == "relevance":
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        if stream and (self.solver == "sgd" or self.basis == "relevance"):
             raise ValueError(
                 "partial_fit needs solver='newton' with Fourier features or inducing points; got "
                 f"solver={self.solver!r} and basis={self.basis!r}."
             )
-        first = getattr(self, "_online", None) is None
-        X, codes, sample_weight = self._validate_batch(
-            X, y, sample_weight, classes=classes, first=first
-        )
-        Y = one_vs_rest(codes, len(self.classes_))
-        backend = self._resolve_backend()
-        if first:
-            self._start_stream(X, Y, sample_weight, backend)
-        self._online.update(*to_tensors(backend.device, X, Y, sample_weight))
-        posterior = self._online.posterior()
-        if backend.device.type != "cpu":
-            posterior = pickle.loads(pickle.dumps(posterior))
-        augmented = self.augment and self.basis_ == "inducing"
-        self._posterior = AugmentedPosterior(posterior) if augmented else posterior
-        self.n_iter_ = max(1, self._online.n_iter)
-        return self
 
-    def _start_stream(self, X, Y, sample_weight, backend: Backend) -> None:
-        """Learn from the first rows of a stream what all its rows will share."""
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        self.__dict__.pop("_online", None)  # a stream ends here
+        if stream:
+            self._start_stream(data, session, backend)
+            return
+        if self.solver != "sgd" and self.basis != "relevance":
+            data = merge_equal(data)
+        data = self._coded_rows(data, cautious=False)
+        generator = backend.generator()
+        found = self._learn_kernel(session, data, generator)
+        state = None
+        if self.solver == "sgd":  # what it has learnt so far can predict at any time
+
+            def state():
+                return self._fitted_attributes(callback.info["fit"]())
+
+        with session.stage("solve", state=state) as callback:
+            fit = self._solve(found, data, backend, generator, callback)
+        self._keep_fit(fit, self._fitted_attributes(fit), backend)
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
+        self._keep_relevance(fit, session)
+
+    def _coded_rows(self, data: Data, *, cautious: bool) -> Data:
+        """Set likelihood and base rates; the observations with y (n, c) coded."""
+        Y = self._one_vs_rest(data)
         self._likelihood = Bernoulli(self.likelihood)
+        weight = arrays(data)[1]
+        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
+        return replace(data, y=to_tensor(Y))
+
+    def _start_stream(self, data: Data, session: FitSession, backend: Backend) -> None:
+        """Learn from the first rows of a stream what all its rows will share."""
         # A row of each kind more: a class that comes late must not have an infinite offset.
-        both = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-        weight = None
-        if sample_weight is not None:
-            weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-        self.offset_ = base_rate_offset(both, weight, link=self.likelihood)
-        with fit_session(self, X, Y, sample_weight=sample_weight, n_stages=1) as session:
-            found = self._learn_kernel(session, X, Y, sample_weight, backend.generator())
-            plan = streaming_classification(self._plan(), len(X), found.kernel)
-            Z = None
-            if plan.basis == "inducing":
-                rng = np.random.RandomState(backend.seed)
-                Z = to_tensor(cluster_centres(X, plan.size, found.kernel, random_state=rng))
-            settings = Options(feature_map=self.feature_map, seed=backend.seed)
-            basis = qsgp.unit_prior_basis(found.kernel, to_tensor(X), plan, settings, Z)
-            self._online = OnlineLaplace(basis, to_tensor(self.offset_), self._likelihood)
-            self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.n_basis
-            self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
-            self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
-            self._forget_optional()
-
-    def _learn_kernel(self, session, X, Y, sample_weight, generator):
-        """Return the kernel with learned hyper-parameters, and what the search found out."""
-        self.history_ = {"hyperparameters": [], "solve": []}
-        if self._goes_on:
-            kernels = [self.kernel_]
-        elif self.kernel is None:
-            kernels = default_classification_kernels(X, sample_weight)
-        else:
-            kernels = [self._resolve_kernel(X, lambda: None)]
-        if not self._learns:
-            return HyperparameterFit(kernels[0])
-        with session.stage("hyperparameters") as callback:
-            X, Y, offset, weight = to_tensors(_CPU, X, Y, self.offset_, sample_weight)
-            shared = {"offset": offset, "row_weight": weight, "generator": generator}
-            found = fit_classification_hyperparameters(
-                kernels, X, Y, likelihood=self._likelihood, callback=callback, **shared
-            )
-            self.history_["hyperparameters"] = found.history
-            refined = refine_length_scales(
-                found.kernel, X, Y, self._likelihood, callback=callback, **shared
-            )
-        return replace(found, kernel=refined)
-
-    def _solve(self, found, X, Y, sample_weight, backend: Backend, generator, callback) -> Fit:
-        """Fit the posteriors of the latent functions."""
-        kernel = found.kernel
-        plan = resolve_classification(self._plan(), *Y.shape, kernel)
+        rows = self._coded_rows(data, cautious=True)
+        found = self._learn_kernel(session, rows, backend.generator())
+        plan = streaming_classification(self._plan(), len(rows), found.kernel)
         Z = None
         if plan.basis == "inducing":
             rng = np.random.RandomState(backend.seed)
-            Z = cluster_centres(X, plan.size, kernel, sample_weight=sample_weight, random_state=rng)
+            Z = to_tensor(
+                cluster_centres(rows.X.numpy(), plan.size, found.kernel, random_state=rng)
+            )
+        settings = Options(feature_map=self.feature_map, seed=backend.seed)
+        basis = qsgp.unit_prior_basis(found.kernel, rows.X, plan, settings, Z)
+        self._online = OnlineLaplace(basis, to_tensor(self.offset_), self._likelihood)
+        self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.size
+        self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
+        self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
+        self._forget_optional()
+        self._update(data, backend)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        rows = replace(data, y=to_tensor(self._one_vs_rest(data))).to(backend.device)
+        self._online.update(rows.X, rows.y, rows.weight)
+        posterior = self._online.posterior()
+        if backend.device.type != "cpu":
+            posterior = posterior.to("cpu")
+        augmented = self.augment and self.basis_ == "inducing"
+        self._posterior = AugmentedPosterior(posterior) if augmented else posterior
+        self.n_iter_ = max(1, self._online.n_iter)
+
+    def _learn_kernel(
+        self, session: FitSession, data: Data, generator: torch.Generator
+    ) -> HyperparameterFit:
+        """Return the kernel with learned hyper-parameters, and what the search found out."""
+        self.history_ = {"hyperparameters": [], "solve": []}
+        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(data))
+        if not self._learns:
+            return HyperparameterFit(kernels[0])
+        shared: dict[str, Any] = {
+            "offset": to_tensor(self.offset_),
+            "row_weight": data.weight,
+            "generator": generator,
+        }
+        with session.stage("hyperparameters") as callback:
+            found = fit_classification_hyperparameters(
+                kernels, data.X, data.y, likelihood=self._likelihood, callback=callback, **shared
+            )
+            self.history_["hyperparameters"] = found.history
+            refined = refine_length_scales(
+                found.kernel, data.X, data.y, self._likelihood, callback=callback, **shared
+            )
+        return replace(found, kernel=refined)
+
+    def _solve(
+        self,
+        found: HyperparameterFit,
+        data: Data,
+        backend: Backend,
+        generator: torch.Generator,
+        callback: Callback,
+    ) -> Fit:
+        """Fit the posteriors of the latent functions."""
+        X, weight = arrays(data)
+        plan = resolve_classification(self._plan(), len(data), data.y.shape[1], found.kernel)
+        Z = None
+        if plan.basis == "inducing":
+            rng = np.random.RandomState(backend.seed)
+            centres = cluster_centres(
+                X, plan.size, found.kernel, sample_weight=weight, random_state=rng
+            )
+            Z = to_tensor(centres)
         moderation = None
         if found.history and len(X) <= SUBSET_ROWS:  # the search has seen every row
             moderation = FEW_ROWS_MODERATION if found.moderation is None else found.moderation
-        learns = self._learns and found.kernel.n_dims > 0
+        learns = self._learns and cast(Kernel, found.kernel).n_dims > 0
         solver_options = self._shared_options(
             backend, bound=self.bound, moderation=moderation, learn_hyperparameters=learns
         )
         device = _CPU if plan.solver == "sgd" else backend.device
-        X, Y, weight, offset, Z = to_tensors(device, X, Y, sample_weight, self.offset_, Z)
         problem = qsgp.Problem(
-            kernel,
-            Data(X, Y, weight),
+            found.kernel,
+            data.to(device),
             0.0,
             solver_options,
             generator,
             callback,
             self._likelihood,
-            offset,
+            to_tensor(self.offset_, device=device),
         )
+        Z = None if Z is None else Z.to(device)
         return qsgp.fit_classifier(problem, plan, Z=Z, state=self._previous(backend)[1])
 
     def _fitted_attributes(self, fit: Fit) -> dict[str, Any]:
@@ -425,3 +401,17 @@ class QSGPClassifier(QSGPState, BaseGPClassifier):
     def _latent_mean_and_variance(self, X):
         mean, variance = self._posterior.mean_and_variance(to_tensor(X))
         return mean.numpy(), variance.numpy()
+
+
+def merge_equal(data: Data) -> Data:
+    """Observations, those of equal input and label merged to one of their total weight.
+
+    Where the first of them stood, so that without any nothing changes.
+    """
+    X, weight = arrays(data)
+    number = replicates(np.column_stack([X, data.y.numpy()]))
+    first = np.unique(number, return_index=True)[1]
+    if len(first) == len(X):
+        return data
+    total = np.bincount(number, weights=weight).astype(np.float64)
+    return replace(data.take(torch.from_numpy(first)), weight=to_tensor(total))

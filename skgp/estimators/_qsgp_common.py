@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import torch
 
-from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._base import Backend, BaseGP
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.learning.plan import Fit, Options, Plan
 from skgp.linalg.runtime import memory_budget
@@ -39,15 +38,27 @@ OPTIONAL = {
 }
 
 
-class QSGPState:
+class QSGPMixin(BaseGP):
     """Plans, options, warm starts and fitted attributes of both QSGP estimators."""
 
+    basis: str
+    n_basis: int | None
+    likelihood: str
+    solver: str
+    covariance: str
+    augment: bool
+    feature_map: str
+    warm_start: bool
+    memory_budget: float | None
+    basis_: str
+    n_basis_: int
+    _posterior: Any
     #: Seed and state of the last stochastic fit, where a later one may go on from it.
     _sgd_state: tuple[int, Any] | None = None
 
     def _plan(self) -> Plan:
         """What the parameters ask for."""
-        return Plan(self.basis, self.n_basis, self.solver, self.covariance)  # type: ignore[attr-defined]
+        return Plan(self.basis, self.n_basis, self.solver, self.covariance)
 
     def _shared_options(self, backend: Backend, **more: Any) -> Options:
         """Options of the solvers, those of one estimator beside the shared ones."""
@@ -57,7 +68,7 @@ class QSGPState:
         )
         return Options(
             **{name: getattr(self, name) for name in shared.split()},
-            memory_budget=memory_budget(self.memory_budget, backend.device),  # type: ignore[attr-defined]
+            memory_budget=memory_budget(self.memory_budget, backend.device),
             dtype=backend.dtype,
             seed=self._previous(backend)[0],
             **more,
@@ -65,16 +76,16 @@ class QSGPState:
 
     def _previous(self, backend: Backend) -> tuple[int, Any]:
         """Seed and state of the last stochastic fit, for a warm start; else a new seed."""
-        if self._goes_on and self._sgd_state is not None:  # type: ignore[attr-defined]
+        if self._goes_on and self._sgd_state is not None:
             return self._sgd_state
         return backend.seed, None
 
     def _keep_fit(self, fit: Fit, attributes: dict[str, Any], backend: Backend) -> None:
-        """Copy the fitted state to attributes; those of an earlier fit go."""
+        """Copy the fitted state, on the CPU, to attributes; those of an earlier fit go."""
         if backend.device.type != "cpu":
-            fit.posterior = pickle.loads(pickle.dumps(fit.posterior))  # brings its arrays here
+            fit.posterior = fit.posterior.to("cpu")
         state = self._previous(backend)[0], fit.state
-        keeps = self.warm_start and fit.state is not None  # type: ignore[attr-defined]
+        keeps = self.warm_start and fit.state is not None
         self._sgd_state = state if keeps else None
         self._forget_optional()
         for name, value in attributes.items():
@@ -98,20 +109,12 @@ class QSGPState:
             "_posterior": fit.posterior,
         }
 
-    def _keep_relevance(self, fit: Fit, sample_weight, n: int) -> None:
-        """Number relevance vectors as the rows given to `fit`, of which n have a weight."""
+    def _keep_relevance(self, fit: Fit, session: FitSession) -> None:
+        """Number relevance vectors as the rows given to `fit`, not all of which have a weight."""
         if fit.relevance is None:
             return
-        weights = None if sample_weight is None else np.asarray(sample_weight)
-        kept = np.arange(n)
-        if weights is not None and weights.ndim:
-            kept = np.flatnonzero(weights > 0)
-        self.relevance_ = kept[fit.relevance.numpy()]
+        rows, weights = fit.relevance.numpy(), session.data["metadata"].get("sample_weight")
+        if np.ndim(weights):
+            rows = np.flatnonzero(np.asarray(weights) > 0)[rows]
+        self.relevance_ = rows
         self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
-
-
-def to_tensors(device: torch.device, *arrays) -> tuple:
-    """Return float64 tensors on `device`; None stays None."""
-    return tuple(
-        None if a is None else to_tensor(a, dtype=torch.float64, device=device) for a in arrays
-    )

@@ -157,8 +157,8 @@ def class_centres(
         for label, size in enumerate(np.diff(edges))
         if (labels == label).any()
     ]
-    centres = np.concatenate(centres)
-    return centres[distinct_rows(centres)]
+    points = np.concatenate(centres)
+    return points[distinct_rows(points)]
 
 
 # What a trial has of the fit itself.

@@ -1,33 +1,42 @@
-"""The likelihoods of the sparse regressors: their parameters, what a fit tells."""
+"""The base of regressors whose likelihood is a parameter: Gaussian, Student-t, Poisson, own."""
+
+from __future__ import annotations
 
 import math
-from typing import Any
+from abc import abstractmethod
+from numbers import Real
+from typing import Any, cast
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
+from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._kernels import refuse_noise
+from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
-from skgp.likelihoods import Gaussian, Likelihood, NumericLikelihood, Poisson, StudentT
+from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
-class RegressionLikelihood:
-    """Gaussian and Student-t noise, and counts, of a regressor.
+class LikelihoodGPRegressor(StreamingGPRegressor):
+    """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
-    The regressor has the parameters ``likelihood``, ``link``, ``degrees_of_freedom`` and
-    ``optimizer``, and the attribute ``y_scale_``.
+    Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1).
     """
 
-    _likelihood: NumericLikelihood | None
-    _noise_variance: float
-    y_scale_: float
+    _parameter_constraints: dict[str, list[Any]] = {
+        **StreamingGPRegressor._parameter_constraints,
+        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
+        "link": [StrOptions({"exp", "softplus"})],
+        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
+
     #: Least variance of noise that is learned, of that of the targets.
     _noise_floor: float = 0.0
 
-    likelihood: Any
-    link: Any
-    degrees_of_freedom: Any
-    optimizer: Any
+    likelihood: str | NumericLikelihood
+    link: str
+    degrees_of_freedom: float | str
 
     @property
     def _own_likelihood(self) -> NumericLikelihood | None:
@@ -37,7 +46,7 @@ class RegressionLikelihood:
         return None if isinstance(self.likelihood, str) else self.likelihood
 
     @property
-    def _counts(self) -> bool:
+    def _counts(self) -> bool:  # type: ignore[override]
         return self._own_likelihood is not None and self._own_likelihood.is_count
 
     @property
@@ -50,8 +59,8 @@ class RegressionLikelihood:
         standardised = own is None or own.is_additive
         return self._standardise_target(y, sample_weight) if standardised else self._keep_target(y)
 
-    def _check_likelihood(self) -> None:
-        """Refuse parameters of another likelihood."""
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
         if self.likelihood != "poisson" and self.link != "exp":
             raise ValueError(
                 f"link={self.link!r} is that of likelihood='poisson'; got "
@@ -63,9 +72,15 @@ class RegressionLikelihood:
                 f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
             )
 
+    def _given_kernel(self, X: np.ndarray) -> Kernel:
+        kernel = super()._given_kernel(X)
+        if self._own_likelihood is not None:
+            refuse_noise(kernel, self)
+        return kernel
+
     def _make_likelihood(
         self, white: WhiteKernel | None, *, floor: float | None = None
-    ) -> Likelihood:
+    ) -> NumericLikelihood:
         """The likelihood and its free parameters.
 
         Parameters
@@ -125,7 +140,9 @@ class RegressionLikelihood:
         self._likelihood = None
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
-        likelihood = self._make_likelihood(white).with_parameters(parameters)
+        likelihood = cast(
+            NumericLikelihood, self._make_likelihood(white).with_parameters(parameters)
+        )
         if self._own_likelihood is not None or white is None:
             self._likelihood = likelihood
             return
@@ -137,3 +154,18 @@ class RegressionLikelihood:
         self._likelihood = likelihood
         self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
         self.degrees_of_freedom_ = float(parameters[1].exp())
+
+    @abstractmethod
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Latent means, shape (n, 1)."""
+
+    @abstractmethod
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latent means and variances, shapes (n, 1)."""
+
+    def _latent_mean(self, X):
+        return self._means(X)[:, 0]
+
+    def _latent_mean_and_variance(self, X):
+        mean, var = self._moments(X)
+        return mean[:, 0], var[:, 0]

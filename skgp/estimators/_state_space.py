@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from numbers import Real
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import WhiteKernel
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils import check_consistent_length
-from sklearn.utils.validation import _num_samples
 
-from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
-from skgp.estimators._kernels import refuse_noise, with_noise
-from skgp.estimators._parameters import Interval, StrOptions, take_rows, warn_at_bounds
-from skgp.estimators._regression_likelihood import RegressionLikelihood
+from skgp.data import Data
+from skgp.estimators._base import Backend
+from skgp.estimators._fitting import FitSession
+from skgp.estimators._kernels import with_noise
+from skgp.estimators._parameters import take_rows, warn_at_bounds
+from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.kernels import split_noise
-from skgp.likelihoods import NumericLikelihood
 
 
-class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegressor):
+class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
@@ -117,6 +117,20 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     StateSpaceGPClassifier : The same for classes.
     SWSGPRegressor : Any number of columns that act together.
 
+    Notes
+    -----
+    Times come in any order, with repetitions; y is NaN where it was not observed.
+
+    ``partial_fit`` keeps hyper-parameters and standardisation. Later observations may lie anywhere
+    in time. With Gaussian noise the posterior is that of all observations at once; otherwise their
+    sites are found given those before. Sites at all times grow with them. With ``n_inducing`` the
+    state does not, but for times beyond the inducing states, which get such of their own, as
+    densely placed as before.
+
+    Of several columns the posterior is that of all observations at once. With Gaussian noise sums
+    over bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
+    likelihoods keep the rows. A `fit` of more than 1000 rows keeps neither and cannot go on.
+
     References
     ----------
     .. [1] Adam, Eleftheriadis, Durrande, Artemev and Hensman (2020), Doubly sparse variational
@@ -136,11 +150,8 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
     """
 
     _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
+        **LikelihoodGPRegressor._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
-        "link": [StrOptions({"exp", "softplus"})],
-        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
     def __init__(
@@ -182,128 +193,6 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    # ---- training ------------------------------------------------------------------------
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Learn the hyper-parameters and the posterior of f.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Times, in any order and units and with repetitions; or several columns, for an additive
-            model.
-        y : array-like of shape (n,)
-            Counts, for ``likelihood="poisson"``. NaN where it was not observed.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-        exposure : float or array-like of shape (n,), optional
-            Of counts: the time, area or population that each is of, positive. It multiplies the
-            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
-
-        Returns
-        -------
-        StateSpaceGPRegressor
-            Itself.
-        """
-        self._learn_rows(X, y, sample_weight, exposure)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior; hyper-parameters and standardisation are kept.
-
-        The first call is a `fit`. Later rows may lie anywhere in time. With Gaussian noise the
-        posterior is that of all rows at once; otherwise their sites are found given those before.
-        Sites at all times grow with them. With ``n_inducing`` the state does not, but for times
-        beyond the inducing states, which get such of their own, as densely placed as before.
-
-        Of several columns the posterior is that of all rows at once. With Gaussian noise sums over
-        bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
-        likelihoods keep the rows. A `fit` of more than 1000 rows keeps neither and cannot go on.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-        exposure : float or array-like of shape (n,), optional
-
-        Returns
-        -------
-        StateSpaceGPRegressor
-            Itself.
-        """
-        if not hasattr(self, "_states"):
-            self._learn_rows(X, y, sample_weight, exposure, stream=True)
-            return self
-        self._check_likelihood()
-        self._check_parameters()
-        X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
-        n_rows = _num_samples(X)
-        X, y, sample_weight = self._validate_training(X, y, given, reset=False, counts=self._counts)
-        log_exposure = self._training_offset(exposure, n_rows, given)
-        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
-        backend = self._resolve_backend()
-        self._add(X, [self._to_z(y)], sample_weight, likelihood, backend, log_exposure)
-        return self
-
-    def _learn_rows(self, X, y, sample_weight, exposure=None, *, stream: bool = False) -> None:
-        """Fit and set the attributes that tell of it."""
-        self._check_likelihood()
-        self._check_parameters()
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, y, given, exposure = observed_rows(X, y, sample_weight, exposure)
-            n_rows = _num_samples(X)
-            X, y, sample_weight = self._validate_training(X, y, given, counts=self._counts)
-            log_exposure = self._training_offset(exposure, n_rows, given)
-            z = self._target(y, sample_weight)
-            given, white = self._split_kernel(X)
-            weights = np.ones_like(z) if sample_weight is None else sample_weight
-            exposures = 1.0 if log_exposure is None else np.exp(log_exposure)
-            offset = self._offset(float(weights @ z), float((weights * exposures).sum()))
-            signals = self._signals(X, 1.0, given)
-            with session.stage("solve") as callback:
-                kernel, parameters = self._learn(
-                    X,
-                    [z],
-                    sample_weight,
-                    self._make_likelihood(white),
-                    [offset],
-                    signals,
-                    self._resolve_backend(),
-                    callback,
-                    stream=stream,
-                    log_exposure=log_exposure,
-                )
-            self._describe(kernel, parameters, white)
-            if self._learns:
-                warn_at_bounds(self.kernel_, self.kernel)
-
-    def _split_kernel(self, X: np.ndarray):
-        """The kernel given, without noise (None for the default), and the noise (None: counts)."""
-        own = self._own_likelihood is not None
-        default = None if own else WhiteKernel(SERIES_NOISE, SERIES_NOISE_BOUNDS)
-        if self.kernel is None:
-            return None, default
-        kernel = self._resolve_kernel(X, lambda: None)
-        if own:
-            refuse_noise(kernel, self)
-            return kernel, None
-        return split_noise(with_noise(kernel))
-
     @property
     def log_marginal_likelihood_value_(self) -> float:
         """Evidence of the standardised targets, in nats; a bound where it is not exact."""
@@ -314,50 +203,50 @@ class StateSpaceGPRegressor(RegressionLikelihood, StateSpaceMixin, BaseGPRegress
         """What the components leave of the mean of f, in the units of y."""
         return float(self._to_y(self._states[0].offset))
 
+    # ---- training ------------------------------------------------------------------------
+
+    def _training_data(self, X, y, sample_weight=None, exposure=None, *, reset=True):
+        X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
+        return super()._training_data(X, y, sample_weight, exposure, reset=reset)
+
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        given, white = self._split_kernel(data.X.numpy())
+        offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
+        likelihood = self._make_likelihood(white)
+        with session.stage("solve") as callback:
+            kernel, parameters = self._fit_states(
+                data, given, likelihood, [offset], backend, callback, stream=stream
+            )
+        self._describe(kernel, parameters, white)
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        self._add(data, self._make_likelihood(split_noise(self.kernel_)[1]), backend)
+
+    def _split_kernel(self, X: np.ndarray) -> tuple[Kernel | None, WhiteKernel | None]:
+        """The kernel given, without noise (None for the default), and the noise (None: counts)."""
+        own = self._own_likelihood is not None
+        if self.kernel is None:
+            return None, None if own else WhiteKernel(SERIES_NOISE, SERIES_NOISE_BOUNDS)
+        kernel = self._given_kernel(X)
+        return (kernel, None) if own else split_noise(with_noise(kernel))
+
     # ---- prediction ------------------------------------------------------------------------
-
-    def _latent_mean(self, X):
-        return self._moments(X)[0][:, 0]
-
-    def _latent_mean_and_variance(self, X):
-        mean, var = self._moments(X)
-        return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
         mean, covariance = self._states[0].covariance(self._inputs(X))
         return mean.numpy(), covariance.numpy()
 
     def _latent_samples(self, X, n_samples, rng):
-        return self._draws(X, n_samples, int(rng.randint(2**31 - 1)))
-
-    @in_few_threads
-    def predict_components(self, X: ArrayLike, return_std: bool = False):
-        """Predict what each part of the model adds to f.
-
-        Of several columns the parts are the columns (those that the kernel names), each about its
-        mean over the training rows; of one column, the summands of the kernel. They and
-        ``intercept_`` sum to the mean of f, which is `predict`, counts aside.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        return_std : bool, default=False
-            Also return their standard deviations.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, p)
-            In the units of y; of counts on the scale of the link.
-        std : ndarray of shape (n, p)
-            Only when ``return_std`` is True.
-        """
-        mean, var = self._components(self._validate_prediction(X))
-        mean = self.y_scale_ * mean[:, :, 0]
-        return (mean, self.y_scale_ * np.sqrt(var[:, :, 0])) if return_std else mean
+        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        return self._states[0].samples(self._inputs(X), n_samples, generator).numpy()
 
 
 def observed_rows(
-    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: ArrayLike | None = None
+    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
 ):
     """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
 

@@ -1,17 +1,19 @@
-"""Classification in state space: the estimator of :mod:`skgp.models.state_space`."""
+"""Classification in state space: the estimator of :mod:`skgp.models.state_space` for labels."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
-from skgp.estimators._base import to_tensor
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._validation import base_rate_offset, one_vs_rest
+from skgp.estimators._validation import base_rate_offset
 from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
@@ -99,6 +101,17 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     --------
     StateSpaceGPRegressor : The same for quantities and counts.
 
+    Notes
+    -----
+    Times come in any order, with repetitions.
+
+    ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations of one
+    column may lie anywhere in time; their sites are found given those before. Sites at all times
+    grow with them. With ``n_inducing`` the state does not, but for times beyond the inducing
+    states, which get such of their own, as densely placed as before. Of several columns the rows
+    are kept, and the posterior is that of all at once; a `fit` of more than 1000 rows does not keep
+    them and cannot go on.
+
     References
     ----------
     .. [1] Adam, Eleftheriadis, Durrande, Artemev and Hensman (2020), Doubly sparse variational
@@ -114,6 +127,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     array(['day', 'night'], dtype='<U5')
     """
 
+    _start_variance = SERIES_LINK_VARIANCE
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
@@ -155,129 +169,6 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    # ---- training ------------------------------------------------------------------------
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Learn the hyper-parameters and the posterior of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Times, in any order and units and with repetitions; or several columns, for an additive
-            model.
-        y : array-like of shape (n,)
-            Labels of two classes or more.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-
-        Returns
-        -------
-        StateSpaceGPClassifier
-            Itself.
-        """
-        self._check_parameters()
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            self._learn_rows(session, X, codes, sample_weight)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior; hyper-parameters, base rates and ``coupling_`` stay.
-
-        The first call is a `fit`. Later rows of one column may lie anywhere in time; their sites
-        are found given those before. Sites at all times grow with them. With ``n_inducing`` the
-        state does not, but for times beyond the inducing states, which get such of their own, as
-        densely placed as before. Of several columns the rows are kept, and the posterior is that
-        of all at once; a `fit` of more than 1000 rows does not keep them and cannot go on.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        classes : array-like of shape (n_classes,), optional
-            All labels there will be; by default those of the first call.
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        StateSpaceGPClassifier
-            Itself.
-        """
-        self._check_parameters()
-        first = not hasattr(self, "_states")
-        asked = X, y, sample_weight
-        X, codes, sample_weight = self._validate_batch(
-            X, y, sample_weight, classes=classes, first=first
-        )
-        if first:
-            with fit_session(self, *asked[:2], sample_weight=asked[2], n_stages=1) as session:
-                self._learn_rows(session, X, codes, sample_weight)
-            return self
-        targets = list(one_vs_rest(codes, len(self.classes_)).T)
-        self._add(X, targets, sample_weight, self._likelihood, self._resolve_backend())
-        return self
-
-    def _learn_rows(self, session, X, codes: np.ndarray, sample_weight) -> None:
-        """Fit and set the attributes that tell of it."""
-        Y = one_vs_rest(codes, len(self.classes_))
-        self._likelihood = Bernoulli(self.likelihood)
-        self.offset_ = self._base_rates(Y, sample_weight)
-        given = None
-        if self.kernel is not None:
-            given = self._resolve_kernel(X, lambda: None)
-        signals = self._signals(X, SERIES_LINK_VARIANCE, given)
-        with session.stage("solve") as callback:
-            self.kernel_, _ = self._learn(
-                X,
-                list(Y.T),
-                sample_weight,
-                self._likelihood,
-                self.offset_.tolist(),
-                signals,
-                self._resolve_backend(),
-                callback,
-            )
-        self.moderation_ = 1.0
-        self.coupling_ = self._choose_coupling(X, Y, sample_weight)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
-
-    def _base_rates(self, Y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
-        missing = bool((Y < 0).all(axis=0).any() or (Y > 0).all(axis=0).any())
-        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=missing)
-
-    def _choose_coupling(
-        self, X: np.ndarray, Y: np.ndarray, sample_weight: np.ndarray | None
-    ) -> float:
-        """How far the claims of several classes count as independent, by rows left out."""
-        if len(self.classes_) == 2:
-            return 0.0
-        if (len(X) if sample_weight is None else sample_weight.sum()) < COUPLING_ROWS:
-            return FEW_ROWS_COUPLING
-        rows = np.linspace(0, len(X) - 1, min(len(X), LEFT_OUT_ROWS)).astype(np.int64)
-        weight = None if sample_weight is None else to_tensor(sample_weight[rows])
-        labels = to_tensor(Y[rows])
-        moments = self._latent_moments(X[rows])
-        found = [
-            left_out_moments(self._likelihood, y, mean, var, weight)
-            for y, mean, var in zip(labels.T, *(to_tensor(m).T for m in moments), strict=True)
-        ]
-        mean, var = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
-        return best_coupling(self._likelihood, labels, mean, var, weight)
-
-    @property
-    def _coupling(self) -> float:
-        return self.coupling_
-
     @property
     def elbo_(self) -> float:
         """Evidence bound, in nats, summed over the latent functions."""
@@ -289,35 +180,54 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         offsets = np.array([state.offset for state in self._states])
         return float(offsets[0]) if len(offsets) == 1 else offsets
 
+    # ---- training ------------------------------------------------------------------------
+
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        X, weight = arrays(data)
+        Y = self._one_vs_rest(data)
+        # Of classes without rows yet, as if they had one.
+        missing = len(data.y.unique()) < len(self.classes_)
+        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=missing)
+        self._likelihood = Bernoulli(self.likelihood)
+        given = None if self.kernel is None else self._given_kernel(X)
+        with session.stage("solve") as callback:
+            self.kernel_, _ = self._fit_states(
+                replace(data, y=to_tensor(Y)),
+                given,
+                self._likelihood,
+                self.offset_.tolist(),
+                backend,
+                callback,
+            )
+        self.moderation_ = 1.0
+        self.coupling_ = self._choose_coupling(X, Y, weight)
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        data = replace(data, y=to_tensor(self._one_vs_rest(data)))
+        self._add(data, self._likelihood, backend)
+
+    def _choose_coupling(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> float:
+        """How far the claims of several classes count as independent, by rows left out."""
+        if len(self.classes_) == 2:
+            return 0.0
+        if (len(X) if weight is None else weight.sum()) < COUPLING_ROWS:
+            return FEW_ROWS_COUPLING
+        rows = np.linspace(0, len(X) - 1, min(len(X), LEFT_OUT_ROWS)).astype(np.int64)
+        chosen = None if weight is None else to_tensor(weight[rows])
+        labels = to_tensor(Y[rows])
+        moments = self._latent_moments(X[rows])
+        found = [
+            left_out_moments(self._likelihood, y, mean, var, chosen)
+            for y, mean, var in zip(labels.T, *(to_tensor(m).T for m in moments), strict=True)
+        ]
+        mean, var = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
+        return best_coupling(self._likelihood, labels, mean, var, chosen)
+
     # ---- prediction ------------------------------------------------------------------------
 
-    def _latent_mean(self, X):
-        return self._moments(X)[0]
-
-    def _latent_mean_and_variance(self, X):
-        return self._moments(X)
-
-    @in_few_threads
-    def predict_components(self, X: ArrayLike, return_std: bool = False):
-        """Predict what each part of the model adds to f, on the scale of the link.
-
-        Of several columns the parts are the columns (those that the kernel names), each about its
-        mean over the training rows; of one column, the summands of the kernel. They and
-        ``intercept_`` sum to the mean of f.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        return_std : bool, default=False
-            Also return their standard deviations.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, p), or (n, p, n_classes) beyond two classes
-        std : ndarray of the same shape
-            Only when ``return_std`` is True.
-        """
-        mean, var = self._components(self._validate_prediction(X))
-        if len(self.classes_) == 2:
-            mean, var = mean[:, :, 0], var[:, :, 0]
-        return (mean, np.sqrt(var)) if return_std else mean
+    _latent_mean = StateSpaceMixin._means
+    _latent_mean_and_variance = StateSpaceMixin._moments

@@ -1,24 +1,26 @@
 """What `StateSpaceGPRegressor` and `StateSpaceGPClassifier` share: parameters, fit, predictions."""
 
 import copy
-import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
 from torch import Tensor
 
-from skgp.estimators._base import Backend, to_tensor
+from skgp.data import Data
+from skgp.estimators._base import Backend, BaseGP, to_tensor
+from skgp.estimators._fitting import in_few_threads
 from skgp.estimators._kernels import (
     column_kernels,
     default_component_kernel,
     default_series_kernels,
 )
-from skgp.estimators._parameters import Interval, Option, StrOptions, options
+from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive import AdditiveState
@@ -28,48 +30,22 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import TensorState
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
 State = SeriesState | InducingState | AdditiveState
 
 
-@dataclass(frozen=True)
-class Rows(TensorState):
-    """Training rows: inputs (n, c), targets (n, t), weights and log-exposures (n,) or None."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None
-    log_exposure: Tensor | None = None
-
-    def series(self) -> list[Series]:
-        """One series a target."""
-        return [make_series(self.x[:, 0], y, self.weight, self.log_exposure) for y in self.y.T]
-
-    def joined(self, other: "Rows") -> "Rows":
-        """These rows, then others."""
-        pairs = ((self.weight, other.weight, 1.0), (self.log_exposure, other.log_exposure, 0.0))
-        x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
-        return Rows(x, y, *(self._joined(other, *pair) for pair in pairs))
-
-    def _joined(
-        self, other: "Rows", mine: Tensor | None, others: Tensor | None, default: float
-    ) -> Tensor | None:
-        """A column of both, `default` where one has none; None where neither has."""
-        if mine is None and others is None:
-            return None
-        mine = self.x.new_full((len(self.x),), default) if mine is None else mine
-        others = other.x.new_full((len(other.x),), default) if others is None else others
-        return torch.cat([mine, others])
-
-
-class StateSpaceMixin:
+class StateSpaceMixin(BaseGP):
     """Parameters, fit and predictions; an estimator adds the likelihood.
 
-    It has the parameters of ``_state_space_constraints``, and the hooks and attributes of a base
-    class of :mod:`skgp.estimators`.
+    The estimator has the parameters of ``_state_space_constraints``.
     """
+
+    n_inducing: int | Auto | None
+    inducing: str
+    posterior: str
+    max_iter: int
+    tol: float
 
     _state_space_constraints: dict[str, list[Any]] = {
         "n_inducing": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"}), None],
@@ -85,17 +61,62 @@ class StateSpaceMixin:
         options("posterior", n_features_in_=range(2, 2**31)),
     )
 
+    _n_stages = 1
+    #: Prior variance of f to start with.
+    _start_variance = 1.0
     #: One a latent process.
     _states: list[State]
     #: Columns of X that the model sees.
     _columns: list[int]
-    #: Of an additive model: what rows that come later join, if it is there.
-    _stream: Rows | AdditiveStatistics | None
+    #: Of an additive model: what later observations join, if it is there.
+    _stream: Data | AdditiveStatistics | None
+
+    @property
+    def inducing_points_(self) -> np.ndarray:
+        """Times of the inducing states, (M, 1)."""
+        state = self._states[0]
+        if not isinstance(state, InducingState):
+            raise AttributeError("There are no inducing states; give n_inducing and one column.")
+        return state.knots.numpy()[:, None]
+
+    @property
+    def component_kernels_(self) -> list[Kernel]:
+        """Kernel of each column of `predict_components`, of the first latent process."""
+        return _parts(self._states[0], split=True)
+
+    @in_few_threads
+    def predict_components(self, X: ArrayLike, return_std: bool = False):
+        """Predict what each part of the model adds to f.
+
+        Of several columns the parts are the columns (those that the kernel names), each about its
+        mean over the training rows; of one column, the summands of the kernel. They and
+        ``intercept_`` sum to the mean of f, which of a regressor is `predict`, counts aside.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        return_std : bool, default=False
+            Also return their standard deviations.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, p), or (n, p, n_classes) beyond two classes
+            In the units of y; of counts and classes on the scale of the link.
+        std : ndarray of the same shape
+            Only when ``return_std`` is True.
+        """
+        x = self._inputs(self._validate_prediction(X))
+        found = [state.components(x) for state in self._states]
+        mean, var = (torch.stack(part, dim=2).numpy() for part in zip(*found, strict=True))
+        if len(found) == 1:
+            mean, var = mean[:, :, 0], var[:, :, 0]
+        scale = getattr(self, "y_scale_", 1.0)
+        return (scale * mean, scale * np.sqrt(var)) if return_std else scale * mean
 
     # ---- training ------------------------------------------------------------------------
 
-    def _check_parameters(self) -> None:
-        """Refuse parameters that state-space inference cannot serve."""
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
         if self.dtype != "float64":
             raise ValueError(
                 f"dtype={self.dtype!r} is not for state-space inference, which loses whole nats of "
@@ -108,7 +129,7 @@ class StateSpaceMixin:
                 "n_inducing, or leave inducing out."
             )
 
-    def _signals(self, X: np.ndarray, variance: float, given: Kernel | None) -> list[Kernel | None]:
+    def _signals(self, X: np.ndarray, given: Kernel | None) -> list[Kernel | None]:
         """Kernels of f: of one column those to choose among, else one for each column.
 
         Raises
@@ -116,7 +137,7 @@ class StateSpaceMixin:
         ValueError
             If `given` has no state-space form, or parts that see several columns.
         """
-        n_columns = X.shape[1]
+        n_columns, variance = X.shape[1], self._start_variance
         if given is None:
             if n_columns == 1:
                 return [*default_series_kernels(X[:, 0], variance)]
@@ -130,146 +151,111 @@ class StateSpaceMixin:
                 state_space(kernel)  # says which kernels have a form
         return kernels
 
-    def _learn(
+    def _fit_states(
         self,
-        X: np.ndarray,
-        targets: Sequence[np.ndarray],
-        weight: np.ndarray | None,
+        data: Data,
+        given: Kernel | None,
         likelihood: Likelihood,
         offsets: Sequence[float],
-        signals: list[Kernel | None],
         backend: Backend,
         callback: Callable[[int, dict], bool],
         *,
         stream: bool = False,
-        log_exposure: np.ndarray | None = None,
     ) -> tuple[Kernel, Tensor]:
-        """Fit latent processes, one a target; a stream keeps what later rows need.
+        """Fit latent processes, one a column of y; a `stream` keeps what later observations need.
 
-        Returns
-        -------
-        kernel : Kernel
-            Without noise.
-        parameters : Tensor of shape (p,)
-            Of the likelihood.
+        `given` is the kernel without noise, or None. Returns the kernel learned, and the parameters
+        of the likelihood (p,).
         """
-        start = None
+        X, total = data.X.numpy(), data.total
+        signals, start = self._signals(X, given), None
         if self._goes_on:
             signals, start = self._warm(X.shape[1])
         self._columns = [0]
         if X.shape[1] > 1:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
-        rows = self._tensors(X, targets, weight, backend, log_exposure)
-        tol = max(self.tol, SERIES_LEAST_GAIN / (len(X) if weight is None else weight.sum()))
-        search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
+        data = self._seen(data, backend)
+        search: dict[str, Any] = {
+            "max_iter": self.max_iter,
+            "tol": max(self.tol, SERIES_LEAST_GAIN / total),
+            "callback": callback,
+        }
         self._offsets = list(offsets)
         self._stream = None
         if X.shape[1] == 1:
             if isinstance(self.n_inducing, Integral):
                 warn_of_few_rows(int(self.n_inducing), len(np.unique(X)))
-            inducing: dict[str, Any] = {
-                "n_inducing": self.n_inducing,
-                "learn_inducing": self.inducing == "learned",
-            }
-            options: dict[str, Any] = {"offsets": offsets, "learn": self._learns, "start": start}
-            fits = [fit_series(kernels, rows.series(), likelihood, **inducing, **options, **search)]
+            search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
+            search |= {"offsets": offsets, "learn": self._learns, "start": start}
+            fits = [fit_series(kernels, _series(data), likelihood, **search)]
         else:
-            data = self._stream_of(rows, likelihood) if stream else rows
-            options = {"parameters": start, "optimise": self._learns}
-            fits = self._fit_additive(
-                [kernels] * len(targets), data, likelihood, **options, **search
-            )
-            self._stream = data if stream or len(X) <= STREAM_ROWS else None
+            kept = self._stream_of(data, likelihood) if stream else data
+            search |= {"parameters": start, "optimise": self._learns}
+            fits = self._fit_additive([kernels] * len(offsets), kept, likelihood, **search)
+            self._stream = kept if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)
-        parameters = fits[0].parameters
+        parameters = fits[0].parameters.cpu()
         # What a warm start needs besides the states.
-        self._likelihood_parameters = parameters.cpu().numpy()
+        self._likelihood_parameters = parameters.numpy()
         kernels = [_kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
-        return kernels[0] if alike else CompoundKernel(kernels), parameters.cpu()
+        return kernels[0] if alike else CompoundKernel(kernels), parameters
 
-    def _tensors(
-        self,
-        X: np.ndarray,
-        targets: Sequence[np.ndarray],
-        weight: np.ndarray | None,
-        backend: Backend,
-        log_exposure: np.ndarray | None = None,
-    ) -> Rows:
-        """Rows on the device of the fit, without the columns that have no component."""
-        return Rows(
-            backend.tensor(X[:, self._columns]),
-            backend.tensor(np.stack(targets, axis=1)),
-            *(None if c is None else backend.tensor(c).clone() for c in (weight, log_exposure)),
-        )
+    def _seen(self, data: Data, backend: Backend) -> Data:
+        """Copies on the device of the fit, y (n, c), without the columns that have no component."""
+        data = replace(data, X=data.X[:, self._columns], y=data.y.reshape(len(data), -1))
+        return data.map(lambda tensor: tensor.to(backend.device, backend.dtype, copy=True))
 
     def _fit_additive(
         self,
         kernels: Sequence[list[Kernel]],
-        data: Rows | AdditiveStatistics,
+        data: Data | AdditiveStatistics,
         likelihood: Likelihood,
-        **options: Any,
+        **search: Any,
     ) -> list[Fit]:
         """Fit additive models with some kernels, one a column, for every target."""
-        options["posterior"] = self.posterior
+        search["posterior"] = self.posterior
         if isinstance(data, AdditiveStatistics):
             (offset,) = self._offsets
-            return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **options)]
+            return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **search)]
+        search |= {"n_bins": self._n_bins(), "log_exposure": _log_exposure(data)}
         return [
-            fit_additive(
-                parts,
-                data.x,
-                y,
-                data.weight,
-                likelihood,
-                offset=offset,
-                n_bins=self._n_bins(),
-                log_exposure=data.log_exposure,
-                **options,
-            )
+            fit_additive(parts, data.X, y, data.weight, likelihood, offset=offset, **search)
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
         ]
 
-    def _stream_of(self, rows: Rows, likelihood: Likelihood) -> Rows | AdditiveStatistics:
-        """What to keep of rows so that others can join them."""
-        if not likelihood.is_gaussian or len(rows.x) <= STREAM_ROWS:
-            return rows
-        y = rows.y[:, 0]
-        bins = make_bins(rows.x, rows.weight, n_bins=self._n_bins())
+    def _stream_of(self, data: Data, likelihood: Likelihood) -> Data | AdditiveStatistics:
+        """What to keep of observations so that others can join them."""
+        if not likelihood.is_gaussian or len(data) <= STREAM_ROWS:
+            return data
+        y = data.y[:, 0]
+        bins = make_bins(data.X, data.weight, n_bins=self._n_bins())
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
-        statistics.add(rows.x, y, rows.weight)
+        statistics.add(data.X, y, data.weight)
         return statistics
 
-    def _add(
-        self,
-        X: np.ndarray,
-        targets: Sequence[np.ndarray],
-        weight: np.ndarray | None,
-        likelihood: Likelihood,
-        backend: Backend,
-        log_exposure: np.ndarray | None = None,
-    ) -> None:
-        """Condition on more rows; hyper-parameters stay.
+    def _add(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
+        """Condition on more observations; hyper-parameters stay.
 
         Raises
         ------
         ValueError
             If the model is additive and the rows before are gone.
         """
-        rows = self._tensors(X, targets, weight, backend, log_exposure)
-        if X.shape[1] > 1:
-            self._add_to_columns(rows, likelihood)
+        data, several = self._seen(data, backend), data.X.shape[1] > 1
+        if several:
+            self._add_to_columns(data, likelihood)
             return
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
-        states = [
-            state.with_rows(series, learned)  # type: ignore[union-attr]
-            for state, series in zip(self._states, rows.series(), strict=True)
+        self._states = [
+            state.with_rows(series, learned).to("cpu")  # type: ignore[union-attr]
+            for state, series in zip(self._states, _series(data), strict=True)
         ]
-        self._states = pickle.loads(pickle.dumps(states))
 
-    def _add_to_columns(self, rows: Rows, likelihood: Likelihood) -> None:
+    def _add_to_columns(self, data: Data, likelihood: Likelihood) -> None:
         """The additive part of `_add`."""
+        stream: Data | AdditiveStatistics
         if self._stream is None:
             raise ValueError(
                 f"partial_fit of {len(self._columns)} columns cannot go on from a fit of more than "
@@ -278,9 +264,9 @@ class StateSpaceMixin:
             )
         if isinstance(self._stream, AdditiveStatistics):
             stream = copy.deepcopy(self._stream)
-            stream.add(rows.x, rows.y[:, 0], rows.weight)
+            stream.add(data.X, data.y[:, 0], data.weight)
         else:
-            stream = self._stream_of(self._stream.joined(rows), likelihood)
+            stream = self._stream_of(joined(self._stream, data), likelihood)
         fits = self._fit_additive(
             [_parts(state) for state in self._states],
             stream,
@@ -288,21 +274,22 @@ class StateSpaceMixin:
             parameters=to_tensor(self._likelihood_parameters),
             optimise=False,
         )
-        states = [state for fit in fits for state in fit.states]
-        self._stream, self._states = stream, pickle.loads(pickle.dumps(states))
-        self._evidence = float(sum(fit.value for fit in fits))
+        self._stream = stream
+        self._set_states(fits)
 
     def _n_bins(self) -> int:
         """Bins of a column of an additive model."""
-        return COLUMN_BINS if self.n_inducing in (None, "auto") else self.n_inducing
+        return int(self.n_inducing) if isinstance(self.n_inducing, Integral) else COLUMN_BINS
 
     def _keep(self, fits: Sequence[Fit]) -> None:
         """Copy what was learned to attributes."""
-        states = [state for fit in fits for state in fit.states]
-        self._states = pickle.loads(pickle.dumps(states))  # from any device
-        self._evidence = float(sum(fit.value for fit in fits))
+        self._set_states(fits)
         self.n_iter_ = sum(fit.n_iter for fit in fits)
         self.history_ = {"solve": [value for fit in fits for value in fit.history]}
+
+    def _set_states(self, fits: Sequence[Fit]) -> None:
+        self._states = [state.to("cpu") for fit in fits for state in fit.states]
+        self._evidence = float(sum(fit.value for fit in fits))
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""
@@ -311,14 +298,6 @@ class StateSpaceMixin:
             return [*parts], parameters
         learned = dict(zip(self._columns, parts, strict=True))
         return [learned.get(column) for column in range(n_columns)], parameters
-
-    @property
-    def inducing_points_(self) -> np.ndarray:
-        """Times of the inducing states, (M, 1)."""
-        state = self._states[0]
-        if not isinstance(state, InducingState):
-            raise AttributeError("There are no inducing states; give n_inducing and one column.")
-        return state.knots.numpy()[:, None]
 
     # ---- prediction ------------------------------------------------------------------------
 
@@ -340,22 +319,38 @@ class StateSpaceMixin:
         mean, var = (torch.stack(part, dim=1).numpy() for part in zip(*found, strict=True))
         return mean, var
 
-    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of the components, shapes (n, p, c)."""
-        x = self._inputs(X)
-        found = [state.components(x) for state in self._states]
-        mean, var = (torch.stack(part, dim=2).numpy() for part in zip(*found, strict=True))
-        return mean, var
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Latent means, shape (n, c)."""
+        return self._moments(X)[0]
 
-    def _draws(self, X: np.ndarray, n_samples: int, seed: int) -> np.ndarray:
-        """Joint draws of the first latent process, (n, n_samples)."""
-        state, generator = self._states[0], torch.Generator().manual_seed(seed)
-        return state.samples(self._inputs(X), n_samples, generator).numpy()
 
-    @property
-    def component_kernels_(self) -> list[Kernel]:
-        """Kernel of each column of `predict_components`, of the first latent process."""
-        return _parts(self._states[0], split=True)
+def joined(data: Data, other: Data) -> Data:
+    """Some observations, then others, of weight 1 and offset 0 where one of them has none."""
+    columns = {"X": torch.cat([data.X, other.X]), "y": torch.cat([data.y, other.y])}
+    for name, default in (("weight", 1.0), ("offset", 0.0)):
+        parts = [getattr(part, name) for part in (data, other)]
+        shapes = [
+            part.X.shape[:1] if name == "weight" else part.X.shape[:1] + (1,)
+            for part in (data, other)
+        ]
+        if any(part is not None for part in parts):
+            columns[name] = torch.cat(
+                [
+                    data.X.new_full(shape, default) if part is None else part
+                    for shape, part in zip(shapes, parts, strict=True)
+                ]
+            )
+    return Data(**columns)
+
+
+def _log_exposure(data: Data) -> Tensor | None:
+    return None if data.offset is None else data.offset[:, 0]
+
+
+def _series(data: Data) -> list[Series]:
+    """One series a column of y."""
+    x, exposure = data.X[:, 0], _log_exposure(data)
+    return [make_series(x, y, data.weight, exposure) for y in data.y.T]
 
 
 def _parts(state: State, *, split: bool = False) -> list[Kernel]:

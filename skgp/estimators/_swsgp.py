@@ -1,32 +1,26 @@
-"""Sparse-within-sparse GP regression: the face of :mod:`skgp.models.swsgp` for quantities."""
+"""Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Real
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
-from sklearn.utils.validation import _num_samples
 
-from skgp.data import Data, distinct_observations, merge_replicates
-from skgp.estimators._base import Backend, to_tensor
-from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
-from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._regression_likelihood import RegressionLikelihood
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._fitting import FitSession
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.gram import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
-from skgp.likelihoods import NumericLikelihood
 
 
-class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
+class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
@@ -188,6 +182,13 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
     DLMGPRegressor : Some hundred inducing points, all used by each row, trained by the log-loss.
     QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
 
+    Notes
+    -----
+    ``partial_fit`` keeps hyper-parameters and standardisation. Later observations become inducing
+    points while there are fewer than ``n_inducing``, and change q(u); those before them are summed
+    up by one precision an inducing point, so that late ones count for somewhat more than early
+    ones. With ``method="kriging"`` they join those that are kriged from, which is exact.
+
     References
     ----------
     .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
@@ -213,12 +214,9 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
+        **LikelihoodGPRegressor._parameter_constraints,
         **SWSGPMixin._swsgp_constraints,
         "joint_prediction": [StrOptions({"local", "union"})],
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
-        "link": [StrOptions({"exp", "softplus"})],
-        "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
     def __init__(
@@ -286,147 +284,56 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Learn hyper-parameters, then the posterior of f at the inducing points.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-            Counts, for ``likelihood="poisson"``.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-        exposure : float or array-like of shape (n,), optional
-            Of counts: the time, area or population that each is of, positive. It multiplies the
-            rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
-
-        Returns
-        -------
-        SWSGPRegressor
-            Itself.
-        """
-        self._check_combination()
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            n_rows, given = _num_samples(X), sample_weight
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=self._counts)
-            log_exposure = self._training_offset(exposure, n_rows, given)
-            z = self._target(y, sample_weight)
-            backend = self._resolve_backend()
-            X = self._project(X, z, z[:, None], sample_weight, backend, log_exposure)
-            data = self._data(X, z, sample_weight, backend, log_exposure)
-            self.history_ = {"hyperparameters": []}
-            kernel, white = self._learn_kernel(session, X, sample_weight, data, backend)
-            with session.stage("solve", max_iter=self.max_iter) as callback:
-                self._solve(kernel, white, data, backend, callback)
-            self._tell(white)
-            if self._learns:
-                warn_at_bounds(self.kernel_, self.kernel)
-        return self
-
-    def _check_combination(self) -> None:
-        """Refuse parameters that do not go together."""
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
         if self.method == "kriging" and self.likelihood != "gaussian":
             raise ValueError(
                 f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
                 "method='variational'."
             )
-        self._check_likelihood()
 
-    def _solve(self, kernel: Kernel, white: WhiteKernel, data: Data, backend, callback):
-        """Fit the posterior of f for the kernel found."""
-        if self.method == "kriging":
-            self._fit_kriging(kernel, float(white.noise_level), data, backend)
-            return
-        rows = self._rows(data, backend)
-        likelihood = self._make_likelihood(white)
-        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
-        self._fit_variational(kernel, likelihood, rows, offset, backend, callback)
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        given = self._projected(data, data.y.numpy()[:, None], backend)
+        data = merged(given, backend.device, replicates=self._is_gaussian)
+        self.history_ = {"hyperparameters": []}
+        kernel, white = self._learn_kernel(session, given, data, backend)
+        with session.stage("solve", max_iter=self.max_iter) as callback:
+            if self.method == "kriging":
+                self._fit_kriging(kernel, float(white.noise_level), data, backend)
+                parameters = torch.tensor([white.noise_level], dtype=torch.float64).log()
+            else:
+                rows = self._rows(data, backend)
+                likelihood = self._make_likelihood(white)
+                offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
+                self._fit_variational(kernel, likelihood, rows, offset, backend, callback)
+                kernel, parameters = self._posterior.state.kernel, self._posterior.state.likelihood
+        self._describe(kernel, parameters, white)
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
 
-    def _tell(self, white: WhiteKernel) -> None:
-        """Set the attributes that tell of the kernel and the likelihood."""
-        if self.method == "kriging":
-            log_noise = torch.tensor([float(white.noise_level)], dtype=torch.float64).log()
-            self._describe(self._posterior.kernel, log_noise, white)
-        else:
-            state = self._posterior.state
-            self._describe(state.kernel, state.likelihood, white)
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior; hyper-parameters and standardisation are kept.
-
-        The first call is a `fit`. Later rows become inducing points while there are fewer than
-        ``n_inducing``, and change q(u); those before them are summed up by one precision an
-        inducing point, so that late rows count for somewhat more than early ones. With
-        ``method="kriging"`` they join the rows that are kriged from, which is exact.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        sample_weight : array-like of shape (n,), optional
-        exposure : float or array-like of shape (n,), optional
-
-        Returns
-        -------
-        SWSGPRegressor
-            Itself.
-        """
-        if not hasattr(self, "_posterior"):
-            return self.fit(X, y, sample_weight, exposure)
-        n_rows, given = _num_samples(X), sample_weight
-        X, y, sample_weight = self._validate_training(
-            X, y, sample_weight, reset=False, counts=self._counts
-        )
-        log_exposure = self._training_offset(exposure, n_rows, given)
-        backend = self._resolve_backend()
-        data = self._data(self._inputs(X), self._to_z(y), sample_weight, backend, log_exposure)
+    def _update(self, data: Data, backend: Backend) -> None:
+        data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
+        data = merged(data, backend.device, replicates=self._is_gaussian)
         if self.method == "kriging":
             self._append_kriging(data)
-            return self
-        self._update_variational(
-            self._rows(data, backend), self._make_likelihood(split_noise(self.kernel_)[1]), backend
-        )
-        return self
-
-    def _data(self, X, z, sample_weight, backend: Backend, offset=None) -> Data:
-        """Rows as tensors, merged where the likelihood allows."""
-        if self._is_gaussian:
-            return merge_replicates(X, z, sample_weight, backend.device)
-        return distinct_observations(X, z, sample_weight, backend.device, offset)
+            return
+        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
+        self._update_variational(self._rows(data, backend), likelihood, backend)
 
     def _rows(self, data: Data, backend: Backend) -> Data:
-        """Rows in the dtype of the fit."""
+        """Observations in the dtype of the fit."""
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     def _learn_kernel(
-        self, session, X: np.ndarray, sample_weight, data: Data, backend: Backend
+        self, session: FitSession, given: Data, data: Data, backend: Backend
     ) -> tuple[Kernel, WhiteKernel]:
         """Return the kernel of f and the noise that goes with it, learned if they are to be."""
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
             return signal, white or WhiteKernel()
-        if self.kernel is None:
-            kernels = default_kernels(X, sample_weight)
-        else:
-            kernel = self._resolve_kernel(X, lambda: None)
-            if self._own_likelihood is not None:
-                refuse_noise(kernel, self)
-            kernels = [with_noise(kernel)]
+        kernels = self._kernels(*arrays(given))
         if not self._learns:
             return split_noise(kernels[0])
         with session.stage("hyperparameters") as callback:
@@ -461,13 +368,6 @@ class SWSGPRegressor(RegressionLikelihood, SWSGPMixin, BaseGPRegressor):
         return SWSGP_EXACT_ROWS if self._is_gaussian else 0
 
     # ---- prediction, in the standardised scale ---------------------------------------------
-
-    def _latent_mean(self, X):
-        return self._means(X)[:, 0]
-
-    def _latent_mean_and_variance(self, X):
-        mean, var = self._moments(X)
-        return mean[:, 0], var[:, 0]
 
     def _latent_mean_and_covariance(self, X):
         X = to_tensor(self._inputs(X))

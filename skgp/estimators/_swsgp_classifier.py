@@ -1,4 +1,4 @@
-"""Sparse-within-sparse GP classification: the face of :mod:`skgp.models.swsgp` for labels."""
+"""Sparse-within-sparse GP classification: the estimator of :mod:`skgp.models.swsgp` for labels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.data import Data, distinct_observations
-from skgp.estimators._base import Backend, to_tensor
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._fitting import fit_context, fit_session
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import (
     default_classification_kernels,
     isotropic_classification_kernels,
@@ -21,7 +20,7 @@ from skgp.estimators._kernels import (
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators._validation import base_rate_offset, one_vs_rest
+from skgp.estimators._validation import base_rate_offset
 from skgp.estimators.defaults import (
     CLUSTERED_SHARE,
     SWSGP_FULL_ROWS,
@@ -41,7 +40,7 @@ from skgp.learning.local.labels import (
     label_targets,
     search_label_kernel,
 )
-from skgp.likelihoods import Bernoulli, Likelihood
+from skgp.likelihoods import Bernoulli
 
 
 class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
@@ -194,6 +193,14 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     DLMGPClassifier : Some hundred inducing points, all used by each row, trained by the log-loss.
     QSGPClassifier : Many basis functions, used by each row, and Laplace's approximation.
 
+    Notes
+    -----
+    ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations become
+    inducing points while there are fewer than ``n_inducing``, and change q(u); those before them
+    are summed up by one precision an inducing point and class, so that late ones count for somewhat
+    more than early ones. With ``method="kriging"`` they join those that are kriged from, which is
+    exact; the link is learned anew.
+
     References
     ----------
     .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
@@ -283,150 +290,75 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
 
     # ---- training ------------------------------------------------------------------------
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
-        """Learn hyper-parameters, then the posterior of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            In any units.
-        y : array-like of shape (n,)
-            Labels of two classes or more.
-        sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
-
-        Returns
-        -------
-        SWSGPClassifier
-            Itself.
-        """
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=2) as session:
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            self._learn(session, X, codes, sample_weight)
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ):
-        """Add rows to the posterior; hyper-parameters, base rates and ``coupling_`` stay.
-
-        The first call is a `fit`. Later rows become inducing points while there are fewer than
-        ``n_inducing``, and change q(u); those before them are summed up by one precision an
-        inducing point and class, so that late rows count for somewhat more than early ones. With
-        ``method="kriging"`` they join the rows that are kriged from, which is exact; the link is
-        learned anew.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        classes : array-like of shape (n_classes,), optional
-            All labels there will be; by default those of the first call.
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        SWSGPClassifier
-            Itself.
-        """
-        first = not hasattr(self, "_posterior")
-        asked = X, y, sample_weight
-        X, codes, sample_weight = self._validate_batch(
-            X, y, sample_weight, classes=classes, first=first
-        )
-        if first:
-            with fit_session(self, *asked[:2], sample_weight=asked[2], n_stages=2) as session:
-                self._learn(session, X, codes, sample_weight)
-            return self
-        backend = self._resolve_backend()
-        data = self._data(self._inputs(X), codes, sample_weight, backend)
-        if self.method == "variational":
-            self._update_variational(data, self._make_likelihood(), backend)
-            return self
-        self._append_kriging(data, backend)
-        return self
-
-    def _learn(self, session, X: np.ndarray, codes: np.ndarray, sample_weight) -> None:
-        """Fit and set the attributes that tell of it."""
-        backend = self._resolve_backend()
-        targets = one_vs_rest(codes, len(self.classes_))
-        X = self._project(X, codes, targets, sample_weight, backend)
-        data = self._data(X, codes, sample_weight, backend)
-        offset = self._offset(codes, sample_weight)
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        Y = self._one_vs_rest(data)
+        given = self._projected(data, Y, backend)
+        X, weight = arrays(given)
+        data = self._distinct(given, backend)
+        # Of classes without rows yet, as if they had one.
+        missing = len(given.y.unique()) < len(self.classes_)
+        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=missing)
+        self._likelihood = Bernoulli(self.likelihood)
         self.history_ = {"hyperparameters": []}
-        kernel = self._learn_kernel(session, X, sample_weight, data, offset, backend)
+        kernel = self._learn_kernel(session, X, weight, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             if self.method == "kriging":
                 self._fit_kriging(kernel, data, backend)
+                self.kernel_ = self._posterior.kernel
             else:
                 self._fit_variational(
-                    kernel, self._make_likelihood(), data, offset, backend, callback
+                    kernel, self._likelihood, data, self.offset_, backend, callback
                 )
-        state = self._posterior if self.method == "kriging" else self._posterior.state
-        self.kernel_ = state.kernel
-        self._likelihood = Bernoulli(self.likelihood)
-        self.offset_ = offset
+                self.kernel_ = self._posterior.state.kernel
+                learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
+                self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
         self.moderation_ = 1.0
-        if self.method == "variational":
-            learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
-            self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
-    @property
-    def _coupling(self) -> float:
-        return self.coupling_
+    def _update(self, data: Data, backend: Backend) -> None:
+        data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
+        data = self._distinct(data, backend)
+        if self.method == "kriging":
+            self._append_kriging(data, backend)
+        else:
+            self._update_variational(data, self._likelihood, backend)
 
-    def _make_likelihood(self) -> Likelihood:
-        return Bernoulli(self.likelihood)
-
-    def _offset(self, codes: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Base rates, on the scale of f; of classes without rows yet, as if they had one."""
-        Y = one_vs_rest(codes, len(self.classes_))
-        missing = len(np.unique(codes)) < len(self.classes_)
-        return base_rate_offset(Y, sample_weight, link=self.likelihood, cautious=missing)
-
-    def _data(
-        self, X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None, backend: Backend
-    ) -> Data:
-        """Rows as tensors, those of equal inputs and labels merged."""
-        rows = distinct_observations(X, codes.astype(np.float64), sample_weight, backend.device)
-        Y = one_vs_rest(rows.y.cpu().numpy().astype(np.int64), len(self.classes_))
-        weight = None if rows.weight is None else rows.weight.to(backend.dtype)
-        return Data(rows.X.to(backend.dtype), backend.tensor(Y), weight)
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        if self.kernel is not None:
+            return [self._given_kernel(X)]
+        # Principal components share a unit.
+        projected = self._projection is not None
+        make = isotropic_classification_kernels if projected else default_classification_kernels
+        return make(X, sample_weight, link=self.likelihood)
 
     def _learn_kernel(
-        self, session, X, sample_weight, data: Data, offset: np.ndarray, backend: Backend
+        self,
+        session: FitSession,
+        X: np.ndarray,
+        weight: np.ndarray | None,
+        data: Data,
+        backend: Backend,
     ) -> Kernel:
         """Return the kernel of the latent functions, learned if it is to be."""
         if self._keeps_kernel(data):
             return self.kernel_
-        chosen = self.kernel is None
-        if chosen:
-            # Principal components share a unit.
-            projected = self._projection is not None
-            make = isotropic_classification_kernels if projected else default_classification_kernels
-            kernels = make(X, sample_weight, link=self.likelihood)
-        else:
-            kernels = [self._resolve_kernel(X, lambda: None)]
+        kernels = self._kernels(X, weight)
         if not self._learns:
             return kernels[0]
+        scale_std = SWSGP_SCALE_STD if self.kernel is None else math.inf
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
                 data.X.double(),
                 data.y.double(),
-                offset=torch.as_tensor(offset, device=backend.device),
-                likelihood=Bernoulli(self.likelihood),
+                offset=torch.as_tensor(self.offset_, device=backend.device),
+                likelihood=self._likelihood,
                 generator=backend.generator(),
                 row_weight=None if data.weight is None else data.weight.double(),
-                settings=ClassificationSettings(scale_std=SWSGP_SCALE_STD if chosen else math.inf),
+                settings=ClassificationSettings(scale_std=scale_std),
                 callback=callback,
             )
             found = search_label_kernel(
@@ -449,7 +381,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         init = self.init
         if init == "auto":
             init = "k-means" if n_points <= CLUSTERED_SHARE * len(data) else "random"
-        X, weight = data.X.cpu().double().numpy(), data.weight
+        X, weight = arrays(data)
         if init != "k-means":
             return inducing_points(X, n_points, kernel, init=init, random_state=random_state)
         return class_centres(
@@ -457,7 +389,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
             label_codes(data.y.cpu()).numpy(),
             n_points,
             kernel,
-            sample_weight=None if weight is None else weight.cpu().double().numpy(),
+            sample_weight=weight,
             random_state=random_state,
         )
 
@@ -491,11 +423,8 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    def _latent_mean(self, X):
-        return self._means(X)
-
-    def _latent_mean_and_variance(self, X):
-        return self._moments(X)
+    _latent_mean = SWSGPMixin._means
+    _latent_mean_and_variance = SWSGPMixin._moments
 
     def _log_proba(self, X):
         if self.method == "variational":

@@ -11,8 +11,8 @@ from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, to_tensor
-from skgp.estimators._parameters import Interval, Option, StrOptions, options, warn_caller
+from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options, warn_caller
 from skgp.estimators._reduction import (
     INITIALISERS,
     Projection,
@@ -36,12 +36,30 @@ from skgp.likelihoods import Likelihood
 from skgp.models.swsgp import fit_swsgp
 
 
-class SWSGPMixin:
-    """Parameters, inducing points and predictions; a face adds the likelihood.
+class SWSGPMixin(BaseGP):
+    """Parameters, inducing points and predictions; an estimator adds the likelihood.
 
-    A face has the parameters of ``_swsgp_constraints``, and the hooks and attributes of a base
-    class of :mod:`skgp.estimators`.
+    The estimator has the parameters of ``_swsgp_constraints``.
     """
+
+    method: str
+    n_inducing: int | None
+    n_neighbors: int | Auto
+    kl_weight: float | Auto
+    covariance: str
+    inducing: str
+    init: str
+    neighbors: str
+    solver: str
+    polish: bool | Auto
+    projection: int | Auto | None
+    max_iter: int | None
+    tol: float
+    learning_rate: float | None
+    batch_size: int
+    validation_fraction: float
+    #: A `SWSGPPosterior`, or the model of kriging.
+    _posterior: Any
 
     _swsgp_constraints: dict[str, list[Any]] = {
         "method": [StrOptions({"variational", "kriging"})],
@@ -81,39 +99,24 @@ class SWSGPMixin:
 
     # ---- training ------------------------------------------------------------------------
 
-    def _project(
-        self,
-        X: np.ndarray,
-        y: np.ndarray,
-        targets: np.ndarray,
-        sample_weight: np.ndarray | None,
-        backend: Backend,
-        log_exposure: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Learn the projection that the parameters ask for and return the inputs of the kernel.
+    def _projected(self, data: Data, targets: np.ndarray, backend: Backend) -> Data:
+        """Learn the projection that the parameters ask for and return the data as the kernel does.
 
-        Targets (n, c) tell whether the columns share a unit, y (n,) whether to project at all.
+        The data of the classes or quantities y (n,) tell whether to project at all, `targets`
+        (n, c) whether the columns share a unit.
 
         Raises
         ------
         ValueError
             If ``projection`` is more than the number of columns.
         """
+        X, weight = arrays(data)
         d = X.shape[1]
         asked = self.projection
         if asked == "auto":
-            n, c = targets.shape
-            # Where all rows are neighbours nothing is gained by fewer columns.
-            local = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=c) < n
-            helps = self.kernel is None and d > MANY_COLUMNS and local
-            if helps and self._goes_on:
-                helps = self._projection is not None
-            elif helps and not is_classifier(self):  # classes: of pixels and counts, as a rule
-                exposure = None if log_exposure is None else np.exp(log_exposure)
-                helps = components_predict_better(
-                    self, X, y, sample_weight, exposure=exposure, seed=backend.seed
-                )
-            asked = MANY_COLUMNS if helps else None
+            asked = (
+                MANY_COLUMNS if self._projection_helps(data, targets.shape[1], backend) else None
+            )
         if asked is not None and asked > d:
             raise ValueError(
                 f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."
@@ -123,11 +126,28 @@ class SWSGPMixin:
             self._projection = principal_components(
                 X,
                 min(asked, len(X), d),
-                sample_weight,
+                weight,
                 targets=targets,
                 random_state=np.random.RandomState(backend.seed),
             )
-        return self._inputs(X)
+        return replace(data, X=to_tensor(self._inputs(X)))
+
+    def _projection_helps(self, data: Data, n_latent: int, backend: Backend) -> bool:
+        """Whether principal components are worth it: of many columns that not all rows share."""
+        n = len(data)
+        # Where all rows are neighbours nothing is gained by fewer columns.
+        local = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=n_latent) < n
+        if self.kernel is not None or data.X.shape[1] <= MANY_COLUMNS or not local:
+            return False
+        if self._goes_on:
+            return self._projection is not None
+        if is_classifier(self):  # classes: of pixels and counts, as a rule
+            return True
+        X, weight = arrays(data)
+        exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
+        return components_predict_better(
+            self, X, data.y.numpy(), weight, exposure=exposure, seed=backend.seed
+        )
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         """Rows of X as the kernel sees them."""
@@ -175,12 +195,13 @@ class SWSGPMixin:
         self, data: Data, kernel: Kernel, random_state: np.random.RandomState
     ) -> np.ndarray:
         """Inducing points (M, d), as ``init`` says."""
+        X, weight = arrays(data)
         return inducing_points(
-            data.X.cpu().double().numpy(),
+            X,
             self._max_inducing(),
             kernel,
             init=self.init,
-            sample_weight=None if data.weight is None else data.weight.cpu().double().numpy(),
+            sample_weight=weight,
             random_state=random_state,
         )
 
@@ -241,7 +262,7 @@ class SWSGPMixin:
         backend: Backend,
         callback: Callable[[int, dict], bool],
     ) -> None:
-        """Fit q(u) and keep what every face keeps of it."""
+        """Fit q(u) and keep what both estimators keep of it."""
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])
         self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])
@@ -332,7 +353,7 @@ class SWSGPMixin:
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
         likelihood = likelihood.with_parameters(state.likelihood.to(backend.device)).at(data.offset)
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
-        steps = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
+        steps: dict[str, Any] = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
         if closed and H >= M:
             data, state = data.to(torch.float64), state.to(backend.device)
             likelihood = likelihood.at(data.offset) if data.offset is not None else likelihood

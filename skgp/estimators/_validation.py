@@ -8,7 +8,6 @@ from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import validate_data
 
-from skgp.data import replicates
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
 from skgp.linalg.runtime import free_memory
 
@@ -20,14 +19,16 @@ _ADVICE = {
 }
 
 
-def validate_training_data(estimator, X: ArrayLike, y: ArrayLike, **params):
+def validate_training_data(
+    estimator, X: ArrayLike, y: ArrayLike, **params: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y of a fit as `sklearn.utils.validation.validate_data` does.
 
     ValueError as it raises, with a remedy where y holds NaN; and for an input too large to be
     squared, naming value, row and column.
     """
     try:
-        X, y = validate_data(estimator, X, y, dtype=np.float64, **params)
+        inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **params)
     except ValueError as error:
         if "Input y contains NaN" not in str(error):
             raise
@@ -35,7 +36,7 @@ def validate_training_data(estimator, X: ArrayLike, y: ArrayLike, **params):
             "Input y contains NaN. Drop the rows without a target; in a series, "
             "StateSpaceGPRegressor takes NaN for what was not observed."
         ) from error
-    return _refuse_large(X, getattr(estimator, "dtype", "float64")), y
+    return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 
 def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
@@ -166,20 +167,6 @@ def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
         )
     codes = np.array([index[label] for label in labels.tolist()])
     return codes[np.searchsorted(labels, y)]
-
-
-def merge_equal(
-    X: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Observations, those of equal input and label merged to one of their total weight.
-
-    Where the first of them stood, so that without any nothing changes.
-    """
-    number = replicates(np.column_stack([X, codes]))
-    first = np.unique(number, return_index=True)[1]
-    if len(first) == len(X):
-        return X, codes, sample_weight
-    return X[first], codes[first], np.bincount(number, weights=sample_weight).astype(np.float64)
 
 
 def class_weights(

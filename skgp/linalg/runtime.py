@@ -213,9 +213,12 @@ class TensorState:
         self.__dict__.update(_restored(state))
 
     def to(self, *args: Any) -> Any:
-        """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest."""
+        """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest.
+
+        What is not pickled is worked out anew.
+        """
         other = object.__new__(type(self))
-        other.__dict__.update(_moved(self.__dict__, args))
+        other.__setstate__(_moved(self.__getstate__(), args))
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -241,7 +244,9 @@ def _restored(value: Any) -> Any:
 
 
 def _moved(value: Any, args: tuple) -> Any:
-    if isinstance(value, (Tensor, TensorState)):
+    if isinstance(value, TensorArray):
+        return torch.from_numpy(value.array).to(*args)
+    if isinstance(value, TensorState):
         return value.to(*args)
     return _mapped(lambda part: _moved(part, args), value)
 

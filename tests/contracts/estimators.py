@@ -412,10 +412,9 @@ class CountRegressorContract(RegressorInputContract, CountRegressorPredictions):
 class RoundTargets:
     """Makes counts of the targets that the checks of scikit-learn draw."""
 
-    def _validate_training(self, *args, counts, **kwargs):
-        assert counts
-        X, y, sample_weight = super()._validate_training(*args, **kwargs)
-        return X, self.counts(y), sample_weight
+    def _checked_target(self, y):
+        assert self._counts
+        return self.counts(y)
 
     def score(self, X, y, sample_weight=None):
         return super().score(X, self.counts(y), sample_weight)

@@ -11,7 +11,6 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._parameters import Interval, warn_at_bounds
 from skgp.kernels import split_noise
 
@@ -23,6 +22,8 @@ class DenseGPRegressor(BaseGPRegressor):
         **BaseGPRegressor._parameter_constraints,
         "max_iter": [Interval(Integral, 1, None, closed="left")],
     }
+
+    _n_stages = 1
 
     def __init__(
         self,
@@ -47,19 +48,14 @@ class DenseGPRegressor(BaseGPRegressor):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, y, sample_weight = self._validate_training(X, y, sample_weight)
-            z = self._standardise_target(y, sample_weight)
-            backend = self._resolve_backend()
-            weights = np.ones(len(z)) if sample_weight is None else sample_weight
-            kernel = self._resolve_kernel(X, lambda: default_kernel(X, weights))
-            self.n_iter_ = 1
-            if self.optimizer is not None:
-                kernel = self._search(kernel, X, z, weights, backend, session)
-            self._set_state(**posterior(kernel, X, z, weights, backend))
-        return self
+    def _learn(self, data, session, backend, *, stream=False):
+        X, z = data.X.numpy(), data.y.numpy()
+        weights = np.ones(len(z)) if data.weight is None else data.weight.numpy()
+        kernel = default_kernel(X, weights) if self.kernel is None else self._given_kernel(X)
+        self.n_iter_ = 1
+        if self.optimizer is not None:
+            kernel = self._search(kernel, X, z, weights, backend, session)
+        self._set_state(**posterior(kernel, X, z, weights, backend))
 
     def _search(self, kernel, X, z, weights, backend, session):
         """Move theta at random; keep a move that raises the marginal likelihood."""

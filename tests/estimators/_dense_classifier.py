@@ -12,7 +12,6 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.estimators._base_classifier import BaseGPClassifier
-from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._validation import base_rate_offset, one_vs_rest
 from skgp.likelihoods import Bernoulli
@@ -27,6 +26,8 @@ class DenseGPClassifier(BaseGPClassifier):
         "moderated": ["boolean"],
         "n_moves": [Interval(Integral, 1, None, closed="left")],
     }
+
+    _n_stages = 1
 
     def __init__(
         self,
@@ -55,42 +56,35 @@ class DenseGPClassifier(BaseGPClassifier):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, codes, sample_weight = self._validate_training(X, y, sample_weight)
-            weights = np.ones(len(X)) if sample_weight is None else sample_weight
-            self._stream = None
-            self._fit(X.copy(), codes, weights, session)
-        return self
+    _has_stream = property(lambda self: getattr(self, "_stream", None) is not None)
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X, y, classes=None, sample_weight=None):
+    def _learn(self, data, session, backend, *, stream=False):
+        weights = np.ones(len(data)) if data.weight is None else data.weight.numpy()
+        rows = data.X.numpy().copy(), data.y.numpy(), weights
+        self._stream = rows if stream else None
+        self._fit(*rows, backend, None if stream else session)
+
+    def _update(self, data, backend):
         """Fit anew to all rows of the stream, which are kept; no search."""
-        first = getattr(self, "_stream", None) is None
-        X, codes, sample_weight = self._validate_batch(
-            X, y, sample_weight, classes=classes, first=first
-        )
-        batch = X, codes, np.ones(len(X)) if sample_weight is None else sample_weight
-        if not first:
-            batch = tuple(map(np.concatenate, zip(self._stream, batch, strict=True)))
-        self._stream = batch
-        self._fit(*batch)
-        return self
+        weights = np.ones(len(data)) if data.weight is None else data.weight.numpy()
+        rows = data.X.numpy(), data.y.numpy(), weights
+        self._stream = tuple(map(np.concatenate, zip(self._stream, rows, strict=True)))
+        self._fit(*self._stream, backend)
 
-    def _fit(self, X, codes, weights, session=None):
+    def _fit(self, X, codes, weights, backend, session=None):
         Y = one_vs_rest(codes, len(self.classes_))
         self._likelihood = Bernoulli(self.likelihood)
         self.moderation_ = float(self.moderated)
         self.offset_ = base_rate_offset(Y, weights, link=self.likelihood)
         self.X_train_ = X
         self.n_iter_ = 1
-        backend = self._resolve_backend()
 
         def posterior(kernel):
             return laplace(kernel, X, Y, weights, self.offset_, self._likelihood)
 
-        best = posterior(self._resolve_kernel(X, lambda: default_kernel(X, weights)))
+        best = posterior(
+            default_kernel(X, weights) if self.kernel is None else self._given_kernel(X)
+        )
         if self.optimizer is not None and session is not None:
             best = self._search(best, posterior, backend.rng(), session)
         self._set_state(best)

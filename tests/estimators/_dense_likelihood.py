@@ -8,7 +8,6 @@ import numpy as np
 from scipy.special import expit
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
-from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import refuse_noise
 from skgp.estimators._parameters import StrOptions
 from skgp.kernels import split_noise
@@ -63,26 +62,26 @@ class DenseCountRegressor(DenseGPRegressor):
         )
         self.link = link
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        with fit_session(self, X, y, sample_weight=sample_weight, n_stages=1) as session:
-            X, y, sample_weight = self._validate_training(X, y, sample_weight, counts=True)
-            y = self._keep_target(y)
-            backend = self._resolve_backend()
-            weights = np.ones(len(y)) if sample_weight is None else sample_weight
-            self._likelihood = Poisson(self.link)
-            f, precision = pseudo_observations(y, self.link)
-            self.offset_ = float(np.average(f, weights=weights * precision))
-            f = f - self.offset_
-            kernel = self._resolve_kernel(X, lambda: default_kernel(X, f, weights))
-            refuse_noise(kernel, self)
-            kernel, weights = kernel + WhiteKernel(1.0, "fixed"), weights * precision
-            self.n_iter_ = 1
-            if self.optimizer is not None:
-                kernel = self._search(kernel, X, f, weights, backend, session)
-            state = _dense.posterior(kernel, X, f, weights, backend)
-            self._set_state(**{**state, "kernel_": split_noise(kernel)[0]})
-        return self
+    _counts = True
+
+    def _target(self, y, sample_weight):
+        return self._keep_target(y)
+
+    def _learn(self, data, session, backend, *, stream=False):
+        X, y = data.X.numpy(), data.y.numpy()
+        weights = np.ones(len(y)) if data.weight is None else data.weight.numpy()
+        self._likelihood = Poisson(self.link)
+        f, precision = pseudo_observations(y, self.link)
+        self.offset_ = float(np.average(f, weights=weights * precision))
+        f = f - self.offset_
+        kernel = default_kernel(X, f, weights) if self.kernel is None else self._given_kernel(X)
+        refuse_noise(kernel, self)
+        kernel, weights = kernel + WhiteKernel(1.0, "fixed"), weights * precision
+        self.n_iter_ = 1
+        if self.optimizer is not None:
+            kernel = self._search(kernel, X, f, weights, backend, session)
+        state = _dense.posterior(kernel, X, f, weights, backend)
+        self._set_state(**{**state, "kernel_": split_noise(kernel)[0]})
 
     def _latent_mean(self, X):
         return self.offset_ + super()._latent_mean(X)

@@ -8,7 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.estimators import _base
-from skgp.estimators._base import clip_variance, resolve_backend, resolve_device, to_tensor
+from skgp.estimators._base import Backend, clip_variance, resolve_device, to_tensor
 from skgp.estimators._predictive import covariance_root, is_constant
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import (
@@ -159,8 +159,8 @@ def test_resolve_device_names_the_missing_device():
 
 
 def test_backend_streams_are_reproducible():
-    backend = resolve_backend("cpu", "float32", 3)
-    again = resolve_backend("cpu", "float32", 3)
+    backend = Backend(torch.device("cpu"), torch.float32, 3)
+    again = Backend(torch.device("cpu"), torch.float32, 3)
     before = torch.get_rng_state()
     assert backend == again and backend.dtype == torch.float32
     first, second = (torch.rand(3, generator=b.generator()) for b in (backend, again))

@@ -26,11 +26,12 @@ class Counter(CallbackSupportMixin, BaseEstimator):
         self.action = action
 
     _n_threads = None
+    _n_stages = 2
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X, y=None):
         self.counts_ = {}
-        with fit_session(self, X, y, n_stages=2) as session:
+        with fit_session(self, X, y) as session:
             for name in ("first", "second"):
                 with session.stage(name, max_iter=self.max_iter) as callback:
                     self.counts_[name] = self._count(callback)

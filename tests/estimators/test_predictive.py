@@ -319,5 +319,7 @@ def test_check_counts_names_negative_integers():
 
 def test_refuse_noise_names_kernel_and_remedy():
     refuse_noise(RBF(), None)
-    with pytest.raises(ValueError, match="WhiteKernel.* of DenseCountRegressor .*Leave the White"):
+    with pytest.raises(
+        ValueError, match="WhiteKernel.* this DenseCountRegressor has none.*Leave the White"
+    ):
         refuse_noise(RBF() + WhiteKernel(), DenseCountRegressor())

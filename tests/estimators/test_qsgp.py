@@ -514,7 +514,7 @@ def test_partial_fit_does_not_scale_constant_targets(value, data):
 def test_a_partial_fit_that_fails_leaves_the_statistics(data, monkeypatch):
     model = make(basis="inducing", n_basis=20, solver="cholesky").partial_fit(*data)
     before = model.predict(data[0])
-    monkeypatch.setattr(model, "_keep", None)  # fails after the sums were made
+    monkeypatch.setattr(model, "_fitted_attributes", None)  # fails after the sums were made
 
     with pytest.raises(TypeError):
         model.partial_fit(*data)

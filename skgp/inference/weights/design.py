@@ -140,7 +140,7 @@ class WhitenedInducingBasis(TensorState):
         return self  # nothing changes it
 
 
-class SumBasis:
+class SumBasis(TensorState):
     """Bases of the summands of a kernel side by side, whose Gram matrices add."""
 
     def __init__(self, parts: list[Basis]):
