@@ -108,29 +108,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
     moderation_: float
     _likelihood: Bernoulli
 
-    def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
-        """Return log P(Y = +1) for f ~ N(mean, var), or f = mean where var is None.
-
-        Parameters
-        ----------
-        mean, var : ndarray of shape (n, c)
-
-        Returns
-        -------
-        ndarray of shape (n, c)
-            In nats.
-        """
-        moments = [to_tensor(array) for array in (mean, var) if array is not None]
-        log_prob = self._likelihood.log_prob if var is None else self._likelihood.log_predictive
-        # Quadrature holds many nodes an element at once.
-        parts = [
-            log_prob(torch.ones_like(moments[0][rows]), *(array[rows] for array in moments))
-            for rows in gen_batches(len(mean), max(1, LINK_ELEMENTS // mean.shape[1]))
-        ]
-        return torch.cat(parts).numpy()
-
-    # ---- training ------------------------------------------------------------------------
-
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
         """Learn the hyper-parameters, then the posterior of the latent functions.
@@ -188,150 +165,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         else:
             self._update(data, backend)
         return self
-
-    @abstractmethod
-    def _update(self, data: Data, backend: Backend) -> None:
-        """Change the posterior by observations beyond those of the last call."""
-
-    def _validate_training(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> Data:
-        """Set ``classes_`` and return the observations, y (n,) being indices into it.
-
-        Raises
-        ------
-        ValueError
-            If X or y hold NaN or infinity, if y does not hold labels of two classes or more (rows
-            of weight 0 do not count), if more than two classes have one row each, or if the
-            weights of rows or classes are out of range.
-        TypeError
-            If X is sparse.
-        """
-        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=True)
-        classes = distinct_labels(labels, "y")
-        if len(classes) < 2:
-            rows = "" if sample_weight is None else ", in the rows of positive sample_weight"
-            raise ValueError(
-                f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
-                "or more. Give rows of another class."
-            )
-        if len(classes) == len(labels) > 2:
-            raise ValueError(
-                f"y holds {len(classes)} classes in {len(labels)} rows: each row is a class of its "
-                "own. Merge classes, or use a regressor if y is a quantity."
-            )
-        data = self._coded(X, labels, classes, weight)
-        self._begin_fit()
-        return data
-
-    def _validate_batch(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        classes: ArrayLike | None = None,
-        first: bool,
-    ) -> Data:
-        """As `_validate_training`, for one call of ``partial_fit``.
-
-        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
-
-        Raises
-        ------
-        ValueError
-            As `_validate_training`; if y holds a label that is not in ``classes_``, if `classes`
-            differs from that of the first call, or if ``class_weight`` is "balanced".
-        """
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
-                "partial_fit; give a dictionary, or use fit."
-            )
-        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
-        asked = None if classes is None else distinct_labels(classes, "classes")
-        if first:
-            known = distinct_labels(labels, "y") if asked is None else asked
-            if len(known) < 2:
-                raise ValueError(
-                    f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
-                    "two classes or more. Name all of them by classes= in the first call."
-                )
-        else:
-            known = self.classes_
-            if asked is not None and not np.array_equal(asked, known):
-                raise ValueError(
-                    f"classes={asked.tolist()} differs from that of the first call of "
-                    f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
-                )
-        data = self._coded(X, labels, known, weight)
-        if first:
-            self._begin_fit(informed=len(data.y.unique()) > 1)
-        return data
-
-    def _validate_rows(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Check rows, labels as such, and weights; drop the rows of weight 0."""
-        X, given = validate_training_data(self, X, y, reset=reset)
-        labels = natural_dtype(given)
-        distinct_labels(labels, "y")  # says what is wrong with a mixture; the next line does not
-        check_classification_targets(labels)
-        return keep_weighted_rows(X, labels, sample_weight)
-
-    def _coded(
-        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray, weight: np.ndarray | None
-    ) -> Data:
-        """Set ``classes_``; observations with the weight of each times that of its class."""
-        codes = encode(y, classes)
-        if self.class_weight is not None:
-            factor = class_weights(self.class_weight, classes, codes, weight)[codes]
-            weight = factor if weight is None else factor * weight
-        self.classes_ = classes
-        numbers = to_tensor(codes.astype(np.float64))
-        return Data(to_tensor(X), numbers, None if weight is None else to_tensor(weight))
-
-    def _one_vs_rest(self, data: Data) -> np.ndarray:
-        """The coding Y (n, c) in {-1., +1.} of the indices y: see `one_vs_rest`."""
-        return one_vs_rest(data.y.cpu().numpy().astype(np.int64), len(self.classes_))
-
-    def _distinct(self, data: Data, backend: Backend) -> Data:
-        """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
-        data = merged(data, backend.device)
-        Y = backend.tensor(self._one_vs_rest(data))
-        return replace(data, y=Y, scatter=None).to(backend.dtype)
-
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        """Kernels of f to choose among: the one given, or the default ones."""
-        if self.kernel is None:
-            return default_classification_kernels(X, sample_weight)
-        return [self._given_kernel(X)]
-
-    def _given_kernel(self, X: np.ndarray) -> Kernel:
-        kernel = super()._given_kernel(X)
-        refuse_noise(kernel, self)
-        return kernel
-
-    # ---- the public interface -----------------------------------------------------------
-
-    @in_few_threads
-    def _log_proba(self, X: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each class, shape (n, n_classes)."""
-        if self.moderation_:
-            mean, var = self._latent_moments(X)
-            var = self.moderation_ * var
-        else:
-            mean, var = self._by_chunks(self._latent_mean, X), None
-        log_proba = self._log_class_probability(mean, var)
-        if len(self.classes_) == 2:
-            log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])
-        elif coupling := getattr(self, "coupling_", 0.0):
-            others = np.maximum(self._log_class_probability(-mean, var), LOG_ZERO)
-            log_proba = log_proba - coupling * others
-        log_proba = np.maximum(log_proba, LOG_ZERO)
-        # Beside a great common part the sum of the classes would be lost to rounding.
-        log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
-        return log_proba - logsumexp(log_proba, axis=1, keepdims=True)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable class of each row.
@@ -436,6 +269,149 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         mean, var = self._latent_moments(self._validate_prediction(X))
         return (mean[:, 0], var[:, 0]) if len(self.classes_) == 2 else (mean, var)
+
+    # ---- what estimators build on --------------------------------------------------------
+
+    def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
+        """Return log P(Y = +1), (n, c), for f ~ N(mean, var), or f = mean where var is None."""
+        moments = [to_tensor(array) for array in (mean, var) if array is not None]
+        log_prob = self._likelihood.log_prob if var is None else self._likelihood.log_predictive
+        # Quadrature holds many nodes an element at once.
+        parts = [
+            log_prob(torch.ones_like(moments[0][rows]), *(array[rows] for array in moments))
+            for rows in gen_batches(len(mean), max(1, LINK_ELEMENTS // mean.shape[1]))
+        ]
+        return torch.cat(parts).numpy()
+
+    @abstractmethod
+    def _update(self, data: Data, backend: Backend) -> None:
+        """Change the posterior by observations beyond those of the last call."""
+
+    def _validate_training(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Data:
+        """Set ``classes_`` and return the observations, y (n,) being indices into it.
+
+        ValueError where scikit-learn raises it, and unless there are labels of two classes or more
+        (in rows of positive weight), not of one row each.
+        """
+        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=True)
+        classes = distinct_labels(labels, "y")
+        if len(classes) < 2:
+            rows = "" if sample_weight is None else ", in the rows of positive sample_weight"
+            raise ValueError(
+                f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
+                "or more. Give rows of another class."
+            )
+        if len(classes) == len(labels) > 2:
+            raise ValueError(
+                f"y holds {len(classes)} classes in {len(labels)} rows: each row is a class of its "
+                "own. Merge classes, or use a regressor if y is a quantity."
+            )
+        data = self._coded(X, labels, classes, weight)
+        self._begin_fit()
+        return data
+
+    def _validate_batch(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+        first: bool,
+    ) -> Data:
+        """As `_validate_training`, for one call of ``partial_fit``.
+
+        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
+        """
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
+                "partial_fit; give a dictionary, or use fit."
+            )
+        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
+        asked = None if classes is None else distinct_labels(classes, "classes")
+        if first:
+            known = distinct_labels(labels, "y") if asked is None else asked
+            if len(known) < 2:
+                raise ValueError(
+                    f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
+                    "two classes or more. Name all of them by classes= in the first call."
+                )
+        else:
+            known = self.classes_
+            if asked is not None and not np.array_equal(asked, known):
+                raise ValueError(
+                    f"classes={asked.tolist()} differs from that of the first call of "
+                    f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
+                )
+        data = self._coded(X, labels, known, weight)
+        if first:
+            self._begin_fit(informed=len(data.y.unique()) > 1)
+        return data
+
+    def _validate_rows(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Check rows, labels as such, and weights; drop the rows of weight 0."""
+        X, given = validate_training_data(self, X, y, reset=reset)
+        labels = natural_dtype(given)
+        distinct_labels(labels, "y")  # says what is wrong with a mixture; the next line does not
+        check_classification_targets(labels)
+        return keep_weighted_rows(X, labels, sample_weight)
+
+    def _coded(
+        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray, weight: np.ndarray | None
+    ) -> Data:
+        """Set ``classes_``; observations with the weight of each times that of its class."""
+        codes = encode(y, classes)
+        if self.class_weight is not None:
+            factor = class_weights(self.class_weight, classes, codes, weight)[codes]
+            weight = factor if weight is None else factor * weight
+        self.classes_ = classes
+        numbers = to_tensor(codes.astype(np.float64))
+        return Data(to_tensor(X), numbers, None if weight is None else to_tensor(weight))
+
+    def _one_vs_rest(self, data: Data) -> np.ndarray:
+        """The coding Y (n, c) in {-1., +1.} of the indices y: see `one_vs_rest`."""
+        return one_vs_rest(data.y.cpu().numpy().astype(np.int64), len(self.classes_))
+
+    def _distinct(self, data: Data, backend: Backend) -> Data:
+        """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
+        data = merged(data, backend.device)
+        Y = backend.tensor(self._one_vs_rest(data))
+        return replace(data, y=Y, scatter=None).to(backend.dtype)
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        """Kernels of f to choose among: the one given, or the default ones."""
+        if self.kernel is None:
+            return default_classification_kernels(X, sample_weight)
+        return [self._given_kernel(X)]
+
+    def _given_kernel(self, X: np.ndarray) -> Kernel:
+        kernel = super()._given_kernel(X)
+        refuse_noise(kernel, self)
+        return kernel
+
+    @in_few_threads
+    def _log_proba(self, X: np.ndarray) -> np.ndarray:
+        """Return the log-probability of each class, shape (n, n_classes)."""
+        if self.moderation_:
+            mean, var = self._latent_moments(X)
+            var = self.moderation_ * var
+        else:
+            mean, var = self._by_chunks(self._latent_mean, X), None
+        log_proba = self._log_class_probability(mean, var)
+        if len(self.classes_) == 2:
+            log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])
+        elif coupling := getattr(self, "coupling_", 0.0):
+            others = np.maximum(self._log_class_probability(-mean, var), LOG_ZERO)
+            log_proba = log_proba - coupling * others
+        log_proba = np.maximum(log_proba, LOG_ZERO)
+        # Beside a great common part the sum of the classes would be lost to rounding.
+        log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
+        return log_proba - logsumexp(log_proba, axis=1, keepdims=True)
 
 
 def log_complement(log_proba: np.ndarray) -> np.ndarray:

@@ -38,8 +38,8 @@ covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X
 ``fit_context`` makes it a transaction: ``self`` is a draft, whose state replaces that of the
 estimator at the end; where the fit raises, nothing has changed. It warns by ``warn_caller``.
 
-A regressor of counts has ``_counts`` true, takes its targets as they are (`_target`), and refuses a
-WhiteKernel by `skgp.estimators._kernels.refuse_noise`.
+A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refuses a WhiteKernel by
+`skgp.estimators._kernels.refuse_noise`.
 """
 
 from __future__ import annotations
@@ -100,14 +100,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
     y_mean_: float
     y_scale_: float
 
-    @abstractmethod
-    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
-
-    #: Whether the targets are counts, which have exposures and no units.
+    #: Whether the targets are counts, which have exposures.
     _counts = False
-
-    # ---- training ------------------------------------------------------------------------
+    #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
+    _is_additive = True
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(
@@ -139,150 +135,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         self._fit(X, y, sample_weight, exposure)
         return self
 
-    def _fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None,
-        exposure: ArrayLike | None,
-        *,
-        stream: bool = False,
-    ) -> None:
-        """Validate, standardise and learn; a `stream` keeps what later observations need."""
-        self._check_parameters(stream=stream)
-        with fit_session(self, X, y, sample_weight=sample_weight) as session:
-            data = self._training_data(X, y, sample_weight, exposure)
-            self._learn(data, session, self._resolve_backend(), stream=stream)
-
-    def _training_data(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        exposure: ArrayLike | None = None,
-        *,
-        reset: bool = True,
-    ) -> Data:
-        """Observations of positive weight, in float64 on the CPU, y standardised.
-
-        ``reset=False`` (``partial_fit``) checks the columns of X against those seen before, and
-        standardises y as then.
-
-        Raises
-        ------
-        ValueError
-            If X or y hold NaN or infinity, or X a number above 1e100, if y is not a vector of
-            numbers or should hold counts and does not, or if weights or exposures are out of range
-            or not one a row.
-        TypeError
-            If X is sparse.
-        """
-        n_rows, given = _num_samples(X), sample_weight
-        X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
-        X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
-        if reset:
-            self._begin_fit(informed=len(y) > 1)
-        offset = self._training_offset(exposure, n_rows, given)
-        z = self._target(y, sample_weight) if reset else self._to_z(y)
-        columns = sample_weight, None, None if offset is None else offset[:, None]
-        return Data(
-            to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
-        )
-
-    def _checked_target(self, y: np.ndarray) -> np.ndarray:
-        """Return y (n,) as float64; a ValueError names what should be a count and is not."""
-        if self._counts:
-            check_counts(y)
-        return y.astype(np.float64, copy=False)
-
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        """Kernels to choose among, with noise: the one given, or the default ones."""
-        if self.kernel is None:
-            return default_kernels(X, sample_weight)
-        return [with_noise(self._given_kernel(X))]
-
-    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Targets as the likelihood takes them, shape (n,)."""
-        return self._standardise_target(y, sample_weight)
-
-    def _standardise_target(
-        self, y: np.ndarray, sample_weight: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, shape (n,).
-
-        A constant y, up to rounding, is centred and not scaled.
-        """
-        self.y_mean_, self.y_scale_ = 0.0, 1.0
-        if self.normalize_y:
-            self.y_mean_ = float(np.average(y, weights=sample_weight))
-            centred = y - self.y_mean_
-            scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
-            if is_constant(scale, y):
-                return np.zeros_like(y)  # and not the rounding of their mean
-            self.y_scale_ = scale
-        return self._to_z(y)
-
-    def _keep_target(self, y: np.ndarray) -> np.ndarray:
-        """Return y as it is, ``y_mean_`` and ``y_scale_`` set to say so: counts have no units."""
-        self.y_mean_, self.y_scale_ = 0.0, 1.0
-        return y
-
-    def _to_z(self, y: np.ndarray) -> np.ndarray:
-        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
-        return (y - self.y_mean_) / self.y_scale_
-
-    def _to_y(self, z: Values) -> Values:
-        """Return standardised values, of any shape, in the units of y."""
-        return self.y_mean_ + self.y_scale_ * z
-
     @property
     def noise_variance_(self) -> float:
         """Variance of the observation noise, in squared units of y."""
         return self._additive_variance() * self.y_scale_**2
-
-    def _latent_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
-    ) -> np.ndarray:
-        """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
-        check_joint_memory(len(X), "Draw at fewer of them at once")
-        mean, covariance = self._latent_mean_and_covariance(X)
-        root = covariance_root(covariance)
-        return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
-
-    def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
-        """Return the quantiles of z at the rows of X, shape (n, q)."""
-        return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
-
-    def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
-        """Return log p(z) of each row of X and its z, shape (n,)."""
-        return self._predictive_log_density(z, *self._latent_moments(X), **offset)
-
-    def _observation_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
-    ) -> np.ndarray:
-        """Return joint draws of z at the rows of X, shape (n, n_samples)."""
-        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng, **offset)
-
-    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the keyword ``offset`` of the hooks above; nothing without exposures."""
-        offset = check_exposure(exposure, len(X), self)
-        return {} if offset is None else {"offset": offset}
-
-    def _training_offset(
-        self, exposure: ArrayLike | None, n_rows: int, sample_weight: ArrayLike | None
-    ) -> np.ndarray | None:
-        """Return the log-exposures of those of n rows whose weight is positive, or None."""
-        weights = None if sample_weight is None else np.asarray(sample_weight)
-        if exposure is not None and weights is not None and weights.ndim == 1:
-            given = np.asarray(exposure, dtype=np.float64)
-            if given.size in (1, n_rows):  # of one a row, those that count; others are refused
-                exposure = np.where(weights > 0, given.reshape(-1), 1.0)
-        offset = check_exposure(exposure, n_rows, self)
-        if offset is None or weights is None or weights.ndim != 1:
-            return offset
-        return offset[weights > 0]
-
-    # ---- the public interface -----------------------------------------------------------
 
     @in_few_threads
     def predict(
@@ -503,6 +359,130 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         float
         """
         return r2_score(y, self.predict(X, exposure=exposure), sample_weight=sample_weight)
+
+    # ---- what estimators build on --------------------------------------------------------
+
+    @abstractmethod
+    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
+
+    def _fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        exposure: ArrayLike | None,
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Validate, standardise and learn; a `stream` keeps what later observations need."""
+        self._check_parameters(stream=stream)
+        with fit_session(self, X, y, sample_weight=sample_weight) as session:
+            data = self._training_data(X, y, sample_weight, exposure)
+            self._learn(data, session, self._resolve_backend(), stream=stream)
+
+    def _training_data(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+        *,
+        reset: bool = True,
+    ) -> Data:
+        """Observations of positive weight, in float64 on the CPU, y standardised.
+
+        ``reset=False`` (``partial_fit``) checks the columns of X against those seen before, and
+        standardises y as then.
+        """
+        n_rows, given = _num_samples(X), sample_weight
+        X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
+        X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
+        if reset:
+            self._begin_fit(informed=len(y) > 1)
+        offset = self._training_offset(exposure, n_rows, given)
+        z = self._target(y, sample_weight) if reset else self._to_z(y)
+        columns = sample_weight, None, None if offset is None else offset[:, None]
+        return Data(
+            to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
+        )
+
+    def _checked_target(self, y: np.ndarray) -> np.ndarray:
+        """Return y (n,) as float64; a ValueError names what should be a count and is not."""
+        if self._counts:
+            check_counts(y)
+        return y.astype(np.float64, copy=False)
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        """Kernels to choose among, with noise: the one given, or the default ones."""
+        if self.kernel is None:
+            return default_kernels(X, sample_weight)
+        return [with_noise(self._given_kernel(X))]
+
+    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, shape (n,).
+
+        A constant y, up to rounding, is centred and not scaled.
+        """
+        self.y_mean_, self.y_scale_ = 0.0, 1.0
+        if self.normalize_y and self._is_additive:
+            self.y_mean_ = float(np.average(y, weights=sample_weight))
+            centred = y - self.y_mean_
+            scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
+            if is_constant(scale, y):
+                return np.zeros_like(y)  # and not the rounding of their mean
+            self.y_scale_ = scale
+        return self._to_z(y)
+
+    def _to_z(self, y: np.ndarray) -> np.ndarray:
+        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
+        return (y - self.y_mean_) / self.y_scale_
+
+    def _to_y(self, z: Values) -> Values:
+        """Return standardised values, of any shape, in the units of y."""
+        return self.y_mean_ + self.y_scale_ * z
+
+    def _latent_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
+        check_joint_memory(len(X), "Draw at fewer of them at once")
+        mean, covariance = self._latent_mean_and_covariance(X)
+        root = covariance_root(covariance)
+        return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
+
+    def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
+        """Return the quantiles of z at the rows of X, shape (n, q)."""
+        return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
+
+    def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
+        """Return log p(z) of each row of X and its z, shape (n,)."""
+        return self._predictive_log_density(z, *self._latent_moments(X), **offset)
+
+    def _observation_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
+    ) -> np.ndarray:
+        """Return joint draws of z at the rows of X, shape (n, n_samples)."""
+        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng, **offset)
+
+    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keyword ``offset`` of the hooks above; nothing without exposures."""
+        offset = check_exposure(exposure, len(X), self)
+        return {} if offset is None else {"offset": offset}
+
+    def _training_offset(
+        self, exposure: ArrayLike | None, n_rows: int, sample_weight: ArrayLike | None
+    ) -> np.ndarray | None:
+        """Return the log-exposures of those of n rows whose weight is positive, or None."""
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        if exposure is not None and weights is not None and weights.ndim == 1:
+            given = np.asarray(exposure, dtype=np.float64)
+            if given.size in (1, n_rows):  # of one a row, those that count; others are refused
+                exposure = np.where(weights > 0, given.reshape(-1), 1.0)
+        offset = check_exposure(exposure, n_rows, self)
+        if offset is None or weights is None or weights.ndim != 1:
+            return offset
+        return offset[weights > 0]
 
 
 class StreamingGPRegressor(BaseGPRegressor):

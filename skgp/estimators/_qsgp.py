@@ -122,10 +122,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         float64, and the residual is checked.
         Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has. A number
-        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
-        many rows on an idle machine.
+        Threads. None is one, but all that torch has for large matrix operations; a number is for
+        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
     memory_budget : float or None, default=None
         Bytes for the largest object of the fit, such as the kernel matrix that "cg" keeps; by
         default 70% of what is free on the machine or the `device`. It decides which basis "auto"
@@ -379,10 +377,10 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
             )
         return data
 
-    def _standardise_target(self, y, sample_weight=None):
+    def _target(self, y, sample_weight):
         """As for Gaussian noise, or by statistics that outliers leave alone."""
         if not (self.normalize_y and self.likelihood == "laplace"):
-            return super()._standardise_target(y, sample_weight)
+            return super()._target(y, sample_weight)
         weight = None if sample_weight is None else to_tensor(sample_weight)
         self.y_mean_, self.y_scale_ = robust_location_scale(to_tensor(y), weight)
         if is_constant(float(np.abs(y - self.y_mean_).max()), y):

@@ -96,10 +96,8 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
         either way, where a comparison shows that they can. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has. A number
-        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
-        many rows on an idle machine.
+        Threads. None is one, but all that torch has for large matrix operations; a number is for
+        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
     memory_budget : float or None, default=None
         Bytes of features that are kept between iterations, the others being made anew; by default
         70% of what is free on the machine or the `device`.

@@ -53,11 +53,9 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
     def _is_gaussian(self) -> bool:
         return self.likelihood == "gaussian" or getattr(self.likelihood, "is_gaussian", False)
 
-    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Targets as the likelihood takes them: standardised of additive noise, else as given."""
-        own = self._own_likelihood
-        standardised = own is None or own.is_additive
-        return self._standardise_target(y, sample_weight) if standardised else self._keep_target(y)
+    @property
+    def _is_additive(self) -> bool:  # type: ignore[override]
+        return self._own_likelihood is None or self._own_likelihood.is_additive
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
@@ -83,12 +81,8 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
     ) -> NumericLikelihood:
         """The likelihood and its free parameters.
 
-        Parameters
-        ----------
-        white : WhiteKernel or None
-            The noise to begin with; None of counts.
-        floor : float, optional
-            Least variance of noise that is learned; ``_noise_floor`` by default.
+        `white` is the noise to begin with, None of counts; `floor` the least variance of noise that
+        is learned, ``_noise_floor`` by default.
         """
         floor = self._noise_floor if floor is None else floor
         if self._own_likelihood is not None or white is None:
@@ -111,10 +105,7 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
     def _offset(self, total: float, weight: float) -> float:
         """Prior mean of f: 0 of a standardised target, else that of the mean count.
 
-        Parameters
-        ----------
-        total, weight : float
-            Weighted sum of the targets, and sum of the weights.
+        From the weighted sum of the targets and the sum of the weights.
         """
         own = self._own_likelihood
         if own is None or own.is_additive:
@@ -128,13 +119,8 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
     ) -> None:
         """Set the attributes that tell of the kernel (without noise) and the likelihood.
 
-        Parameters
-        ----------
-        kernel : Kernel
-        parameters : Tensor of shape (p,)
-            Of the likelihood, as learned.
-        white : WhiteKernel or None
-            As of `_make_likelihood`.
+        `parameters` (p,) are those of the likelihood as learned, `white` is as of
+        `_make_likelihood`.
         """
         self.kernel_ = kernel
         self._likelihood = None

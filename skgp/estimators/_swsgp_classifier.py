@@ -145,10 +145,8 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
-        Threads while fitting and predicting. None takes one, and for single large operations
-        (factors and products of matrices of a thousand rows or more) all that torch has. A number
-        is that of large operations, and from 2000 rows on of all: -1, all processors, pays for
-        many rows on an idle machine.
+        Threads. None is one, but all that torch has for large matrix operations; a number is for
+        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 

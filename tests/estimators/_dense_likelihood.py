@@ -63,9 +63,7 @@ class DenseCountRegressor(DenseGPRegressor):
         self.link = link
 
     _counts = True
-
-    def _target(self, y, sample_weight):
-        return self._keep_target(y)
+    _is_additive = False
 
     def _learn(self, data, session, backend, *, stream=False):
         X, y = data.X.numpy(), data.y.numpy()
