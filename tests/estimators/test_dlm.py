@@ -1,0 +1,619 @@
+"""DLMGPRegressor: contracts; exact, sparse, of every likelihood; choice of beta; streams."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import DLMGPClassifier, DLMGPRegressor
+from skgp.datasets import make_counts
+from skgp.estimators._predictive import log_predictive_density_scorer
+from skgp.learning import defaults
+from tests.contracts.estimators import (
+    CountRegressorContract,
+    CountRegressorPredictions,
+    Recorder,
+    RegressorContract,
+    RegressorPredictions,
+    rbf_kernel,
+)
+from tests.same import assert_same
+
+QUICK = dict(n_inducing=15, max_iter=30, random_state=0)
+KERNEL = 1.3 * Matern(0.8, nu=2.5) + WhiteKernel(0.05)
+links = pytest.mark.parametrize("link", ["exp", "softplus"])
+
+
+def wave(n=300, *, seed=0, noise=0.3):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, (n, 1))
+    return X, np.sin(2 * X[:, 0]) + noise * rng.standard_normal(n)
+
+
+def student(**params):
+    defaults = dict(likelihood="student_t", n_inducing=20, max_iter=40, random_state=0)
+    return DLMGPRegressor(**{**defaults, **params})
+
+
+def kept_student(**params):
+    """An estimator with hyper-parameters that suit `heavy_data` and are kept."""
+    return student(**{"kernel": rbf_kernel(), "optimizer": None, **params})
+
+
+def counting(**params):
+    defaults = dict(likelihood="poisson", n_inducing=15, max_iter=20, random_state=0)
+    return DLMGPRegressor(**{**defaults, **params})
+
+
+def kept_counting(**params):
+    """An estimator with hyper-parameters that suit `count_data` and are kept."""
+    return counting(**{"kernel": ConstantKernel(0.5) * RBF(0.5), "optimizer": None, **params})
+
+
+def score(estimator, X, y):
+    """Mean log-density of rows, in nats."""
+    return estimator.log_predictive_density(X, y).mean()
+
+
+@pytest.fixture(scope="module")
+def heavy_data():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    noise = rng.standard_t(3, 60)
+    return X, 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.15 * noise)
+
+
+@pytest.fixture(scope="module")
+def count_data():
+    return make_counts(60, mean=5.0, dispersion=np.inf, random_state=0)
+
+
+class DLM:
+    """What the contracts ask of every kind of fit."""
+
+    offers_state = False
+    params = {}
+
+    def make(self, **params):
+        settings = {"n_inducing": 30, "max_iter": 20, "random_state": 0, **self.params}
+        return DLMGPRegressor(**{**settings, **params})
+
+
+class OneKernel(DLM):
+    """With one kernel where iterations count, for by default four are compared."""
+
+    def make_iterative(self, **params):
+        return self.make(kernel=self.kernel(), **params)
+
+
+class TestContract(OneKernel, RegressorContract):
+    pass
+
+
+class TestSquareLossContract(OneKernel, RegressorPredictions):
+    weight_rtol = 1e-6  # of a standard deviation that is learned
+    params = {"objective": "square_loss"}
+
+
+class TestStudentContract(OneKernel, RegressorPredictions):
+    gaussian = False
+    heavy_tailed = True
+    params = {"likelihood": "student_t", "n_inducing": 40}
+
+
+class TestCountContract(DLM, CountRegressorContract):
+    params = {"likelihood": "poisson", "max_iter": 30}
+
+
+class TestSoftplusContract(DLM, CountRegressorPredictions):
+    link = "softplus"
+    easy_r2 = 0.4  # the rates are exponentials of a function, which softplus has to bend
+    params = {"likelihood": "poisson", "link": "softplus", "max_iter": 10}
+
+
+# ---- few points: the exact process -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo", "fitc"])
+def test_few_points_are_the_dense_gp(objective):
+    X, y = wave(60, noise=0.2)
+    X_new = np.linspace(-5, 5, 40)[:, None]
+    options = {"optimizer": None, "normalize_y": False}
+    model = DLMGPRegressor(KERNEL, objective=objective, **options).fit(X, y)
+    dense = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    assert model.n_inducing_ == len(X)
+    mean, std = model.predict(X_new, return_std=True)
+    expected, expected_std = dense.predict(X_new, return_std=True)
+    np.testing.assert_allclose(mean, expected, atol=1e-5)
+    np.testing.assert_allclose(std, expected_std, rtol=1e-5)
+    assert model.elbo_ == pytest.approx(dense.log_marginal_likelihood_value_, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_few_points_learn_hyper_parameters_of_the_greatest_evidence():
+    X, y = wave(60, noise=0.2)
+    model = DLMGPRegressor(KERNEL, normalize_y=False, random_state=0).fit(X, y)
+    dense = GaussianProcessRegressor(KERNEL).fit(X, y)
+    assert model.elbo_ == pytest.approx(dense.log_marginal_likelihood_value_, abs=0.05)
+
+
+def test_few_points_have_no_floor_of_the_noise():
+    X, _ = wave(80, noise=0.2)
+    model = DLMGPRegressor(RBF() + WhiteKernel(1e-2, (1e-5, 1.0))).fit(X, np.sin(X[:, 0]))
+    assert model.kernel_.k2.noise_level < 5e-5
+
+
+@pytest.mark.parametrize("make", [DLMGPRegressor, DLMGPClassifier])
+def test_defaults_warn_of_no_number_that_nobody_gave(make):
+    X, y = wave(30, noise=0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make(max_iter=5).fit(X, y if make is DLMGPRegressor else y > 0)
+        DLMGPRegressor(likelihood="poisson", max_iter=5).fit(X, np.rint(np.exp(y)))
+
+
+def test_equal_inputs_share_an_inducing_point():
+    X, y = wave(20, noise=0.2)
+    repeated, targets = np.repeat(X, 3, axis=0), np.repeat(y, 3) + np.tile([0, 0.1, -0.1], 20)
+    options = {"optimizer": None, "normalize_y": False}
+    model = DLMGPRegressor(KERNEL, **options).fit(repeated, targets)
+    dense = GaussianProcessRegressor(KERNEL, optimizer=None).fit(repeated, targets)
+    assert model.n_inducing_ == 20
+    np.testing.assert_allclose(model.predict(X), dense.predict(X), atol=1e-5)
+
+
+def test_rows_added_to_an_exact_fit_count_as_in_one_batch():
+    X, y = wave(90, noise=0.2)
+    options = {"optimizer": None, "normalize_y": False}
+    whole, parts = (DLMGPRegressor(KERNEL, **options).fit(X[:30], y[:30]) for _ in range(2))
+    whole.partial_fit(X[30:], y[30:])
+    parts.partial_fit(X[30:60], y[30:60]).partial_fit(X[60:], y[60:])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), atol=1e-6)
+    dense = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    assert np.abs(whole.predict(X) - dense.predict(X)).max() < 0.05
+
+
+def test_many_points_are_sparse(monkeypatch):
+    monkeypatch.setattr(defaults, "EXACT_ROWS", 100)
+    monkeypatch.setattr(defaults, "AUTO_INDUCING", 12)
+    monkeypatch.setattr(defaults, "AUTO_SIZES", (24, 48))
+    model = DLMGPRegressor(max_iter=5, random_state=0).fit(*wave(200, noise=0.2))
+    assert model.n_inducing_ in (12, 24, 48) and model.validation_loss_ is not None
+
+
+def test_joint_search_wants_rows_for_its_points():
+    """A process with a point for every other row is nearly exact, and a joint search overfits."""
+    X, y = wave(120)
+    held_out = [
+        DLMGPRegressor(n_inducing=M, max_iter=5, **options).fit(X, y).validation_loss_ is not None
+        for M, options in ((40, {}), (60, {}), (60, {"early_stopping": True}))
+    ]
+    assert held_out == [True, False, True]
+
+
+def test_few_rows_lengthen_the_scale_of_a_column_of_noise_of_the_default_kernel():
+    """Beside one that matters; a kernel of the user's is left to the evidence."""
+    X, y = wave(60)
+    X = np.hstack([X, np.random.default_rng(1).standard_normal((60, 1))])
+    default = DLMGPRegressor(n_inducing=60).fit(X, y)
+    kernel = default.kernel_.clone_with_theta(np.log([1.0, *X.std(axis=0), 0.1]))
+    own = DLMGPRegressor(kernel, n_inducing=60).fit(X, y)
+    # Chosen among families of length scales, which the evidence of few rows overfits.
+    assert np.ptp(default.kernel_.theta[1:3]) > np.ptp(own.kernel_.theta[1:3]) > 1
+    X_new, y_new = wave(500, seed=2)
+    X_new = np.hstack([X_new, np.random.default_rng(3).standard_normal((500, 1))])
+    chosen, free = (m.log_predictive_density(X_new, y_new).mean() for m in (default, own))
+    assert chosen > free
+
+
+def test_noise_free_targets_are_interpolated_closely():
+    X, y = wave(300, noise=0.0)
+    model = DLMGPRegressor(**QUICK).fit(X, y)
+    assert np.abs(model.predict(X) - y).max() < 0.05
+
+
+def test_more_points_than_rows_are_lowered_with_a_warning():
+    X, y = wave(12)
+    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
+        model = DLMGPRegressor(n_inducing=50, max_iter=5).fit(X, y)
+    assert model.n_inducing_ == 12
+
+
+# ---- beta ----------------------------------------------------------------------------------------
+
+
+def test_beta_auto_reports_its_path_and_costs_few_fits():
+    X, y = wave()
+    counts = Recorder(), Recorder()
+    single = DLMGPRegressor(**QUICK).set_callbacks(counts[0]).fit(X, y)
+    model = DLMGPRegressor(beta="auto", **QUICK).set_callbacks(counts[1]).fit(X, y)
+    assert model.beta_ in model.beta_path_
+    assert list(model.beta_path_) == [beta for beta in defaults.BETAS if beta in model.beta_path_]
+    n_single, n_path = (recorder.ended.count("iteration") for recorder in counts)
+    assert n_path <= 4 * n_single
+    assert single.beta_ == 1.0 and single.beta_path_ == {}
+
+
+def test_auto_beta_is_of_its_path_and_its_loss_is_of_rows_that_did_not_choose():
+    fit = counting(beta="auto", max_iter=8).fit(*make_counts(120, random_state=3))
+    assert fit.beta_ in fit.beta_path_ and len(fit.beta_path_) >= 3
+    # No weight is chosen that predicts worse than that of Bayes' rule.
+    assert fit.beta_path_[fit.beta_] <= fit.beta_path_[1.0]
+    assert np.isfinite(fit.validation_loss_)
+    assert fit.validation_loss_ not in fit.beta_path_.values()
+
+
+def test_grid_search_over_beta_and_points_runs_in_parallel():
+    """Far too much regularisation, or far too few points, is what it turns down."""
+    X, y = wave(200)
+    grid = {"dlmgpregressor__beta": [100.0, 1.0], "dlmgpregressor__n_inducing": [2, 10]}
+    quick = DLMGPRegressor(**{**QUICK, "max_iter": 10})
+    pipeline = make_pipeline(StandardScaler(), quick)
+    search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2, n_jobs=2)
+    search.fit(X, y)
+    assert search.best_params_ == {"dlmgpregressor__beta": 1.0, "dlmgpregressor__n_inducing": 10}
+
+
+def many_points_for_few_rows():
+    """Of 40 points learned from 200 rows a fold: wants a great weight of the divergence."""
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-3, 3, (300, 1))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(300), {"n_inducing": 40}
+
+
+def few_points_for_a_rough_function():
+    """The model is wrong, and knows nothing of it: wants a small weight."""
+    rng = np.random.default_rng(2)
+    X = rng.uniform(-3, 3, (400, 1))
+    y = np.sin(6 * X[:, 0]) * (X[:, 0] > 0) + 0.05 * rng.standard_normal(400)
+    kernel = 1.0 * RBF(1.0, "fixed") + WhiteKernel(0.1)
+    return X, y, {"n_inducing": 8, "inducing": "fixed", "kernel": kernel}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [many_points_for_few_rows, few_points_for_a_rough_function])
+def test_beta_auto_agrees_with_grid_search_within_a_step(problem):
+    """Where the log density of rows left out depends on beta by much."""
+    X, y, params = problem()
+    model = DLMGPRegressor(max_iter=40, random_state=0, **params)
+    betas = [0.0625, 0.25, 1.0, 4.0]
+    scoring = log_predictive_density_scorer
+    search = GridSearchCV(model, {"beta": betas}, scoring=scoring, cv=3, refit=False).fit(X, y)
+    chosen = model.set_params(beta="auto").fit(X, y).beta_
+    nearest = np.abs(np.log(np.divide(betas, chosen))).argmin()
+    assert abs(nearest - betas.index(search.best_params_["beta"])) <= 1
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["elbo", "square_loss", "fitc"])
+def test_partial_fit_adds_rows_exactly(objective):
+    X, y = wave(300)
+    kernel = 1.0 * RBF(0.7) + WhiteKernel(0.1)
+    options = {"kernel": kernel, "optimizer": None, "normalize_y": False, "objective": objective}
+    whole = DLMGPRegressor(**{**QUICK, **options}).fit(X[:100], y[:100])
+    whole.partial_fit(X[100:], y[100:])
+    parts = DLMGPRegressor(**{**QUICK, **options}).partial_fit(X[:100], y[:100])
+    for rows in (slice(100, 200), slice(200, 300)):
+        parts.partial_fit(X[rows], y[rows])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-8, atol=1e-8)
+    assert np.abs(parts.predict(X) - np.sin(2 * X[:, 0])).mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("noise", "sizes", "lost"), [(0.1, (300, 300), 0.05), (0.3, (100, 100, 100, 100), 0.15)]
+)
+def test_partial_fit_of_the_log_loss_keeps_its_quality(noise, sizes, lost):
+    """The width of the first posterior stands for noise, and is no weak prior."""
+    X, y = wave(sum(sizes), noise=noise)
+    fresh = wave(300, seed=1, noise=noise)
+    first, *others = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
+    model = DLMGPRegressor(**QUICK).partial_fit(X[first], y[first])
+    before = score(model, *fresh)
+    for rows in others:
+        model.partial_fit(X[rows], y[rows])
+    assert score(model, *fresh) > before - lost
+    assert model.score(*fresh) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("make", "params", "share"),
+    [
+        (kept_counting, {"link": "exp", "objective": "elbo"}, 0.5),
+        (kept_counting, {"link": "softplus", "objective": "elbo"}, 0.5),
+        (kept_student, {"kernel": RBF(1.5) + WhiteKernel(0.05)}, 0.9),
+        (kept_student, {"kernel": RBF(1.5) + WhiteKernel(0.05), "objective": "elbo"}, 0.2),
+    ],
+)
+def test_stream_comes_near_the_fit_of_all_rows(make, params, share, heavy_data, count_data):
+    X, y = count_data if make is kept_counting else (heavy_data[0], (heavy_data[1] - 30) / 4)
+    stream, whole, first = (make(normalize_y=False, **params) for _ in range(3))
+    for rows in (slice(0, 20), slice(20, 40), slice(40, 60)):
+        stream.partial_fit(X[rows], y[rows])
+    whole.fit(X, y), first.fit(X[:20], y[:20])
+    errors = [np.abs(fit.predict(X) - whole.predict(X)).mean() for fit in (stream, first)]
+    assert errors[0] < share * errors[1]
+    if make is kept_counting:
+        with pytest.raises(ValueError, match="y must hold counts"):
+            stream.partial_fit(X, y + 0.5)
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+@pytest.mark.parametrize(
+    ("make", "params"),
+    [(counting, {"link": "exp"}), (counting, {"link": "softplus"}), (student, {})],
+)
+def test_sample_weight_is_repeated_rows(make, params, objective, heavy_data, count_data):
+    X, y = count_data if make is counting else heavy_data
+    weights = np.arange(60) % 4  # 0 leaves the row out
+    options = dict(objective=objective, max_iter=4, n_inducing=12, **params)
+    weighted, repeated = make(**options).fit(X, y, weights), make(**options)
+    order = np.random.default_rng(0).permutation(weights.sum())
+    repeated.fit(np.repeat(X, weights, axis=0)[order], np.repeat(y, weights)[order])
+    found, expected = (fit.predict(X, return_std=True) for fit in (weighted, repeated))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert weighted.loss_ == pytest.approx(repeated.loss_, rel=1e-6)
+
+
+def test_attributes_of_a_likelihood_do_not_outlive_it(heavy_data, count_data):
+    model = kept_student().fit(*heavy_data)
+    assert pickle.loads(pickle.dumps(model)).degrees_of_freedom_ == 4.0
+    model.set_params(likelihood="gaussian").fit(*heavy_data)
+    assert not hasattr(model, "likelihood_scale_") and not hasattr(model, "degrees_of_freedom_")
+    gaussian = kept_student(likelihood="gaussian").fit(*heavy_data)
+    X = heavy_data[0]
+    assert_same(model.predict_quantiles(X, [0.1]), gaussian.predict_quantiles(X, [0.1]))
+    assert model.noise_variance_ > 0
+    model.set_params(likelihood="poisson", kernel=RBF()).fit(*count_data)
+    with pytest.raises(AttributeError, match="return_std=True"):
+        model.noise_variance_  # noqa: B018
+
+
+# ---- Student-t noise -----------------------------------------------------------------------------
+
+
+def average(noise, f, y):
+    """Density of y = f + noise, by quadrature on either side of the peak of the noise."""
+    ends = sorted((y, *f.interval(1 - 1e-15)))
+    return sum(
+        integrate.quad(lambda x: noise.pdf(y - x) * f.pdf(x), *part, epsabs=0)[0]
+        for part in zip(ends[:-1], ends[1:], strict=True)
+    )
+
+
+@pytest.mark.parametrize("df", [2.5, 5.0])
+def test_density_is_the_noise_averaged_over_f_in_the_units_of_y(df, heavy_data):
+    X_new = np.random.default_rng(1).uniform(-3, 3, (7, 2))
+    fit = kept_student(degrees_of_freedom=df).fit(*heavy_data)
+    assert fit.degrees_of_freedom_ == pytest.approx(df, rel=1e-12)
+    assert fit.likelihood_scale_ == pytest.approx(np.sqrt(0.05) * fit.y_scale_, rel=1e-12)
+    assert fit.noise_variance_ == pytest.approx(fit.likelihood_scale_**2 * df / (df - 2), rel=1e-9)
+    mean, var = fit.latent_mean_and_variance(X_new)
+    for k in (-8.0, 0.0, 1.5):
+        y = mean + k * fit.y_scale_
+        found = fit.log_predictive_density(X_new, y)
+        for row in range(3):
+            noise = stats.t(df, scale=fit.likelihood_scale_)
+            f = stats.norm(mean[row], np.sqrt(var[row]))
+            assert found[row] == pytest.approx(np.log(average(noise, f, y[row])), abs=1e-5)
+
+
+def test_degrees_of_freedom_and_scale_are_learned():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (400, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_t(3, 400)
+    fit = student(objective="elbo", n_inducing=15).fit(X, y)
+    assert 2.1 <= fit.degrees_of_freedom_ < 5
+    assert fit.likelihood_scale_ == pytest.approx(0.1, rel=0.25)
+    level = fit.kernel_.k2.noise_level * fit.y_scale_**2
+    assert level == pytest.approx(fit.likelihood_scale_**2, rel=1e-12)
+    normal = student(objective="elbo", n_inducing=15)
+    normal.fit(X, np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(400))
+    assert normal.degrees_of_freedom_ > 3 * fit.degrees_of_freedom_
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+def test_what_is_fixed_is_kept(objective, heavy_data):
+    kernel = RBF(1.5) + WhiteKernel(0.08, "fixed")
+    fit = student(kernel=kernel, degrees_of_freedom=3.5, objective=objective, max_iter=20).fit(
+        *heavy_data
+    )
+    assert fit.degrees_of_freedom_ == pytest.approx(3.5, rel=1e-12)
+    assert fit.likelihood_scale_ == pytest.approx(np.sqrt(0.08) * fit.y_scale_, rel=1e-12)
+    assert fit.kernel_.k1.length_scale != 1.5
+    theta = kept_student(objective=objective).fit(*heavy_data).kernel_.theta
+    np.testing.assert_allclose(theta, rbf_kernel().theta, rtol=1e-12)
+
+
+def test_few_degrees_of_freedom_have_no_variance(heavy_data):
+    X_new = np.random.default_rng(1).uniform(-3, 3, (7, 2))
+    fit = kept_student(degrees_of_freedom=1.5).fit(*heavy_data)
+    mean, std = fit.predict(X_new, return_std=True)
+    assert np.isinf(std).all() and np.isinf(fit.noise_variance_) and np.isfinite(mean).all()
+    lower, upper = fit.predict_interval(X_new, coverage=0.9)
+    assert (lower < mean).all() and (mean < upper).all() and np.isfinite(upper - lower).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "elbo"}, {"beta": "auto"}], ids=str)
+def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (500, 1))
+    truth = np.sin(2 * X[:, 0])
+    wrong = np.where(rng.random(500) < 0.08, 10.0 * rng.standard_t(2, 500), 0.0)
+    y = truth + 0.1 * rng.standard_normal(500) + wrong
+    train, test = slice(0, 200), slice(200, 500)
+
+    def fit(likelihood):
+        kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
+        model = student(kernel=kernel, likelihood=likelihood, max_iter=100, **options)
+        return model.fit(X[train], y[train])
+
+    robust, plain = fit("student_t"), fit("gaussian")
+    errors = [
+        np.sqrt(np.mean((model.predict(X[test]) - truth[test]) ** 2)) for model in (robust, plain)
+    ]
+    assert errors[0] < 0.12 < errors[1]
+    scores = [m.log_predictive_density(X[test], y[test]).mean() for m in (robust, plain)]
+    assert scores[0] > scores[1] + 0.5
+
+
+def test_outliers_pull_no_harder_from_further_away():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (80, 1))
+    y, wrong = np.sin(2 * X[:, 0]), 20.0 * (np.arange(80) < 4)
+    options = dict(kernel=RBF(1.0) + WhiteKernel(0.01), degrees_of_freedom=3.0, normalize_y=False)
+    near, far = (kept_student(**options).fit(X, y + k * wrong).predict(X) for k in (1, 1000))
+    np.testing.assert_allclose(far, near, atol=1e-2)
+    assert np.abs(near - y).max() < 0.3
+
+
+@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+def test_search_does_not_end_at_a_function_of_nothing(objective):
+    """From a prior far wider than the noise, rows begin where the density curves upwards."""
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-2, 2, (120, 5))
+    y = np.sin(X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3]
+    assert student(objective=objective, n_inducing=60).fit(X, y).score(X, y) > 0.9
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+@links
+def test_prior_mean_is_that_of_the_counts(link, count_data):
+    """Far from the rows the rate is the link of the mean count's own f, and its spread."""
+    weights = np.where(np.arange(60) < 30, 3.0, 1.0)
+    for weight in (None, weights):
+        fit = kept_counting(link=link).fit(*count_data, sample_weight=weight)
+        mean, var = fit.latent_mean_and_variance([[1e3]])
+        rate = np.exp(mean) if link == "exp" else np.logaddexp(0, mean)
+        assert rate[0] == pytest.approx(np.average(count_data[1], weights=weight), rel=1e-9)
+        assert var[0] == pytest.approx(0.5, rel=1e-6)
+
+
+@links
+def test_rates_are_learned_and_intervals_cover(link):
+    X, y = make_counts(400, mean=20.0, dispersion=np.inf, random_state=1)
+    fit = counting(link=link).fit(X[:200], y[:200])
+    assert fit.score(X[200:], y[200:]) > 0.6
+    # A Poisson law of the right rate has an expected log-probability of about this.
+    law = -0.5 * np.log(2 * np.pi * np.e * y[200:].clip(1)).mean()
+    assert score(fit, X[200:], y[200:]) > law - 0.15
+    lower, upper = fit.predict_interval(X[200:], coverage=0.9)
+    covered = ((lower <= y[200:]) & (y[200:] <= upper)).mean()
+    assert 0.85 < covered < 0.97
+
+
+@links
+def test_loss_is_that_of_the_predictions_and_the_divergence(link, count_data):
+    divergence = []
+    for beta in (1e-3, 0.5):
+        fit = kept_counting(beta=beta, link=link).fit(*count_data)
+        rows = -fit.log_predictive_density(*count_data).sum()
+        divergence.append((fit.loss_ - rows) / beta)
+    assert divergence[0] > divergence[1] > 0
+
+
+@links
+def test_all_counts_zero(link, count_data):
+    X_new = np.linspace(-1, 1, 7)[:, None]
+    fit = counting(link=link).fit(count_data[0], np.zeros(60))
+    mean, std = fit.predict(X_new, return_std=True)
+    assert (mean > 0).all() and (mean < 0.2).all() and np.isfinite(std).all()
+    np.testing.assert_array_equal(fit.predict_quantiles(X_new, [0.1, 0.5]), 0)
+    assert score(fit, count_data[0], np.zeros(60)) > -0.2
+    assert fit.log_predictive_density(X_new, np.full(7, 50)).max() < -20
+
+
+def test_one_huge_count_leaves_the_others_alone(count_data):
+    X_new = np.linspace(-1, 1, 7)[:, None]
+    X, y = count_data[0], count_data[1].copy()
+    y[5] = 10_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fit = counting().fit(X, y)
+        mean, std = fit.predict(X_new, return_std=True)
+    assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+    assert np.isfinite(fit.log_predictive_density(X, y)).all()
+    assert np.median(np.abs(fit.predict_quantiles(X, 0.5) - count_data[1])) < 10
+
+
+@pytest.mark.parametrize(
+    ("link", "size"), [("exp", 1e-2), ("exp", 1e4), ("softplus", 1e-2), ("softplus", 10.0)]
+)
+def test_rates_of_any_size(link, size):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (300, 1))
+    rate = size * np.exp(np.sin(3 * X[:, 0]))
+    fit = counting(link=link, max_iter=30).fit(X, rng.poisson(rate))
+    found = fit.predict(X)
+    if size > 1:
+        np.testing.assert_allclose(found, rate, rtol=0.1 if size > 10 else 0.4)
+    else:
+        assert found.mean() == pytest.approx(rate.mean(), rel=0.7) and (found > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
+@links
+@pytest.mark.parametrize("counts", [[0], [7], [0, 3]])
+def test_a_few_counts(link, counts):
+    X_new = np.linspace(-1, 1, 7)[:, None]
+    for beta in (1.0, "auto"):
+        fit = counting(link=link, beta=beta).fit(np.arange(len(counts))[:, None], counts)
+        mean, std = fit.predict(X_new, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all() and (mean > 0).all()
+        assert np.isfinite(fit.log_predictive_density(X_new[:1], [3])).all()
+
+
+@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
+def test_sampled_gradients_end_near_the_exact_one(gradient, count_data):
+    exact = kept_counting().fit(*count_data)
+    sampled = kept_counting(gradient=gradient, n_gradient_samples=30, max_iter=60).fit(*count_data)
+    assert score(sampled, *count_data) == pytest.approx(score(exact, *count_data), abs=0.05)
+
+
+def test_the_log_loss_predicts_overdispersed_counts_better_than_the_bound():
+    X, y = make_counts(400, random_state=0)
+    fresh, counts = make_counts(2400, random_state=0)
+    models = [
+        DLMGPRegressor(likelihood="poisson", objective=objective, **QUICK).fit(X, y)
+        for objective in ("log_loss", "elbo")
+    ]
+    density = [model.log_predictive_density(fresh[400:], counts[400:]).mean() for model in models]
+    assert density[0] > density[1] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"beta": -0.5}, "beta.*-0.5"),
+        ({"beta": "best"}, "beta.*best"),
+        ({"objective": "hinge"}, "objective.*hinge"),
+        ({"n_inducing": 0}, "n_inducing.*0"),
+        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0"),
+        ({"link": "softplus"}, "link='softplus' is that of .*poisson.*Leave"),
+        ({"likelihood": "student_t", "link": "softplus"}, "link='softplus'.*'student_t'"),
+        ({"likelihood": "negative_binomial"}, "likelihood.*negative_binomial"),
+        ({"objective": "fitc", "likelihood": "student_t"}, "objective='fitc' needs"),
+        (
+            {"objective": "square_loss", "likelihood": "poisson"},
+            "objective='square_loss' needs .*'poisson'.*'log_loss' or",
+        ),
+        ({"link": "identity", "likelihood": "poisson"}, "link.*identity"),
+        (
+            {"degrees_of_freedom": 4.0, "likelihood": "poisson"},
+            "degrees_of_freedom=4.0 .*'student_t'.*'poisson'",
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(params, message, count_data):
+    with pytest.raises(ValueError, match=message):
+        DLMGPRegressor(**params).fit(*count_data)
