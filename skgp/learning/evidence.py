@@ -1,4 +1,4 @@
-r"""Log marginal likelihood of a dense GP at many theta: value, gradient, leave-one-out predictions.
+r"""Log marginal likelihood of a dense GP at many theta, and of observations given neighbours.
 
 .. math:: \log p(y) = -\tfrac12 y^T \alpha - \tfrac12 \log|A| - \tfrac n2 \log 2\pi, \qquad
           \frac{\partial \log p(y)}{\partial \theta_t} = \operatorname{tr}\Big(W \frac{\partial A}
@@ -11,9 +11,13 @@ eqs. (5.8) and (5.9). The same inverse predicts every observation from all other
 
 .. math:: y_i - \mu_{-i} = \alpha_i / [A^{-1}]_{ii}, \qquad \sigma_{-i}^2 = 1 / [A^{-1}]_{ii}.
 
+For many observations, :func:`leave_one_out_log_density` is the density of each given its nearest
+neighbours [2]_, differentiable in torch.
+
 References
 ----------
 .. [1] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, chapter 5.
+.. [2] Vecchia (1988), Estimation and model identification for continuous spatial processes.
 """
 
 import math
@@ -21,9 +25,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels.expression import split_noise, theta_places
+from skgp.kernels.gram import gram, split_theta
 from skgp.kernels.pairwise import GramWithGradient
 from skgp.linalg.cholesky import (
     cho_inverse,
@@ -33,26 +39,18 @@ from skgp.linalg.cholesky import (
     raise_diagonal_,
 )
 
-__all__ = ["EvidenceAt", "ExactEvidence"]
+__all__ = ["EvidenceAt", "ExactEvidence", "leave_one_out_log_density"]
+
+_LOG_2PI = math.log(2 * math.pi)  # mathematical
 
 
 class EvidenceAt(NamedTuple):
-    """What an evaluation yields.
+    """What an evaluation yields."""
 
-    Attributes
-    ----------
-    value : float
-        Log marginal likelihood, in nats.
-    gradient : ndarray of shape (n_theta,)
-    residual, variance : ndarray of shape (n,)
-        Of each distinct input, left out: its mean target less the prediction, and the variance of
-        that, noise included.
-    """
-
-    value: float
-    gradient: np.ndarray
-    residual: np.ndarray
-    variance: np.ndarray
+    value: float  # log marginal likelihood, in nats
+    gradient: np.ndarray  # (n_theta,)
+    residual: np.ndarray  # (n,), mean target of each distinct input less its prediction, left out
+    variance: np.ndarray  # (n,), of that, noise included
 
     @property
     def leave_one_out(self) -> np.ndarray:
@@ -62,23 +60,10 @@ class EvidenceAt(NamedTuple):
 
 
 class ExactEvidence:
-    """The log marginal likelihood of an expression with noise.
+    """The log marginal likelihood of an expression with a top-level WhiteKernel; float64 data.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-        With a top-level WhiteKernel.
-    data : Data
-        Float64.
-
-    Raises
-    ------
-    ValueError
-        If the kernel has no noise.
-
-    Notes
-    -----
-    An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices.
+    An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices. A
+    ValueError if the kernel has no noise.
     """
 
     def __init__(self, kernel, data: Data) -> None:
@@ -92,13 +77,7 @@ class ExactEvidence:
         self._y, self._weight = (a.numpy() if self._gram.few else a for a in arrays)
 
     def __call__(self, theta: np.ndarray) -> EvidenceAt:
-        """Evaluate at theta (n_theta,).
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If the covariance has no factor.
-        """
+        """Evaluate at theta (n_theta,); a NotPositiveDefiniteError without a Cholesky factor."""
         at = self._of_distinct(theta)
         data, place = self.data, self.noise_place
         if data.weight is None or data.scatter is None:
@@ -134,3 +113,59 @@ class ExactEvidence:
         if not self._gram.few:
             residual, variance = residual.cpu().numpy(), variance.cpu().numpy()
         return EvidenceAt(value, gradient, residual, variance)
+
+
+# ---- given neighbours
+
+
+def leave_one_out_log_density(
+    kernel, data: Data, rows: Tensor, neighbors: Tensor, theta: Tensor
+) -> Tensor:
+    """Log-density of all that was observed at each row given its neighbours, noise included.
+
+    The row is put last in the joint covariance of its neighbourhood (:class:`_LastGivenOthers`).
+
+    `rows` (b,) and `neighbors` (b, k) are indices; the densities (b,), in nats, are differentiable
+    in `theta` (n_theta,). ``O(b k^3)``.
+    """
+    signal, white = split_noise(kernel)
+    if white is None:
+        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+    theta_signal, log_noise = split_theta(kernel, theta)
+    noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
+    group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
+    K = gram(signal, data.X[group], theta=theta_signal, method="expand")
+    K = K + torch.diag_embed(data.row_noise(noise)[group])
+    return _LastGivenOthers.apply(K, data.y[group]) + data.log_power(noise)[rows]
+
+
+class _LastGivenOthers(torch.autograd.Function):
+    r"""Log-density of the last entry of :math:`y \sim N(0, A)` given the others, for a batch.
+
+    With :math:`u = A^{-1} e_k` and :math:`v = A^{-1} y` the conditional variance is
+    :math:`1 / u_k` and the residual :math:`v_k / u_k` (Rasmussen and Williams, eqs. 5.10-5.12), so
+
+    .. math:: \log p = \tfrac12 \log u_k - \tfrac12 v_k^2 / u_k - \tfrac12 \log 2\pi, \qquad
+              \frac{\partial \log p}{\partial A} =
+              \frac{v_k}{2 u_k} (u v^T + v u^T) - \frac{1 + v_k^2 / u_k}{2 u_k} u u^T.
+
+    The closed form spares the backward pass of a batch of Cholesky factorisations.
+    """
+
+    @staticmethod
+    def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
+        last = torch.zeros_like(y)
+        last[:, -1] = 1.0
+        L = jittered_cholesky(A).factor
+        u, v = torch.cholesky_solve(torch.stack([last, y], dim=-1), L).unbind(-1)
+        ctx.save_for_backward(u, v)
+        return 0.5 * (u[:, -1].log() - v[:, -1].square() / u[:, -1] - _LOG_2PI)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        u, v = ctx.saved_tensors
+        u_last, v_last = u[:, -1], v[:, -1]
+        b = (grad * v_last / u_last)[:, None] * v
+        b = b - (grad * (1 + v_last.square() / u_last) / (2 * u_last))[:, None] * u
+        outer = u[:, :, None] * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
+        return 0.5 * (outer + outer.mT), None

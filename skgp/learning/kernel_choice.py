@@ -64,22 +64,12 @@ _WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=E
 
 @dataclass(frozen=True)
 class Choice:
-    """An optimum.
+    """An optimum."""
 
-    Attributes
-    ----------
-    family : Family
-    theta : ndarray of shape (n_theta,)
-    loss : float
-        Minus the penalised log evidence, in nats an observation.
-    groups : ndarray of int, shape (n_theta,)
-        Which elements of theta moved together.
-    """
-
-    family: "Family"
-    theta: np.ndarray
-    loss: float
-    groups: np.ndarray
+    family: Family
+    theta: np.ndarray  # (n_theta,)
+    loss: float  # minus the penalised log evidence, in nats an observation
+    groups: np.ndarray  # (n_theta,), int: which elements of theta moved together
 
     @property
     def kernel(self):
@@ -88,8 +78,8 @@ class Choice:
 
 
 def choose_kernel(
-    kernels: list,
-    data: Data,
+    kernels: list,  # with a top-level WhiteKernel; vectors of hyper-parameters are length scales
+    data: Data,  # float64
     *,
     generator: torch.Generator,
     settings: ChoiceSettings | None = None,
@@ -97,28 +87,11 @@ def choose_kernel(
 ) -> tuple[Any, list[float]]:
     """Choose a family and a structure of length scales.
 
-    Parameters
-    ----------
-    kernels : list of sklearn kernel expressions
-        Each with a top-level WhiteKernel; their theta is the start. Vectors of hyper-parameters are
-        taken for length scales.
-    data : Data
-        Float64.
-    generator : torch.Generator
-        Draws the rows of the comparison, of more than ``screen_rows``.
-    settings : ChoiceSettings, optional
-    callback : callable, optional
-        ``callback(evaluation, {"loss": float})``; True ends the search with the best so far.
+    The expression, raised by the factor of the module docstring, and the history: the objective in
+    nats an observation, one value an evaluation. ``callback(evaluation, {"loss": float})`` ends the
+    search with the best so far by True. The generator draws the rows of the comparison, of more
+    than ``screen_rows``.
 
-    Returns
-    -------
-    kernel : sklearn kernel expression
-        Raised by the factor of the module docstring.
-    history : list of float
-        Objective in nats an observation, one value an evaluation.
-
-    Notes
-    -----
     About 100 evaluations of the evidence on at most ``screen_rows`` rows and one for each hyper-
     parameter; of more rows, then about 20 on all.
     """

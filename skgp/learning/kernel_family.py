@@ -18,60 +18,36 @@ __all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out"]
 
 @dataclass(frozen=True)
 class ChoiceSettings:
-    r"""Priors and effort; chosen on 60 to 100 rows of training parts (``bench_few_points.py``).
+    r"""Priors and effort; chosen on 60 to 100 rows of training parts (``bench_few_points.py``)."""
 
-    Attributes
-    ----------
-    ratio_scale, ratio_df : float
-        :math:`\tau` and :math:`\nu`. Of .15 to .8, the smallest at which the few relevant ones
-        of 32 columns (pumadyn32nm) and of 200 (generated) are found.
-    noise, noise_std : float
-        :math:`\sigma_0^2` over the variance of the targets, and s. Without it, noise of nearly
-        zero costs .3 nats on gas.
-    n_errors : float
-        Standard errors by which a more complex candidate has to be better.
-    max_iter, few_iter : int
-        L-BFGS-B iterations of a search, and of one that begins near its end.
-    tol : float
-        Relative fall of the objective in an iteration below which a search ends.
-    screen_rows : int
-        Observations on which families are compared, and up to which leave-one-out is corrected:
-        beyond, theta is certain enough.
-    max_separate : int
-        Columns beyond which no more than `screen_rows` observations have no separate scales.
-    weak : float
-        Gain in nats an observation over pure noise below which a search begins elsewhere, too.
-    close : float
-        Nats an observation behind the best, of shared scales, within which a family is fitted with
-        separate ones.
-    rival : float
-        Nats behind the best, on ``screen_rows``, within which the second is fitted to all.
-    """
-
+    #: :math:`\tau` and :math:`\nu`. Of .15 to .8, the smallest at which the few relevant ones of 32
+    #: columns (pumadyn32nm) and of 200 (generated) are found.
     ratio_scale: float = 0.5
     ratio_df: float = 3.0
+    #: :math:`\sigma_0^2` over the variance of the targets, and s. Without it, noise of nearly zero
+    #: costs .3 nats on gas.
     noise: float = 0.1
     noise_std: float = 2.0
-    n_errors: float = 2.0
-    max_iter: int = 60
-    few_iter: int = 15
-    tol: float = 1e-5
+    n_errors: float = 2.0  # standard errors by which a more complex candidate has to be better
+    max_iter: int = 60  # L-BFGS-B iterations of a search,
+    few_iter: int = 15  # and of one that begins near its end
+    tol: float = 1e-5  # relative fall of the objective in an iteration below which a search ends
+    #: Observations on which families are compared, and up to which leave-one-out is corrected:
+    #: beyond, theta is certain enough.
     screen_rows: int = 500
+    #: Columns beyond which no more than `screen_rows` observations have no separate scales.
     max_separate: int = 300
+    #: Gain in nats an observation over pure noise below which a search begins elsewhere, too.
     weak: float = 0.05
+    #: Nats an observation behind the best, of shared scales, within which a family is fitted with
+    #: separate ones.
     close: float = 0.05
+    #: Nats behind the best, on `screen_rows`, within which the second is fitted to all.
     rival: float = 5.0
 
 
 class Family:
-    """The penalised log evidence of one expression.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-    data : Data
-    settings : ChoiceSettings
-    """
+    """The penalised log evidence of one expression."""
 
     def __init__(self, kernel, data: Data, settings: ChoiceSettings) -> None:
         self.kernel, self.data, self.settings = kernel, data, settings
@@ -142,21 +118,11 @@ def _of_vectors(kernel) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Predictions of each distinct input from all others.
+    """Predictions of each distinct input from all others."""
 
-    Attributes
-    ----------
-    loss : ndarray of shape (n,)
-        Minus the log densities, in nats.
-    square : ndarray of shape (n,)
-        Squared errors in units of the variance of the targets.
-    spread : float
-        Mean square of the errors, each in units of its predicted variance.
-    """
-
-    loss: np.ndarray
-    square: np.ndarray
-    spread: float
+    loss: np.ndarray  # (n,), minus the log densities, in nats
+    square: np.ndarray  # (n,), squared errors in units of the variance of the targets
+    spread: float  # mean square of the errors, each in units of its predicted variance
 
 
 def leave_one_out(
@@ -166,18 +132,9 @@ def leave_one_out(
 
     .. math:: \hat\theta_{-i} \approx \hat\theta - H^{-1} \nabla \ell_i
 
-    Parameters
-    ----------
-    family : Family
-    theta : ndarray of shape (n_theta,)
-        At an optimum in which the elements of each of `groups` (n_theta,) moved together.
-    corrected : bool
-        One evaluation for each group; a single one otherwise.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If a covariance near theta has no factor.
+    theta (n_theta,) is an optimum in which the elements of each of `groups` (n_theta,) moved
+    together. One evaluation for each group where `corrected`, else one. A NotPositiveDefiniteError
+    where a covariance near theta has no factor.
     """
     _, slope, at = family.at(theta)
     density, error = at.leave_one_out, at.residual

@@ -32,13 +32,13 @@ from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.gram import split_noise
 from skgp.learning.defaults import NOISE_GRID
+from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import (
     ChoiceSettings,
     choose_kernel,
     fit_families,
     maximise_evidence,
 )
-from skgp.learning.objectives import leave_one_out_log_density
 from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
 
@@ -47,74 +47,42 @@ Callback = Callable[[int, dict], bool | None]
 
 @dataclass(frozen=True)
 class HyperparameterFit:
-    """Result of a hyper-parameter search.
+    """Result of a hyper-parameter search."""
 
-    Attributes
-    ----------
-    kernel : sklearn kernel expression
-        With the hyper-parameters found.
-    score : float
-        Mean log-density of a row given its neighbours, in nats, on rows kept for comparison (NaN
-        when it was not computed).
-    method : str
-        "marginal likelihood", "leave-one-out" or "initial".
-    history : list of float
-        Objective per row, in nats, one value an evaluation.
-    log_marginal_likelihood : float
-        Of the rows that the dense GP saw, in nats (NaN for the other objective).
-    moderation : float or None
-        Of a classifier: the factor of the posterior variance that predicted held-out rows best
-        (:mod:`skgp.learning.calibration`); None where none was held out.
-    """
-
-    kernel: object
+    kernel: object  # with the hyper-parameters found
+    #: Mean log-density of a row given its neighbours, in nats, on rows kept for comparison; NaN
+    #: when it was not computed.
     score: float = math.nan
-    method: str = "initial"
-    history: list[float] = field(default_factory=list)
+    method: str = "initial"  # or "marginal likelihood", "leave-one-out"
+    history: list[float] = field(default_factory=list)  # objective an observation, by evaluation
+    #: Of the rows that the dense GP saw, in nats; NaN for the other objective.
     log_marginal_likelihood: float = math.nan
+    #: Of a classifier: the factor of the posterior variance that predicted held-out rows best
+    #: (:mod:`skgp.learning.moderation`); None where none was held out.
     moderation: float | None = None
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How long and on how many rows to search; defaults chosen on held-out parts of training sets.
+    """How long and on how many rows to search; chosen on held-out parts of training sets."""
 
-    Attributes
-    ----------
-    exact_rows : int
-        Rows up to which the marginal likelihood of all decides: it then takes no longer than the
-        search by neighbours.
-    subset_size : int
-        Rows of the dense GP of more.
-    dense_max_iter : int
-        L-BFGS-B iterations.
-    n_neighbors : int
-        Rows conditioned on, per row.
-    batch_size, n_steps, learning_rate : int, int, float
-        Of Adam; the rate decays linearly to zero.
-    averaged : float
-        Share of the last iterates that are averaged.
-    max_candidates : int
-        Rows among which neighbours are searched.
-    n_score_rows : int
-        Rows on which candidates are compared.
-    """
-
+    #: Up to which the marginal likelihood of all decides: it then takes no longer than the search
+    #: by neighbours.
     exact_rows: int = 2500
-    subset_size: int = 1000
-    dense_max_iter: int = 40
-    n_neighbors: int = 48
+    subset_size: int = 1000  # rows of the dense GP of more
+    dense_max_iter: int = 40  # of L-BFGS-B
+    n_neighbors: int = 48  # rows conditioned on, per row
     batch_size: int = 256
-    n_steps: int = 180
-    learning_rate: float = 0.05
-    averaged: float = 0.3
-    max_candidates: int = 60_000
-    n_score_rows: int = 2048
+    n_steps: int = 180  # of Adam
+    learning_rate: float = 0.05  # decays linearly to zero
+    averaged: float = 0.3  # share of the last iterates that are averaged
+    max_candidates: int = 60_000  # rows among which neighbours are searched
+    n_score_rows: int = 2048  # on which candidates are compared
 
 
 def fit_hyperparameters(
-    kernels: list,
-    data: Data,
+    kernels: list,  # expressions with a top-level WhiteKernel; their theta is the start
+    data: Data,  # float64; targets of about zero mean and unit variance
     *,
     generator: torch.Generator,
     settings: SearchSettings | None = None,
@@ -124,23 +92,8 @@ def fit_hyperparameters(
 
     Up to ``subset_size`` rows the marginal likelihood decides. Beyond, every family is refined by
     the leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
-    these predicts rows best from their neighbours is returned.
-
-    Parameters
-    ----------
-    kernels : list of sklearn kernel expressions
-        Each with a top-level ``WhiteKernel``. Their ``theta`` is the start, their bounds are
-        respected.
-    data : Data
-        Float64; targets of about zero mean and unit variance.
-    generator : torch.Generator
-    settings : SearchSettings, optional
-    callback : callable, optional
-        Called with (step, {"loss": float}); returning True ends the search with what it has.
-
-    Returns
-    -------
-    HyperparameterFit
+    these predicts rows best from their neighbours is returned. The callback is called with (step,
+    {"loss": float}); returning True ends the search with what it has.
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]

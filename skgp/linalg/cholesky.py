@@ -27,18 +27,10 @@ __all__ = [
 
 
 class CholeskyResult(NamedTuple):
-    """A triangular factor and the price paid for it.
+    """A triangular factor and the price paid for it."""
 
-    Attributes
-    ----------
-    factor : Tensor of shape (..., n, n)
-        Triangular, with a positive diagonal.
-    jitter : float
-        Largest value added to a diagonal, in the units of the matrix; 0.0 when none was needed.
-    """
-
-    factor: Tensor
-    jitter: float
+    factor: Tensor  # (..., n, n), with a positive diagonal
+    jitter: float  # largest value added to a diagonal, in the units of the matrix; 0.0 for none
 
 
 def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:

@@ -76,30 +76,15 @@ class _Refusing:
 
 @dataclass
 class LBFGSResult:
-    """Where the search ended.
+    """Where the search ended."""
 
-    Attributes
-    ----------
-    parameters : dict of str to Tensor
-        The best point seen; new tensors.
-    loss : float
-        Its loss.
-    n_iter, n_evaluations : int
-    history : list of float
-        Loss after each iteration.
-    converged : bool
-        Whether the tolerance ended the search, and not `max_iter` or the callback.
-    stopped : bool
-        Whether the callback did.
-    """
-
-    parameters: dict[str, Tensor]
+    parameters: dict[str, Tensor]  # the best point seen; new tensors
     loss: float
     n_iter: int = 0
     n_evaluations: int = 0
-    history: list[float] = field(default_factory=list)
-    converged: bool = False
-    stopped: bool = False
+    history: list[float] = field(default_factory=list)  # loss after each iteration
+    converged: bool = False  # the tolerance ended the search, not `max_iter` or the callback
+    stopped: bool = False  # the callback did
 
 
 def minimize_lbfgs(
@@ -240,25 +225,13 @@ ValuesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class BatchMinimum:
-    """Where the searches ended.
+    """Where the searches ended."""
 
-    Attributes
-    ----------
-    x : ndarray of shape (k, p)
-    value : ndarray of shape (k,)
-        inf where the start was unusable.
-    converged : ndarray of bool, shape (k,)
-    n_evaluations : int
-        Of single points.
-    stopped : bool
-        By the callback.
-    """
-
-    x: np.ndarray
-    value: np.ndarray
-    converged: np.ndarray
-    n_evaluations: int
-    stopped: bool
+    x: np.ndarray  # (k, p)
+    value: np.ndarray  # (k,), inf where the start was unusable
+    converged: np.ndarray  # (k,), bool
+    n_evaluations: int  # of single points
+    stopped: bool  # by the callback
 
 
 def minimize_batch(

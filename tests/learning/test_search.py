@@ -10,8 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, Cosine, split_noise
 from skgp.learning import search as hyperparameters
-from skgp.learning.evidence import ExactEvidence
-from skgp.learning.objectives import leave_one_out_log_density
+from skgp.learning.evidence import ExactEvidence, leave_one_out_log_density
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,

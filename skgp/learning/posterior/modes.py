@@ -24,7 +24,7 @@ from torch import Tensor
 
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels import split_noise
-from skgp.learning.objectives import leave_one_out_log_density
+from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
 from skgp.optim.bfgs import minimize_batch
