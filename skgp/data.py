@@ -101,6 +101,14 @@ class Data(TensorState):
         powers = (1 - self.weight) * log_noise - self.weight.log() - self.scatter / noise
         return 0.5 * powers
 
+    def pooled(self, z2: float, noise: float) -> float:
+        """Mean squared standardised residual of all observations, given that of distinct inputs."""
+        if self.scatter is None or self.weight is None or z2 == 1.0:
+            return z2
+        n_within = max(0.0, self.total - len(self))
+        within = float(self.scatter.sum()) / noise
+        return (len(self) * z2 + within) / (len(self) + n_within)
+
     def row_noise(self, noise: Tensor) -> Tensor:
         r""":math:`\sigma^2 / W` of each distinct input, (n,); (k, n) for noise (k, 1)."""
         if self.weight is None:

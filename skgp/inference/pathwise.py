@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.data import Data
 from skgp.inference.weights.design import (
     Basis,
     StreamedDesign,
@@ -32,7 +31,6 @@ from skgp.linalg.runtime import TensorState
 __all__ = [
     "PathwiseCovariance",
     "leave_one_out_z2",
-    "over_observations",
     "pathwise_posterior",
     "perturbed_targets",
     "pivoted_factor",
@@ -191,15 +189,6 @@ def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
         return 1.0
     d = sample_weights.square().mean(1).clamp(min=torch.finfo(weights.dtype).tiny)
     return float((s - 2) / s * (weights.square() / d).mean())
-
-
-def over_observations(z2: float, data: Data, noise: float) -> float:
-    """Mean squared standardised residual of all observations, given that of distinct inputs."""
-    if data.scatter is None or data.weight is None or z2 == 1.0:
-        return z2
-    n_within = max(0.0, data.total - len(data))
-    within = float(data.scatter.sum()) / noise
-    return (len(data) * z2 + within) / (len(data) + n_within)
 
 
 def prior_draws(prior, X: Tensor, weights: Tensor, *, memory_budget: float = 2.5e8) -> Tensor:

@@ -152,7 +152,7 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
         plan,
         p.kernel,
         p.noise,
-        pathwise.over_observations(posterior.calibration, data, p.noise),
+        data.pooled(posterior.calibration, p.noise),
         n_iter=posterior.n_iter,
         residual=posterior.residual,
         log_marginal_likelihood=evidence,

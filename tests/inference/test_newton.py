@@ -155,20 +155,6 @@ def test_newton_row_weights_count_rows(X, Y, route):
     np.testing.assert_allclose(weighted.loss.numpy(), repeated.loss.numpy(), rtol=1e-12)
 
 
-def test_newton_gradient_norm_is_that_of_the_weights(X, Y, route):
-    """Relative to the gradient at zero weights, wherever the fit started."""
-    start = torch.full((M, C), 0.3, dtype=torch.float64)
-    Phi = dense_features(BASIS, X)
-    for first in (None, start):
-        result = fit(StreamedDesign(BASIS, X), Y, start=first, tol=1e-2, **route)
-        for j in range(C):
-            y, w = Y[:, j].numpy(), result.weights[:, j].numpy()
-            norms = [np.linalg.norm(reference.gradient(Phi, y, v)) for v in (w, 0 * w)]
-            np.testing.assert_allclose(
-                float(result.gradient_norm[j]), norms[0] / norms[1], rtol=1e-6
-            )
-
-
 def test_newton_starts_from_start(X, Y, route):
     design = StreamedDesign(BASIS, X)
     mode = fit(design, Y, **route, **TIGHT)
@@ -191,15 +177,6 @@ def test_newton_loss_falls_from_step_to_step(X, Y, route, monkeypatch):
     assert result.converged
     latent = dense_features(BASIS, X) @ result.weights.numpy()
     np.testing.assert_allclose(result.latent.numpy(), latent, atol=1e-8)
-
-
-def test_newton_lets_go_of_columns_that_have_converged(X, Y):
-    alone = fit(StreamedDesign(BASIS, X), Y[:, :1], **TIGHT)
-    both = torch.cat([Y[:, :1], Y[:, 1:2]], dim=1)
-    start = torch.cat([alone.weights, torch.zeros(M, 1, dtype=torch.float64)], dim=1)
-    result = fit(StreamedDesign(BASIS, X), both, start=start, tol=1e-8, loss_tol=0.0)
-    assert {info["n_active"] for info in result.history} == {1}
-    assert_same(result.weights[:, :1], alone.weights)
 
 
 def test_newton_callback_stops_and_keeps_the_state(X, Y, route):

@@ -92,19 +92,6 @@ def test_laplace_evidence_gradient_equals_finite_differences(name, link):
         np.testing.assert_allclose(slope, difference, rtol=1e-5, atol=1e-6)
 
 
-@each_link
-def test_laplace_evidence_counts_a_row_of_weight_two_twice(link):
-    kernel, (X, Y) = KERNELS["ard"](), labelled(20)
-    weight = X.new_ones(20)
-    weight[:5] = 2.0
-    written_out = torch.cat([X, X[:5]]), torch.cat([Y, Y[:5]])
-    np.testing.assert_allclose(
-        value(kernel, X, Y, link=link, row_weight=weight),
-        value(kernel, *written_out, link=link),
-        rtol=1e-9,
-    )
-
-
 def count_factorisations(monkeypatch):
     """A list that grows by one with every Cholesky factorisation."""
     count = []

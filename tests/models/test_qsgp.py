@@ -290,19 +290,6 @@ def test_weights_equal_repeated_rows_in_weight_space(covariance, refit):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
-def test_weights_equal_repeated_rows_in_exact_module():
-    merged, written = (run(data) for data in repeated())
-    np.testing.assert_allclose(
-        merged.log_marginal_likelihood, written.log_marginal_likelihood, rtol=1e-8
-    )
-    for one, two in zip(
-        merged.posterior.mean_and_variance(X_TEST),
-        written.posterior.mean_and_variance(X_TEST),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 def test_calibration_pools_distinct_rows_and_the_scatter_within_them(solver):
     """W observations: n squares of leave-one-out residuals, W - n of deviations within rows."""
@@ -431,14 +418,7 @@ def test_stochastic_route_lowers_a_learning_rate_that_diverges():
     data = sine()
     options = replace(OPTIONS, max_iter=60, learning_rate=100.0, learn_hyperparameters=False)
     with pytest.warns(NumericalWarning, match="learning_rate=100.0 makes .* diverge"):
-        fit = fit_regression(
-            KERNEL,
-            data,
-            NOISE,
-            Plan("inducing", None, "sgd", "diagonal"),
-            options,
-            generator=torch.Generator().manual_seed(0),
-        )
+        fit = run(data, options=options, basis="inducing", solver="sgd")
     residual = data.y - fit.posterior.mean(data.X)
     assert float(residual.square().mean()) < float(data.y.square().mean())
 
@@ -447,14 +427,7 @@ def test_stochastic_route_says_that_it_has_not_converged():
     data = sine()
     options = replace(OPTIONS, max_iter=1, learning_rate=1e-6, learn_hyperparameters=False)
     with pytest.warns(NumericalWarning) as caught:
-        fit_regression(
-            KERNEL,
-            data,
-            NOISE,
-            Plan("fourier", 512, "sgd", "diagonal"),
-            options,
-            generator=torch.Generator().manual_seed(0),
-        )
+        run(data, options=options, basis="fourier", n_basis=512, solver="sgd")
     (warning,) = caught
     assert "after 1 iterations" in str(warning.message)
     assert "Raise max_iter" in str(warning.message)

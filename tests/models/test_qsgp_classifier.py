@@ -1,7 +1,6 @@
 """From a plan to latent posteriors: every route against oracles that know nothing of it."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.inference.weights.design import WhitenedInducingBasis
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import amplitude, defaults
 from skgp.learning.defaults import AMPLITUDES, MODERATIONS
@@ -133,14 +133,6 @@ def test_classifier_reports_steps_losses_and_scores():
     assert fit(X, Y, Options(moderation=0.25)).moderation == 0.25
 
 
-def test_classifier_callback_ends_the_fit_with_a_posterior():
-    X, Y = sample(80)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a step short of the mode is what was asked for
-        found = fit(X, Y, callback=lambda iteration, info: True)
-    assert bool(found.posterior.mean(X).isfinite().all()) and found.n_iter == 1
-
-
 def test_classifier_posterior_pickles_without_the_rows():
     X, Y = sample(400)
     found = fit(X, Y, Z=X[:20], n_basis=20)
@@ -220,40 +212,29 @@ def test_classifier_that_is_large_holds_rows_out(monkeypatch):
 # ---- precision --------------------------------------------------------------------------------
 
 
-def test_classifier_of_many_features_trains_in_float32_and_predicts_in_float64(monkeypatch):
+@pytest.mark.parametrize("route", ["newton", "laplace"])
+def test_many_features_are_in_float32_where_that_is_accurate(route, monkeypatch):
+    X, _ = sample(60)
+    near = WhitenedInducingBasis(RBF(0.5), X[:20])
+    bases = [near, WhitenedInducingBasis(RBF(20.0), X), FourierFeatures(KERNEL, 40, 2, seed=0)]
+    for limit, dtype in ((10**9, torch.float64), (100, torch.float32)):
+        monkeypatch.setitem(defaults.SINGLE_SIZE, route, limit)
+        designs = [module.training_design(basis, X, route, Options(), 1e6) for basis in bases]
+        assert {design.dtype for design in designs} == {dtype}
+    assert [design.basis.single for design in designs[:2]] == [True, False]  # points coincide
+    assert not near.single
+
+
+def test_classifier_of_many_features_predicts_in_float64(monkeypatch):
     X, Y = sample(120)
     exact = fit(X, Y, n_basis=20, Z=X[:20])
     monkeypatch.setitem(defaults.SINGLE_SIZE, "newton", 100)
-    asked = []
-    before = module.StreamedDesign
-
-    def watched(basis, rows, **options):
-        asked.append((basis.single, options["dtype"]))
-        return before(basis, rows, **options)
-
-    monkeypatch.setattr(module, "StreamedDesign", watched)
     single = fit(X, Y, Options(learn_hyperparameters=False), n_basis=20, Z=X[:20])
-    assert asked == [(True, torch.float32)]
     assert not single.posterior.weights.basis.single
-    mean, variance = single.posterior.mean_and_variance(X)
-    expected = exact.posterior.mean_and_variance(X)
-    torch.testing.assert_close(mean, expected[0], rtol=0, atol=5e-3)
-    torch.testing.assert_close(variance, expected[1], rtol=5e-3, atol=0)
-
-
-def test_classifier_stays_in_float64_where_points_nearly_coincide(monkeypatch):
-    monkeypatch.setitem(defaults.SINGLE_SIZE, "newton", 100)
-    asked = []
-    before = module.StreamedDesign
-
-    def watched(basis, rows, **options):
-        asked.append(basis.single)
-        return before(basis, rows, **options)
-
-    monkeypatch.setattr(module, "StreamedDesign", watched)
-    X, Y = sample(60)
-    fit(X, Y, Options(learn_hyperparameters=False), kernel=RBF(20.0))
-    assert asked == [False]
+    moments, expected = (each.posterior.mean_and_variance(X) for each in (single, exact))
+    assert not torch.equal(moments[0], expected[0])
+    torch.testing.assert_close(moments[0], expected[0], rtol=0, atol=5e-3)
+    torch.testing.assert_close(moments[1], expected[1], rtol=5e-3, atol=0)
 
 
 # ---- other routes -----------------------------------------------------------------------------

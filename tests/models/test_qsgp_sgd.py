@@ -104,20 +104,6 @@ def test_sgd_holds_out_no_more_than_asked(data, monkeypatch):
     assert few.scores == {} and few.moderation == 0.0
 
 
-def test_sgd_callback_can_predict_at_any_time(data):
-    X, Y = data
-    means = []
-
-    def callback(iteration, info):
-        means.append(info["fit"]().posterior.mean(X))
-        return len(means) == 3
-
-    found = fit(X, Y, callback=callback)
-    assert found.n_iter == 3 == len(means)
-    assert not torch.equal(means[0], means[1])
-    torch.testing.assert_close(means[2], found.posterior.mean(X))
-
-
 def test_sgd_fit_of_an_iteration_is_not_changed_by_the_next(data):
     X, Y = data
     fits, means = [], []

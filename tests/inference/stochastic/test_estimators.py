@@ -313,13 +313,3 @@ def test_variance_falls_by_an_order_of_magnitude_and_sooner_by_projection(smooth
     for rank in (30, 100):
         assert np.all(np.array(projected[rank]) < np.array(variances[rank]))
     assert np.all(np.array(projected[30]) < np.array(variances[100]))
-
-
-def test_sparse_gradients_gain_down_to_the_noise_of_their_sparsity(smooth_problem):
-    basis, X, mu = smooth_problem
-    Phi = basis.features(X, everything(basis).indices)
-    floor = 4 * (Phi.T @ (Phi @ mu) / NOISE + mu).square().mean()
-    floor *= (basis.n_units / 4 - 1) / 2
-    variances = variance_by_rank(smooth_problem, (0, 300), dense=False)
-    assert variances[300][1] < 0.4 * variances[0][1]
-    assert variances[300][1] < 1.3 * floor < 0.4 * variances[0][1]
