@@ -169,6 +169,9 @@ class StateSpaceMixin(BaseGP):
         """
         X, total = data.X.numpy(), data.total
         signals, start = self._signals(X, given), None
+        # Additive noise is relative to standardised targets; latent functions of labels and counts
+        # have no such unit, and their variances none that a prior could know.
+        prior = signals if self.kernel is None and likelihood.is_additive else None
         if self._goes_on:
             signals, start = self._warm(X.shape[1])
         self._columns = [0]
@@ -191,7 +194,7 @@ class StateSpaceMixin(BaseGP):
             fits = [fit_series(kernels, _series(data), likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
-            search |= {"parameters": start, "optimise": self._learns}
+            search |= {"parameters": start, "optimise": self._learns, "prior": prior}
             fits = self._fit_additive([kernels] * len(offsets), kept, likelihood, **search)
             self._stream = kept if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)

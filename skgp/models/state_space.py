@@ -52,6 +52,7 @@ References
    Gaussian processes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_b
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
-from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS
+from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
     GaussianEvidence,
@@ -246,8 +247,8 @@ def fit_additive(
     n_bins : int, default=512
         Of a column, at most: see `make_bins`. An iteration in bins is cubic in those of all.
     **search
-        ``parameters`` of the likelihood to start from, ``optimise`` (True), ``max_iter`` (100),
-        ``tol`` (1e-6) and ``callback``: see `maximise`.
+        ``parameters`` of the likelihood to start from, ``optimise`` (True), ``prior`` (None),
+        ``max_iter`` (100), ``tol`` (1e-6) and ``callback``: see `maximise`.
 
     Raises
     ------
@@ -306,6 +307,7 @@ def _climb(
     *,
     parameters: Tensor | None = None,
     optimise: bool = True,
+    prior: Sequence[Any] | None = None,
     max_iter: int = 100,
     tol: float = 1e-6,
     callback: Callback | None = None,
@@ -313,6 +315,8 @@ def _climb(
     """Hyper-parameters of all components and of the noise at once, and the posterior there."""
     if parameters is None:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
+        if prior is not None and likelihood.is_gaussian:
+            parameters = parameters + math.log(PRIOR_START_NOISE)
     found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
     if optimise:
         options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
@@ -322,6 +326,7 @@ def _climb(
             likelihood,
             parameters=parameters,
             amplitudes=True,
+            prior=prior,
             **options,
         )
     with torch.no_grad():

@@ -577,3 +577,14 @@ def test_forty_columns_fit_in_a_moment():
     while hasattr(first, "k1") and type(first).__name__ == "Sum":
         first = first.k1
     assert str(first) == names[0]
+
+
+@pytest.mark.parametrize(("n", "d", "seed"), [(60, 26, 0), (100, 60, 1)])
+def test_default_of_few_rows_and_many_columns_is_not_overconfident(n, d, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n + 500, d))
+    y = np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] + 0.3 * rng.standard_normal(n + 500)
+    mean, std = StateSpaceGPRegressor().fit(X[:n], y[:n]).predict(X[n:], return_std=True)
+    z = (y[n:] - mean) / std
+    assert np.mean(np.abs(z) < 1.96) > 0.8
+    assert np.mean(z**2 / 2 + np.log(std)) < np.log(y[:n].std()) + 0.5  # what a constant has

@@ -17,7 +17,7 @@ from skgp.learning.markov.objectives import (
     SharedEvidence,
     VariationalEvidence,
 )
-from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
+from skgp.learning.markov.search import Climb, Component, Search, choose_kernel, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -266,3 +266,24 @@ def test_gradients_come_home_from_where_the_data_are(data):
     found = maximise([matern(1.5, 3.0)], Elsewhere(make_series(x, y)), NOISE)
     expected = maximise([matern(1.5, 3.0)], GaussianEvidence(make_series(x, y)), NOISE)
     assert found.value == pytest.approx(expected.value, abs=1e-3)
+
+
+@pytest.mark.parametrize("amplitudes", [False, True])
+def test_prior_enters_loss_and_gradient(data, amplitudes):
+    x, y = data
+    kernel, prior = matern(1.5, 2.0, 0.8), matern(1.5, 3.0, 0.5)
+    with_prior, without = (
+        Climb([kernel], GaussianEvidence(make_series(x, y)), NOISE, None, amplitudes, prior=each)
+        for each in ([prior], None)
+    )
+    place = with_prior.start() + torch.tensor([0.2, -0.1, 0.3])
+    (theta,), _ = with_prior.thetas(place)
+    z = theta - torch.from_numpy(prior.theta)
+    noise = float(place[2]) - np.log(0.1)
+    of_variance = np.sqrt(2) * (z[0] / 2).exp() if amplitudes else z[0] ** 2 / 2
+    expected = (of_variance + z[1] ** 2 / 2 + noise**2 / 2) / 80
+    value, slope = with_prior.loss({"place": place})
+    assert value - without.loss({"place": place})[0] == pytest.approx(float(expected), rel=1e-9)
+    for i, step in enumerate(1e-6 * torch.eye(3, dtype=torch.float64)):
+        ends = [with_prior.loss({"place": place + sign * step})[0] for sign in (1, -1)]
+        assert slope["place"][i] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
