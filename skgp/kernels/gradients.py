@@ -162,13 +162,9 @@ def _make_term(kernel, X, Z, theta, dims):
     node = bind(kernel, theta, dtype=X.dtype, device=X.device)
     parts = factors(node)
     leaves = [f for f in parts if type(f.kernel) is not ConstantKernel]
-    if len(leaves) == 1 and _has_profile(leaves[0].kernel):
+    if len(leaves) == 1 and getattr(LEAVES.get(type(leaves[0].kernel)), "has_profile", False):
         return _StationaryTerm(parts, leaves[0], X, Z)
     return _AutogradTerm(kernel, X, Z, theta)
-
-
-def _has_profile(kernel: Kernel) -> bool:
-    return type(kernel) in LEAVES and LEAVES[type(kernel)].has_profile
 
 
 class _AutogradTerm:

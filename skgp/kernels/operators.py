@@ -22,7 +22,7 @@ from torch import Tensor
 
 from skgp.kernels.defaults import DISTANCE_ERROR, MIRRORED, PANEL, PASS
 from skgp.kernels.expression import bind
-from skgp.kernels.gram import evaluate_tile, gram_diag, gram_tile, largest_square
+from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
 from skgp.linalg.runtime import ENTRY, large_operation
 
 
@@ -34,11 +34,9 @@ class KernelOperator:
     kernel : sklearn kernel expression without noise
     X : Tensor of shape (n, d)
     dtype : torch.dtype, default=torch.float32
-        Of the entries and of the products.
-    distance_dtype : torch.dtype, default=torch.float64
-        In which entries are computed before they are rounded to `dtype`. The expansion of squared
-        distances loses digits to cancellation, which float32 cannot spare when
-        ``n * variance / noise`` exceeds about 1e6.
+        Of the entries and of the products. Entries are computed in float64 before they are rounded:
+        the expansion of squared distances loses digits to cancellation, which float32 cannot spare
+        when ``n * variance / noise`` exceeds about 1e6.
     memory_budget : float, default=8e9
         Bytes. The upper triangle is stored when it fits, else entries are recomputed at every
         product.
@@ -55,12 +53,11 @@ class KernelOperator:
         X: Tensor,
         *,
         dtype: torch.dtype = torch.float32,
-        distance_dtype: torch.dtype = torch.float64,
         memory_budget: float = 8e9,
     ):
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
-        self._X = X.to(distance_dtype)
+        self._X = X.double()
         self._starts = range(0, n, PANEL)
         self.stored = self.stored_bytes(n, dtype) <= memory_budget
         self._panels: list[Tensor] = []
@@ -72,10 +69,6 @@ class KernelOperator:
     def stored_bytes(n: int, dtype: torch.dtype) -> float:
         """Bytes of the upper triangle of n rows, whole tiles on the diagonal."""
         return dtype.itemsize * n * (n + PANEL) / 2
-
-    def diag(self) -> Tensor:
-        """Diagonal of K, shape (n,), in the dtype of the distances."""
-        return gram_diag(self.kernel, self._X)
 
     def matmul(self, V: Tensor) -> Tensor:
         """``K V`` for V of shape (n, k), computed and returned in the dtype of the operator."""
@@ -89,10 +82,6 @@ class KernelOperator:
                 if stop < self.shape[0]:
                     out[stop:] += panel[:, stop - start :].T @ V[start:stop]
         return out
-
-    def columns(self, index: Tensor) -> Tensor:
-        """``K[:, index]`` of shape (n, b), in the dtype of the distances."""
-        return gram_tile(self.kernel, self._X, self._X[index])
 
     def _panel(self, start: int) -> Tensor:
         """Rows ``start : start + tile`` from the diagonal to the right, shape (t, n - start).
