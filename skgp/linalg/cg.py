@@ -73,42 +73,21 @@ class CGResult:
 
 
 def block_cg(
-    matmul: Matmul,
-    B: Tensor,
+    matmul: Matmul,  # V (n, k) -> A V; may work in a lower precision than B
+    B: Tensor,  # (n, k)
     *,
-    preconditioner: Matmul | None = None,
-    X0: Tensor | None = None,
-    tol: float | Tensor = 1e-6,
+    preconditioner: Matmul | None = None,  # V -> P^-1 V, symmetric positive definite
+    X0: Tensor | None = None,  # (n, k), the start; zero by default, which saves one product
+    tol: float | Tensor = 1e-6,  # relative residual at which a column stops; (k,) for one a column
     max_iter: int = 1000,
-    callback: Callback | None = None,
+    callback: Callback | None = None,  # callback(iteration, {"residual": float}); True stops
     warn: bool = True,
 ) -> CGResult:
     """Solve :math:`A X = B` for symmetric positive definite A.
 
-    Parameters
-    ----------
-    matmul : callable
-        Maps ``V (n, k)`` to ``A V (n, k)``. May work in a lower precision than `B`.
-    B : Tensor of shape (n, k)
-    preconditioner : callable, optional
-        Maps ``V`` to :math:`P^{-1} V`, symmetric positive definite. Identity by default.
-    X0 : Tensor of shape (n, k), optional
-        Start. Zero by default, which saves one product.
-    tol : float or Tensor of shape (k,), default=1e-6
-        Relative residual ``||b - A x|| / ||b||`` at which a column stops; one a column if given so.
-    max_iter : int, default=1000
-    callback : callable, optional
-        Called as ``callback(iteration, {"residual": float})``; returning True stops.
-    warn : bool, default=True
-        A NumericalWarning where the true residual misses `tol` tenfold and `callback` did not ask
-        to stop; False leaves it to the caller to look at ``converged``.
+    A NumericalWarning where the true residual misses `tol` tenfold and `callback` did not ask to
+    stop; with `warn` False it is for the caller to look at ``converged``.
 
-    Returns
-    -------
-    CGResult
-
-    Notes
-    -----
     In exact arithmetic the energy :math:`2 x^T b - x^T A x` rises from step to step, while the
     residual need not fall. An energy that drops, or a number that is not finite, ends the
     iteration: the products are too inexact, or A is not positive definite. One product with A and
@@ -257,59 +236,29 @@ class UlisseResult:
 
 
 def ulisse(
-    matmul: Matmul,
-    B: Tensor,
+    matmul: Matmul,  # V (k, n) -> V A
+    B: Tensor,  # (k, n)
     *,
-    generator: torch.Generator,
-    preconditioner: Matmul | None = None,
+    generator: torch.Generator,  # of the coins; on the CPU
+    preconditioner: Matmul | None = None,  # V (k, n) -> V P^-1, symmetric positive definite
+    #: (k, n), zero by default. Must not depend on the coins of the same estimate: an `iterate` and
+    #: not a `solution` of before.
     start: Tensor | None = None,
+    #: Relative residual of all rows at which the coins begin; at or below `tol` there are none and
+    #: this is the usual iteration, biased by its tolerance.
     stop: float = 0.03,
-    tol: float | None = None,
+    tol: float | None = None,  # at which a row has converged; 1e-5 in float32, 1e-10 in float64
     roulette: str | float = "adaptive",
-    n_paired: int = 0,
+    n_paired: int = 0,  # rows that get a second solution, from coins of their own
     max_iter: int = 1000,
 ) -> UlisseResult:
     r"""Unbiased estimate of :math:`B A^{-1}`, A symmetric positive definite; see the module.
 
     Right-hand sides are rows: a product ``V K`` with few rows is two to three times as fast as
-    ``K V`` with few columns.
+    ``K V`` with few columns. `roulette` is "adaptive", survival in proportion to the increments, or
+    the :math:`\beta` of :math:`\exp(-\beta j (j+1) / 2)`, not negative and 1 for "paper". A
+    NumericalWarning where the iteration did not converge.
 
-    Parameters
-    ----------
-    matmul : callable
-        Maps ``V (k, n)`` to ``V A``.
-    B : Tensor of shape (k, n)
-    generator : torch.Generator
-        Of the coins; on the CPU.
-    preconditioner : callable, optional
-        Maps ``V (k, n)`` to ``V P^{-1}``, symmetric positive definite. Identity by default.
-    start : Tensor of shape (k, n), optional
-        Zero by default. Must not depend on the coins of the same estimate: an `iterate` and not a
-        `solution` of before.
-    stop : float, default=0.03
-        Relative residual of all rows at which the coins begin; at or below `tol` there are none
-        and this is the usual iteration, biased by its tolerance.
-    tol : float, optional
-        Relative residual at which a row has converged; 1e-5 in float32 and 1e-10 in float64.
-    roulette : {"adaptive", "paper"} or float
-        Survival in proportion to the increments, or :math:`\exp(-\beta j (j+1) / 2)` with this
-        :math:`\beta`, 1 for "paper".
-    n_paired : int, default=0
-        Rows that get a second solution, from coins of their own.
-    max_iter : int, default=1000
-
-    Returns
-    -------
-    UlisseResult
-        With a NumericalWarning where it did not converge.
-
-    Raises
-    ------
-    ValueError
-        If `roulette` is none of its values or negative.
-
-    Notes
-    -----
     A coin is flipped before the product that it decides upon. The size of the increment is known
     by then but for its step length, for which the last one stands: any rule that looks at no coin
     is unbiased. One product with A and one with the preconditioner an iteration; ``7 k n`` numbers.

@@ -30,9 +30,9 @@ class LowRank:
 
 
 def rp_cholesky(
-    columns: Callable[[Tensor], Tensor],
-    diag: Tensor,
-    rank: int,
+    columns: Callable[[Tensor], Tensor],  # pivot indices (b,) -> K[:, pivots] (n, b)
+    diag: Tensor,  # (n,), of K; its dtype is that of the work: use float64
+    rank: int,  # at most; fewer columns once the residual trace is below `tol` times that of K
     *,
     generator: torch.Generator,
     block_size: int = 128,
@@ -43,23 +43,7 @@ def rp_cholesky(
     Pivots are drawn with probability proportional to the diagonal of what is left of K, which
     spares the rows that are already explained. A block's pivots are thinned by a greedy Cholesky
     of their own residual matrix, so that near-duplicates within a block do not enter.
-
-    Parameters
-    ----------
-    columns : callable
-        Maps pivot indices (b,) to ``K[:, pivots]`` of shape (n, b).
-    diag : Tensor of shape (n,)
-        Diagonal of K; its dtype is the dtype of the work. Use float64.
-    rank : int
-        Largest rank; fewer columns when the residual trace falls below ``tol * trace(K)``.
-    generator : torch.Generator
-    block_size : int, default=128
-    tol : float, default=0.0
-
-    Returns
-    -------
-    LowRank
-        ``O(n r^2)`` flops and ``n r`` numbers; ``n r`` kernel evaluations.
+    ``O(n r^2)`` flops, ``n r`` kernel evaluations and ``n r`` numbers.
     """
     n = diag.shape[0]
     rank = min(rank, n)

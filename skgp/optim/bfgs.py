@@ -89,41 +89,23 @@ class LBFGSResult:
 
 def minimize_lbfgs(
     compute_loss: Callable[[dict[str, Tensor]], Tensor | tuple[float, dict[str, Tensor]]],
-    start: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],  # not modified
     *,
-    max_iter: int,
-    tol: float = 1e-7,
-    bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    max_iter: int,  # iterations, of one evaluation each but for line searches
+    tol: float = 1e-7,  # relative fall of the loss at which to stop; absolute below a loss of 1
+    bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None,  # (low, high); others are free
     callback: Callback | None = None,
 ) -> LBFGSResult:
     """Minimise a loss over several tensors at once.
 
-    Parameters
-    ----------
-    compute_loss : callable
-        Maps tensors of the names and shapes of `start` to a scalar with a graph to them, or to a
-        number and the gradients by name. A loss or gradient that is not finite, or an error that
-        says so (a matrix that cannot be factored, a `NonFiniteLossError`), refuses the step.
-    start : dict of str to Tensor
-        Not modified.
-    max_iter : int
-        Iterations, of one evaluation each but for line searches.
-    tol : float, default=1e-7
-        Relative fall of the loss in an iteration below which to stop; absolute below a loss of 1.
-    bounds : dict of str to (low, high), optional
-        Tensors of the shape of the parameter; others are free. The start is moved inside.
-    callback : callable, optional
-        ``callback(iteration, {"loss": float, "parameters": callable})``, of which the callable
-        returns the tensors reached; True stops.
+    `compute_loss` maps tensors of the names and shapes of `start`, which is moved inside the
+    bounds, to a scalar with a graph to them, or to a number and the gradients by name. A loss or
+    gradient that is not finite, or an error that says so (a matrix that cannot be factored, a
+    `NonFiniteLossError`), refuses the step. ``callback(iteration, {"loss": float, "parameters":
+    callable})``, of which the callable returns the tensors reached, stops by True.
 
-    Returns
-    -------
-    LBFGSResult
-
-    Notes
-    -----
-    Each iteration costs one loss and gradient, and O(k p) for p numbers and k <= 50 curvature
-    pairs, fewer where they would take more than 400 MB.
+    O(k p) an iteration besides the loss, for p numbers and k <= 50 curvature pairs, fewer where
+    they would take more than 400 MB.
     """
     shapes = {name: value.shape for name, value in start.items()}
     sizes = [value.numel() for value in start.values()]
@@ -235,34 +217,18 @@ class BatchMinimum:
 
 
 def minimize_batch(
-    function: ValuesAndGradients,
-    starts: np.ndarray,
+    function: ValuesAndGradients,  # points (k, p) -> values (k,), inf where none; gradients (k, p)
+    starts: np.ndarray,  # (k, p), moved inside the bounds
     *,
-    bounds: np.ndarray,
-    max_iter: int = 100,
+    bounds: np.ndarray,  # (p, 2)
+    max_iter: int = 100,  # rounds, of one evaluation of each search
     tol: float = 1e-6,
-    callback: Callback | None = None,
+    callback: Callback | None = None,  # callback(round, {"loss": least value}); True stops
 ) -> BatchMinimum:
     """Search a minimum from each of the starts.
 
-    Parameters
-    ----------
-    function : callable
-        Maps points (k, p) to values (k,), inf where there is none, and gradients (k, p).
-    starts : ndarray of shape (k, p)
-        Moved inside the bounds.
-    bounds : ndarray of shape (p, 2)
-    max_iter : int, default=100
-        Rounds, of one evaluation of each search.
-    tol : float, default=1e-6
-        A search ends where the fall that its quadratic model expects of a whole step,
-        :math:`g^T H g / 2`, is less.
-    callback : callable, optional
-        ``callback(round, {"loss": float})`` of the least value; True stops.
-
-    Returns
-    -------
-    BatchMinimum
+    A search ends where the fall that its quadratic model expects of a whole step,
+    :math:`g^T H g / 2`, is less than `tol`.
     """
     low, high = bounds.T
     x = np.clip(np.asarray(starts, float), low, high)
