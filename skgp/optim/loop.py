@@ -71,20 +71,9 @@ class Adam:
               x_t = x_{t-1} - \rho \, \frac{m_t / (1 - \beta_1^t)}
                                           {\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor, or of dict
-        Leaf tensors, changed in place; or groups ``{"params": [...], "lr": ..., "eps": ...}``, with
-        whatever else the caller wants to find in ``param_groups``.
-    lr : float, default=1e-3
-        Learning rate of a group that names none.
-    betas : tuple of float, default=(0.9, 0.999)
-    eps : float, default=1e-8
-
-    Attributes
-    ----------
-    param_groups : list of dict
-        "lr" may be set between steps.
+    The parameters are leaf tensors, changed in place, or groups ``{"params": [...], "lr": ...,
+    "eps": ...}`` with whatever else the caller wants to find in ``param_groups``. `lr` is for
+    groups that name none; theirs may be set between steps.
     """
 
     def __init__(

@@ -57,14 +57,7 @@ class LossPlateau:
     1 / (1 - s) averages are as noisy as the losses themselves and are passed over: one lucky
     minibatch at the start would be hard to beat.
 
-    Parameters
-    ----------
-    tol : float, default=1e-3
-        See `Plateau`.
-    patience : int, default=50
-        Iterations.
-    smoothing : float, default=0.95
-        The s above, in [0, 1): the average spans about 1 / (1 - s) iterations.
+    `patience` counts iterations; the average spans about 1 / (1 - s) of them.
     """
 
     def __init__(self, *, tol: float = 1e-3, patience: int = 50, smoothing: float = 0.95) -> None:
@@ -87,21 +80,8 @@ class LossPlateau:
 class ValidationPlateau:
     """Stop when a score on held-out rows no longer rises.
 
-    Parameters
-    ----------
-    score : callable
-        ``score() -> float`` evaluates the current parameters; greater is better.
-    every : int, default=10
-        Iterations between two evaluations.
-    patience : int, default=5
-        Evaluations.
-    tol : float, default=1e-3
-        See `Plateau`.
-
-    Attributes
-    ----------
-    scores : list of (int, float)
-        Iteration and score of each evaluation.
+    ``score()`` evaluates the current parameters every so many iterations; greater is better.
+    `patience` counts evaluations, and `scores` holds (iteration, score) of each.
     """
 
     def __init__(
@@ -135,18 +115,9 @@ class Stopped(Exception):
 class StopRecorder:
     """A callback that counts its calls and remembers that it was told to stop.
 
-    Parameters
-    ----------
-    callback : callable or None
-        Called as ``callback(n_calls, info)``, whatever iteration the solver reports: several
-        solvers in a row make one sequence. True, once, is the answer to every later call.
-
-    Attributes
-    ----------
-    stopped : bool
-    n_calls : int
-    n_longest : int
-        Iterations of the longest of the parts told of by :meth:`end_part`.
+    It calls ``callback(n_calls, info)``, whatever iteration the solver reports: several solvers in
+    a row make one sequence. True, once, is the answer to every later call. `n_longest` is the
+    number of iterations of the longest of the parts told of by :meth:`end_part`.
     """
 
     def __init__(self, callback: Callable[[int, dict], bool | None] | None) -> None:

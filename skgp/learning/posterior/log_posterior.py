@@ -55,15 +55,6 @@ class LogPosterior(Density):
     A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that;
     they hold two and three n x n matrices. Few observations are evaluated at many u side by side.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression
-        With a top-level WhiteKernel and at least one free hyper-parameter.
-    data : Data
-        Float64.
-    priors : sequence of Prior
-        One for each element of ``kernel.theta``.
-
     Attributes
     ----------
     n_dims : int
@@ -75,14 +66,14 @@ class LogPosterior(Density):
         Without its noise.
     places, noise_place : list of int, int or None
         Of the signal's hyper-parameters and of the noise in u; None where the noise is fixed.
-
-    Raises
-    ------
-    ValueError
-        If the kernel has no noise or nothing to infer, or the number of priors is not `n_dims`.
     """
 
-    def __init__(self, kernel: Any, data: Data, priors: Sequence[Prior]) -> None:
+    def __init__(
+        self,
+        kernel: Any,  # with a top-level WhiteKernel and at least one free hyper-parameter
+        data: Data,  # float64
+        priors: Sequence[Prior],  # one for each element of ``kernel.theta``
+    ) -> None:
         signal, white = split_noise(kernel)
         if white is None:
             raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")

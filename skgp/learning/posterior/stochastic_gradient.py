@@ -74,30 +74,17 @@ class StochasticGradient:
     An estimate forms the kernel matrix once, multiplies it ``n_iter`` times by ``n_probes + 1``
     rows, and passes over half of it for the gradients; ``O(n^2 (d + n_iter n_probes) + n r^2)``.
     Memory ``n^2`` numbers where stored, and about ``6 n r``.
-
-    Parameters
-    ----------
-    posterior : LogPosterior
-    rank : int, default=100
-        Pivots of the preconditioner; 0 for none. :meth:`choose_pivots` comes before the rest.
-    n_probes : int, default=4
-    dtype : torch.dtype, default=torch.float32
-        Of kernel matrix and solutions; pivots and small matrices are float64.
-    memory_budget : float, default=4e9
-        Bytes of the kernel matrix; recomputed at every product where it does not fit.
-    **solver
-        ``stop, tol, roulette, max_iter`` of :func:`~skgp.linalg.cg.ulisse`.
     """
 
     def __init__(
         self,
         posterior: LogPosterior,
         *,
-        rank: int = 100,
+        rank: int = 100,  # pivots of the preconditioner, 0 for none; `choose_pivots` comes first
         n_probes: int = 4,
-        dtype: torch.dtype = torch.float32,
-        memory_budget: float = 4e9,
-        **solver: Any,
+        dtype: torch.dtype = torch.float32,  # of kernel matrix and solutions; else float64
+        memory_budget: float = 4e9,  # bytes of the kernel matrix; beyond, recomputed at products
+        **solver: Any,  # `stop, tol, roulette, max_iter` of `ulisse`
     ) -> None:
         self.posterior, self.rank, self.n_probes = posterior, rank, n_probes
         self.memory_budget = memory_budget
