@@ -194,13 +194,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         """Return a checked copy of ``kernel``, which is not None, for inputs X (n, d).
 
-        Raises
-        ------
-        TypeError
-            If a part of the kernel has no form in torch.
-        ValueError
-            If a WhiteKernel is not a summand at the top level, or the kernel does not fit the
-            number of columns of X.
+        TypeError if a part has no form in torch; ValueError if a WhiteKernel is not a summand at
+        the top level, or the kernel does not fit the number of columns of X.
         """
         kernel = clone(self.kernel)
         split_noise(kernel)  # raises for what skgp cannot evaluate
@@ -282,18 +277,13 @@ def keep_weighted_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return the rows of positive weight and their weights (float64), or None as it came.
 
-    Raises
-    ------
-    ValueError
-        If the weights are negative, not finite, all 0, or not one a row.
+    ValueError if the weights are negative, not finite, all 0, or not one a row.
     """
     if sample_weight is None:
         return X, y, None
-    sample_weight = check_sample_weight(sample_weight, X)
-    kept = sample_weight > 0
-    if kept.all():
-        return X, y, sample_weight
-    return X[kept], y[kept], sample_weight[kept]
+    weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    kept = weight > 0
+    return (X, y, weight) if kept.all() else (X[kept], y[kept], weight[kept])
 
 
 def clip_variance(var: np.ndarray) -> np.ndarray:

@@ -415,16 +415,9 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
 
 def log_complement(log_proba: np.ndarray) -> np.ndarray:
-    r"""Return :math:`\log(1 - p_k)` for each class of each row, without cancellation.
+    r"""Return :math:`\log(1 - p_k)` for each class of each row, without cancellation, (n, classes).
 
-    Parameters
-    ----------
-    log_proba : ndarray of shape (n, n_classes)
-        Rows sum to 1 in probability.
-
-    Returns
-    -------
-    ndarray of shape (n, n_classes)
+    Rows of `log_proba` sum to 1 in probability.
     """
     top = log_proba.argmax(axis=1)[:, None]
     others = log_proba.copy()

@@ -115,19 +115,9 @@ def with_noise(kernel: Kernel) -> Kernel:
 def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]:
     """Return the kernels, without noise, among which the evidence of a series chooses.
 
-    Parameters
-    ----------
-    x : ndarray of shape (n,)
-        Times.
-    variance : float, default=1.0
-        To start with.
-
-    Returns
-    -------
-    list of Kernel
-        ``constant * Matern`` of nu 3/2, 5/2 and 1/2, and a sum of two of nu 3/2, of a long and a
-        short length scale; up to 10000 rows also ``constant * RBF`` and such a sum of nu 5/2, whose
-        states are six.
+    ``constant * Matern`` of nu 3/2, 5/2 and 1/2, and a sum of two of nu 3/2, of a long and a short
+    length scale; up to 10000 rows also ``constant * RBF`` and such a sum of nu 5/2, of six states.
+    `x` (n,) are times, `variance` is where the variances start.
     """
     unit = _range(x)
 
@@ -144,40 +134,20 @@ def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]
 
 
 def default_component_kernel(x: np.ndarray, n_columns: int, variance: float = 1.0) -> Kernel:
-    """Return the kernel that one column of an additive model starts with.
+    """Return the kernel that one column x (n,) of an additive model starts with.
 
-    Parameters
-    ----------
-    x : ndarray of shape (n,)
-        The column.
-    n_columns : int
-        Of all, which share the variance.
-    variance : float, default=1.0
-        Of the sum of all components, to start with.
+    All `n_columns` share the `variance` of the sum of the components.
     """
     unit = _range(x)
     return _matern(1.5, unit / 4, unit, variance / n_columns)
 
 
 def column_kernels(kernel: Kernel, n_columns: int) -> list[Kernel | None]:
-    """Split the kernel of an additive model into one a column.
+    """Split the kernel of an additive model, without noise, into one a column.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Without noise. Either of one column, which every column then gets a copy of, or a sum whose
-        parts see one column each by `skgp.kernels.ActiveDims`.
-    n_columns : int
-
-    Returns
-    -------
-    list of Kernel or None
-        None for a column that no part sees.
-
-    Raises
-    ------
-    ValueError
-        If some parts name columns and others do not, or a part sees several of them.
+    Either of one column, which every column then gets a copy of, or a sum whose parts see a column
+    each by `skgp.kernels.ActiveDims`: None for a column that no part sees, ValueError if some parts
+    name columns and others do not, or a part sees several of them.
     """
     parts = summands(kernel)
     columns = [_columns(part) for part in parts]

@@ -17,13 +17,12 @@ from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 
 from skgp.kernels import split_noise
 
@@ -45,14 +44,6 @@ __all__ = [
     "warn_caller",
     "warn_of_idle_options",
 ]
-
-
-def check_sample_weight(sample_weight: ArrayLike, X: np.ndarray) -> np.ndarray:
-    """Return the weights as a float64 array of shape (n,).
-
-    ValueError if a weight is negative or not finite, or their number is not that of the rows.
-    """
-    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
 
 def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:

@@ -249,10 +249,7 @@ def observed_rows(
 ):
     """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
 
-    Raises
-    ------
-    ValueError
-        If there is no target but NaN.
+    ValueError if there is no target but NaN.
     """
     try:
         values = np.asarray(y)

@@ -132,10 +132,7 @@ class StateSpaceMixin(BaseGP):
     def _signals(self, X: np.ndarray, given: Kernel | None) -> list[Kernel | None]:
         """Kernels of f: of one column those to choose among, else one for each column.
 
-        Raises
-        ------
-        ValueError
-            If `given` has no state-space form, or parts that see several columns.
+        ValueError if `given` has no state-space form, or parts that see several columns.
         """
         n_columns, variance = X.shape[1], self._start_variance
         if given is None:
@@ -241,10 +238,7 @@ class StateSpaceMixin(BaseGP):
     def _add(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Condition on more observations; hyper-parameters stay.
 
-        Raises
-        ------
-        ValueError
-            If the model is additive and the rows before are gone.
+        ValueError if the model is additive and the rows before are gone.
         """
         data, several = self._seen(data, backend), data.X.shape[1] > 1
         if several:

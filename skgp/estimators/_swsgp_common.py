@@ -100,15 +100,10 @@ class SWSGPMixin(BaseGP):
     # ---- training ------------------------------------------------------------------------
 
     def _projected(self, data: Data, targets: np.ndarray, backend: Backend) -> Data:
-        """Learn the projection that the parameters ask for and return the data as the kernel does.
+        """Learn the projection that the parameters ask for and return the data as projected.
 
-        The data of the classes or quantities y (n,) tell whether to project at all, `targets`
-        (n, c) whether the columns share a unit.
-
-        Raises
-        ------
-        ValueError
-            If ``projection`` is more than the number of columns.
+        `targets` (n, c) tell whether the columns share a unit. ValueError if ``projection`` is more
+        than the number of columns.
         """
         X, weight = arrays(data)
         d = X.shape[1]
@@ -333,10 +328,7 @@ class SWSGPMixin(BaseGP):
     def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
 
-        Raises
-        ------
-        ValueError
-            If what was learned cannot be summed up.
+        ValueError if what was learned cannot be summed up.
         """
         state, summary = self._posterior.state, self._summary
         closed = state.root is not None and self.n_neighbors_ >= state.n_inducing and self._is_fixed

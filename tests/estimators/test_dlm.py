@@ -9,8 +9,6 @@ from scipy import integrate, stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import DLMGPClassifier, DLMGPRegressor
 from skgp.datasets import make_counts
@@ -248,17 +246,6 @@ def test_auto_beta_is_of_its_path_and_its_loss_is_of_rows_that_did_not_choose():
     assert fit.beta_path_[fit.beta_] <= fit.beta_path_[1.0]
     assert np.isfinite(fit.validation_loss_)
     assert fit.validation_loss_ not in fit.beta_path_.values()
-
-
-def test_grid_search_over_beta_and_points_runs_in_parallel():
-    """Far too much regularisation, or far too few points, is what it turns down."""
-    X, y = wave(200)
-    grid = {"dlmgpregressor__beta": [100.0, 1.0], "dlmgpregressor__n_inducing": [2, 10]}
-    quick = DLMGPRegressor(**{**QUICK, "max_iter": 10})
-    pipeline = make_pipeline(StandardScaler(), quick)
-    search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2, n_jobs=2)
-    search.fit(X, y)
-    assert search.best_params_ == {"dlmgpregressor__beta": 1.0, "dlmgpregressor__n_inducing": 10}
 
 
 def many_points_for_few_rows():

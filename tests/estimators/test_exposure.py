@@ -241,6 +241,8 @@ def test_exposures_need_counts(make):
         make(likelihood="gaussian").fit(X, y, exposure=exposure)
     for other in (QSGPRegressor(), BayesianGPRegressor(n_keep=4)):
         with pytest.raises(ValueError, match="DLMGPRegressor"):
+            other.fit(X, y, exposure=exposure)
+        with pytest.raises(ValueError, match="DLMGPRegressor"):
             other.fit(X, y).predict(X, exposure=exposure)
 
 

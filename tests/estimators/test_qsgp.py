@@ -18,9 +18,6 @@ from sklearn.gaussian_process.kernels import (
     DotProduct,
     WhiteKernel,
 )
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor
 from skgp.learning.selection import held_out_rows
@@ -230,30 +227,6 @@ def test_evidence_of_an_earlier_fit_is_forgotten(data):
 # ---- scikit-learn around it -------------------------------------------------------------------
 
 
-def test_data_frame_in_a_pipeline_keeps_feature_names(data):
-    pandas = pytest.importorskip("pandas")
-    X, y = data
-    frame = pandas.DataFrame(X, columns=["depth", "age"])
-    scaler = StandardScaler().set_output(transform="pandas")
-    pipeline = make_pipeline(scaler, make()).fit(frame, pandas.Series(y))
-    assert list(pipeline[-1].feature_names_in_) == ["depth", "age"]
-    mean, std = pipeline.predict(frame, return_std=True)
-    plain = make_pipeline(StandardScaler(), make()).fit(X, y)
-    np.testing.assert_allclose((mean, std), plain.predict(X, return_std=True), rtol=1e-12)
-    with pytest.raises(ValueError, match="feature names"):
-        pipeline[-1].predict(frame[["age", "depth"]])
-
-
-def test_grid_search_over_basis_and_kernel_in_two_processes(data):
-    X, y = data
-    grid = {"n_basis": [2, 60], "kernel__k1__k2__length_scale": [0.02, 1.5]}
-    scalar = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
-    search = GridSearchCV(make(kernel=scalar, basis="fourier"), grid, cv=3, n_jobs=2).fit(X, y)
-    assert search.best_params_ == {"n_basis": 60, "kernel__k1__k2__length_scale": 1.5}
-    assert search.best_estimator_.n_basis_ == 60
-    assert scalar.k1.k2.length_scale == 1.0
-
-
 def test_n_jobs_limits_torch_to_the_fit(data, X_new, monkeypatch):
     monkeypatch.setattr("skgp.estimators._fitting.MANY_ROWS", 1)
     before = torch.get_num_threads()
@@ -263,15 +236,6 @@ def test_n_jobs_limits_torch_to_the_fit(data, X_new, monkeypatch):
     assert set(seen) == {2}
     estimator.predict(X_new)
     assert torch.get_num_threads() == before
-
-
-def test_default_kernel_fits_inputs_in_any_units(data):
-    X, y = data
-    units = np.array([1e4, 1e-5])
-    estimator = QSGPRegressor(random_state=0).fit(X * units, y)
-    assert estimator.score(X * units, y) > 0.9
-    plain = QSGPRegressor(random_state=0).fit(X, y)
-    np.testing.assert_allclose(estimator.predict(X * units), plain.predict(X), rtol=1e-6)
 
 
 # ---- watching, stopping, going on -------------------------------------------------------------
@@ -381,17 +345,6 @@ def test_no_control_variate_is_a_choice(data):
 
 
 # ---- bad and awkward input --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", SOLVERS, ids=name)
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_fit_refuses_values_that_are_not_finite(options, value, data):
-    X, y = (np.array(a) for a in data)
-    X[3, 1] = value
-    with pytest.raises(ValueError, match="Input X contains (NaN|infinity)"):
-        make(**options).fit(X, y)
-    with pytest.raises(ValueError, match="Input y contains (NaN|infinity)"):
-        make(**options).fit(data[0], np.where(np.arange(60) == 3, value, y))
 
 
 @pytest.mark.parametrize("options", SOLVERS, ids=name)
