@@ -18,7 +18,8 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims, Cosine, gram, has_state_space, state_space
-from tests.reference.state_space_kernels import CASES, EXACT, each_series_kernel
+from tests.reference.state_space import by_finite_differences
+from tests.reference.state_space_kernels import EXACT, each_series_kernel
 from tests.same import assert_same
 
 EPS = torch.finfo(torch.float64).eps
@@ -46,18 +47,6 @@ def transposed(matrices):
 def dense(kernel, gaps):
     """k(gap) over the gaps."""
     return gram(kernel, torch.zeros(1, 1, dtype=torch.float64), gaps[:, None])[0]
-
-
-def by_finite_differences(function, point, step=5e-5):
-    """Derivatives of a tensor-valued function, last dimension over the point's entries; O(h^4)."""
-    slopes = []
-    for direction in torch.eye(len(point), dtype=point.dtype):
-        near, far = (
-            function(point + s * step * direction) - function(point - s * step * direction)
-            for s in (1, 2)
-        )
-        slopes.append((8 * near - far) / (12 * step))
-    return torch.stack(slopes, -1)
 
 
 # The form equals the kernel -----------------------------------------------------------------------
@@ -321,10 +310,6 @@ def test_kernels_without_a_form_are_named(kernel, message):
     assert not has_state_space(kernel)
     with pytest.raises(ValueError, match=message):
         state_space(kernel)
-
-
-def test_has_state_space_agrees():
-    assert all(has_state_space(case.make()) for case in CASES.values())
 
 
 def test_parameters_of_another_shape_are_refused():

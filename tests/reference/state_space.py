@@ -6,6 +6,7 @@ A site exp(beta f - weight f^2 / 2) stands at every time; a missing value has ze
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,26 @@ def smoother_loop(F, H, filtered, predicted):
         s, S = m[i] + G @ (s - mp[i + 1]), P[i] + G @ (S - Pp[i + 1]) @ G.T
         mean[i], var[i] = H @ s, H @ S @ H
     return mean, var
+
+
+def assert_draws(draws, mean, covariance) -> None:
+    """Assert by z-tests that Gaussian draws (m, S) have a mean (m,) and a covariance (m, m)."""
+    draws, mean, covariance = map(np.asarray, (draws, mean, covariance))
+    n, var = draws.shape[1], covariance.diagonal()
+    centred = draws - mean[:, None]
+    assert np.abs(centred.mean(1) / np.sqrt(var / n)).max() < 4
+    # Of Gaussian draws the variance of an entry of the covariance is (C_ii C_jj + C_ij^2) / n.
+    error = np.sqrt((np.outer(var, var) + covariance**2) / n)
+    assert np.abs((centred @ centred.T / n - covariance) / error).max() < 4.5
+
+
+def by_finite_differences(function, point, step=5e-5):
+    """Derivatives of a function of a vector (p,), last dimension over its entries; O(h^4)."""
+    slopes = []
+    for direction in torch.eye(len(point), dtype=point.dtype):
+        near, far = (
+            function(point + s * step * direction) - function(point - s * step * direction)
+            for s in (1, 2)
+        )
+        slopes.append(torch.as_tensor((8 * near - far) / (12 * step), dtype=point.dtype))
+    return torch.stack(slopes, -1)

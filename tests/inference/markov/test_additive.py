@@ -22,6 +22,7 @@ from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space import fit_additive, fit_additive_statistics
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
+from tests.reference.state_space import assert_draws, by_finite_differences
 from tests.reference.vgp import expected_log_prob, maximise_vgp
 
 KERNELS = [1.3 * Matern(0.7, nu=1.5), 0.5 * Matern(1.0, nu=2.5) + 0.2 * Matern(2.0, nu=0.5)]
@@ -190,15 +191,9 @@ def test_posterior_gradients_are_those_of_the_normalizer(joint):
         dynamics = [f.at(p) for f, p in zip(forms, parameters, strict=True)]
         return AdditivePosterior(bin_priors(dynamics, statistics.bins.columns), tables, joint)
 
-    direction = [torch.linspace(-1, 1.2, len(p), dtype=torch.float64) for p in start]
-    step = 1e-5
-    up, down = (
-        at([p + s * d for p, d in zip(start, direction, strict=True)]).log_normalizer
-        for s in (step, -step)
-    )
-    gradients = at(start).gradients()
-    slope = sum(float(g @ d) for g, d in zip(gradients, direction, strict=True))
-    assert slope == pytest.approx((up - down) / (2 * step), rel=1e-7)
+    sizes = [len(p) for p in start]
+    expected = by_finite_differences(lambda p: at(p.split(sizes)).log_normalizer, torch.cat(start))
+    assert_close(torch.cat(at(start).gradients()), expected)
 
 
 def test_statistics_of_batches_are_those_of_all_rows():
@@ -268,18 +263,12 @@ def test_covariance_gradients_are_those_of_differences():
     start = [form.parameters().detach() for form in forms]
 
     def contraction(parameters):
-        dynamics = [form.at(p) for form, p in zip(forms, parameters, strict=True)]
-        return float((Covariances(dynamics).symmetric(x) * K_bar).sum())
+        parts = parameters.split([len(p) for p in start])
+        dynamics = [form.at(p) for form, p in zip(forms, parts, strict=True)]
+        return (Covariances(dynamics).symmetric(x) * K_bar).sum()
 
     found = Covariances(dynamics_of(kernels)).gradient(x, K_bar)
-    for j, p in enumerate(start):
-        for i in range(len(p)):
-            values = []
-            for step in (1e-5, -1e-5):
-                moved = [each.clone() for each in start]
-                moved[j][i] += step
-                values.append(contraction(moved))
-            assert float(found[j][i]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+    assert_close(torch.cat(found), by_finite_differences(contraction, torch.cat(start)), 1e-7)
 
 
 def test_covariances_know_every_process():
@@ -453,12 +442,7 @@ def test_route_is_by_posterior_rows_and_bins():
 def test_samples_have_the_moments_of_the_posterior(route):
     (state, _), n_samples = fixed(*make_data(), route=route), 4000
     draws = state.samples(NEW, n_samples, torch.Generator().manual_seed(0))
-    mean, covariance = state.covariance(NEW)
-    z = (draws.mean(1) - mean) / (covariance.diagonal() / n_samples).sqrt()
-    assert z.abs().max() < 4
-    variances = covariance.diagonal()
-    error = ((variances[:, None] * variances + covariance**2) / n_samples).sqrt()
-    assert ((torch.cov(draws) - covariance) / error).abs().max() < 4
+    assert_draws(draws, *state.covariance(NEW))
     assert_close(draws[0], draws[4], 1e-6)
 
 

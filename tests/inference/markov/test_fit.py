@@ -12,6 +12,7 @@ from skgp.inference.markov.series import make_series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space import fit_series
+from tests.reference.state_space import assert_draws
 from tests.same import assert_same
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -60,17 +61,13 @@ def test_without_learning_the_first_kernel_is_taken_as_it_is(data):
 def test_draws_have_the_moments_of_the_posterior(data):
     (state,) = fit(*data, learn=False).states
     draws = state.samples(NEW, 4000, torch.Generator().manual_seed(0))
-    mean, covariance = state.covariance(NEW)
-    z = (draws.mean(1) - mean) / (covariance.diagonal() / 4000).sqrt()
-    assert float(z.abs().max()) < 4
-    products = (draws - mean[:, None])[:, None] * (draws - mean[:, None])
-    z = (products.mean(2) - covariance) / (products.std(2) / 4000**0.5)
-    assert float(z.abs().max()) < 4
+    assert_draws(draws, *state.covariance(NEW))
 
 
-def test_components_sum_to_the_mean(data):
+@pytest.mark.parametrize("n_inducing", [None, 20])
+def test_components_sum_to_the_mean(data, n_inducing):
     kernel = matern() + matern(0.5, 8.0)
-    (state,) = fit(*data, kernels=[kernel], learn=False).states
+    (state,) = fit(*data, kernels=[kernel], learn=False, n_inducing=n_inducing).states
     mean, var = state.components(NEW)
     np.testing.assert_allclose(mean.sum(1), state.moments(NEW)[0], atol=1e-12)
     assert mean.shape == var.shape == (9, 2) and bool((var > 0).all())

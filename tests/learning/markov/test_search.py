@@ -17,7 +17,7 @@ from skgp.learning.markov.objectives import (
     SharedEvidence,
     VariationalEvidence,
 )
-from skgp.learning.markov.search import Climb, Component, Search, choose_kernel, maximise
+from skgp.learning.markov.search import Climb, Component, choose_kernel, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -169,17 +169,7 @@ def test_labels_have_an_evidence_too():
     assert 0.5 < found.kernel.k2.length_scale < 8
 
 
-# What is chosen, apart from the climbs that would make up for it ---------------------------------
-
-
-@pytest.fixture
-def no_climbs(monkeypatch):
-    """A choice ends where it starts."""
-
-    def stay(component, objective, family, parameters=None):
-        return maximise([component], objective, family, parameters=parameters, max_iter=0)
-
-    monkeypatch.setattr(search, "_short_climb", stay)
+# What is chosen, apart from the climbs -----------------------------------------------------------
 
 
 class Prize:
@@ -214,24 +204,7 @@ def test_labels_tell_less_of_kernels_than_numbers(data, family, n_theta):
     assert len(found.kernel.theta) == n_theta
 
 
-@pytest.mark.parametrize("scales", [(1.5, 40.0), (40.0, 1.5)])
-def test_of_two_parts_of_many_rows_the_better_start_is_taken(monkeypatch, no_climbs, scales):
-    x = np.linspace(0, 500, 5000)
-    rng = np.random.default_rng(0)
-    y = np.sin(x / 1.5) + 0.3 * rng.standard_normal(5000)
-    series = make_series(torch.from_numpy(x), torch.from_numpy(y))
-    starts = iter(scales)
-
-    def search_scale(component, objective, family, series):
-        assert objective.total < 5000
-        return Search([Component(matern(1.5, next(starts)))], torch.tensor([np.log(0.09)]), 0.0)
-
-    monkeypatch.setattr(search, "_search_scale", search_scale)
-    found = choose_kernel([matern(1.5)], lambda p: GaussianEvidence(p[0]), [series], NOISE)
-    assert found.kernel.k2.length_scale == pytest.approx(1.5)
-
-
-def test_a_climb_starts_from_the_best_of_several_length_scales(no_climbs, data):
+def test_a_climb_starts_from_the_best_of_several_length_scales(data):
     x, y = data
     kernel, objective = matern(1.5, 50.0), GaussianEvidence(make_series(x, y))
     found = choose_kernel([kernel], lambda p: objective, [make_series(x, y)], NOISE)
