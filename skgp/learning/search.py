@@ -58,7 +58,7 @@ class HyperparameterFit:
     #: Of the rows that the dense GP saw, in nats; NaN for the other objective.
     log_marginal_likelihood: float = math.nan
     #: Of a classifier: the factor of the posterior variance that predicted held-out rows best
-    #: (:mod:`skgp.learning.moderation`); None where none was held out.
+    #: (:mod:`skgp.learning.calibration`); None where none was held out.
     moderation: float | None = None
 
 
