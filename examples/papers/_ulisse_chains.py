@@ -75,7 +75,10 @@ def _chains(
                 rng=np.random.default_rng(1),
                 **options,
                 run=Run(
-                    n_chains=n_chains, n_draws=n_samples, callback=Progress(name, most_seconds)
+                    n_chains=n_chains,
+                    n_draws=n_samples,
+                    target_ess=400,
+                    callback=Progress(name, most_seconds),
                 ),
             )
         seconds = time.process_time() - start
