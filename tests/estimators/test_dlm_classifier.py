@@ -8,14 +8,10 @@ import torch
 from scipy.stats import norm
 from sklearn.datasets import load_digits, load_iris, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import DLMGPClassifier
 from skgp.data import Data
-from skgp.estimators import log_predictive_density_scorer
 from skgp.inference.sparse import SparseState
 from skgp.learning.calibration import COUPLINGS, best_coupling, left_out_moments
 from skgp.learning.sparse.objective import Objective
@@ -138,14 +134,6 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
     assert DLMGPClassifier(**QUICK).fit(moons[0], moons[1]).coupling_ == 0.0
 
 
-@pytest.mark.parametrize("far", [1e3, 1e200])
-def test_probabilities_far_from_the_rows_are_finite(far, digits):
-    model, X, _ = digits
-    proba = model.predict_proba(X[:3] * far)
-    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
-    assert np.isfinite(model.decision_function(X[:3] * far)).all()
-
-
 # ---- the loss ----------------------------------------------------------------------------------
 
 
@@ -179,73 +167,7 @@ def test_sampled_gradients_end_near_the_exact_one(gradient, moons):
     assert found == pytest.approx(log_loss_of(exact, *moons[2:]), abs=0.05)
 
 
-def test_grid_search_in_a_pipeline(moons):
-    pipeline = make_pipeline(StandardScaler(), DLMGPClassifier(**{**QUICK, "max_iter": 5}))
-    grid = {"dlmgpclassifier__beta": [300.0, 1.0], "dlmgpclassifier__n_inducing": [1, 12]}
-    search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2)
-    search.fit(*moons[:2])
-    assert search.best_params_ == {
-        "dlmgpclassifier__beta": 1.0,
-        "dlmgpclassifier__n_inducing": 12,
-    }
-    assert -search.best_score_ < np.log(2)
-
-
 # ---- awkward data ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
-def test_rare_class_is_predicted_with_calibrated_probabilities(objective):
-    """Of 2.5%: better than the base rate, and as frequent as predicted."""
-    X, y = make_classification(
-        4000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
-    )
-    model = DLMGPClassifier(objective=objective, **{**QUICK, "max_iter": 10})
-    model.fit(X[:1000], y[:1000])
-    X, y = X[1000:], y[1000:]
-    share = y.mean()
-    assert 0.02 < share < 0.03
-    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    assert log_loss_of(model, X, y) < 0.8 * entropy
-    p = model.predict_proba(X)[:, 1]
-    for rows in (p < 0.1, p >= 0.1):
-        z = (y[rows] - p[rows]).sum() / np.sqrt((p[rows] * (1 - p[rows])).sum())
-        assert abs(z) < 4
-
-
-@pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_a_few_rows(n, n_classes):
-    if n <= n_classes and n_classes > 2:
-        pytest.skip("a class a row is refused")
-    X = np.arange(n)[:, None] ** 1.5
-    y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
-    for options in ({}, {"beta": "auto", "early_stopping": True}, {"objective": "elbo"}):
-        model = DLMGPClassifier(**{**QUICK, "max_iter": 4, **options}).fit(X, y)
-        proba = model.predict_proba(np.vstack([X, [[1e4]]]))
-        assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
-        assert list(model.classes_) == sorted(set(y))
-
-
-def test_constant_columns_duplicated_rows_and_units_together(moons):
-    X, y, fresh, target = moons
-    plain = DLMGPClassifier(**QUICK).fit(X, y)
-
-    def awkward(X):
-        return np.column_stack([1e6 * X[:, 0] + 1e8, np.full(len(X), 1e5), 1e-7 * X[:, 1]])
-
-    model = DLMGPClassifier(**QUICK)
-    model.fit(awkward(np.repeat(X, 2, axis=0)), np.repeat(y, 2))
-    found = log_loss_of(model, awkward(fresh), target)
-    assert found < log_loss_of(plain, fresh, target) + 0.1
-    assert model.score(awkward(fresh), target) > 0.85
-
-
-def test_rows_that_are_all_equal_have_the_base_rate():
-    y = np.array([0] * 30 + [1] * 10)
-    proba = DLMGPClassifier(n_inducing=1, random_state=0).fit(np.ones((40, 2)), y)
-    np.testing.assert_allclose(proba.predict_proba([[1.0, 1.0]])[0], [0.75, 0.25], atol=0.05)
 
 
 def test_single_precision_is_near_double(moons):
@@ -259,18 +181,6 @@ def test_single_precision_is_near_double(moons):
 
 
 # ---- streams, warm starts, state ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
-def test_stream_comes_near_the_fit_of_all_rows(objective, moons):
-    X, y = moons[:2]
-    options = dict(kernel=4.0 * RBF(1.0), optimizer=None, objective=objective)
-    stream = DLMGPClassifier(**QUICK, **options)
-    for rows in np.array_split(np.arange(200), 4):
-        stream.partial_fit(X[rows], y[rows])
-    whole, first = (DLMGPClassifier(**QUICK, **options).fit(X[:n], y[:n]) for n in (200, 50))
-    losses = [log_loss_of(model, *moons[2:]) for model in (whole, stream, first)]
-    assert losses[1] < losses[2] and losses[1] < losses[0] + 0.05
 
 
 def test_warm_start_goes_on_where_the_last_fit_ended(moons):

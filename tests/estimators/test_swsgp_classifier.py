@@ -190,22 +190,6 @@ def test_auto_takes_clusters_for_few_points(moons):
 # ---- state, weights, streams ---------------------------------------------------------------------
 
 
-@methods
-@pytest.mark.parametrize("likelihood", ["probit", "logit"])
-def test_stream_comes_near_the_fit_of_all_rows(method, likelihood, moons):
-    X, y = moons[:2]
-    options = dict(method=method, likelihood=likelihood)
-    stream = kept(**options)
-    for rows in np.array_split(np.arange(200), 4):
-        stream.partial_fit(X[rows], y[rows])
-    whole, first = (kept(**options).fit(X[:n], y[:n]) for n in (200, 50))
-    losses = [log_loss_of(model, *moons[2:]) for model in (whole, stream, first)]
-    assert losses[1] < losses[0] + 0.05
-    if method == "variational":
-        assert losses[1] < losses[2]
-    assert first.n_inducing_ < stream.n_inducing_ <= 200
-
-
 def test_stream_keeps_the_share_of_the_divergence(moons):
     X, y = moons[:2]
     model = SWSGPClassifier(n_neighbors=8, random_state=0).fit(X[:150], y[:150])
@@ -247,43 +231,6 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
 # ---- awkward data --------------------------------------------------------------------------------
 
 
-@methods
-@pytest.mark.parametrize("n", [2, 3, 5])
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_a_few_rows(n, n_classes, method):
-    if n <= n_classes and n_classes > 2:
-        pytest.skip("a class a row is refused")
-    X = np.arange(n)[:, None] ** 1.5
-    y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
-    for options in ({}, {"polish": True}, {"covariance": "full"}):
-        model = SWSGPClassifier(method=method, random_state=0, **options).fit(X, y)
-        proba = model.predict_proba(np.vstack([X, [[1e4]]]))
-        assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
-        assert list(model.classes_) == sorted(set(y))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"kl_weight": 1000 / 32, "n_neighbors": 32}, {"method": "kriging"}],
-    ids=str,
-)
-def test_rare_class_is_predicted_better_than_by_its_rate(params):
-    """Of 2.5%; and is as frequent as predicted."""
-    X, y = make_classification(
-        4000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
-    )
-    model = SWSGPClassifier(random_state=0, **params).fit(X[:1000], y[:1000])
-    X, y = X[1000:], y[1000:]
-    share = y.mean()
-    assert 0.02 < share < 0.03
-    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    assert log_loss_of(model, X, y) < 0.8 * entropy
-    p = model.predict_proba(X)[:, 1]
-    for rows in (p < 0.1, p >= 0.1):
-        z = (y[rows] - p[rows]).sum() / np.sqrt((p[rows] * (1 - p[rows])).sum())
-        assert abs(z) < 4
-
-
 def test_kriging_believes_no_label_of_a_weighty_class_by_itself():
     """A label is left out with all the weight that its class gives it."""
     X, y = make_classification(
@@ -296,13 +243,6 @@ def test_kriging_believes_no_label_of_a_weighty_class_by_itself():
     loss = -np.log(p[np.arange(len(y)), y])
     assert weight @ loss / weight.sum() < 0.52  # that of both classes alike is 0.69
     assert p.min() > 0.002
-
-
-@methods
-def test_rows_that_are_all_equal_have_the_base_rate(method):
-    y = np.array([0] * 30 + [1] * 10)
-    model = SWSGPClassifier(method=method, random_state=0).fit(np.ones((40, 2)), y)
-    np.testing.assert_allclose(model.predict_proba([[1.0, 1.0]])[0], [0.75, 0.25], atol=0.06)
 
 
 @pytest.mark.parametrize("seed", range(3))
