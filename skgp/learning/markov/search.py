@@ -70,13 +70,10 @@ def maximise(
     likelihood: Likelihood,
     *,
     parameters: Tensor | None = None,
-    knots: Tensor | None = None,
-    learn_knots: bool = False,
-    amplitudes: bool = False,
-    prior: Sequence[Any] | None = None,
     max_iter: int = 100,
     tol: float = 1e-7,
     callback: Callback | None = None,
+    **options: Any,
 ) -> Search:
     """Climb the evidence from the kernels' own hyper-parameters, within their bounds.
 
@@ -89,27 +86,21 @@ def maximise(
         Bounds of its free parameters, and start unless `parameters` are given.
     parameters : Tensor of shape (p,), optional
         Of the likelihood, to start from.
-    knots : Tensor of shape (M,), optional
-        Inducing locations; by default there is a state at every time.
-    learn_knots : bool, default=False
-        Whether they move, their order kept.
-    amplitudes : bool, default=False
-        Whether components may be of no use: see `Climb`.
-    prior : sequence of Kernel or Component, optional
-        The kernels about which hyper-parameters have a prior: see `Climb`.
     max_iter : int, default=100
         0 evaluates only.
     tol : float, default=1e-7
         Least gain of an iteration, in nats an observation.
     callback : callable, optional
+    **options
+        ``knots``, ``learn_knots``, ``amplitudes`` and ``prior`` of `Climb`.
     """
-    climb = Climb(kernels, objective, likelihood, knots, amplitudes, learn_knots, prior)
+    climb = Climb(kernels, objective, likelihood, **options)
     climb.tol = INNER * tol
     start = climb.start(parameters)
     if max_iter and len(start):
         return climb.run(start, max_iter, tol, callback)
     value = climb.evaluate(climb.thetas(start)[0], start).value
-    return Search(climb.components, climb.parameters(start), value, knots=knots)
+    return Search(climb.components, climb.parameters(start), value, knots=climb.knots(start))
 
 
 class Climb:
@@ -131,8 +122,9 @@ class Climb:
     amplitudes are exponential with mean square :math:`s_0^2`, so that the components' variances sum
     to that of the data if the :math:`s_0^2` do; the rest is log-normal.
 
-    Knots that `move` do so by the first of them and the logarithms of the gaps, which keeps their
-    order. A place is in main memory, wherever the data are.
+    Without `knots` (M,), the inducing locations, there is a state at every time. Those that are
+    learned move by the first of them and the logarithms of the gaps, which keeps their order. A
+    place is in main memory, wherever the data are.
     """
 
     tol = 0.0  # of an ELBO
@@ -143,13 +135,13 @@ class Climb:
         objective: Objective,
         likelihood: Likelihood,
         knots: Tensor | None = None,
+        learn_knots: bool = False,
         amplitudes: bool = False,
-        move: bool = False,
         prior: Sequence[Any] | None = None,
     ) -> None:
         self.components = [Component.of(kernel) for kernel in kernels]
         self.objective, self.likelihood = objective, likelihood
-        self._fixed_knots, self._moves = knots, move and knots is not None
+        self._fixed_knots, self._moves = knots, learn_knots and knots is not None
         self._origin = torch.cat([each.theta for each in self.components])
         self._is_amplitude = (
             torch.cat([each.is_amplitude for each in self.components]) if amplitudes else None

@@ -246,7 +246,9 @@ def test_prior_enters_loss_and_gradient(data, amplitudes):
     x, y = data
     kernel, prior = matern(1.5, 2.0, 0.8), matern(1.5, 3.0, 0.5)
     with_prior, without = (
-        Climb([kernel], GaussianEvidence(make_series(x, y)), NOISE, None, amplitudes, prior=each)
+        Climb(
+            [kernel], GaussianEvidence(make_series(x, y)), NOISE, amplitudes=amplitudes, prior=each
+        )
         for each in ([prior], None)
     )
     place = with_prior.start() + torch.tensor([0.2, -0.1, 0.3])
