@@ -43,8 +43,8 @@ class FourierFeatures:
     n_inputs : int
         Columns d of X.
     kind : {"orthogonal", "iid", "hadamard"}
-        How the directions of the frequencies are drawn; see :mod:`skgp.kernels.spectra`. "orthogonal" has
-        the smallest error; "hadamard" is close to it and cheaper to draw from d of about 100.
+        How the directions of the frequencies are drawn (:mod:`skgp.kernels.spectra`). "orthogonal"
+        has the smallest error; "hadamard" is close to it and cheaper to draw from d of about 100.
     seed : int
         Key of the counter-based generator, 0 <= seed < 2**64.
     block_size : int, default=1000

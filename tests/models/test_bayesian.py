@@ -77,11 +77,8 @@ def stochastic(seed=1, *, sampler="langevin", schedule="constant", roulette="ada
 @cache
 def samples(sampler):
     return stochastic(
-        sampler=sampler,
-        n_warmup=20,
-        target_ess=100,
-        n_draws=100,
-    )
+        sampler=sampler, n_warmup=20, target_ess=100, n_draws=100,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("sampler", ["langevin", "mala"])
@@ -121,13 +118,9 @@ def test_diagnostics_have_the_keys_of_hmc():
 def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
     """Steps that fall too soon are held where they move nothing; long ones are never held."""
     run = stochastic(
-        sampler="sgld",
-        schedule=schedule,
-        roulette="paper",
-        n_warmup=0,
-        n_draws=110,
+        sampler="sgld", schedule=schedule, roulette="paper", n_warmup=0, n_draws=110,
         n_chains=2,
-    )
+    )  # fmt: skip
     d = run.diagnostics
     assert not d["converged"] and any(problem in each for each in d["problems"]), d["problems"]
     assert d["rank"] == d["n_entries"] == 0 and np.all(d["criterion"] > 0)
@@ -154,10 +147,8 @@ def test_many_rows_call_back_after_every_iteration(monkeypatch):
     def run():
         told.clear()
         found = stochastic(
-            n_warmup=5,
-            n_draws=10,
-            callback=lambda _, info: told.append("ess" in info),
-        )
+            n_warmup=5, n_draws=10, callback=lambda _, info: told.append("ess" in info),
+        )  # fmt: skip
         return found, sum(told)
 
     few, seldom = run()

@@ -71,13 +71,9 @@ def test_hmc_of_a_skew_target_finds_its_moments(rng):
 def test_hmc_corrects_paths_integrated_coarsely(rng):
     """Steps of 1.8 standard deviations: accepted blindly, their variance would be 5 times 1."""
     found = hmc(
-        Gaussian(np.zeros(1), np.eye(1)),
-        np.zeros(1),
-        2.25 * np.eye(1),
-        rng=rng,
-        n_warmup=0,
+        Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), 2.25 * np.eye(1), rng=rng, n_warmup=0,
         n_draws=500,
-    )
+    )  # fmt: skip
     assert np.all(found.acceptance < 0.9)
     assert_moments(found.points, [0.0], [1.0])
 
@@ -117,13 +113,9 @@ def test_jumps_link_modes_that_paths_do_not(rng):
     stuck = hmc(two_humps, np.array([5.0]), np.eye(1), **settings)
     assert stuck.points.min() > 0
     found = hmc(
-        two_humps,
-        np.array([5.0]),
-        np.eye(1),
-        jumps=jumps,
-        log_density=lambda x: two_humps(x)[0],
-        **settings,
-    )
+        two_humps, np.array([5.0]), np.eye(1), jumps=jumps,
+        log_density=lambda x: two_humps(x)[0], **settings,
+    )  # fmt: skip
     share = (found.points[:, :, 0] > 0).astype(float)
     assert abs(share.mean() - 0.5) < 4 * 0.5 / math.sqrt(ess_bulk(share))
     assert found.points[:, :, 0].std() == pytest.approx(26**0.5, rel=0.05)
@@ -133,14 +125,9 @@ def test_warm_up_learns_the_metric(rng):
     """Of scales 100 apart; without it a path of 64 steps would not cross the wider."""
     target = Gaussian(np.zeros(2), np.diag([1e4, 1.0]))
     found = hmc(
-        target,
-        np.zeros(2),
-        np.eye(2),
-        rng=rng,
-        starts=rng.standard_normal((4, 2)) * [100.0, 1.0],
-        n_warmup=200,
-        n_draws=200,
-    )
+        target, np.zeros(2), np.eye(2), rng=rng,
+        starts=rng.standard_normal((4, 2)) * [100.0, 1.0], n_warmup=200, n_draws=200,
+    )  # fmt: skip
     assert found.ess.min() > 200 and found.n_gradients < 4 * 400 * 30
 
 
@@ -168,14 +155,9 @@ def test_hmc_stops_where_bulk_tails_and_spread_are_known(rng):
 def test_hmc_does_not_depend_on_the_workers():
     def run(n_jobs):
         return hmc(
-            log_gamma,
-            np.ones(2),
-            np.eye(2),
-            rng=np.random.default_rng(5),
-            n_jobs=n_jobs,
-            n_warmup=10,
-            n_draws=30,
-        )
+            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(5), n_jobs=n_jobs,
+            n_warmup=10, n_draws=30,
+        )  # fmt: skip
 
     alone = run(None)
     with parallel_config("threading"):
@@ -217,16 +199,10 @@ def test_hmc_draws_the_same_however_often_it_calls_back():
     def run(every):
         seen = []
         found = hmc(
-            log_gamma,
-            np.ones(2),
-            np.eye(2),
-            rng=np.random.default_rng(1),
-            n_draws=50,
-            target_ess=20,
-            max_r_hat=2.0,
-            every=every,
+            log_gamma, np.ones(2), np.eye(2), rng=np.random.default_rng(1), n_draws=50,
+            target_ess=20, max_r_hat=2.0, every=every,
             callback=lambda *told: seen.append(told[0]),
-        )
+        )  # fmt: skip
         return found, seen
 
     (seldom, few), (often, many) = run(25), run(1)

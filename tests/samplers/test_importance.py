@@ -169,15 +169,9 @@ def test_importance_sampling_stops_by_callback_and_is_the_same_however_often_it_
             return len(seen) == n_calls
 
         found = importance(
-            LogGamma(),
-            *rough(2),
-            rng=np.random.default_rng(1),
-            n_points=32,
-            target_ess=1e9,
-            max_rounds=2,
-            every=every,
-            callback=callback,
-        )
+            LogGamma(), *rough(2), rng=np.random.default_rng(1), n_points=32, target_ess=1e9,
+            max_rounds=2, every=every, callback=callback,
+        )  # fmt: skip
         return found, seen
 
     (whole, few), (parts, many), (stopped, _) = run(None), run(20), run(20, 3)

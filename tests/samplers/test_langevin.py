@@ -95,15 +95,9 @@ def test_moments_of_a_gaussian_are_free_of_the_noise(sampler, step, size, rng):
     whitened = size * np.diag([1.0, 0.3, 0.0])
     noise = np.linalg.solve(factor.T, np.linalg.solve(factor.T, whitened).T)
     found = langevin(
-        Noisy(target, noise),
-        target.mean,
-        target.covariance,
-        rng=rng,
-        sampler=sampler,
-        schedule=step,
-        n_chains=8,
-        n_draws=600,
-    )
+        Noisy(target, noise), target.mean, target.covariance, rng=rng, sampler=sampler,
+        schedule=step, n_chains=8, n_draws=600,
+    )  # fmt: skip
     x = np.linalg.solve(factor, (found.points - target.mean).reshape(-1, 3).T)
     z = z_of_moments(x.T.reshape(found.points.shape), np.zeros(3), np.ones(3))
     assert np.all(np.abs(z) < 4), z
@@ -142,14 +136,9 @@ def test_mala_is_unbiased_where_the_plain_step_is_not(rng):
 
     def run(sampler):
         found = langevin(
-            Noisy(log_gamma, 1e-4 * np.eye(2)),
-            np.full(2, GAMMA_MODE),
-            GAMMA_LAPLACE * np.eye(2),
-            sampler=sampler,
-            schedule=1.8,
-            n_chains=8,
-            n_draws=500,
-        )
+            Noisy(log_gamma, 1e-4 * np.eye(2)), np.full(2, GAMMA_MODE),
+            GAMMA_LAPLACE * np.eye(2), sampler=sampler, schedule=1.8, n_chains=8, n_draws=500,
+        )  # fmt: skip
         return found, z_of_moments(found.points, [GAMMA_MEAN] * 2, [GAMMA_VAR] * 2)
 
     _, plain = run("sgld")
@@ -162,13 +151,9 @@ def test_mala_is_unbiased_where_the_plain_step_is_not(rng):
 def test_langevin_keeps_the_skewness(rng):
     """Third moments by the step evaluated ahead; the step with corrected noise keeps half."""
     found = langevin(
-        Noisy(log_gamma, 1e-4 * np.eye(4)),
-        np.full(4, GAMMA_MODE),
-        GAMMA_LAPLACE * np.eye(4),
-        rng=rng,
-        n_chains=8,
-        n_draws=700,
-    )
+        Noisy(log_gamma, 1e-4 * np.eye(4)), np.full(4, GAMMA_MODE), GAMMA_LAPLACE * np.eye(4),
+        rng=rng, n_chains=8, n_draws=700,
+    )  # fmt: skip
     z = z_of_moments(found.points, [GAMMA_MEAN] * 4, [GAMMA_VAR] * 4)
     assert np.all(np.abs(z) < 4), z
     skew = ((found.points - GAMMA_MEAN) ** 3).mean() / GAMMA_VAR**1.5
@@ -243,16 +228,9 @@ def test_sgld_takes_the_papers_steps(rng):
     M = correlated(rng, 2)
     schedule = PowerSchedule.between(0.1, 0.01, 50)
     found = langevin(
-        target,
-        np.zeros(2),
-        M,
-        rng=np.random.default_rng(7),
-        sampler="sgld",
-        schedule=schedule,
-        n_chains=1,
-        n_warmup=0,
-        n_draws=50,
-    )
+        target, np.zeros(2), M, rng=np.random.default_rng(7), sampler="sgld",
+        schedule=schedule, n_chains=1, n_warmup=0, n_draws=50,
+    )  # fmt: skip
     (stream,) = np.random.default_rng(7).spawn(1)
     factor = np.linalg.cholesky(M)
     theta, expected = factor @ stream.standard_normal(2), []
@@ -270,29 +248,15 @@ def test_sgld_takes_the_papers_steps(rng):
 def test_sgld_holds_its_step_where_the_criterion_says_so(rng):
     target = Gaussian(np.zeros(1), np.eye(1))
     found = langevin(
-        Noisy(target, 0.01 * np.eye(1)),
-        np.zeros(1),
-        np.eye(1),
-        rng=rng,
-        sampler="sgld",
-        schedule=PowerSchedule.between(0.1, 1e-4, 1500),
-        n_warmup=0,
-        n_draws=1500,
-    )
+        Noisy(target, 0.01 * np.eye(1)), np.zeros(1), np.eye(1), rng=rng, sampler="sgld",
+        schedule=PowerSchedule.between(0.1, 1e-4, 1500), n_warmup=0, n_draws=1500,
+    )  # fmt: skip
     assert found.frozen and np.all(found.criterion < 0.02)
     assert found.points.shape[1] < 1500 and np.all(found.step_size > 1e-4)
     never = langevin(
-        Noisy(target, np.eye(1)),
-        np.zeros(1),
-        np.eye(1),
-        rng=rng,
-        sampler="sgld",
-        schedule=0.1,
-        n_warmup=0,
-        n_draws=200,
-        target_ess=1,
-        max_r_hat=99,
-    )
+        Noisy(target, np.eye(1)), np.zeros(1), np.eye(1), rng=rng, sampler="sgld",
+        schedule=0.1, n_warmup=0, n_draws=200, target_ess=1, max_r_hat=99,
+    )  # fmt: skip
     assert not never.frozen and not never.converged and np.all(never.criterion > 0.002)
     assert never.points.shape[1] == 200
 
@@ -304,16 +268,9 @@ def test_sgld_holds_its_step_where_the_criterion_says_so(rng):
 def test_langevin_does_not_depend_on_the_workers(sampler):
     def run(n_jobs):
         return langevin(
-            Noisy(log_gamma, 0.1 * np.eye(2)),
-            np.ones(2),
-            np.eye(2) / 3,
-            sampler=sampler,
-            rng=np.random.default_rng(5),
-            schedule=0.5,
-            n_jobs=n_jobs,
-            n_warmup=30,
-            n_draws=60,
-        )
+            Noisy(log_gamma, 0.1 * np.eye(2)), np.ones(2), np.eye(2) / 3, sampler=sampler,
+            rng=np.random.default_rng(5), schedule=0.5, n_jobs=n_jobs, n_warmup=30, n_draws=60,
+        )  # fmt: skip
 
     alone = run(None)
     with parallel_config("threading"):
@@ -350,14 +307,9 @@ def test_langevin_stops_by_callback_and_draws_the_same_however_often_it_calls_ba
             return iteration >= last
 
         found = langevin(
-            Noisy(log_gamma, 0.1 * np.eye(2)),
-            np.ones(2),
-            np.eye(2) / 3,
-            n_warmup=30,
-            n_draws=70,
-            every=every,
-            callback=callback,
-        )
+            Noisy(log_gamma, 0.1 * np.eye(2)), np.ones(2), np.eye(2) / 3, n_warmup=30,
+            n_draws=70, every=every, callback=callback,
+        )  # fmt: skip
         return found, seen
 
     (seldom, few), (often, many), (stopped, _) = run(25, 99), run(10, 99), run(25, 55)
@@ -393,14 +345,9 @@ def test_draws_stay_within_bounds(rng):
     bounds = np.array([[-0.5, 1.0]])
     for sampler in sorted(STEPS):
         found = langevin(
-            Noisy(Gaussian(np.zeros(1), np.eye(1)), np.zeros((1, 1))),
-            np.zeros(1),
-            np.eye(1),
-            rng=rng,
-            sampler=sampler,
-            bounds=bounds,
-            n_draws=100,
-        )
+            Noisy(Gaussian(np.zeros(1), np.eye(1)), np.zeros((1, 1))), np.zeros(1), np.eye(1),
+            rng=rng, sampler=sampler, bounds=bounds, n_draws=100,
+        )  # fmt: skip
         assert found.points.min() >= -0.5 and found.points.max() <= 1.0
         assert found.n_astray.sum() > 0 or sampler == "mala"
 
