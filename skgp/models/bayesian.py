@@ -234,16 +234,10 @@ def sample_stochastic(
     if recorder.stopped or not start.converged:
         return _mode_alone(sampler, start, STOPPED if recorder.stopped else _REFUSED)
     generator = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
-    error = 0.0
-    if sampler == "sgld":  # as in the paper: no preconditioner, probes of entries +-1
-        plain = StochasticGradient(posterior, rank=0, **of_field)
-        plain.solver = dict(start.field.solver)
-        target = SampledGradient(plain)
-    else:
-        try:
-            target, error = _anchored(start, generator, recorder)
-        except Stopped:
-            return _mode_alone(sampler, start, STOPPED)
+    try:
+        target, error = _noisy_gradient(sampler, start, of_field, generator, recorder)
+    except Stopped:
+        return _mode_alone(sampler, start, STOPPED)
     # Eq. (5), chains from N(mode, M) in coordinates whitened by M.
     found = stochastic_langevin(
         target,
@@ -289,11 +283,22 @@ def _schedule(sampler: str, schedule: str, n_dims: int, n_iterations: int) -> Po
     return constant.get(sampler, tuned.STEP_FEW if n_dims <= tuned.FEW_DIMS else tuned.STEP)
 
 
-def _anchored(
-    start: SetUp, generator: torch.Generator, recorder: StopRecorder
+def _noisy_gradient(
+    sampler: str,
+    start: SetUp,
+    of_field: dict[str, Any],
+    generator: torch.Generator,
+    recorder: StopRecorder,
 ) -> tuple[SampledGradient, float]:
-    """Gradients anchored at the mode, and the variance of the mean there, whitened."""
+    """Gradients anchored at the mode, and the variance of the mean there, whitened.
+
+    Of "sgld" as in the paper: no anchor, no preconditioner, probes of entries +-1.
+    """
     field = start.field
+    if sampler == "sgld":
+        plain = StochasticGradient(field.posterior, rank=0, **of_field)
+        plain.solver = dict(field.solver)
+        return SampledGradient(plain), 0.0
     size = field.n_probes * (len(field.posterior.data.y) + field.rank)
     share = tuned.BANK_MEMORY * field.memory_budget
     affordable = int(share / (size * field.operator.dtype.itemsize))

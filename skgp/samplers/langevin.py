@@ -247,20 +247,14 @@ def stochastic_langevin(
         For an unknown sampler, a covariance that is not positive definite or steps that do not lie
         between 0 and 4.
     """
-    run = run or Run()
+    run, p = run or Run(), len(mean)
     if sampler not in STEPS:
         raise ValueError(f"sampler must be one of {sorted(STEPS)}, got {sampler!r}.")
-    p = len(mean)
+    bounds = np.full((p, 2), [-math.inf, math.inf]) if bounds is None else np.asarray(bounds)
     settings = Settings(
-        target=target,
-        mean=np.asarray(mean, float),
-        factor=cholesky_factor(covariance),
-        bounds=np.full((p, 2), [-math.inf, math.inf]) if bounds is None else np.asarray(bounds),
-        schedule=schedule,
-        sampler=sampler,
-        n_warmup=run.n_warmup,
-        noise=np.zeros((p, p)),
-    )
+        target, np.asarray(mean, float), cholesky_factor(covariance), bounds, schedule, sampler,
+        run.n_warmup, noise=np.zeros((p, p)),
+    )  # fmt: skip
     if not all(0 < settings.step_size(t) < 4 for t in (1, run.n_warmup + run.n_draws)):
         raise ValueError(
             "steps of schedule must lie between 0 and 4, beyond which Langevin dynamics is "
