@@ -6,6 +6,7 @@ import pickletools
 
 import numpy as np
 import pytest
+import torch
 
 from skgp import (
     BayesianGPRegressor,
@@ -16,6 +17,7 @@ from skgp import (
     SWSGPClassifier,
     SWSGPRegressor,
 )
+from skgp.linalg.runtime import TensorState
 from tests.contracts.catalogue import CHEAP, cheap, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -95,3 +97,29 @@ def test_stream_goes_on_after_skops(make):
     X, y = rows(make, 12, seed=2)
     found, expected = (e.partial_fit(X, y).latent_mean_and_variance(X) for e in (loaded, estimator))
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-10)
+
+
+def tensors(value, seen):
+    """Tensors that a state holds, caches of random draws aside."""
+    if id(value) in seen or type(value).__name__ == "OrderedDict":
+        return []
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value).__module__.startswith("skgp"):
+        value = vars(value) if hasattr(value, "__dict__") else ()
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list, tuple)):
+        return []
+    return [tensor for part in parts for tensor in tensors(part, seen)]
+
+
+def test_to_reaches_every_tensor_of_a_state(fitted):
+    """A precision stands for a device: one tensor left behind would stop predictions."""
+    fitted.predict(rows(type(fitted))[0])  # what predictions work out is worked out anew
+    states = [*getattr(fitted, "_states", ())] or [vars(fitted).get("_posterior")]
+    for state in states:
+        if isinstance(state, TensorState):
+            assert torch.float64 in {tensor.dtype for tensor in tensors(state, set())}
+            moved = {tensor.dtype for tensor in tensors(state.to(torch.float32), set())}
+            assert torch.float64 not in moved

@@ -4,7 +4,6 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy import integrate
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 from skgp import QSGPRegressor
@@ -58,23 +57,6 @@ def test_scale_is_kept_where_the_noise_is(bounds, data):
     kept = fit.likelihood_scale_ == pytest.approx(0.2 * fit.y_scale_, rel=1e-12)
     assert kept == (bounds == "fixed")
     assert make(kernel=kernel).fit(*data).kernel_ == kernel
-
-
-def test_density_is_normalised_and_quantiles_are_its_own(data, X_new):
-    fit = make().fit(*data)
-    x = X_new[:1]
-    mean, std = fit.predict(x, return_std=True)
-    grid = mean[0] + std[0] * np.linspace(-30, 30, 40_001)
-    density = np.exp(fit.log_predictive_density(np.repeat(x, len(grid), axis=0), grid))
-    below = integrate.cumulative_simpson(density, x=grid, initial=0)
-    assert below[-1] == pytest.approx(1, abs=1e-8)
-    variance = integrate.simpson(density * (grid - mean[0]) ** 2, x=grid)
-    assert variance == pytest.approx(std[0] ** 2, rel=1e-6)
-    levels = np.array([0.01, 0.3, 0.5, 0.9])
-    found = fit.predict_quantiles(x, levels)[0]
-    np.testing.assert_allclose(np.interp(found, grid, below), levels, atol=1e-6)
-    lower, upper = fit.predict_interval(x, coverage=0.8)
-    np.testing.assert_allclose([lower[0], upper[0]], fit.predict_quantiles(x, [0.1, 0.9])[0])
 
 
 def test_samples_have_the_tails_of_laplace_noise(data, X_new):
