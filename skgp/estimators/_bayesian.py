@@ -18,7 +18,7 @@ from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession, in_few_threads
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds, warn_caller
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
-from skgp.inference.mixture.gaussian_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import element_names, resolve_priors

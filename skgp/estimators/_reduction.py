@@ -36,7 +36,7 @@ from skgp.estimators.defaults import (
     TRIAL_JUDGED,
     TRIAL_ROWS,
 )
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.sparse import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.selection import LABEL_SHARE, held_out_rows, improves

@@ -1,4 +1,7 @@
-"""Tuned constants of inference, each with what chose it."""
+"""Tuned constants of inference, each with what chose it.
+
+Sizes of tiles and budgets steer time and memory alone.
+"""
 
 import numpy as np
 import torch
@@ -7,9 +10,6 @@ import torch
 # Jitter of Kuu relative to its mean diagonal. It bounds ||L^-1||, by which the rounding of kernel
 # values is magnified: with 1e-8 searches for q(u) and inducing points stop where they begin.
 JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
-SITE_STEP = 0.8  # of natural gradients; prototypes converged in 6 to 14 steps with .7 to .8
-LEAST_SITE_BETA = 1e-3  # stands for a smaller beta, with which the sites would be all that counts
-ROUNDING_OF_ELBO = 1e-9  # share of the ELBO that rounding may cost a step
 LEAST_CALIBRATED_NOISE = 1e-8  # after a square loss: the residuals of a constant are 0
 RIDGE_RATIOS = np.logspace(-6, 3, 46)  # noise over prior variance, where the search of it begins
 
@@ -195,3 +195,69 @@ COVARIANCES = 2**16
 #: Of a batch of predictions: rows, values whose covariance with the bins is held, and numbers of
 #: the covariances with training rows.
 BATCH_ROWS, BATCH_VALUES, BATCH_NUMBERS = 2**14, 1024, 2**22
+
+# ---- natural-gradient steps (natural.py, sparse.py)
+SITE_STEP = 0.8  # of whitened q; prototypes converged in 6 to 14 steps with .7 to .8
+SITE_CUT, SHORTEST_SITE_STEP = 0.25, 1e-8  # of a step that lowers the ELBO; where to give up
+LEAST_SITE_BETA = 1e-3  # stands for a smaller beta, with which the sites would be all that counts
+HASTE = 5.0  # times the residual asked for will do while the ELBO rises fast
+
+# ---- GPs from nearest neighbours: the model (neighbors/conditionals.py)
+# Noise of u beside f, relative to the variance at each inducing point. Part of the model: bounds
+# the condition number of H points by H / 1e-4, which float32 can factor.
+LOCAL_JITTER = 1e-4
+# Where one factor, in float64, serves all rows: with a point a row, u is f and this noise besides
+# that of the observations, and next to little noise 1e-8 is not nothing.
+SHARED_JITTER = 1e-12
+
+# ---- which points a prediction uses
+# tau. Of kin40k (8 columns; 3000 training rows, 1000 others) the negative log-density of rows left
+# out is 0.150 with and without the fading, 0.159 with a tau of 0.01, 0.197 if all neighbours fade.
+FADING = 1e-3
+# Global points: a sine seen but for a gap of two radians, noise of a tenth, has means that change
+# by 20 and more an input unit without them, by 3 with them.
+N_GLOBAL = 16
+# They join where they explain so much of the prior's variance, in the mean, at some points.
+EXPLAINED, N_COMPARED = 0.5, 1000
+# Ratio of scales: of 105 569 satellite temperatures (Matern 1/2), discs of 2% of the training rows
+# left out have a negative log-density of .737 given their 64 nearest, .663 given 32 nearest and 16
+# each of every 16th and every 256th row; rows left out at random do not tell them apart.
+COARSER = 16
+
+# ---- rows in batches (neighbors/streaming.py)
+NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
+SEPARABLE = 1e-8  # noise, of the prior variance, that leaves digits to a difference of inverses
+
+# ---- the search of neighbours (neighbors/search.py, metrics.py)
+# Columns up to which a tree is faster than all distances (0.5 s against 10.8 s at d = 8); where
+# some hundred queries must repay its growing.
+TREE_COLUMNS, TREE_COLUMNS_FAST = 10, 4
+# Columns and points from which principal components repay their computation (MNIST: 8 s and 66 s),
+# rows that they are of, and the variance they must hold (99.6% of 32 neighbours found).
+MANY_COLUMNS, MANY_POINTS, PCA_ROWS, HELD_VARIANCE = 50, 4096, 20_000, 0.9
+CORRELATION_STEP = 2.0**-36  # correlations that differ by less count as equal
+BEYOND = 1e100  # scaled coordinates are cut here, so that their squares are finite
+SPREAD_ROWS = 10_000  # whose standard deviations stand for those of all
+GROUP = 16  # groups whose minima tell where the smallest values are, at a third of the cost
+DIRECT_COLUMNS = 10  # up to which differences are as fast as a matrix product
+
+# ---- tiles of neighbours: numbers in the largest temporary
+# Of conditionals: 2 MB in float64. At H = 64, 2048 rows at once take twice the time a row of 64 at
+# once, for want of cache.
+CACHED_NUMBERS = 2**18
+NEIGHBOR_TILE, SEARCH_CACHED = 2**22, 2**16
+UNION_POINTS = 2048  # whose covariances with a union are in memory at once
+ASSEMBLED = 2**25  # entries of local inverses held while Q is assembled: 400 MB with their indices
+
+# ---- mixtures of exact GPs (mixture.py): none moves a prediction by more than the tolerances
+MIXTURE_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile needs: in the cache
+FEW_MIXED_ROWS = 200  # training rows up to which all samples are evaluated at once
+TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
+MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
+MIXTURE_FEATURES, MIXTURE_BLOCK = 8000, 250  # of the draws from the prior beyond, and frequencies at once
+PIVOT_SEED = 0  # of the pivots, which touch the speed alone
+SOLVED = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative residual that products attain
+VARIANCE_TOL = 0.01  # of the noise variance: the most that a variance may exceed the exact one
+MIXTURE_JITTER = {torch.float32: 1e-5, torch.float64: 1e-8}  # of K_mm, of its mean diagonal
+MAX_STEPS = 100  # of Newton's method for quantiles, which takes five to ten
+ELEMENTS = 2**20  # component values of quantiles held at once

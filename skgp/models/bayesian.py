@@ -61,7 +61,7 @@ import torch
 from joblib import effective_n_jobs
 
 from skgp.data import Data
-from skgp.inference.mixture.mixture import MixtureState
+from skgp.inference.mixture import MixtureState
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import find_mode, laplace_modes

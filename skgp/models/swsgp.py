@@ -23,7 +23,7 @@ section 4.5, SWSGP-U               the same, ``union=True``; J of ``conditionals
 2. *Prior.* Without Gaussian noise, KL weight, amplitude and how classes are coupled by rows held
    out (:mod:`skgp.learning.local.prior`). Not in the paper.
 3. *q(u)* for fixed inducing points (section 4.3): diagonal S has a closed form for Gaussian noise,
-   else some natural-gradient steps (:mod:`skgp.inference.neighbors.natural`). Algorithm 1 from
+   else some natural-gradient steps (:mod:`skgp.inference.natural`). Algorithm 1 from
    there for what these cannot move.
 4. *Polish.* If asked for, everything together by Algorithm 1, kept if rows held out gain.
 
@@ -56,17 +56,11 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.natural import FullSystem, Posterior, SitesFit, fit_sites
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.natural import SitesFit, fit_sites
 from skgp.inference.neighbors.posterior import SWSGPState
-from skgp.inference.neighbors.system import (
-    FullSystem,
-    LocalSystem,
-    Posterior,
-    full_system,
-    local_system,
-)
+from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
 from skgp.learning.calibration import best_coupling
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound

@@ -26,8 +26,8 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
+from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.system import local_system
 from skgp.learning.local.defaults import STEPS_CG

@@ -15,7 +15,7 @@ from skgp.estimators._reduction import (
     inducing_points,
     warn_of_few_rows,
 )
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.sparse import greedy_variance
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.sparse import greedy_variance
 
 KERNELS = [1.7 * RBF([0.5, 0.8]), Matern(0.7, nu=1.5), DotProduct(0.3) * RBF(1.0)]
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
-from skgp.inference.neighbors.defaults import SHARED_JITTER
+from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
 from skgp.kernels.scales import scale_amplitude
 from skgp.learning.local.bound import Objective, total_bound

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.defaults import DIRECT_COLUMNS
+from skgp.inference.defaults import DIRECT_COLUMNS
 from skgp.inference.neighbors.posterior import LocalPredictor
 from skgp.inference.neighbors.search import distinct
 from skgp.linalg.runtime import TensorState
@@ -62,7 +62,7 @@ class KrigingModel(LocalPredictor):
     neighbors : {"auto", "exact", "faiss"}
         See :class:`~skgp.inference.neighbors.search.NeighborSearch`.
     n_scales : int
-        Scales that share the neighbours (:mod:`skgp.inference.neighbors.neighborhood`).
+        Scales that share the neighbours (:mod:`skgp.inference.neighbors.conditionals`).
     """
 
     kernel: Any

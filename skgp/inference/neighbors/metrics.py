@@ -13,16 +13,16 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from skgp.inference.neighbors.defaults import (
+from skgp.inference.defaults import (
     BEYOND,
     CORRELATION_STEP,
     GROUP,
     HELD_VARIANCE,
     MANY_COLUMNS,
     MANY_POINTS,
+    NEIGHBOR_TILE,
     PCA_ROWS,
     SEARCH_CACHED,
-    TILE,
     TREE_COLUMNS,
     TREE_COLUMNS_FAST,
 )
@@ -60,7 +60,7 @@ class ScaledDistance:
 
     def tile_rows(self, size: int) -> int:
         width = size * self.Z.shape[1]
-        return max(1, TILE // (width if self.tree is not None else max(len(self.Z), width)))
+        return max(1, NEIGHBOR_TILE // max(width, 0 if self.tree is not None else len(self.Z)))
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         """Indices of `size` points and their distances, (n, size), as the fast search sees them."""
@@ -93,7 +93,7 @@ class ScaledDistance:
         return torch.cat([self._differences(rows, self.Z[near]) for rows, near in pieces])
 
     def measure_all(self, X: Tensor) -> Tensor:
-        step = max(1, TILE // (len(X) * X.shape[1]))
+        step = max(1, NEIGHBOR_TILE // (len(X) * X.shape[1]))
         return torch.cat([self._differences(X, piece[None]) for piece in self.Z.split(step)], 1)
 
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:
@@ -138,7 +138,7 @@ class Correlation:
         self.std = self._std(self.Z)
 
     def tile_rows(self, size: int) -> int:
-        return max(1, TILE // max(len(self.Z), size * self.Z.shape[1]))
+        return max(1, NEIGHBOR_TILE // max(len(self.Z), size * self.Z.shape[1]))
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         # Beside the rounding of float32, that of expanded squares: where it matters a row is

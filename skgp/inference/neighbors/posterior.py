@@ -25,14 +25,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import LOCAL_JITTER, NEIGHBOR_TILE, SHARED_JITTER
 from skgp.inference.neighbors.conditionals import (
+    Neighborhood,
     SharedConditionals,
+    fading_weights,
     joint_errors,
     quadratic_form,
     sparse_rows,
 )
-from skgp.inference.neighbors.defaults import JITTER, SHARED_JITTER, TILE
-from skgp.inference.neighbors.neighborhood import Neighborhood, fading_weights
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.runtime import TensorState
 
@@ -122,7 +123,7 @@ class LocalPredictor(TensorState):
     def _tile_rows(self, H: int | None) -> int:
         """Rows of a tile, of H neighbours each or None for all points."""
         M, d = self.points.shape
-        return max(1, TILE // (M if H is None else H * (H + d)))
+        return max(1, NEIGHBOR_TILE // (M if H is None else H * (H + d)))
 
     def _weights(self, X: Tensor) -> tuple[Any, Tensor, Tensor]:
         """Active points (n, H), None for all; their weights; the variance of f given them (n,)."""
@@ -229,7 +230,7 @@ class SWSGPPosterior(LocalPredictor):
         """The jitter, (M,): part of the model (:mod:`skgp.inference.neighbors.conditionals`)."""
         Z, full = self.state.Z, self.state.root is not None
         exact = full and self._uses_all and Z.dtype == torch.float64
-        return (SHARED_JITTER if exact else JITTER) * gram_diag(self.state.kernel, Z)
+        return (SHARED_JITTER if exact else LOCAL_JITTER) * gram_diag(self.state.kernel, Z)
 
     def _total(self, active, weights, variance):
         if self.state.var is not None:

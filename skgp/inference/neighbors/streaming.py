@@ -27,13 +27,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.assembly import local_prior, row_weights
+from skgp.inference.defaults import NOVEL, SEPARABLE, SHARED_JITTER
+from skgp.inference.natural import FullSystem, Sites, fit_sites
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
-from skgp.inference.neighbors.defaults import NOVEL, SEPARABLE, SHARED_JITTER
-from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch, distinct
-from skgp.inference.neighbors.system import FullSystem, LocalSystem, Sites
+from skgp.inference.neighbors.system import LocalSystem, local_prior, row_weights
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods.base import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
@@ -74,7 +73,7 @@ def update(
     """The posterior of a diagonal covariance after a batch X (n, d), Y (n, c) of weights (n,).
 
     kappa is kl_factor M / H by default. Rows that the inducing points explain least of join them,
-    up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.neighbors.natural.fit_sites`.
+    up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.natural.fit_sites`.
     """
     state = _with_new_inducing(state, X, n_neighbors, max_inducing, neighbors)
     anchor = summary.precision.new_zeros(state.mean.shape)
@@ -120,7 +119,7 @@ def update_full(
     means, roots = [], []
     for l, root in enumerate(state.roots):
         m0 = state.mean[:, l]
-        system = FullSystem(features @ root, variance, root, kl_weight, weight)
+        system = FullSystem(features @ root, variance, kl_weight, weight, root)
         offset = state.offset[l] + (features @ m0)[:, None]
         fit = fit_sites(system, Y[:, l : l + 1], likelihood, offset=offset, **steps)
         q = system.unwhitened(fit.q)

@@ -1,9 +1,9 @@
 r"""The equations of the best q(u) given a Gaussian factor in f for every row, and their solution.
 
-The bound is quadratic in m where the likelihood of each row is replaced by a *site*, the factor
-:math:`\exp(-\tfrac12 \lambda_n f_n^2 + \eta_n f_n)`, f without its prior mean. With the share
-:math:`s_n = \kappa w_n / \sum w` of a row in the divergence (kappa, the KL weight; w, the weights
-of the rows), it is stationary where, for every latent function,
+The bound is quadratic in m where the likelihood of each row is replaced by a site
+(:mod:`skgp.inference.natural`). With the share :math:`s_n = \kappa w_n / \sum w` of a row in the
+divergence (kappa, the KL weight; w, the weights of the rows), it is stationary where, for every
+latent function,
 
 .. math:: \Big[ \sum_n \lambda_n a_n a_n^T + Q \Big] m = \sum_n \eta_n a_n, \qquad
           Q = \sum_n s_n P_n^T K_n^{-1} P_n,
@@ -19,66 +19,215 @@ inverses (kin40k: 390 a row of the 1024 at H = 32, M = N, and 60 at M = N / 10).
 of the rows a_n are made in one pass over the conditionals, which need not be kept. Inducing points
 that are active for no row keep their prior: mean 0 and the prior variance.
 
-*Full S, every inducing point active for every row* (`FullSystem`). The bound is that of SVGP with
-its divergence multiplied by kappa. In whitened coordinates :math:`u = m_0 + L v` with a prior
-:math:`v \sim N(0, I)`, of which row n sees :math:`f_n = b_n + \psi_n^T v` and a rest of a variance
-of its own, it is largest at
-
-.. math:: S_v = \kappa \Big[ \sum_n \lambda_n \psi_n \psi_n^T + \kappa I \Big]^{-1}, \qquad
-          m_v = \tfrac1\kappa S_v \sum_n \eta_n \psi_n .
-
-With L the Cholesky factor of K this is the prior, with inducing points at all rows the exact GP.
-With :math:`m_0` and L those of a posterior it is that of rows that come after it
-(:mod:`skgp.inference.neighbors.streaming`), and as exact. For fewer active points no such closed
-form is known: the condition
+*Full S*: where every inducing point is active for every row, H = M, the bound is that of SVGP with
+its divergence multiplied by kappa (:class:`~skgp.inference.natural.FullSystem`). For fewer active
+points no such closed form is known: the condition
 :math:`\sum_n s_n P_n^T S_{I_n}^{-1} P_n = \sum_n \lambda_n a_n a_n^T + Q` mixes inverses of
 overlapping blocks of S, and q is left to gradients.
 """
 
+import warnings
 from dataclasses import dataclass
-from typing import cast
 
+import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
-from skgp.inference.neighbors.assembly import LocalPrior, PriorAssembly, RowWeights
-from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles
-from skgp.inference.neighbors.defaults import SHARED_JITTER
+from skgp.inference.defaults import ASSEMBLED, SHARED_JITTER
+from skgp.inference.natural import FullSystem, Posterior, Sites
+from skgp.inference.neighbors.conditionals import (
+    LocalConditionals,
+    SharedConditionals,
+    Tiles,
+    prior_variance,
+)
 from skgp.kernels.gram import gram_diag
 from skgp.linalg.cg import CGResult, block_cg
-from skgp.linalg.cholesky import log_det, reverse_cholesky
+
+# ---- the sparse matrices: A of the rows, and Q of their divergences
 
 
 @dataclass(frozen=True)
-class Sites:
-    """Gaussian factors in f, one a row and latent function."""
+class LocalPrior:
+    """The weighted sum of the local divergences, as a function of q(u)."""
 
-    precision: Tensor  # (n, c); lambda, not negative; weights of the rows included
-    shift: Tensor  # (n, c); eta, precision times location, the prior mean of f removed
-    curvature: Tensor  # (n, c); takes the place of lambda in S; differs if p is not log-concave
+    matrix: Tensor  # (M, M) sparse; Q
+    diagonal: Tensor  # (M,); of Q
+    mass: Tensor  # (M,); sums of the shares of the rows that an inducing point is active for
+    constant: Tensor  # (); sum_n s_n (log |K_n| - H)
+    variance: Tensor  # (M,); of u under the prior
 
-    @classmethod
-    def none(cls, like: Tensor) -> "Sites":
-        """Sites that say nothing."""
-        zero = torch.zeros_like(like)
-        return cls(zero, zero, zero)
+    def multiply(self, V: Tensor) -> Tensor:
+        """Q V, shape (M, c), for V (M, c)."""
+        return multiply(self.matrix, V)
 
-    def towards(self, other: "Sites", rate: float) -> "Sites":
-        """The part `rate` of the way from these to `other`."""
-        return Sites(
-            torch.lerp(self.precision, other.precision, rate),
-            torch.lerp(self.shift, other.shift, rate),
-            torch.lerp(self.curvature, other.curvature, rate),
+    def divergence(self, mean: Tensor, var: Tensor) -> Tensor:
+        """sum_n s_n KL(q(u_In) || p(u_In)) over all latent functions, in nats; mean, var (M, c)."""
+        quadratic = (mean * self.multiply(mean)).sum() + (self.diagonal @ var).sum()
+        return 0.5 * (quadratic - (self.mass @ var.log()).sum() + self.constant * mean.shape[1])
+
+
+def local_prior(tiles: Tiles, share: Tensor) -> LocalPrior:
+    """The divergences of rows whose shares (n,) are given."""
+    assembly = PriorAssembly(tiles)
+    for rows, local in tiles:
+        assembly.add(local, share[rows])
+    return assembly.prior()
+
+
+class PriorAssembly:
+    """Accumulates a `LocalPrior` over tiles.
+
+    Q is symmetric: of each local inverse the upper triangle is added up, its diagonal halved, and
+    the transpose of the sum at the end, in half the time.
+    """
+
+    def __init__(self, tiles: Tiles) -> None:
+        self.kernel, self.Z = tiles.kernel, tiles.Z
+        H = tiles.active.shape[1]
+        self._upper = torch.triu_indices(H, H, device=tiles.Z.device)
+        self._diagonal = tiles.Z.new_zeros(len(tiles.Z))
+        self._mass = torch.zeros_like(self._diagonal)
+        self._constant = tiles.Z.new_zeros(())
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._n_pending = 0
+        dtype = self._constant.cpu().numpy().dtype
+        self._half = sparse.csr_matrix((len(tiles.Z), len(tiles.Z)), dtype=dtype)
+
+    def add(self, local: LocalConditionals, share: Tensor) -> None:
+        """Add rows of the shares (b,)."""
+        flat, (b, H) = local.active.reshape(-1), local.active.shape
+        scaled = share[:, None, None] * local.precision
+        diagonal = scaled.diagonal(dim1=-2, dim2=-1)
+        self._diagonal.index_add_(0, flat, diagonal.reshape(-1))
+        self._mass.index_add_(0, flat, share.repeat_interleave(H))
+        self._constant += share @ (local.log_det - H)
+        diagonal.mul_(0.5)
+        upper = scaled.view(b, H * H).index_select(1, self._upper[0] * H + self._upper[1])
+        self._pending.append((local.active, upper))
+        self._n_pending += upper.numel()
+        if self._n_pending > ASSEMBLED:
+            self._flush()
+
+    def prior(self) -> LocalPrior:
+        """What was added so far."""
+        self._flush()
+        # Conversions sort the columns of each row, without which sums are slow.
+        lower = self._half.T.tocsr()
+        matrix = lower + lower.T.tocsr()
+        arrays = matrix.indptr, matrix.indices, matrix.data
+        starts, columns, values = (torch.from_numpy(array).to(self.Z.device) for array in arrays)
+        Q = compressed_rows(starts, columns, values, matrix.shape)
+        sums = self._diagonal.clone(), self._mass.clone(), self._constant.clone()
+        return LocalPrior(Q, *sums, prior_variance(self.kernel, self.Z))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pending = zip(*self._pending, strict=True)
+        active, upper = (torch.cat(part).cpu().numpy() for part in pending)
+        self._pending, self._n_pending = [], 0
+        self._half = self._half + _scatter(active, upper, len(self.Z))
+
+
+def _scatter(active: np.ndarray, upper: np.ndarray, M: int) -> sparse.csr_matrix:
+    """sum_n P_n' B_n P_n for active (n, H) and the upper triangles B (n, H (H + 1) / 2), by rows.
+
+    As the product of the P_n' with the B_n P_n, all n stacked: four times faster than sorting the
+    entries.
+    """
+    n, H = active.shape
+    indices = active.astype(np.int32)  # ASSEMBLED is far below 2^31
+    ones: np.ndarray = np.ones(n * H, dtype=upper.dtype)
+    ends = np.arange(n * H + 1, dtype=np.int32)
+    select = sparse.csr_matrix((ones, indices.reshape(-1), ends), shape=(n * H, M))
+    columns = indices[:, np.triu_indices(H)[1]].reshape(-1)
+    starts = np.zeros(n * H + 1, dtype=np.int32)
+    np.cumsum(np.tile(np.arange(H, 0, -1), n), out=starts[1:])
+    stacked = sparse.csr_matrix((upper.reshape(-1), columns, starts), shape=(n * H, M))
+    return select.T.tocsr() @ stacked
+
+
+class RowWeights:
+    """The sparse matrix A (n, M) of the weights a_n, and the variances (n,) of f given u.
+
+    Compressed rows of A and of its transpose: products cost 2 n H c flops, hardly more for ten
+    columns than for one, where gathering and scattering costs ten times as much.
+    """
+
+    def __init__(self, active: Tensor, weights: Tensor, variance: Tensor, n_inducing: int) -> None:
+        n, H = active.shape
+        self.shape = (n, n_inducing)
+        self.variance = variance
+        flat = active.reshape(-1)
+        order = flat.argsort(stable=True)
+        counts = flat.bincount(minlength=n_inducing).cumsum(0)
+        short = _index_type(n * H)
+        starts = torch.arange(0, n * H + 1, H, device=flat.device)
+        self._rows = starts.to(short), flat.to(short)
+        starts = torch.cat([counts.new_zeros(1), counts])
+        self._columns = starts.to(short), (order // H).to(short)
+        self._values, self._transposed = weights.reshape(-1), weights.reshape(-1)[order]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def last(self, n: int) -> "RowWeights":
+        """Those of the last n rows."""
+        active, weights = (x.view(len(self), -1)[-n:] for x in (self._rows[1], self._values))
+        return RowWeights(active.long(), weights, self.variance[-n:], self.shape[1])
+
+    def project(self, V: Tensor) -> Tensor:
+        """A V, shape (n, c), for V (M, c)."""
+        return multiply(compressed_rows(*self._rows, self._values, self.shape), V)
+
+    def project_squares(self, V: Tensor) -> Tensor:
+        """(A o A) V, shape (n, c), for V (M, c)."""
+        return multiply(compressed_rows(*self._rows, self._values.square(), self.shape), V)
+
+    def collect(self, R: Tensor) -> Tensor:
+        """A' R, shape (M, c), for R (n, c)."""
+        return multiply(compressed_rows(*self._columns, self._transposed, self.shape[::-1]), R)
+
+    def collect_squares(self, R: Tensor) -> Tensor:
+        """(A o A)' R, shape (M, c), for R (n, c)."""
+        squares = self._transposed.square()
+        return multiply(compressed_rows(*self._columns, squares, self.shape[::-1]), R)
+
+
+def row_weights(tiles: Tiles) -> RowWeights:
+    """The matrix A alone."""
+    parts = [(local.weights, local.variance) for _, local in tiles]
+    weights, variance = map(torch.cat, zip(*parts, strict=True))
+    return RowWeights(tiles.active, weights, variance, len(tiles.Z))
+
+
+def compressed_rows(
+    starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """A sparse matrix of given row starts (n + 1,), columns and values (nnz,).
+
+    Indices are int32 where they fit: products of torch convert int64 first, which takes as long.
+    """
+    short = _index_type(max(len(values), *shape))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse", UserWarning)  # said to be in beta
+        return torch.sparse_csr_tensor(
+            starts.to(short), columns.to(short), values, shape, check_invariants=False
         )
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """q(u) = N(mean (M, c), S): diagonal of S (M, c) and, if S is full, root root' (c, M, M)."""
+def multiply(matrix: Tensor, V: Tensor) -> Tensor:
+    """A sparse matrix (n, m) times V (m, c); one column takes half the time as a vector."""
+    return (matrix @ V[:, 0])[:, None] if V.shape[1] == 1 else matrix @ V
 
-    mean: Tensor
-    var: Tensor
-    root: Tensor | None = None
+
+def _index_type(n_values: int) -> torch.dtype:
+    return torch.int32 if n_values <= 2**31 - 1 else torch.int64
+
+
+# ---- the system
 
 
 @dataclass(frozen=True)
@@ -177,66 +326,9 @@ def nested_systems(
     return systems
 
 
-@dataclass(frozen=True)
-class FullSystem:
-    """What the bound knows of n rows, for a full S; its q is one of v."""
-
-    features: Tensor  # (n, M); psi
-    variance: Tensor  # (n,); of f given u
-    factor: Tensor  # (M, M); L, lower triangular
-    kl_weight: float  # kappa
-    weight: Tensor | None = None  # (n,) or None
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
-        """q(v) by dense factors, ``O((n + M) M^2 c)``; options are of no use."""
-        columns = [
-            self._column(precision, shift)
-            for precision, shift in zip(sites.precision.T, sites.shift.T, strict=True)
-        ]
-        mean = torch.stack([column for column, _ in columns], dim=1)
-        root = torch.stack([factor for _, factor in columns])
-        exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True)
-        return Posterior(mean, root.square().sum(-1).T, root), exact
-
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
-        """Mean and variance (n, c) of f, without b."""
-        spread = [(self.features @ root).square().sum(1) for root in cast(Tensor, q.root)]
-        return self.features @ q.mean, self.variance[:, None] + torch.stack(spread, dim=1)
-
-    def divergence(self, q: Posterior) -> Tensor:
-        """kappa times the sum of KL(q(v) || p(v)) over the latent functions, in nats."""
-        root = cast(Tensor, q.root)
-        quadratic = q.mean.square().sum() + root.square().sum()
-        return 0.5 * self.kl_weight * (quadratic - q.mean.numel() - log_det(root).sum())
-
-    def unwhitened(self, q: Posterior) -> Posterior:
-        """q of u - m_0."""
-        root = self.factor @ cast(Tensor, q.root)
-        return Posterior(self.factor @ q.mean, root.square().sum(-1).T, root)
-
-    def whitened(self, q: Posterior) -> Posterior:
-        """The way back, of a posterior of full covariance."""
-        root = torch.linalg.solve_triangular(self.factor, cast(Tensor, q.root), upper=False)
-        mean = torch.linalg.solve_triangular(self.factor, q.mean, upper=False)
-        return Posterior(mean, root.square().sum(-1).T, root)
-
-    def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        M = self.features.shape[1]
-        eye = torch.eye(M, dtype=self.features.dtype, device=self.features.device)
-        if not precision.any():  # before the first step: the prior
-            return torch.zeros_like(eye[0]), eye
-        scaled = self.features.T * precision
-        upper = reverse_cholesky(eye + (scaled @ self.features) / self.kl_weight).factor
-        root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
-        return root @ (root.T @ (self.features.T @ shift)) / self.kl_weight, root
-
-
 def full_system(
     kernel, X: Tensor, Z: Tensor, *, kl_weight: float = 1.0, weight: Tensor | None = None
 ) -> FullSystem:
     """The system of rows X (n, d), float64, given all of Z (M, d); memory O(n M + c M^2)."""
     given = SharedConditionals(kernel, Z, SHARED_JITTER * gram_diag(kernel, Z))
-    return FullSystem(*given.features(X), given.factor, kl_weight, weight)
+    return FullSystem(*given.features(X), kl_weight, weight, given.factor)

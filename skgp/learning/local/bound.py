@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.data import Data
-from skgp.inference.neighbors.defaults import JITTER
+from skgp.inference.defaults import LOCAL_JITTER
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram
 from skgp.learning.local.defaults import BOUND_NUMBERS
@@ -165,7 +165,7 @@ class _Conditional(NamedTuple):
 
 def _condition(joint: Tensor, mean: Tensor) -> _Conditional:
     K = joint[:, :-1, :-1].clone()
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + LOCAL_JITTER)
     L = jittered_cholesky(K).factor
     P = torch.cholesky_inverse(L)
     cross = joint[:, :-1, -1]
@@ -213,7 +213,7 @@ def _joint_gradient(
     left = torch.cat([C * kl[:, None], a[..., None], r[..., None]], dim=-1)
     right = torch.cat([C, r[..., None], a[..., None]], dim=-1)
     K = torch.baddbmm(P * kl.sum(1)[:, None, None] - sandwich, left, right.mT, alpha=-1).mul_(0.5)
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + LOCAL_JITTER)
     k = (0.5 * (r - v * a))[..., None]
     return torch.cat([torch.cat([K, k], dim=2), torch.cat([k.mT, v[..., None]], dim=2)], dim=1)
 

@@ -31,11 +31,16 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.assembly import RowWeights, compressed_rows, row_weights
+from skgp.inference.natural import Posterior, fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.system import LocalSystem, Posterior, nested_systems
+from skgp.inference.neighbors.system import (
+    LocalSystem,
+    RowWeights,
+    compressed_rows,
+    nested_systems,
+    row_weights,
+)
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
 from skgp.learning.local.defaults import (

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from skgp.inference.mixture.gaussian_mixture import mixture_moments
-from skgp.inference.mixture.mixture import MixtureState
+from skgp.inference.gaussian_mixture import mixture_moments
+from skgp.inference.mixture import MixtureState
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds

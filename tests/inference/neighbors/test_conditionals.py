@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
+from skgp.inference.defaults import LOCAL_JITTER
 from skgp.inference.neighbors import conditionals as module
 from skgp.inference.neighbors.conditionals import (
     Tiles,
@@ -14,7 +15,6 @@ from skgp.inference.neighbors.conditionals import (
     quadratic_form,
     sparse_rows,
 )
-from skgp.inference.neighbors.defaults import JITTER
 from tests.reference import swsgp as dense
 
 # Of variances that differ from point to point.
@@ -58,7 +58,7 @@ def test_conditionals_survive_duplicates_and_rows_that_are_inducing_points(dtype
     active = torch.cat([active[:, :3], active[:, :3] + 12], dim=1)
     X = Z[active[:, 0]]
     found = local_conditionals(kernel, X, Z, active)
-    assert (found.variance >= 0).all() and (found.variance < 2 * JITTER).all()
+    assert (found.variance >= 0).all() and (found.variance < 2 * LOCAL_JITTER).all()
     # u has noise of its own, so that two points at one place share the row between them.
     torch.testing.assert_close(found.weights[:, 0], found.weights[:, 3], rtol=0, atol=2e-2)
 
@@ -69,7 +69,7 @@ def test_variance_of_u_does_not_depend_on_the_company():
     covariance = torch.linalg.inv(found.precision)
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(variance, prior_variance(kernel, Z)[active], rtol=1e-7, atol=0)
-    expected = (1 + JITTER) * torch.tensor(kernel.diag(Z.numpy()))
+    expected = (1 + LOCAL_JITTER) * torch.tensor(kernel.diag(Z.numpy()))
     torch.testing.assert_close(prior_variance(kernel, Z), expected)
 
 

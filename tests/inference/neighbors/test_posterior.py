@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors import posterior as module
-from skgp.inference.neighbors.defaults import SHARED_JITTER
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from tests.reference import swsgp as dense
@@ -82,7 +82,7 @@ def test_a_batch_is_its_rows_in_tiles_of_any_size(kind, monkeypatch):
     seen = []
     find = found.neighborhood.find
     monkeypatch.setattr(found.neighborhood, "find", lambda X: (seen.append(len(X)), find(X))[1])
-    monkeypatch.setattr(module, "TILE", 4 * H * (H + 2))
+    monkeypatch.setattr(module, "NEIGHBOR_TILE", 4 * H * (H + 2))
     tiles = found.mean_and_variance(X)
     assert seen == [4] * 6 + [1]
     for part, row, tile in zip(whole, rows, tiles, strict=True):

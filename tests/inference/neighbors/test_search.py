@@ -256,5 +256,5 @@ def test_candidate_search_in_tiles_equals_that_in_one(monkeypatch):
     X, everyone = rows(300, 6), torch.arange(300)
     search = CandidateSearch(RBF(1.0) + RBF([1.0] * 5 + [2.0]), X, everyone)
     whole = search.query(everyone, 3)
-    monkeypatch.setattr(neighbors, "TILE", 7 * 300)
+    monkeypatch.setattr(neighbors, "NEIGHBOR_TILE", 7 * 300)
     assert torch.equal(search.query(everyone, 3).sort(1).values, whole.sort(1).values)

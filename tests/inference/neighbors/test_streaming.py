@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.inference.neighbors.assembly import row_weights
+from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.streaming import localized, summarize, update, update_full
-from skgp.inference.neighbors.system import full_system, local_system
+from skgp.inference.neighbors.system import full_system, local_system, row_weights
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import swsgp as dense
 from tests.same import assert_same

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.inference.neighbors import assembly as module
-from skgp.inference.neighbors.assembly import local_prior, row_weights
+from skgp.inference.natural import Posterior, Sites
+from skgp.inference.neighbors import system as module
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.system import Posterior, Sites, local_system
+from skgp.inference.neighbors.system import local_prior, local_system, row_weights
 from tests.reference import swsgp as dense
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from skgp.data import Data
-from skgp.inference.neighbors.assembly import RowWeights, row_weights
+from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.natural import fit_sites
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.system import local_system
+from skgp.inference.neighbors.system import RowWeights, local_system, row_weights
 from skgp.kernels.scales import scale_amplitude
 from skgp.learning.calibration import COUPLINGS, best_coupling
 from skgp.learning.local import prior as module

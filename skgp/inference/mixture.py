@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.mixture import defaults as tuned
-from skgp.inference.mixture.gaussian_mixture import mixture_moments
+from skgp.inference import defaults
+from skgp.inference.gaussian_mixture import mixture_moments
 from skgp.inference.pathwise import pivoted_factor, prior_draws
 from skgp.kernels import (
     FourierFeatures,
@@ -92,7 +92,7 @@ class MixtureState(TensorState):
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
         fit = 8.0 * len(u) * len(self._X) ** 2 <= memory_budget
-        few = len(self._X) <= tuned.FEW_ROWS and built_in(signal)
+        few = len(self._X) <= defaults.FEW_MIXED_ROWS and built_in(signal)
         self._together = solver == "cholesky" and few and fit
         self._alpha = self._solutions()
 
@@ -184,7 +184,7 @@ class MixtureState(TensorState):
         """
         Z = self._rows(X)
         chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
-        jointly = len(Z) <= tuned.MOST_JOINT or not has_spectral_density(self._signal)
+        jointly = len(Z) <= defaults.MOST_JOINT or not has_spectral_density(self._signal)
         draw = self._joint_draws if jointly else self._corrected_draws
         out = np.empty((len(Z), n_samples))
         for component in self._components(np.unique(chosen)):
@@ -209,8 +209,8 @@ class MixtureState(TensorState):
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
         seed = int(rng.choice(2**31 - 1))
         centre = origin(self._X)[0]
-        settings: dict[str, Any] = {"seed": seed, "block_size": tuned.BLOCK, "origin": centre}
-        features = FourierFeatures(kernel, tuned.FEATURES, Z.shape[1], **settings)
+        settings: dict[str, Any] = {"seed": seed, "block_size": defaults.MIXTURE_BLOCK, "origin": centre}
+        features = FourierFeatures(kernel, defaults.MIXTURE_FEATURES, Z.shape[1], **settings)
         n_features = features.block_slice(features.n_blocks - 1).stop
         weights = Z.new_tensor(rng.standard_normal((n_features, n_draws)))
         g, out = (prior_draws(features, rows, weights) for rows in (self._X, Z))
@@ -246,7 +246,7 @@ class MixtureState(TensorState):
 
     def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Covariances (n, t) between training rows and tiles of X."""
-        n_rows = tile_rows(len(self._X), self._X.dtype, tuned.TILE_BYTES)
+        n_rows = tile_rows(len(self._X), self._X.dtype, defaults.MIXTURE_TILE_BYTES)
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(tile), len(self._X))
@@ -255,7 +255,7 @@ class MixtureState(TensorState):
     def _few_covariances(self, X: Tensor) -> Tensor | None:
         """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
         shape = self.n_samples, len(self._X), len(X)
-        if not self._together or math.prod(shape) > tuned.TOGETHER:
+        if not self._together or math.prod(shape) > defaults.TOGETHER:
             return None
         shape = self.n_samples, len(X), len(self._X)
         node = self._node(self._theta)
@@ -315,7 +315,7 @@ class MixtureState(TensorState):
             return torch.empty(0, dtype=torch.int64, device=self._X.device)
         theta = self._X.new_tensor(self.weights) @ self._theta
         kernel = self._signal.clone_with_theta(theta.cpu().numpy())
-        generator = torch.Generator().manual_seed(tuned.SEED)
+        generator = torch.Generator().manual_seed(defaults.PIVOT_SEED)
         return pivoted_factor(kernel, self._X, rank, generator=generator).pivots
 
 
@@ -356,7 +356,7 @@ class IterativeInverse:
 
     def solve(self, B: Tensor) -> Tensor:
         r""":math:`A^{-1} B` for B (n, k)."""
-        return self._solve(B, tuned.SOLVED[self._dtype])
+        return self._solve(B, defaults.SOLVED[self._dtype])
 
     def explained(self, K: Tensor) -> Tensor:
         """As `ExactInverse.explained`; never more."""
@@ -371,8 +371,8 @@ class IterativeInverse:
 
     def _solve_rows(self, K: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(K, dim=0).clamp_min(torch.finfo(K.dtype).tiny)
-        tol = tuned.VARIANCE_TOL**0.5 * self._D.min() / size
-        return self._solve(K, tol.clamp(tuned.SOLVED[self._dtype], 0.1))
+        tol = defaults.VARIANCE_TOL**0.5 * self._D.min() / size
+        return self._solve(K, tol.clamp(defaults.SOLVED[self._dtype], 0.1))
 
     def _solve(self, B: Tensor, tol: float | Tensor) -> Tensor:
         return block_cg(
@@ -387,7 +387,7 @@ def nystrom_root(kernel: Any, M: Tensor, theta: Tensor, dtype: torch.dtype) -> T
     """Lower Cholesky factor (r, r) of K(M, M), with the jitter that products in `dtype` ask for."""
     K = gram_tile(kernel, M, M, theta)
     if len(M):
-        K.diagonal().add_(tuned.JITTER[dtype] * K.diagonal().mean())
+        K.diagonal().add_(defaults.MIXTURE_JITTER[dtype] * K.diagonal().mean())
     return jittered_cholesky(K).factor
 
 

@@ -9,13 +9,13 @@ from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 
 from skgp.data import merge_replicates
-from skgp.inference.mixture import defaults as tuned
-from skgp.inference.mixture.gaussian_mixture import (
+from skgp.inference import defaults as tuned
+from skgp.inference.gaussian_mixture import (
     mixture_log_density,
     mixture_moments,
     mixture_quantiles,
 )
-from skgp.inference.mixture.mixture import MixtureState
+from skgp.inference.mixture import MixtureState
 from tests.same import assert_same
 
 KERNELS = {
@@ -139,7 +139,7 @@ def test_predictions_depend_neither_on_batch_nor_on_tiles(solver, monkeypatch):
     whole = np.stack(state.moments(X_new))
     rows = np.hstack([np.stack(state.moments(x[None])) for x in X_new])
     np.testing.assert_allclose(rows, whole, rtol=1e-9)
-    monkeypatch.setattr(tuned, "TILE_BYTES", 8 * 30 * 4)
+    monkeypatch.setattr(tuned, "MIXTURE_TILE_BYTES", 8 * 30 * 4)
     np.testing.assert_allclose(np.stack(state.moments(X_new)), whole, rtol=1e-9)
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
+from skgp.inference.defaults import LOCAL_JITTER
+from skgp.inference.natural import FullSystem, fit_sites
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, local_conditionals
-from skgp.inference.neighbors.defaults import JITTER
-from skgp.inference.neighbors.natural import fit_sites
-from skgp.inference.neighbors.system import FullSystem, local_system
+from skgp.inference.neighbors.system import local_system
 from skgp.kernels.gram import gram_diag
-from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from tests.reference import sparse
 from tests.reference import swsgp as dense
 
@@ -45,11 +45,16 @@ def fit(problem, likelihood, **options):
     return fit_sites(system_of(problem), Y, likelihood, offset=offset, **(TIGHT | options))
 
 
+def full_system_of(problem):
+    X, _, Z, _, _, weight = problem.tensors
+    given = SharedConditionals(problem.kernel, Z, LOCAL_JITTER * gram_diag(problem.kernel, Z))
+    return FullSystem(*given.features(X), problem.kl_weight, weight, given.factor)
+
+
 def fit_full(problem, likelihood):
     """All points active: the fit, and its q of u."""
-    X, Y, Z, _, offset, weight = problem.tensors
-    given = SharedConditionals(problem.kernel, Z, JITTER * gram_diag(problem.kernel, Z))
-    system = FullSystem(*given.features(X), given.factor, problem.kl_weight, weight)
+    _, Y, _, _, offset, _ = problem.tensors
+    system = full_system_of(problem)
     found = fit_sites(system, Y, likelihood, offset=offset, **TIGHT)
     return found, system.unwhitened(found.q)
 
@@ -117,10 +122,30 @@ def test_systems_are_solved_roughly_while_the_bound_rises_fast():
     assert found.converged and abs(found.bound - exact.bound) < 1e-4 * abs(exact.bound)
 
 
-def test_step_that_lowers_the_bound_is_halved():
+def test_step_that_lowers_the_bound_is_cut():
     problem, likelihood = problem_of("poisson", n=60)
     rates = [entry["rate"] for entry in fit(problem, likelihood).history]
     assert rates[0] < 1 and rates[-1] == 0.75
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["local", "full"])
+@pytest.mark.parametrize("name", ["poisson", "laplace"])
+def test_fit_far_from_the_prior_mean_ends_at_a_stationary_point(name, full):
+    """A full step from a prior mean of 0 goes to rates of e^100, or has no curvature to stop it."""
+    problem, _ = problem_of("poisson", n=60, n_latent=1, weighted=False)
+    f = 4 + 3 * torch.sin(2 * problem.tensors[0][:, :1])
+    if name == "poisson":
+        likelihood, Y = Poisson(), f.exp().round()
+    else:
+        likelihood, Y = Laplace(0.05), f
+    system = full_system_of(problem) if full else system_of(problem)
+    found = fit_sites(system, Y, likelihood, **TIGHT)
+    assert found.converged
+    mean, var = system.moments(found.q)
+    slope, _ = likelihood.expected_derivatives(Y, mean, var)
+    collect = system.features.T.__matmul__ if full else system.rows.collect
+    prior = problem.kl_weight * found.q.mean if full else system.prior.multiply(found.q.mean)
+    torch.testing.assert_close(collect(slope), prior, rtol=1e-4, atol=1e-4)
 
 
 def test_gaussian_noise_needs_one_step():

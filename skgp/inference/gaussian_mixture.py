@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy.special import log_ndtr, logsumexp, ndtri
 
-from skgp.inference.mixture import defaults as tuned
+from skgp.inference import defaults
 
 _TINY = np.finfo(np.float64).tiny  # mathematical
 
@@ -45,7 +45,7 @@ def mixture_quantiles(
     if len(weights) == 1:
         return mean[0][:, None] + std[0][:, None] * ndtri(levels)
     out = np.empty((mean.shape[1], len(levels)))
-    n_rows = max(1, tuned.ELEMENTS // len(weights))
+    n_rows = max(1, defaults.ELEMENTS // len(weights))
     for j, level in enumerate(levels):
         # Of the upper half the mirror image, whose lower tail keeps its digits.
         sign = -1.0 if level > 0.5 else 1.0
@@ -65,7 +65,7 @@ def _lower_quantile(weights, mean, std, log_level: float) -> np.ndarray:
     z = weights @ ends
     scale = std.min(axis=0)
     active = np.arange(len(z))
-    for _ in range(tuned.MAX_STEPS):
+    for _ in range(defaults.MAX_STEPS):
         t = (z[active] - mean[:, active]) / std[:, active]
         log_below = log_ndtr(t) + log_weights
         total = logsumexp(log_below, axis=0)

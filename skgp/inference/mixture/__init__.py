@@ -1,1 +1,0 @@
-"""Mixtures of exact Gaussian processes over samples of their hyper-parameters."""
