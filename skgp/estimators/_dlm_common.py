@@ -21,9 +21,14 @@ from skgp.estimators._reduction import (
 from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
 from skgp.learning import defaults
-from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
-from skgp.learning.sparse.refine import update
-from skgp.learning.sparse.start import Problem, Settings, has_evidence, is_conjugate
+from skgp.learning.sparse.objective import (
+    STOCHASTIC_GRADIENTS,
+    Objective,
+    Problem,
+    Settings,
+    update,
+)
+from skgp.learning.sparse.start import has_evidence, is_conjugate
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
 from skgp.optim.stopping import StopRecorder

@@ -33,7 +33,7 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.local.labels import (
+from skgp.learning.local.hyperparameters import (
     fit_link,
     krige_labels,
     label_codes,

@@ -254,7 +254,10 @@ MIXTURE_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile need
 FEW_MIXED_ROWS = 200  # training rows up to which all samples are evaluated at once
 TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
 MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
-MIXTURE_FEATURES, MIXTURE_BLOCK = 8000, 250  # of the draws from the prior beyond, and frequencies at once
+MIXTURE_FEATURES, MIXTURE_BLOCK = (
+    8000,
+    250,
+)  # of the draws from the prior beyond, and frequencies at once
 PIVOT_SEED = 0  # of the pivots, which touch the speed alone
 SOLVED = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative residual that products attain
 VARIANCE_TOL = 0.01  # of the noise variance: the most that a variance may exceed the exact one

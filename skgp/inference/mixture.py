@@ -209,7 +209,11 @@ class MixtureState(TensorState):
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
         seed = int(rng.choice(2**31 - 1))
         centre = origin(self._X)[0]
-        settings: dict[str, Any] = {"seed": seed, "block_size": defaults.MIXTURE_BLOCK, "origin": centre}
+        settings: dict[str, Any] = {
+            "seed": seed,
+            "block_size": defaults.MIXTURE_BLOCK,
+            "origin": centre,
+        }
         features = FourierFeatures(kernel, defaults.MIXTURE_FEATURES, Z.shape[1], **settings)
         n_features = features.block_slice(features.n_blocks - 1).stop
         weights = Z.new_tensor(rng.standard_normal((n_features, n_draws)))

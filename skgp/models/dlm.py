@@ -35,7 +35,7 @@ M, m, V, u                         ``len(Z)``; whitened ``mean``, ``root``: see 
 Deviations: whitened q(u) in natural coordinates, by L-BFGS or minibatches in place of Adam;
 inducing points are learned; joint DLM starts from the ELBO; noise has a floor; expectations without
 a closed form by adaptive quadrature, more accurate than sampling and faster; batches
-(`learning.sparse.refine.update`).
+(`learning.sparse.objective.update`).
 Errata: of the weight of the divergence, `inference.collapsed`; of smooth-bMC,
 `likelihoods.log_expectation`; others in the documentation ("Paper and code").
 
@@ -65,17 +65,28 @@ from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
 from skgp.learning import defaults
 from skgp.learning.selection import choose, improves
-from skgp.learning.sparse.objective import Objective
-from skgp.learning.sparse.refine import blended, choose_blend, grown, start_log_loss
-from skgp.learning.sparse.search import (
+from skgp.learning.sparse.objective import (
     BestState,
-    Training,
-    fit_all_rows,
-    fit_minibatch,
+    Objective,
+    Problem,
+    Settings,
     held_out_losses,
     split,
 )
-from skgp.learning.sparse.start import Problem, Settings, dense_start, of_bayes_rule, start_state
+from skgp.learning.sparse.search import (
+    Training,
+    blended,
+    choose_blend,
+    fit_all_rows,
+    fit_minibatch,
+)
+from skgp.learning.sparse.start import (
+    dense_start,
+    grown,
+    of_bayes_rule,
+    start_log_loss,
+    start_state,
+)
 
 __all__ = ["SparseFit", "fit_beta_path", "fit_sparse", "minimise"]
 

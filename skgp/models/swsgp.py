@@ -38,7 +38,7 @@ Deviations and errata
   M / H and before convergence).
 - It is no bound of the marginal likelihood either, for w depends on the row. Hyper-parameters are
   learned by the leave-one-out likelihood of rows given their neighbours
-  (:mod:`skgp.learning.local.hyperparameters`, :mod:`skgp.learning.local.labels`), before.
+  (:mod:`skgp.learning.local.hyperparameters`), before.
 - Section 4.5 predicts jointly from the union of active sets, which differs from eq. (13) for each
   row. J agrees with it.
 
@@ -61,8 +61,8 @@ from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
+from skgp.learning import defaults
 from skgp.learning.calibration import best_coupling
-from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows

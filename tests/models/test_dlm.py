@@ -16,28 +16,22 @@ from skgp.inference.collapsed import (
 )
 from skgp.learning import defaults
 from skgp.learning.defaults import BETAS
-from skgp.learning.sparse.objective import Objective
-from skgp.learning.sparse.refine import Blend
-from skgp.learning.sparse.search import BestState, Training, fit_all_rows, held_out_losses
-from skgp.learning.sparse.start import Problem, Settings, start_state
-from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from skgp.learning.sparse.objective import (
+    BestState,
+    Objective,
+    Problem,
+    Settings,
+    held_out_losses,
+)
+from skgp.learning.sparse.search import Blend, Training, fit_all_rows
+from skgp.learning.sparse.start import start_state
+from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from skgp.models import dlm as module
 from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, minimise
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
+from tests.reference.sparse import GAUSSIAN, LIKELIHOODS
 from tests.same import assert_same
-
-GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
-STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
-LIKELIHOODS = {
-    "gaussian": (GAUSSIAN, "gaussian"),
-    "student_t": (STUDENT, "student_t"),
-    "probit": (Bernoulli("probit"), "labels"),
-    "logit": (Bernoulli("logit"), "labels"),
-    "poisson": (Poisson("exp"), "counts"),
-    "softplus": (Poisson("softplus"), "counts"),
-}
-
 
 CASES = [(likelihood, name) for likelihood in LIKELIHOODS for name in ("log_loss", "elbo")]
 

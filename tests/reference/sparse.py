@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.data import Data
 from skgp.inference.sparse import SparseState
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 
 JITTER = 1e-6  # relative to the mean diagonal, in float64
 
@@ -29,6 +30,18 @@ LOG_PROB = {
     "softplus": lambda y, f: stats.poisson(np.logaddexp(0.0, f)).logpmf(y),
     "student_t": lambda y, f: stats.t(4.0, f, 0.5).logpdf(y),
     "gaussian": lambda y, f: stats.norm(f, 0.3**0.5).logpdf(y),
+}
+
+GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
+STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
+#: Those of LOG_PROB, with the observations that each is for.
+LIKELIHOODS = {
+    "gaussian": (GAUSSIAN, "gaussian"),
+    "probit": (Bernoulli("probit"), "labels"),
+    "logit": (Bernoulli("logit"), "labels"),
+    "poisson": (Poisson("exp"), "counts"),
+    "softplus": (Poisson("softplus"), "counts"),
+    "student_t": (STUDENT, "student_t"),
 }
 
 
@@ -86,6 +99,21 @@ def make_problem(name="rbf", *, n=40, n_inducing=9, weighted=False, target="gaus
     Z = rng.uniform(-2, 2, (n_inducing, 2))
     weight = rng.uniform(0.3, 4.0, n) if weighted else None
     return Problem(KERNELS[name](), X, y, Z, weight)
+
+
+def problem_of(name, n_latent=1, offset=0.3, **options):
+    """A problem, its likelihood, and the prior."""
+    made, target = LIKELIHOODS[name]
+    problem = replace(make_problem(target=target, **options), offset=offset)
+    parameters = made.initial(torch.zeros(1, dtype=torch.float64))
+    return problem, made, problem.state(parameters, n_latent)
+
+
+def random_problem(name, **options):
+    """A problem, its likelihood, and a state of no particular optimum."""
+    problem, made, state = problem_of(name, offset=0.2, **options)
+    mean, root = random_posterior(len(problem.Z))
+    return problem, made, state.with_posterior(0.3 * mean, root)
 
 
 def random_posterior(n_inducing, n_latent=1, seed=0):

@@ -20,7 +20,7 @@ g the normal distribution function for two classes and exp for more. If labels w
 latent function with Gaussian noise, a would be 1, b the noise and d 0. If so many noisy labels were
 averaged that :math:`\mu = 2 p - 1`, then :math:`\Phi^{-1}(p) = \sqrt{\pi/2}\,(\mu + \tfrac{\pi}{12}
 \mu^3 + \dots)`. Labels are neither, so t, a, b and d >= 0 maximise the likelihood of labels
-left out one by one (:mod:`skgp.learning.local.labels`).
+left out one by one (:mod:`skgp.learning.local.hyperparameters`).
 """
 
 from __future__ import annotations

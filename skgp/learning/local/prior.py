@@ -43,7 +43,7 @@ from skgp.inference.neighbors.system import (
 )
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
-from skgp.learning.local.defaults import (
+from skgp.learning.defaults import (
     AMPLITUDE_STEP,
     FEW_ROWS,
     FIRST_TRIAL_ITER,

@@ -1,4 +1,4 @@
-r"""What is minimised: the loss of the rows and :math:`\beta` times the KL divergence.
+r"""What is minimised, for what problem, and how predictions of held-out data are judged.
 
 .. math:: \mathcal L = \sum_i w_i\, \ell_i + \beta\, \mathrm{KL}(q(u) \,\|\, p(u))
 
@@ -11,12 +11,11 @@ objective       :math:`\ell_i`                                          computed
 "fitc"          --                                                      `collapsed.fitc_loss`
 "square_loss"   :math:`\frac12 (\mu_i - y_i)^2`                          `collapsed.square_loss`
 ==============  ======================================================  =========================
-
-``Coordinates`` stand between a state and what an optimiser moves.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from skgp.inference.collapsed import (
     elbo_posterior,
     fitc_loss,
     fitc_posterior,
+    natural_parameters,
     square_loss,
     square_posterior,
     statistics,
@@ -37,13 +37,25 @@ from skgp.inference.sparse import (
     SparseState,
     kl_from_standard_normal,
     latent_moments,
+    posterior_from_precision,
 )
-from skgp.kernels.scales import length_scales
 from skgp.learning import defaults
+from skgp.learning.selection import held_out_rows
 from skgp.likelihoods import Likelihood
 from skgp.likelihoods.log_expectation import log_expectation_loss
+from skgp.optim.bfgs import minimize_lbfgs
+from skgp.optim.stopping import StopRecorder
 
-__all__ = ["STOCHASTIC_GRADIENTS", "Coordinates", "Objective", "Values"]
+__all__ = [
+    "STOCHASTIC_GRADIENTS",
+    "BestState",
+    "Objective",
+    "Problem",
+    "Settings",
+    "held_out_losses",
+    "split",
+    "update",
+]
 
 STOCHASTIC_GRADIENTS = ("bmc", "smooth_bmc", "ups")
 
@@ -143,26 +155,27 @@ class Objective:
         self,
         state: SparseState,
         data: Data,
-        values: "Values",
+        theta: Tensor | None = None,
         *,
         scale: float = 1.0,
         generator: torch.Generator | None = None,
         features: FixedFeatures | None = None,
     ) -> Tensor:
-        """The objective at a point, its rows' part multiplied by `scale`; a scalar in nats.
+        """The objective of a state, its rows' part multiplied by `scale`; a scalar in nats.
 
-        `features` of the rows save their computation where kernel and inducing points do not move.
+        Differentiable in the state and in theta, which replaces the kernel's own values. `features`
+        of the rows save their computation where kernel and inducing points do not move.
         """
+        q = state.mean, state.root
         if features is not None:
-            mean, var = features.moments(values.mean, values.root)
+            mean, var = features.moments(*q)
         else:
-            theta, Z, q = values.theta, values.Z, (values.mean, values.root)
             mean, var = latent_moments(
-                state.kernel, data.X, Z, *q, theta=theta, offset=state.offset
+                state.kernel, data.X, state.Z, *q, theta=theta, offset=state.offset
             )
-        likelihood = self.likelihood.with_parameters(values.likelihood)
+        likelihood = self.likelihood.with_parameters(state.likelihood)
         rows = self.data_loss(likelihood, data, mean, var, generator)
-        return scale * rows + self.beta * kl_from_standard_normal(values.mean, values.root)
+        return scale * rows + self.beta * kl_from_standard_normal(*q)
 
     @torch.no_grad()
     def total(self, state: SparseState, data: Data) -> float:
@@ -178,12 +191,12 @@ class Objective:
             rows += float(exact.data_loss(likelihood, block, *moments))
         return rows + self.beta * float(kl_from_standard_normal(state.mean, state.root))
 
-    def collapsed_loss(self, kernel, data: Data, values: "Values") -> Tensor:
+    def collapsed_loss(self, state: SparseState, data: Data, theta: Tensor | None = None) -> Tensor:
         """Least value over q(u) where that is known, a scalar; O(n M^2)."""
-        noise = self.likelihood.gaussian_noise(values.likelihood)
+        noise = self.likelihood.gaussian_noise(state.likelihood)
         if self.name == "fitc":
-            return fitc_loss(kernel, data, values.Z, noise, values.theta)
-        sums = statistics(kernel, data, values.Z, values.theta)
+            return fitc_loss(state.kernel, data, state.Z, noise, theta)
+        sums = statistics(state.kernel, data, state.Z, theta)
         if self.name == "square_loss":
             return square_loss(sums, beta=self.ridge_beta)
         return elbo_loss(sums, noise, beta=self.least_beta)
@@ -210,73 +223,167 @@ class Objective:
         return self.least_beta * self.unit
 
 
-class Values(NamedTuple):
-    """One point of the search, in the terms of the model; differentiable in the coordinates."""
+@dataclass(frozen=True)
+class Problem:
+    """What a sparse GP is to be fitted to, and how."""
 
-    theta: Tensor  # (kernel.n_dims,)
-    likelihood: Tensor  # (p,)
-    Z: Tensor  # (M, d)
-    mean: Tensor  # (M, c)
-    root: Tensor  # (c, M, M)
+    kernels: list  # expressions without noise: one, or several to choose from
+    data: Data
+    objective: Objective
+    settings: "Settings"
+    inducing: Callable[..., Tensor]  # (kernel, M=None): points (M, d) to begin with, in its metric
+    offset: Tensor  # (c,), prior means of the latent functions
+    generator: torch.Generator
+    recorder: StopRecorder  # hears of every iteration, and says when to stop
+    start: SparseState | None = None  # of an earlier fit, to go on from
+
+    def prior(self, kernel, likelihood: Tensor | None = None) -> SparseState:
+        """The posterior of no data, at the points to begin with."""
+        if likelihood is None:
+            likelihood = self.objective.likelihood.initial(self.data.X)
+        return SparseState.prior(kernel, likelihood, self.inducing(kernel), self.offset)
 
 
-class Coordinates:
-    r"""Coordinates around a state, in which all directions are about equally steep.
+@dataclass(frozen=True)
+class Settings:
+    """How long, and on which rows, a sparse model is searched for."""
 
-    Inducing points are measured in length scales, the posterior from that of the state
-    (:class:`~skgp.inference.sparse.ReferenceGaussian`); hyper-parameters are logarithms as they
-    are. A search that moves far does well to begin anew, from coordinates around the point that it
-    has reached. ``free_posterior`` is False where q(u) is the closed-form optimum for given
-    hyper-parameters; X (n, d) are the training inputs.
+    start_iter: int = 100  # of the start, by the ELBO
+    max_iter: int = 200  # of the objective; pairs of steps, with minibatches
+    tol: float = 1e-6  # relative fall of the objective an iteration below which a search stops
+    early_stopping: bool = True  # whether rows are held out of a joint search
+    validation_fraction: float = 0.1
+    joint: bool = True  # whether the objective moves hyper-parameters
+    # Rows of a minibatch; None takes all up to 1e6 / M (1e7 / M for q alone), and chooses beyond.
+    batch_size: int | None = None
+    learning_rate: float | None = None  # of minibatches; None for the default
+    # Whether the start may learn hyper-parameters by the evidence of a dense Gaussian process,
+    # O(n^3) an iteration, in place of the ELBO: for few rows, as many inducing points.
+    dense_start: bool = False
+    # Standard deviation a priori of the log ratios of length scales in such a start, around those
+    # of the kernels; None is without a prior.
+    ratio_std: float | None = None
+    exact: bool = False  # whether the fit is that of a dense Gaussian process (`dense_start`)
+    sizes: tuple[int, ...] = ()  # of inducing points, beyond those of the start, to try in order
+
+
+# --------------------------------------------------------------------------------- held-out data
+
+
+def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data, Data]:
+    """Rows to learn from and held-out rows, stratified by y; equal rows of X stay together.
+
+    Held out is this fraction of the rows, at most 4000 and at least one.
+    """
+    n = len(data)
+    n_out = min(max(1, round(fraction * n)), defaults.MAX_HELD_OUT, n - 1)
+    labels = bool((data.y.abs() == 1).all())
+    y = data.y[:, 0] if data.y.shape[1] == 1 else data.y.argmax(1)
+    out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=labels))
+    return data.take(~out), data.take(out)
+
+
+@torch.no_grad()
+def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Tensor:
+    """Losses (n,) of the predictions for rows that were not trained on, weighted to a mean of all.
+
+    In nats; for "square_loss", half the squared error. Summed over several latent functions.
+    """
+    posterior, data = state.posterior(), data.to(torch.float64)
+    if objective.name == "square_loss":
+        losses = 0.5 * (posterior.mean(data.X) - data.y).square()
+    else:
+        likelihood = objective.likelihood.with_parameters(state.likelihood.double()).at(data.offset)
+        losses = -likelihood.log_predictive(data.y, *posterior.mean_and_variance(data.X))
+    losses = losses.sum(1)
+    return losses if data.weight is None else losses * data.weight * len(data) / data.total
+
+
+class BestState:
+    """Keeps the state of a search that predicts the held-out rows best, and says when to stop.
+
+    Every fifth iteration is scored; six scores without a new best stop. ``loss`` is the least mean
+    loss, ``losses`` all of them, ``best_rows`` those of the best state by row.
     """
 
-    def __init__(
-        self, state: SparseState, objective: Objective, X: Tensor, *, free_posterior: bool = True
-    ) -> None:
-        self.state = state
-        self.likelihood = objective.likelihood
-        self.units = length_scales(state.kernel, X.double()).to(state.Z)
-        self.theta = torch.as_tensor(state.kernel.theta).to(state.Z)
-        self.reference = ReferenceGaussian(state.mean, state.root) if free_posterior else None
-        self.learn_kernel = objective.learn_kernel and len(self.theta) > 0
-        self.learn_likelihood = objective.learn_likelihood and len(state.likelihood) > 0
-        self.learn_inducing = objective.learn_inducing
+    best_state: SparseState
+    best_rows: Tensor  # (n,)
 
-    def start(self) -> dict[str, Tensor]:
-        """The coordinates of the state; empty if nothing is free."""
-        start = {}
-        if self.learn_kernel:
-            start["theta"] = self.theta
-        if self.learn_likelihood:
-            start["likelihood"] = self.state.likelihood
-        if self.learn_inducing:
-            start["Z"] = self.state.Z / self.units
-        return start | (self.reference.start() if self.reference else {})
+    def __init__(self, objective: Objective, held_out: Data) -> None:
+        self.objective, self.held_out = objective, held_out
+        self.loss = math.inf
+        self.losses: list[float] = []
+        self._n_calls = self._n_worse = 0
 
-    def bounds(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Bounds of the coordinates that have some."""
-        bounds = {}
-        if self.learn_kernel:
-            low, high = torch.as_tensor(self.state.kernel.bounds).to(self.state.Z).T
-            bounds["theta"] = low, high
-        if self.learn_likelihood:
-            bounds["likelihood"] = self.likelihood.box(self.state.Z)
-        return bounds
+    def __call__(self, state: Callable[[], SparseState]) -> bool:
+        """Hear of an iteration; return whether to stop. `state` is called when it is time."""
+        self._n_calls += 1
+        return self._n_calls % defaults.SCORE_EVERY == 0 and self.score(state())
 
-    def values(self, parts: dict[str, Tensor]) -> Values:
-        """The point in the terms of the model."""
-        state = self.state
-        Z = parts["Z"] * self.units if self.learn_inducing else state.Z
-        mean, root = state.mean, state.root
-        if self.reference:
-            mean, root = self.reference.posterior(parts["alpha"], parts["triangle"])
-        theta = parts.get("theta", self.theta)
-        return Values(theta, parts.get("likelihood", state.likelihood), Z, mean, root)
+    def score(self, state: SparseState) -> bool:
+        """Score a state; return whether to stop."""
+        rows = held_out_losses(state, self.objective, self.held_out)
+        loss = float(rows.mean())
+        loss = loss if math.isfinite(loss) else math.inf
+        self._n_worse += 1
+        if not self.losses or loss < self.loss:
+            self.best_state, self.best_rows = state, rows
+            self.loss, self._n_worse = loss, 0
+        self.losses.append(loss)
+        return self._n_worse >= defaults.SCORE_PATIENCE
 
-    @torch.no_grad()
-    def to_state(self, parts: dict[str, Tensor]) -> SparseState:
-        """The state at the point."""
-        theta, *parameters = (value.detach() for value in self.values(parts))
-        kernel = self.state.kernel.clone_with_theta(theta.cpu().double().numpy())
-        likelihood, Z, mean, root = parameters
-        return SparseState(kernel, likelihood, Z, mean, root, self.state.offset)
+
+# --------------------------------------------------------------------------------- rows in batches
+
+
+def update(
+    state: SparseState, data: Data, objective: Objective, *, max_iter: int, tol: float
+) -> SparseState:
+    r"""The posterior after a batch, the prior of which is the posterior of the last [1]_.
+
+    With hyper-parameters and inducing points fixed, a batch B changes q to
+
+    .. math:: q_B = \arg\min_q \sum_{i \in B} w_i \ell_i + \gamma \beta\, \mathrm{KL}(q \,\|\,
+              q_{B-1}),
+
+    which for Gaussian noise and the objectives with closed forms gives the same posterior as all
+    rows at once ("square_loss" counts as "elbo" under the noise that its variances were calibrated
+    with), and otherwise one near it. That takes :math:`\gamma = 1`. Under the log-loss of numbers,
+    though, the width of :math:`q_{B-1}` stands for noise and for what the model lacks, not for what
+    is unknown of u: as a prior it is too weak, and a batch overrules it; there :math:`\gamma = 10`.
+    Labels keep :math:`\gamma = 1`: classes may come late. The ELBO in place of the log-loss does
+    far worse: it knows only the noise, which the log-loss has driven to nearly nothing.
+
+    In coordinates around :math:`q_{B-1}` the divergence is again that from N(0, I). O(n M^2 c) an
+    iteration; one where there is a closed form.
+    """
+    if objective.has_closed_form:
+        return _conjugate(state, data, objective)
+    objective = replace(objective, gradient="exact")
+    reference = ReferenceGaussian(state.mean, state.root)
+    likelihood = objective.likelihood.with_parameters(state.likelihood)
+    weak = objective.name == "log_loss" and likelihood.is_numeric
+    weight = objective.beta * (defaults.LOG_LOSS_WEIGHT if weak else 1.0)
+
+    def loss(parts: dict[str, Tensor]) -> Tensor:
+        mean, root = reference.posterior(**parts)
+        moments = latent_moments(state.kernel, data.X, state.Z, mean, root, offset=state.offset)
+        divergence = kl_from_standard_normal(parts["alpha"], reference.triangle(parts["triangle"]))
+        return (objective.data_loss(likelihood, data, *moments) + weight * divergence) / data.total
+
+    found = minimize_lbfgs(loss, reference.start(), max_iter=max_iter, tol=tol)
+    with torch.no_grad():
+        return state.with_posterior(*reference.posterior(**found.parameters))
+
+
+@torch.no_grad()
+def _conjugate(state: SparseState, data: Data, objective: Objective) -> SparseState:
+    """Add the natural parameters of the batch to those of the posterior."""
+    noise = objective.likelihood.gaussian_noise(state.likelihood)
+    beta = objective.least_beta if objective.name == "elbo" else 1.0
+    precision, projection = natural_parameters(
+        state.kernel, data, state.Z, noise, beta=beta, fitc=objective.name == "fitc"
+    )
+    before = torch.cholesky_inverse(state.root[0])  # S^-1 of S = R R^T
+    projection = projection + before @ state.mean
+    return state.with_posterior(*posterior_from_precision(before + precision, projection))

@@ -1,4 +1,4 @@
-r"""Minimising an objective: by L-BFGS with all rows at hand, or by Adam on minibatches.
+r"""Minimising an objective: by L-BFGS with all rows at hand, by Adam on minibatches.
 
 Each round of L-BFGS begins from coordinates around the state that the last one has reached; three
 short ones and a long one learn inducing points several times faster than one search in the
@@ -13,9 +13,10 @@ replacement,
 .. math:: \hat{\mathcal L} = \frac nb \sum_{i \in B} w_i\, \ell_i + \beta\, \mathrm{KL}(q \,\|\, p),
 
 whose mean over all such sets is the objective itself. It costs :math:`O(b M^2 + M^3)`, whatever n.
-In these coordinates each kind of parameter has a natural unit and so a learning rate of its own
-that suits most data. The rate stays while it pays, then falls linearly to 0 over as many steps
-again, which averages the noise away.
+The coordinates are those of :mod:`skgp.learning.coordinates`. The rate stays while it pays, then
+falls linearly to 0 over as many steps again, which averages the noise away.
+
+After minibatches of the log-loss the mean may move to that of least squares (`choose_blend`).
 
 References
 ----------
@@ -23,22 +24,40 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.sparse import FixedFeatures, SparseState
+from skgp.inference.collapsed import (
+    evidence_ratio,
+    square_loss_path,
+    statistics,
+)
+from skgp.inference.sparse import (
+    FixedFeatures,
+    ReferenceGaussian,
+    SparseState,
+)
 from skgp.learning import defaults
-from skgp.learning.selection import held_out_rows
-from skgp.learning.sparse.objective import Coordinates, Objective, Values
-from skgp.optim import Adam, LossPlateau, TrainingLoop, sample_without_replacement
+from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
+from skgp.learning.selection import choose
+from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
+from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
-__all__ = ["BestState", "Training", "fit_all_rows", "fit_minibatch", "held_out_losses", "split"]
+__all__ = [
+    "Blend",
+    "SparseCoordinates",
+    "Training",
+    "blended",
+    "choose_blend",
+    "fit_all_rows",
+    "fit_minibatch",
+]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -65,70 +84,29 @@ class Training:
     stopped: bool = False
 
 
-# --------------------------------------------------------------------------------- held-out rows
+class SparseCoordinates(Coordinates):
+    """Coordinates around a state, q(u) measured from that of the state (`ReferenceGaussian`).
 
-
-def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data, Data]:
-    """Rows to learn from and held-out rows, stratified by y; equal rows of X stay together.
-
-    Held out is this fraction of the rows, at most 4000 and at least one.
-    """
-    n = len(data)
-    n_out = min(max(1, round(fraction * n)), defaults.MAX_HELD_OUT, n - 1)
-    labels = bool((data.y.abs() == 1).all())
-    y = data.y[:, 0] if data.y.shape[1] == 1 else data.y.argmax(1)
-    out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=labels))
-    return data.take(~out), data.take(out)
-
-
-@torch.no_grad()
-def held_out_losses(state: SparseState, objective: Objective, data: Data) -> Tensor:
-    """Losses (n,) of the predictions for rows that were not trained on, weighted to a mean of all.
-
-    In nats; for "square_loss", half the squared error. Summed over several latent functions.
-    """
-    posterior, data = state.posterior(), data.to(torch.float64)
-    if objective.name == "square_loss":
-        losses = 0.5 * (posterior.mean(data.X) - data.y).square()
-    else:
-        likelihood = objective.likelihood.with_parameters(state.likelihood.double()).at(data.offset)
-        losses = -likelihood.log_predictive(data.y, *posterior.mean_and_variance(data.X))
-    losses = losses.sum(1)
-    return losses if data.weight is None else losses * data.weight * len(data) / data.total
-
-
-class BestState:
-    """Keeps the state of a search that predicts the held-out rows best, and says when to stop.
-
-    Every fifth iteration is scored; six scores without a new best stop. ``loss`` is the least mean
-    loss, ``losses`` all of them, ``best_rows`` those of the best state by row.
+    ``free_posterior`` is False where q(u) is the closed-form optimum for given hyper-parameters; X
+    (n, d) are the training inputs.
     """
 
-    best_state: SparseState
-    best_rows: Tensor  # (n,)
+    def __init__(
+        self, state: SparseState, objective: Objective, X: Tensor, *, free_posterior: bool = True
+    ) -> None:
+        super().__init__(state, objective, X)
+        self.reference = ReferenceGaussian(state.mean, state.root) if free_posterior else None
 
-    def __init__(self, objective: Objective, held_out: Data) -> None:
-        self.objective, self.held_out = objective, held_out
-        self.loss = math.inf
-        self.losses: list[float] = []
-        self._n_calls = self._n_worse = 0
+    def start_of_q(self) -> dict[str, Tensor]:
+        """Coordinates of q(u), if it is free."""
+        return self.reference.start() if self.reference else {}
 
-    def __call__(self, state: Callable[[], SparseState]) -> bool:
-        """Hear of an iteration; return whether to stop. `state` is called when it is time."""
-        self._n_calls += 1
-        return self._n_calls % defaults.SCORE_EVERY == 0 and self.score(state())
-
-    def score(self, state: SparseState) -> bool:
-        """Score a state; return whether to stop."""
-        rows = held_out_losses(state, self.objective, self.held_out)
-        loss = float(rows.mean())
-        loss = loss if math.isfinite(loss) else math.inf
-        self._n_worse += 1
-        if not self.losses or loss < self.loss:
-            self.best_state, self.best_rows = state, rows
-            self.loss, self._n_worse = loss, 0
-        self.losses.append(loss)
-        return self._n_worse >= defaults.SCORE_PATIENCE
+    def posterior(self, parts: Parts) -> dict[str, Tensor]:
+        """Mean and root of coordinates."""
+        if self.reference is None:
+            return {}
+        mean, root = self.reference.posterior(parts["alpha"], parts["triangle"])
+        return {"mean": mean, "root": root}
 
 
 # ------------------------------------------------------------------------------ all rows: L-BFGS
@@ -171,30 +149,31 @@ def fit_all_rows(
     if not (closed or objective.learn_kernel or objective.learn_inducing):
         features = FixedFeatures(state.kernel, data.X, state.Z, state.offset)
 
-    def loss(state: SparseState, values: Values) -> Tensor:
+    around = SparseCoordinates(state, objective, data.X, free_posterior=not closed)
+
+    def loss(parts: Parts) -> Tensor:
+        here, theta = around.values(parts), parts.get("theta")
         if closed:
-            return objective.collapsed_loss(state.kernel, data, values)
-        return objective.posterior_loss(state, data, values, features=features)
+            return objective.collapsed_loss(here, data, theta) / total
+        return objective.posterior_loss(here, data, theta, features=features) / total
 
     def complete(state: SparseState) -> SparseState:
         # A closed-form posterior is not among the coordinates.
         return objective.with_optimum(state, data) if closed else state
 
+    def tell(iteration: int, info: dict) -> bool:
+        stop, here = recorder(iteration, {"loss": info["loss"]}), info["parameters"]
+        return (watch is not None and watch(lambda: complete(around.to_state(here())))) or stop
+
     for n_steps in _rounds(max_iter):
-        around = Coordinates(state, objective, data.X, free_posterior=not closed)
+        around = SparseCoordinates(state, objective, data.X, free_posterior=not closed)
         start = around.start()
         if not start:
             with torch.no_grad():
-                best, converged = float(loss(state, around.values({}))) / total, True
+                best, converged = float(loss({})), True
             break
-        found = minimize_lbfgs(
-            _by_row(around, loss, total),
-            start,
-            max_iter=n_steps,
-            tol=tol,
-            bounds=around.bounds(),
-            callback=_hearing(recorder, watch, around, complete),
-        )
+        box = around.bounds()
+        found = minimize_lbfgs(loss, start, max_iter=n_steps, tol=tol, bounds=box, callback=tell)
         state, best = around.to_state(found.parameters), found.loss
         history += found.history
         converged = found.converged
@@ -210,29 +189,6 @@ def _rounds(max_iter: int) -> Iterator[int]:
             yield defaults.SHORT_ROUND
             max_iter -= defaults.SHORT_ROUND
     yield max_iter
-
-
-def _by_row(
-    around: Coordinates, loss: Callable[[SparseState, Values], Tensor], total: float
-) -> Callable[[dict[str, Tensor]], Tensor]:
-    """The loss an observation as a function of the coordinates."""
-    return lambda parts: loss(around.state, around.values(parts)) / total
-
-
-def _hearing(
-    recorder: StopRecorder,
-    watch: BestState | None,
-    around: Coordinates,
-    complete: Callable[[SparseState], SparseState],
-) -> Callback:
-    """A callback that tells the recorder and, where there is one, the watch."""
-
-    def callback(iteration: int, info: dict) -> bool:
-        told = recorder(iteration, {"loss": info["loss"]})
-        here = info["parameters"]
-        return (watch is not None and watch(lambda: complete(around.to_state(here())))) or told
-
-    return callback
 
 
 # ------------------------------------------------------------------------------ minibatches: Adam
@@ -311,7 +267,7 @@ def fit_minibatch(
     enough = max(defaults.LEAST_BATCH, defaults.BATCH_PER_INDUCING * len(state.Z))
     size = min(n, enough if batch_size is None else batch_size)
     rate = defaults.LEARNING_RATE if learning_rate is None else learning_rate
-    around = Coordinates(state, objective, data.X)
+    around = SparseCoordinates(state, objective, data.X)
     leaves = {name: value.clone().requires_grad_() for name, value in around.start().items()}
     recorder = StopRecorder(callback)
 
@@ -319,19 +275,29 @@ def fit_minibatch(
         batch = data
         if size < n:
             batch = data.take(sample_without_replacement(n, size, generator=generator))
-        values, scale = around.values(leaves), n / size
-        estimate = objective.posterior_loss(state, batch, values, scale=scale, generator=generator)
-        return estimate / total
-
-    def here() -> SparseState:
-        return around.to_state({name: leaf.detach().clone() for name, leaf in leaves.items()})
+        here, theta = around.values(leaves), leaves.get("theta")
+        return (
+            objective.posterior_loss(here, batch, theta, scale=n / size, generator=generator)
+            / total
+        )
 
     def watching(iteration: int, loss: float) -> bool:
-        return watch is not None and iteration % defaults.WATCH_EVERY == 0 and watch(here)
+        due = watch is not None and iteration % defaults.WATCH_EVERY == 0
+        return due and watch(lambda: around.to_state(leaves))  # type: ignore[misc]
 
-    loop = _BoundedAdam(leaves, loss, around.bounds(), callback=recorder)
-    converged = _flat_then_falling(loop, rate, max_iter, tol, watching, recorder)
-    found = here()
+    patience, smoothing = defaults.SPARSE_PATIENCE, defaults.SPARSE_SMOOTHING
+    plateau = LossPlateau(tol=tol, patience=patience, smoothing=smoothing)
+    loop = BoundedAdam(
+        leaves, loss, around.bounds(), shares=defaults.RATE_SHARES, eps={}, callback=recorder
+    )
+    converged = loop.flat_then_falling(
+        rate,
+        max_iter,
+        share=1.0,
+        stopping=[plateau, watching],
+        while_falling=[lambda iteration, loss: watching(iteration, loss) and False],
+    )
+    found = around.to_state(leaves)
     if watch is not None:
         watch.score(found)
     history = loop.history["loss"]
@@ -339,58 +305,57 @@ def fit_minibatch(
     return Training(found, total * sum(last) / len(last), history, converged, recorder.stopped)
 
 
-class _BoundedAdam(TrainingLoop):
-    """Steps of Adam, at a rate of its own for each kind of coordinate and within bounds."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        compute_loss: Callable[[int], Tensor],
-        bounds: Mapping[str, tuple[Tensor, Tensor]],
-        **options,
-    ) -> None:
-        shares = defaults.RATE_SHARES
-        groups = [{"params": [leaf], "share": shares[name]} for name, leaf in parameters.items()]
-        optimizer = Adam(groups, betas=defaults.SPARSE_MOMENTS)
-        super().__init__(parameters, compute_loss, optimizer, **options)
-        self.bounds = bounds
-        self.project()
-
-    def set_learning_rate(self, iteration: int) -> None:
-        super().set_learning_rate(iteration)
-        for group in self.optimizer.param_groups:
-            group["lr"] *= group["share"]
-
-    def train_step(self, iteration: int) -> float:
-        loss = super().train_step(iteration)
-        self.project()
-        return loss
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Move parameters back inside their bounds."""
-        for name, (low, high) in self.bounds.items():
-            self.parameters[name].clamp_(low, high)
+# ------------------------------------------------------------ means moved towards least squares
 
 
-def _flat_then_falling(
-    loop: TrainingLoop,
-    rate: float,
-    max_iter: int,
-    tol: float,
-    watching: Callable[[int, float], bool],
-    recorder: StopRecorder,
-) -> bool:
-    """Run to the end; return whether a rule, and not `max_iter`, ended the first phase."""
-    patience, smoothing = defaults.SPARSE_PATIENCE, defaults.SPARSE_SMOOTHING
-    plateau = LossPlateau(tol=tol, patience=patience, smoothing=smoothing)
-    loop.schedule, loop.stopping = lambda iteration: rate, (plateau, watching)
-    loop.run(max_iter - max_iter // 2)
-    if recorder.stopped:
-        return False
-    converged, n_flat = loop.stopped_early, loop.n_iter
-    n_falling = min(n_flat, max_iter - n_flat)
-    loop.schedule = lambda iteration: rate * (1 - (iteration - n_flat) / n_falling)
-    loop.stopping = (lambda iteration, loss: watching(iteration, loss) and False,)
-    loop.run(n_falling)
-    return converged
+@dataclass(frozen=True)
+class Blend:
+    r"""Means of the log-loss moved towards those of least squares: :math:`a_s = (1 - s) a + s a_t`.
+
+    The log-loss weighs the squared error of a row by its predictive precision, and so gives up on
+    rows of great variance; steps on minibatches leave noise in the mean besides. With Gaussian
+    noise the mean of least squares is known, :math:`a_t = (G + t I)^{-1} b`. Between it and the
+    mean that was found the log-loss is flat while the error falls fast, as it does for averages of
+    predictions that err independently.
+    """
+
+    share: float  # s
+    ratio: float  # t in units of the mean prior variance
+
+
+@torch.no_grad()
+def choose_blend(state: SparseState, kept: Data, held_out: Data, objective: Objective) -> Blend:
+    """The blend that held-out rows prefer, for a posterior of the log-loss; O(n M^2 + M^3).
+
+    By the sum of the log-loss and of the squared error in units of twice its mean at s = 0, which
+    is the log-loss of the same means under a single variance: means should be good whatever
+    variances go with them.
+    """
+    sums = statistics(state.kernel, kept, state.Z)
+    ratios = evidence_ratio(sums) * sums.gram.new_tensor(defaults.BLEND_RIDGES)
+    means = list(square_loss_path(sums, ratios).split(1, dim=1))  # (M, 1) each
+    square = replace(objective, name="square_loss")
+
+    def half_squares(mean: Tensor) -> Tensor:
+        return held_out_losses(replace(state, mean=mean), square, held_out)
+
+    found = half_squares(state.mean)
+    unit = 2 * found.mean().clamp_min(torch.finfo(found.dtype).tiny)
+    best = choose([half_squares(mean) / unit for mean in means])
+
+    def losses(share: float) -> Tensor:
+        moved = replace(state, mean=(1 - share) * state.mean + share * means[best])
+        return held_out_losses(moved, objective, held_out) + half_squares(moved.mean) / unit
+
+    shares = defaults.BLEND_SHARES
+    return Blend(shares[choose([losses(share) for share in shares])], ratios.tolist()[best])
+
+
+@torch.no_grad()
+def blended(state: SparseState, data: Data, blend: Blend) -> SparseState:
+    """The state with its mean moved towards the least squares of `data`; O(n M^2 + M^3)."""
+    if blend.share == 0:
+        return state
+    sums = statistics(state.kernel, data, state.Z)
+    mean = square_loss_path(sums, sums.gram.new_tensor([blend.ratio]))
+    return replace(state, mean=(1 - blend.share) * state.mean + blend.share * mean)

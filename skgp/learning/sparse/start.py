@@ -25,7 +25,7 @@ a sparse posterior errs.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,74 +34,32 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.collapsed import merged_column
-from skgp.inference.sparse import SparseState, natural_gradients
+from skgp.inference.sparse import SparseState, natural_gradients, whitened_features
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import split_noise
 from skgp.learning import defaults
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.search import SearchSettings, fit_hyperparameters
-from skgp.learning.sparse.objective import Objective
+from skgp.learning.selection import choose
+from skgp.learning.sparse.objective import Objective, Problem, held_out_losses, split
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.likelihoods import Likelihood
+from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.bfgs import minimize_lbfgs
-from skgp.optim.stopping import StopRecorder
 
 __all__ = [
-    "Problem",
-    "Settings",
     "best_evidence",
+    "broadened",
     "dense_start",
+    "grown",
     "has_evidence",
     "is_conjugate",
     "of_bayes_rule",
     "optimal_posterior",
+    "start_log_loss",
     "start_state",
 ]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a sparse GP is to be fitted to, and how."""
-
-    kernels: list  # expressions without noise: one, or several to choose from
-    data: Data
-    objective: Objective
-    settings: "Settings"
-    inducing: Callable[..., Tensor]  # (kernel, M=None): points (M, d) to begin with, in its metric
-    offset: Tensor  # (c,), prior means of the latent functions
-    generator: torch.Generator
-    recorder: StopRecorder  # hears of every iteration, and says when to stop
-    start: SparseState | None = None  # of an earlier fit, to go on from
-
-    def prior(self, kernel, likelihood: Tensor | None = None) -> SparseState:
-        """The posterior of no data, at the points to begin with."""
-        if likelihood is None:
-            likelihood = self.objective.likelihood.initial(self.data.X)
-        return SparseState.prior(kernel, likelihood, self.inducing(kernel), self.offset)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How long, and on which rows, a sparse model is searched for."""
-
-    start_iter: int = 100  # of the start, by the ELBO
-    max_iter: int = 200  # of the objective; pairs of steps, with minibatches
-    tol: float = 1e-6  # relative fall of the objective an iteration below which a search stops
-    early_stopping: bool = True  # whether rows are held out of a joint search
-    validation_fraction: float = 0.1
-    joint: bool = True  # whether the objective moves hyper-parameters
-    # Rows of a minibatch; None takes all up to 1e6 / M (1e7 / M for q alone), and chooses beyond.
-    batch_size: int | None = None
-    learning_rate: float | None = None  # of minibatches; None for the default
-    # Whether the start may learn hyper-parameters by the evidence of a dense Gaussian process,
-    # O(n^3) an iteration, in place of the ELBO: for few rows, as many inducing points.
-    dense_start: bool = False
-    # Standard deviation a priori of the log ratios of length scales in such a start, around those
-    # of the kernels; None is without a prior.
-    ratio_std: float | None = None
-    exact: bool = False  # whether the fit is that of a dense Gaussian process (`dense_start`)
-    sizes: tuple[int, ...] = ()  # of inducing points, beyond those of the start, to try in order
 
 
 def start_state(problem: Problem) -> Training:
@@ -168,6 +126,30 @@ def _wants_more_rows(state: SparseState, data: Data, objective: Objective) -> bo
     return many and objective.name == "log_loss" and objective.is_gaussian
 
 
+def grown(state: SparseState, problem: Problem) -> SparseState:
+    """The state with as many inducing points as pay, of Gaussian noise alone; O(n M^2) each.
+
+    The collapsed posterior costs one pass over the data for each number of points, at the
+    hyper-parameters of the start. Twice as many points make every later step four times as dear, so
+    that their gain has to be worth it, not only beyond chance.
+    """
+    settings, objective = problem.settings, problem.objective.elbo
+    if not (settings.sizes and objective.is_gaussian):
+        return state
+    few = problem.data.some(defaults.MAX_SIZE_ROWS, problem.generator)
+    kept, held_out = split(few, settings.validation_fraction, problem.generator)
+
+    def at(size: int) -> SparseState:
+        Z = problem.inducing(state.kernel, size)
+        return SparseState.prior(state.kernel, state.likelihood, Z, state.offset)
+
+    tried = [state, *map(at, settings.sizes)]
+    losses = [
+        held_out_losses(objective.with_optimum(each, kept), objective, held_out) for each in tried
+    ]
+    return tried[choose(losses, least_effect=defaults.POINTS_WORTH)]
+
+
 def optimal_posterior(
     state: SparseState, data: Data, bound: Objective, *, max_iter: int = 10
 ) -> SparseState:
@@ -176,6 +158,63 @@ def optimal_posterior(
         return bound.with_optimum(state, data)
     made = bound.likelihood.with_parameters(state.likelihood)
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
+
+
+def start_log_loss(state: SparseState, data: Data, objective: Objective) -> SparseState:
+    """Posterior of `data` under the ELBO, as wide as the log-loss wants it."""
+    if objective.is_gaussian:
+        state = optimal_posterior(state, data, objective.elbo)
+    return broadened(state, data, objective)
+
+
+@torch.no_grad()
+def broadened(state: SparseState, data: Data, objective: Objective) -> SparseState:
+    r"""The state, at the optimum of the ELBO, moved towards the log-loss; its mean stays.
+
+    Its optimum has less noise and a wider q(u): uncertainty of f takes the place of noise, for it
+    can differ from place to place. Among
+
+    .. math:: S_\tau = \big(I + (S^{-1} - I) / \tau\big)^{-1}, \qquad \sigma^2 \leftarrow \nu
+              \sigma^2,
+
+    the best pair :math:`(\tau, \nu)` of a grid is taken, on at most 4000 rows; that costs one
+    eigenvalue decomposition, where a gradient search would need many iterations.
+    """
+    n, objective = len(data), replace(objective, gradient="exact")
+    some = data.take(torch.arange(0, n, -(-n // defaults.GRID_ROWS)))
+    share = data.total / some.total
+    Phi, unexplained = whitened_features(state.kernel, some.X, state.Z)
+    mean = state.offset + Phi.mT @ state.mean
+    # S^-1 - I = V diag(gain) V^T for each latent function.
+    variances, vectors = torch.linalg.eigh(state.root @ state.root.mT)
+    gain = 1 / variances.clamp_min(torch.finfo(Phi.dtype).tiny) - 1  # (c, M)
+    squares = (vectors.mT @ Phi).square()  # (c, M, n)
+    best, width, chosen = math.inf, 1.0, state.likelihood
+    for tau in defaults.WIDTHS:
+        narrowed = 1 / (1 + gain / tau)  # (c, M)
+        var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
+        divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
+        for likelihood in _less_noise(state, objective):
+            made = objective.likelihood.with_parameters(likelihood)
+            rows = share * objective.data_loss(made, some, mean, var)
+            loss = float(rows + objective.beta * divergence)
+            if loss < best:
+                best, width, chosen = loss, tau, likelihood
+    root = state.root
+    if width != 1.0:
+        covariance = (vectors / (1 + gain / width)[:, None]) @ vectors.mT
+        root = jittered_cholesky(covariance).factor
+    return replace(state, likelihood=chosen, root=root)
+
+
+def _less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
+    """Parameters of the likelihood with the variance of the noise, the first, made smaller."""
+    if not (objective.learn_likelihood and len(state.likelihood)):
+        return [state.likelihood]
+    low, high = objective.likelihood.box(state.likelihood)
+    first = torch.eye(len(state.likelihood), dtype=low.dtype, device=low.device)[0]
+    candidates = [state.likelihood + math.log(factor) * first for factor in defaults.LESS_NOISE]
+    return [candidate.clamp(low, high) for candidate in candidates]
 
 
 # ------------------------------------------------------------------------- few rows: the evidence

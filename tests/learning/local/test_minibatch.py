@@ -12,7 +12,7 @@ from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.learning.local import minibatch
 from skgp.learning.local.bound import Objective, bound, latent_moments, total_bound
 from skgp.learning.local.minibatch import (
-    Coordinates,
+    LocalCoordinates,
     _Plateau,
     fit_minibatch,
     negative_log_predictive,
@@ -77,13 +77,13 @@ def test_gradients_of_the_batches_of_a_partition_average_to_that_of_all_rows(
     state, data, search, objective = problem(n, full=full, weighted=weighted)
     objective = replace(objective, learn_inducing=True)
     state = off_prior(state)
-    around = Coordinates(state, objective)
+    around = LocalCoordinates(state, objective)
     leaves = {k: v.clone().requires_grad_() for k, v in around.start().items()}
     assert set(leaves) == {"mean", "spread", "theta", "likelihood", "Z"}
     batches = list(torch.randperm(n, generator=seeded()).split(b))
 
     def estimates(size):
-        loss = minibatch._MinibatchLoss(around, leaves, data, search, size, seeded())
+        loss = minibatch._MinibatchLoss(around, objective, leaves, data, search, size, seeded())
         for step in range(n // size):
             estimate = loss(step)
             yield estimate.item(), torch.autograd.grad(estimate, list(leaves.values()))
@@ -99,26 +99,21 @@ def test_gradients_of_the_batches_of_a_partition_average_to_that_of_all_rows(
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_coordinates_return_to_the_state_that_they_start_from(full):
+def test_active_values_give_the_bound_of_their_rows(full):
     state, data, search, objective = problem(full=full)
-    state = off_prior(state)
-    around = Coordinates(state, replace(objective, learn_inducing=True))
-    again = around.to_state(around.start())
-    active = search(None, state.Z)
-    for name in ("likelihood", "Z", "mean", "root" if full else "var"):
-        torch.testing.assert_close(getattr(again, name), getattr(state, name))
-    np.testing.assert_allclose(again.kernel.theta, state.kernel.theta)
-    here, local = around.values(around.start(), active[:7])
+    state, fixed = off_prior(state), replace(objective, kl_weight=2.0)
+    around = LocalCoordinates(state, replace(objective, learn_inducing=True))
+    active = search(None, state.Z)[:7]
+    here, local = around.active_values(around.start(), active)
     batch = data.take(torch.arange(7))
-    fixed = replace(objective, kl_weight=2.0)
-    expected = bound(state, batch, active[:7], fixed)
+    expected = bound(state, batch, active, fixed)
     assert float(bound(here, batch, local, fixed)) == pytest.approx(float(expected), rel=1e-12)
 
 
-def test_values_touch_active_points_only():
+def test_active_values_touch_active_points_only():
     state, _, _, objective = problem(M=2000)
-    around = Coordinates(state, replace(objective, learn_inducing=True))
-    here, local = around.values(around.start(), torch.tensor([[3, 1999], [7, 3]]))
+    around = LocalCoordinates(state, replace(objective, learn_inducing=True))
+    here, local = around.active_values(around.start(), torch.tensor([[3, 1999], [7, 3]]))
     assert len(here.Z) == len(here.mean) == len(here.var) == 4
     torch.testing.assert_close(here.Z[local[:, 0]], state.Z[[3, 7]])
 
@@ -199,22 +194,6 @@ def test_fit_minibatch_depends_on_its_generator_only_and_leaves_its_start_alone(
     assert not torch.equal(first, other)
     assert_same(first, again)
     assert torch.equal(state.mean, before)
-
-
-def test_rate_stays_flat_then_falls_to_zero(monkeypatch):
-    rates = []
-
-    class Recorded(minibatch._Steps):
-        def set_learning_rate(self, iteration):
-            super().set_learning_rate(iteration)
-            rates.append([group["lr"] for group in self.optimizer.param_groups])
-
-    monkeypatch.setattr(minibatch, "_Steps", Recorded)
-    options = {"max_iter": 8, "learning_rate": 0.1, "generator": seeded()}
-    fit_minibatch(*problem(), **options)
-    by_group = np.array(rates).T
-    np.testing.assert_allclose(by_group[2], 0.1 * np.array([4, 4, 4, 4, 4, 3, 2, 1]) / 4)
-    np.testing.assert_allclose(by_group[0], 10 * by_group[2])
 
 
 def test_fit_minibatch_reports_mean_losses_and_stops_when_told():

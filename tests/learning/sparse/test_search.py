@@ -1,4 +1,4 @@
-"""Searches by all rows and by minibatches: their optima, held-out rows, bounds, when they stop."""
+"""Searches by all rows and by minibatches: their optima, held-out data, bounds, when they stop."""
 
 import math
 from dataclasses import replace
@@ -7,55 +7,37 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
-from skgp.inference.collapsed import elbo_loss, fitc_loss, square_loss, statistics
+from skgp.inference.collapsed import (
+    elbo_loss,
+    evidence_ratio,
+    fitc_loss,
+    square_loss,
+    square_posterior,
+    statistics,
+)
 from skgp.inference.sparse import SparseState
 from skgp.learning import defaults
 from skgp.learning.sparse import search as module
-from skgp.learning.sparse.objective import Coordinates, Objective
+from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.learning.sparse.search import (
-    BestState,
+    Blend,
+    blended,
+    choose_blend,
     fit_all_rows,
     fit_minibatch,
-    held_out_losses,
-    split,
 )
-from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import sparse as dense
+from tests.reference.sparse import GAUSSIAN, LIKELIHOODS, random_problem
 from tests.same import assert_same
-
-GAUSSIAN = Gaussian(0.3, bounds=(1e-3, 5.0))
-
-
-STUDENT = StudentT(0.5, 4.0, scale_bounds=(0.03, 2.2), df_bounds=(2.1, 200.0))
-
 
 FIXED = {"learn_kernel": False, "learn_likelihood": False, "learn_inducing": False}
 
 
-LIKELIHOODS = {
-    "gaussian": (GAUSSIAN, "gaussian"),
-    "probit": (Bernoulli("probit"), "labels"),
-    "logit": (Bernoulli("logit"), "labels"),
-    "poisson": (Poisson("exp"), "counts"),
-    "softplus": (Poisson("softplus"), "counts"),
-    "student_t": (STUDENT, "student_t"),
-}
-
-
 weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-
-
-def problem_of(likelihood, **options):
-    """A problem, its likelihood, and a state of no particular optimum."""
-    made, target = LIKELIHOODS[likelihood]
-    problem = replace(dense.make_problem(target=target, **options), offset=0.2)
-    state = problem.state(made.initial(torch.zeros(1, dtype=torch.float64)))
-    posterior = dense.random_posterior(len(problem.Z))
-    return problem, made, state.with_posterior(0.3 * posterior[0], posterior[1])
 
 
 def direct_loss(state, data, objective):
@@ -72,7 +54,7 @@ def direct_loss(state, data, objective):
 @weights
 @pytest.mark.parametrize("name", ["elbo", "fitc", "square_loss"])
 def test_fit_all_rows_in_closed_form_ends_at_the_optimal_posterior(name, weighted):
-    problem, made, state = problem_of("gaussian", weighted=weighted)
+    problem, made, state = random_problem("gaussian", weighted=weighted)
     # The square loss has no noise to learn.
     objective = Objective(made, name=name, beta=0.5, learn_likelihood=name != "square_loss")
     found = fit_all_rows(state, problem.data, objective, max_iter=60, tol=1e-9)
@@ -87,7 +69,7 @@ def test_fit_all_rows_in_closed_form_ends_at_the_optimal_posterior(name, weighte
 
 @pytest.mark.parametrize("name", ["elbo", "fitc", "square_loss"])
 def test_fit_all_rows_in_closed_form_moves_only_what_is_free(name):
-    problem, made, state = problem_of("gaussian")
+    problem, made, state = random_problem("gaussian")
     objective = Objective(made, name=name, **FIXED)
     for free in FIXED:
         if name == "square_loss" and free == "learn_likelihood":
@@ -104,7 +86,7 @@ def test_fit_all_rows_in_closed_form_moves_only_what_is_free(name):
 
 
 def test_fit_all_rows_in_closed_form_respects_the_bounds():
-    problem, _, state = problem_of("gaussian")
+    problem, _, state = random_problem("gaussian")
     kernel = ConstantKernel(1.0, (0.9, 1.1)) * RBF([1.0, 1.0], (0.8, 1.2))
     likelihood = Gaussian(0.3, bounds=(0.28, 0.29))
     state = replace(state, kernel=kernel)
@@ -121,7 +103,7 @@ def test_fit_all_rows_in_closed_form_respects_the_bounds():
     ("likelihood", "name"), [*((f, "log_loss") for f in LIKELIHOODS), ("probit", "elbo")]
 )
 def test_fit_all_rows_lowers_its_objective(likelihood, name):
-    problem, made, state = problem_of(likelihood, weighted=True)
+    problem, made, state = random_problem(likelihood, weighted=True)
     objective = Objective(made, name=name, beta=0.7)
     found = fit_all_rows(state, problem.data, objective, max_iter=15, tol=1e-9)
     before = objective.total(state, problem.data)
@@ -140,7 +122,7 @@ def test_rounds_add_up_to_the_iterations(max_iter):
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
 def test_searches_number_their_iterations_across_rounds(name):
-    problem, made, state = problem_of("gaussian")
+    problem, made, state = random_problem("gaussian")
     calls = []
     found = fit_all_rows(
         replace(state, offset=torch.zeros(1).double()),
@@ -159,7 +141,7 @@ def test_searches_number_their_iterations_across_rounds(name):
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
 def test_searches_stop_when_the_callback_says_so(name):
-    problem, made, state = problem_of("gaussian")
+    problem, made, state = random_problem("gaussian")
     objective = Objective(made, name=name)
     found = fit_all_rows(
         state,
@@ -175,7 +157,7 @@ def test_searches_stop_when_the_callback_says_so(name):
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
 def test_searches_converge_to_their_tolerance(name):
-    problem, made, state = problem_of("gaussian", n=20, n_inducing=4)
+    problem, made, state = random_problem("gaussian", n=20, n_inducing=4)
     objective = Objective(made, name=name, learn_inducing=False)
     found = fit_all_rows(state, problem.data, objective, max_iter=500, tol=1e-3)
     assert found.converged and len(found.history) < 500
@@ -183,9 +165,9 @@ def test_searches_converge_to_their_tolerance(name):
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
 def test_searches_stop_when_the_rows_held_out_say_so(name):
-    problem, made, state = problem_of("gaussian")
+    problem, made, state = random_problem("gaussian")
     objective = Objective(made, name=name)
-    held_out = problem_of("gaussian", seed=7)[0].data
+    held_out = random_problem("gaussian", seed=7)[0].data
     watch = BestState(objective, held_out)
     scored = []
     score = watch.score
@@ -203,118 +185,6 @@ def test_searches_stop_when_the_rows_held_out_say_so(name):
     if objective.has_closed_form:
         torch.testing.assert_close(last.mean, objective.with_optimum(last, problem.data).mean)
     assert math.isfinite(watch.loss)
-
-
-# ---- held-out rows -------------------------------------------------------------------------------
-
-NAN = float("nan")
-
-
-LOG_LOSS = Objective(Gaussian(0.3, bounds=(1e-4, 5.0)))
-
-
-def numbered(n, weighted=False):
-    rows = torch.arange(float(n), dtype=torch.float64)[:, None]
-    return Data(rows, rows, rows[:, 0] + 1 if weighted else None)
-
-
-# ---- the split ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("n", "fraction", "n_out"),
-    [(100, 0.1, 10), (7, 0.2, 1), (5, 0.01, 1), (10, 0.99, 9), (2, 0.9, 1), (1, 0.5, 0)],
-)
-def test_split_holds_out_a_fraction_of_the_rows(n, fraction, n_out, generator):
-    kept, held_out = split(numbered(n, weighted=True), fraction, generator)
-    assert (len(kept), len(held_out)) == (n - n_out, n_out)
-    both = torch.cat([kept.X, held_out.X])[:, 0]
-    assert torch.equal(both.sort().values, numbered(n).X[:, 0])
-    for part in (kept, held_out):
-        assert torch.equal(part.X, part.y) and torch.equal(part.weight, part.X[:, 0] + 1)
-        assert torch.equal(part.X, part.X.sort(dim=0).values)
-
-
-def test_split_holds_out_no_more_than_enough(generator, monkeypatch):
-    monkeypatch.setattr(defaults, "MAX_HELD_OUT", 5)
-    kept, held_out = split(numbered(100), 0.5, generator)
-    assert (len(kept), len(held_out)) == (95, 5)
-
-
-# ---- losses -------------------------------------------------------------------------------------
-
-
-def test_held_out_losses_are_those_of_the_predictions():
-    problem = dense.make_problem()
-    mean, root = dense.random_posterior(9)
-    state = replace(problem.state(), offset=torch.tensor([0.4]).double())
-    state = state.with_posterior(mean, root)
-    q = dense.unwhitened(problem.kernel, problem.Z, mean[:, 0].numpy(), root[0].numpy())
-    f, covariance = dense.predict(problem.kernel, problem.X, problem.Z, *q, 0.4)
-    std = np.sqrt(np.diag(covariance) + problem.noise)
-    found = held_out_losses(state, LOG_LOSS, problem.data)
-    np.testing.assert_allclose(found, -stats.norm(f, std).logpdf(problem.y), rtol=1e-8)
-    # Judged by the log-loss, whatever is trained on; but for the square loss.
-    for name in ("elbo", "fitc"):
-        assert torch.equal(
-            held_out_losses(state, replace(LOG_LOSS, name=name), problem.data), found
-        )
-    square = held_out_losses(state, replace(LOG_LOSS, name="square_loss"), problem.data)
-    np.testing.assert_allclose(square, 0.5 * (f - problem.y) ** 2, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", ["log_loss", "square_loss"])
-def test_held_out_losses_average_to_those_of_repeated_rows(name):
-    problem = dense.make_problem()
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    state = problem.state().with_posterior(*dense.random_posterior(9))
-    weighted, repeated = (
-        held_out_losses(state, replace(LOG_LOSS, name=name), p.data)
-        for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
-    )
-    assert float(weighted.mean()) == pytest.approx(float(repeated.mean()), rel=1e-12)
-
-
-# ---- the best state -----------------------------------------------------------------------------
-
-
-def watch_of(losses, monkeypatch):
-    """A watch to which state number i has the loss ``losses[i]``."""
-    monkeypatch.setattr(module, "held_out_losses", lambda i, *_: torch.full((3,), float(losses[i])))
-    return BestState(LOG_LOSS, numbered(3))
-
-
-def test_best_state_keeps_the_best(monkeypatch):
-    watch = watch_of([5, 3, 4, 2, 6], monkeypatch)
-    assert watch.loss == float("inf") and watch.losses == []
-    assert not any(watch.score(i) for i in range(5))
-    assert watch.best_state == 3 and watch.loss == 2.0 and watch.losses == [5, 3, 4, 2, 6]
-    assert torch.equal(watch.best_rows, torch.full((3,), 2.0))
-
-
-def test_best_state_stops_when_it_has_waited_long_enough(monkeypatch):
-    watch = watch_of([5, 3, 4, 4, 2, 3, 3, 2, 3, 3, 3], monkeypatch)
-    assert [watch.score(i) for i in range(11)] == [False] * 10 + [True]
-
-
-@pytest.mark.parametrize("losses", [[NAN, 2, 3], [2, NAN, 3], [NAN, NAN, 2]])
-def test_best_state_passes_over_nan(losses, monkeypatch):
-    watch = watch_of(losses, monkeypatch)
-    for i in range(3):
-        watch.score(i)
-    assert watch.best_state == losses.index(2) and watch.loss == 2.0
-
-
-def test_best_state_asks_for_a_state_when_it_is_time(monkeypatch):
-    watch = watch_of(range(10, 0, -1), monkeypatch)
-    asked = []
-
-    def state():
-        asked.append(len(asked))
-        return asked[-1]
-
-    assert not any(watch(state) for _ in range(15))
-    assert asked == [0, 1, 2] and watch.losses == [10, 9, 8]
 
 
 # ---- minibatches ---------------------------------------------------------------------------------
@@ -344,10 +214,8 @@ def seeded(seed=0):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_minibatch_loss_averages_to_the_objective_over_all_subsets(weighted):
     data, state, objective = minibatch_problem(6, weighted=weighted)
-    around = Coordinates(state, objective, data.X)
-    values = around.values(around.start())
     losses = [
-        objective.posterior_loss(state, data.take(torch.tensor(rows)), values, scale=6 / 2)
+        objective.posterior_loss(state, data.take(torch.tensor(rows)), scale=6 / 2)
         for rows in combinations(range(6), 2)
     ]
     expected = objective.total(state, data)
@@ -428,3 +296,52 @@ def test_fit_minibatch_scores_rows_held_out():
     found = fit_minibatch(state, data, objective, max_iter=120, generator=seeded(), watch=watch)
     assert len(watch.losses) > 1 and watch.loss == min(watch.losses)
     assert not found.stopped
+
+
+# ---- means moved towards least squares -----------------------------------------------------------
+
+OBJECTIVE = Objective(GAUSSIAN)
+
+
+def problem_and_state(*, weighted=False, shift=0.0):
+    """A problem, and a state of the mean of least squares but for a shift in all directions."""
+    problem = dense.make_problem(n=150, weighted=weighted)
+    state = problem.state(GAUSSIAN.initial(problem.tensors[0]))
+    sums = statistics(state.kernel, problem.data, state.Z)
+    mean, root = square_posterior(sums, beta=evidence_ratio(sums))
+    return problem, state.with_posterior(mean + shift, root)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_blended_lies_between_the_mean_and_that_of_least_squares(weighted):
+    problem, state = problem_and_state(weighted=weighted, shift=1.0)
+    sums = statistics(state.kernel, problem.data, state.Z)
+    least_squares, _ = square_posterior(sums, beta=0.05)
+    for share in (0.0, 0.3, 1.0):
+        found = blended(state, problem.data, Blend(share, 0.05))
+        expected = (1 - share) * state.mean + share * least_squares
+        torch.testing.assert_close(found.mean, expected, rtol=1e-8, atol=1e-8)
+        assert_same(found.root, state.root)
+
+
+def test_choose_blend_takes_the_least_squares_where_the_mean_is_bad():
+    problem, state = problem_and_state(shift=2.0)
+    fresh = dense.make_problem(n=150, seed=1)
+    assert choose_blend(state, problem.data, fresh.data, OBJECTIVE).share == 1.0
+
+
+def test_choose_blend_lowers_both_losses_of_the_rows_held_out():
+    problem, state = problem_and_state(shift=0.15)
+    fresh = dense.make_problem(n=150, seed=1)
+    blend = choose_blend(state, problem.data, fresh.data, OBJECTIVE)
+
+    def both(share):
+        moved = blended(state, problem.data, replace(blend, share=share))
+        loss, square = (
+            held_out_losses(moved, replace(OBJECTIVE, name=name), fresh.data).mean()
+            for name in ("log_loss", "square_loss")
+        )
+        return float(loss + 0.5 * square.log())
+
+    assert 0 < blend.share and both(blend.share) < both(0.0) - 2e-3
+    assert both(blend.share) < min(both(share) for share in defaults.BLEND_SHARES) + 0.05

@@ -1,5 +1,6 @@
-"""Hyper-parameters of few rows by the evidence: the optimum of the ELBO, priors, kernels, stops."""
+"""Where minimisation begins: evidence of few rows, priors, kernels; a wider q(u), more points."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,25 +10,26 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
-from skgp.learning.sparse.objective import Objective
+from skgp.inference.sparse import SparseState, natural_gradients
+from skgp.learning import defaults
+from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.start import (
-    Problem,
-    Settings,
     best_evidence,
+    broadened,
+    grown,
     has_evidence,
     start_state,
 )
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
-
-GAUSSIAN = Gaussian(0.3, bounds=(1e-4, 5.0))
-
+from tests.reference.sparse import GAUSSIAN, LIKELIHOODS, problem_of
 
 PROBIT = Bernoulli("probit")
-
-
 ZERO = torch.zeros(1, dtype=torch.float64)
+
+
+weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
 
 def problem_for(problem, objective, settings, *, kernels=None, callback=None, offset=ZERO, seed=0):
@@ -191,3 +193,140 @@ def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
 )
 def test_has_evidence_where_it_is_known_and_free(likelihood, options, n_kernels, expected):
     assert has_evidence(Objective(likelihood, **options), [RBF()] * n_kernels) == expected
+
+
+# ---- towards the log-loss ------------------------------------------------------------------------
+
+
+def at_the_bound(likelihood, *, beta=1.0, learn_likelihood=True, **options):
+    """A problem, a state at the optimum of its evidence bound, and the log-loss objective."""
+    problem, made, state = problem_of(likelihood, **options)
+    objective = Objective(made, name="log_loss", beta=beta, learn_likelihood=learn_likelihood)
+    made = objective.likelihood.with_parameters(state.likelihood)
+    state = natural_gradients(state, problem.data, made, max_iter=100, tol=1e-10)
+    return problem, state, objective
+
+
+@weights
+@pytest.mark.parametrize("beta", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_broadened_does_not_raise_the_log_loss_and_keeps_the_mean(likelihood, beta, weighted):
+    problem, state, objective = at_the_bound(likelihood, beta=beta, weighted=weighted)
+    found = broadened(state, problem.data, objective)
+    before, after = (objective.total(s, problem.data) for s in (state, found))
+    assert after <= before + 1e-9 * abs(before)
+    assert torch.equal(found.mean, state.mean) and torch.equal(found.root, found.root.tril())
+    assert (found.root.diagonal(dim1=1, dim2=2) > 0).all()
+    assert torch.equal(found.Z, state.Z) and found.kernel is state.kernel
+
+
+def test_broadened_lowers_the_log_loss_where_little_regularisation_asks_for_width():
+    problem, state, objective = at_the_bound("gaussian", beta=0.01, n=200)
+    found = broadened(state, problem.data, objective)
+    before, after = (objective.total(s, problem.data) for s in (state, found))
+    assert after < before - 1
+    widths = [torch.logdet(s.root[0] @ s.root[0].mT) for s in (state, found)]
+    assert widths[1] > widths[0] + 1
+
+
+def test_broadened_takes_the_best_pair_of_its_grid():
+    """Against every pair by explicit inverses."""
+    problem, state, objective = at_the_bound("gaussian", beta=0.1, n=100)
+    S = (state.root[0] @ state.root[0].mT).numpy()
+    eye = np.eye(9)
+    losses = []
+    for width in defaults.WIDTHS:
+        wide = np.linalg.inv(eye + (np.linalg.inv(S) - eye) / width)
+        root = torch.tensor(np.linalg.cholesky(wide))[None]
+        for factor in defaults.LESS_NOISE:
+            likelihood = (state.likelihood + np.log(factor)).clamp_min(np.log(1e-4))
+            candidate = replace(state, root=root, likelihood=likelihood)
+            losses.append(objective.total(candidate, problem.data))
+    found = objective.total(broadened(state, problem.data, objective), problem.data)
+    assert found == pytest.approx(min(losses), rel=1e-8)
+
+
+def test_broadened_keeps_noise_within_bounds_and_degrees_of_freedom():
+    problem, state, objective = at_the_bound("student_t", beta=0.01, n=200)
+    narrow = StudentT(0.5, 4.0, scale_bounds=(0.2**0.5, 2.2), df_bounds=(2.1, 200.0))
+    found = broadened(state, problem.data, replace(objective, likelihood=narrow))
+    assert found.likelihood[0].exp() >= 0.2 - 1e-12
+    assert found.likelihood[1] == state.likelihood[1]
+
+
+def test_broadened_looks_at_some_rows_weighed_as_all(monkeypatch):
+    """Every third row, the divergence a third: the same as those rows and a third of beta."""
+    problem, state, objective = at_the_bound("gaussian", beta=0.3, n=120)
+    monkeypatch.setattr(defaults, "GRID_ROWS", 40)
+    found = broadened(state, problem.data, objective)
+    some = problem.data.take(torch.arange(0, 120, 3))
+    expected = broadened(state, some, replace(objective, beta=0.1))
+    torch.testing.assert_close(found.root, expected.root)
+    torch.testing.assert_close(found.likelihood, expected.likelihood)
+
+
+def test_broadened_by_nothing_returns_its_posterior_in_either_precision(dtype, monkeypatch):
+    """Also where variances of q(w) are below the rounding error of the greatest."""
+    monkeypatch.setattr(defaults, "WIDTHS", (1.0,))
+    problem, made, state = problem_of("gaussian")
+    directions, _ = torch.linalg.qr(dense.random_posterior(9)[1][0])
+    stds = torch.logspace(-5, 0.3, 9, dtype=torch.float64)
+    upper = torch.linalg.qr((directions * stds).mT).R
+    root = (upper * upper.diagonal().sign()[:, None]).mT[None]
+    state = state.with_posterior(state.mean, root)
+    names = ("likelihood", "Z", "mean", "root", "offset")
+    state = replace(state, **{name: getattr(state, name).to(dtype) for name in names})
+    data = Data(problem.data.X.to(dtype), problem.data.y.to(dtype))
+    found = broadened(state, data, Objective(made, learn_likelihood=False))
+    assert found.root.dtype == dtype
+    scale = state.root.abs().amax(dim=2, keepdim=True)  # of each row
+    error = ((found.root - state.root) / scale).abs().max()
+    assert error < (1e-9 if dtype == torch.float64 else 1e-2)
+
+
+@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
+def test_broadened_does_not_sample(gradient):
+    problem, state, objective = at_the_bound("probit", beta=0.1)
+    found = broadened(state, problem.data, replace(objective, gradient=gradient))
+    torch.testing.assert_close(found.root, broadened(state, problem.data, objective).root)
+
+
+def test_broadened_does_not_raise_the_loss_of_a_posterior_wider_than_the_prior():
+    """As a warm start by the log-loss can be, or the bound of Student's t."""
+    problem, made, state = problem_of("gaussian", offset=3.0)
+    objective = Objective(made, name="log_loss", beta=1e-3, learn_likelihood=False)
+    state = state.with_posterior(state.mean, 2 * state.root)
+    before = objective.total(state, problem.data)
+    assert objective.total(broadened(state, problem.data, objective), problem.data) <= before
+
+
+# ---- more inducing points ------------------------------------------------------------------------
+
+
+def points(kernel, n_points=12):
+    return torch.linspace(-3, 3, n_points, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize(("length_scale", "sizes"), [(3.0, {12}), (0.4, {24, 48}), (0.1, {48})])
+def test_points_grow_where_held_out_data_gain(length_scale, sizes):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (600, 1))
+    y = np.sin(2 * X[:, 0] / length_scale) + 0.2 * rng.standard_normal(600)
+    problem = dense.Problem(RBF(length_scale), X, y, points(None).numpy())
+    objective = Objective(Gaussian(0.04, bounds=(1e-4, 1.0)))
+    noise = torch.tensor([math.log(0.04)], dtype=torch.float64)
+    start = SparseState.prior(problem.kernel, noise, points(None), torch.zeros(1).double())
+    problem = Problem(
+        [problem.kernel],
+        problem.data,
+        objective,
+        Settings(sizes=(24, 48)),
+        points,
+        start.offset,
+        torch.Generator().manual_seed(0),
+        StopRecorder(None),
+    )
+    found = grown(start, problem)
+    assert len(found.Z) in sizes
+    assert (found is start) == (len(found.Z) == 12)
+    assert grown(start, replace(problem, settings=Settings())) is start
