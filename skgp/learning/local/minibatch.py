@@ -35,8 +35,8 @@ from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
 from skgp.learning.defaults import (
     FALLING,
     LEARNING_RATE,
-    LEAST_GAIN,
     LOCAL_RATE_SHARES,
+    PLATEAU_GAIN,
     PLATEAU_WINDOW,
     REFRESH_EVERY,
     REPORT_EVERY,
@@ -260,7 +260,7 @@ class _Plateau:
         if len(self._windows) > 1:
             before, after = self._windows[-2:]
             error = float((before.var() + after.var()).sqrt()) / PLATEAU_WINDOW**0.5
-            still = float(before.mean() - after.mean()) < max(error, LEAST_GAIN)
+            still = float(before.mean() - after.mean()) < max(error, PLATEAU_GAIN)
             self._n_still = self._n_still + 1 if still else 0
         return self._n_still == 2
 
