@@ -199,6 +199,7 @@ BATCH_ROWS, BATCH_VALUES, BATCH_NUMBERS = 2**14, 1024, 2**22
 # ---- natural-gradient steps (natural.py, sparse.py)
 SITE_STEP = 0.8  # of whitened q; prototypes converged in 6 to 14 steps with .7 to .8
 SITE_CUT, SHORTEST_SITE_STEP = 0.25, 1e-8  # of a step that lowers the ELBO; where to give up
+ROUNDING_OF_ELBO = 1e-9  # share of the ELBO that rounding may cost a step
 LEAST_SITE_BETA = 1e-3  # stands for a smaller beta, with which the sites would be all that counts
 HASTE = 5.0  # times the residual asked for will do while the ELBO rises fast
 

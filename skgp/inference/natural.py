@@ -106,8 +106,9 @@ class SitesFit:
     q: Posterior
     sites: Sites  # of the rows, (n, c)
     bound: float  # ELBO, in nats
-    #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``n_cg`` and ``cg_residual`` of the
-    #: system of the mean.
+    mean: Tensor  # (n, c); of f, the prior mean removed
+    #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``moved`` (root mean square change of
+    #: the mean, over 1 + its mean square), ``n_cg`` and ``cg_residual`` of the system of the mean.
     history: list[dict] = field(default_factory=list)
     converged: bool = False
 
@@ -170,8 +171,10 @@ def fit_sites(
         if not found.bound >= fit.bound - tol * abs(fit.bound):
             rate *= SITE_CUT
             continue
+        distance = (found.mean - fit.mean).square().mean().sqrt()
+        moved = float(distance / (1 + found.mean.square().mean()))
         change, fit = abs(found.bound - fit.bound), found
-        history.append(entry | {"rate": rate, "loss": -fit.bound})
+        history.append(entry | {"rate": rate, "loss": -fit.bound, "moved": moved})
         # Nothing has converged that was cut short, or not solved for to the residual asked for.
         still = change <= tol * abs(fit.bound)
         converged = at_once or (still and haste == 1.0 and rate >= damping)
@@ -206,24 +209,22 @@ class _Problem:
         options = {"tol": haste * self.cg_tol, "max_iter": self.cg_max_iter, "warn": False}
         q, found = self.system.solve(sites, start=start, **options)
         entry = {"n_cg": found.n_iter, "cg_residual": float(found.residual.max())}
-        rows = self.likelihood.expected_log_prob(self.Y, *self._moments(q))
+        mean, var = self.system.moments(q)
+        rows = self.likelihood.expected_log_prob(self.Y, self.offset + mean, var)
         bound = float(self._weighted(rows).sum() - self.system.divergence(q))
-        return SitesFit(q, sites, bound if math.isfinite(bound) else -math.inf), entry
+        return SitesFit(q, sites, bound if math.isfinite(bound) else -math.inf, mean), entry
 
     def sites(self, q: Posterior) -> Sites:
         """The sites that a full step from q goes to."""
-        mean, var = self._moments(q)
-        slope, bend = self.likelihood.expected_derivatives(self.Y, mean, var)
+        mean, var = self.system.moments(q)
+        f = self.offset + mean
+        slope, bend = self.likelihood.expected_derivatives(self.Y, f, var)
         if self.likelihood.is_log_concave:
             precision = (-bend).clamp_min(0.0)  # rounding
         else:
-            precision = torch.where(bend > 0, slope / (self.likelihood.mode(self.Y) - mean), -bend)
-        shift = slope + precision * (mean - self.offset)
+            precision = torch.where(bend > 0, slope / (self.likelihood.mode(self.Y) - f), -bend)
+        shift = slope + precision * mean
         return Sites(*map(self._weighted, (precision, shift, -bend)))
-
-    def _moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
-        mean, var = self.system.moments(q)
-        return self.offset + mean, var
 
     def _weighted(self, values: Tensor) -> Tensor:
         weight = self.system.weight

@@ -341,12 +341,12 @@ def natural_gradients(
     *,
     beta: float = 1.0,
     max_iter: int = 10,
-    tol: float = 1e-6,
+    tol: float = 1e-4,
 ) -> SparseState:
     """The q(w) of the greatest ELBO, beta times the divergence in it, for fixed hyper-parameters.
 
     By the sites of :mod:`skgp.inference.natural`, from those of the state unless its q(w) is the
-    prior. O(n M^2 c) a step.
+    prior, until the means of f stand still. O(n M^2 c) a step.
     """
     Phi, unexplained = whitened_features(state.kernel, data.X, state.Z)
     beta = max(beta, defaults.LEAST_SITE_BETA)
@@ -359,8 +359,9 @@ def natural_gradients(
         offset=state.offset,
         start=start if state.mean.any() else None,
         max_iter=max_iter,
-        tol=tol,
+        tol=defaults.ROUNDING_OF_ELBO,
         damping=defaults.SITE_STEP,
+        callback=lambda _, info: info["moved"] <= tol,
     )
     return state.with_posterior(fit.q.mean, cast(Tensor, fit.q.root))
 

@@ -27,8 +27,8 @@ References
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,11 +44,14 @@ __all__ = [
     "held_out_rows",
     "hold_out",
     "improves",
+    "stratum",
+    "while_falling",
 ]
 
 
 Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState
+Trial = TypeVar("Trial")
 
 # ------------------------------------------------------------------------------------- the rule
 
@@ -127,6 +130,25 @@ def improves(new: Array, old: Array, **options: Any) -> bool:
     return choose([old, new], **options) == 1
 
 
+def while_falling(
+    first: Trial,
+    candidates: Iterable[Any],
+    fit: Callable[[Any, Trial], Trial | None],
+    loss: Callable[[Trial], float],
+) -> list[Trial]:
+    """Trials from `first` on, the candidates in order, while each has a lower loss than the last.
+
+    ``fit(candidate, last)`` makes a trial of a candidate; None ends them.
+    """
+    trials = [first]
+    for candidate in candidates:
+        trial = fit(candidate, trials[-1])
+        if trial is None or not loss(trial) < loss(trials[-1]):
+            break
+        trials.append(trial)
+    return trials
+
+
 def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
     """Of the weighted mean of the differences (n,); 0 of a single one."""
     n = len(difference)
@@ -137,6 +159,12 @@ def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
 
 
 # --------------------------------------------------------------------------- folds, held-out rows
+
+
+def stratum(y: Tensor) -> tuple[Tensor, bool]:
+    """What to stratify targets (n, c) by, and whether that is classes, as labels -1 and +1 are."""
+    target = y[:, 0] if y.shape[1] == 1 else y.argmax(1)
+    return target, y.shape[1] > 1 or bool((y.abs() == 1).all())
 
 
 def held_out_rows(

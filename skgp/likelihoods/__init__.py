@@ -2,8 +2,7 @@
 
 from skgp.likelihoods.base import Likelihood, NumericLikelihood
 from skgp.likelihoods.bernoulli import Bernoulli
-from skgp.likelihoods.gaussian import Gaussian
-from skgp.likelihoods.laplace import Laplace
+from skgp.likelihoods.closed_form import Gaussian, Laplace
 from skgp.likelihoods.poisson import Poisson
 from skgp.likelihoods.student_t import StudentT
 

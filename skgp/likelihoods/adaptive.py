@@ -30,7 +30,7 @@ in the second where it is narrower, so that large derivatives need not cancel.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,46 +68,14 @@ _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical
 
 
 def log_expectation(
-    likelihood: Likelihood,
-    y: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    parameters: Sequence[Tensor] = (),
-    n_points: int = N_POINTS,
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor, *, n_points: int = N_POINTS
 ) -> Tensor:
-    r"""Log-expectation :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]`, differentiable once.
+    r"""Log-expectation :math:`\log E_{f \sim N(m, v)}[p(y \mid f)]` (...), differentiable once.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Log-concave in f.
-    y, mean, var : Tensor of the same shape (...)
-        Observations; mean and variance of the latent values, ``var >= 0``. Gradients flow to mean
-        and var, not to y.
-    parameters : sequence of Tensor, optional
-        The likelihood's own parameters. If one requires a gradient, the sum over the nodes is
-        formed once more for autograd, with the nodes held constant and all rows at once:
-        ``8 n_points`` bytes a row for each temporary.
-    n_points : int, default=56
-        Number of nodes, at least 4.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        In nats.
+    Of a likelihood that is log-concave in f, at y, mean and var of one shape (...), var at least 0:
+    in nats, by `n_points` nodes, 4 at least. Gradients flow to mean and var alone.
     """
-    value = _LogExpectation.apply(mean, var, y, likelihood, n_points)
-    if not any(parameter.requires_grad for parameter in parameters):
-        return value
-    with torch.no_grad():
-        rows = [argument.reshape(-1) for argument in (y, mean, var)]
-        mode, centre, std, _, sinh = _place(likelihood, *rows)
-        offset, spacing = sinh.nodes(n_points)
-        log_weights = spacing.log() - 0.5 * (mode + offset) ** 2 - _LOG_ROOT_2PI
-        f = (centre + std * offset).reshape(-1, *mean.shape)
-    log_terms = likelihood._log_prob(y, f) + log_weights.reshape(f.shape)
-    return torch.logsumexp(log_terms, dim=0) + (value - value.detach())
+    return _LogExpectation.apply(mean, var, y, likelihood, n_points)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special
 
-from skgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson
 from skgp.likelihoods.adaptive import (
     log_expectation,
     log_expectation_and_slopes,
@@ -15,30 +15,6 @@ from skgp.likelihoods.adaptive import (
     sinh_map,
     tilted_mode,
 )
-
-
-class Tempered(Likelihood):
-    """Logistic labels p(y | f) = sigmoid(a y f), with a parameter a."""
-
-    def __init__(self, a):
-        super().__init__()
-        self.a = a
-
-    def _log_prob(self, y, f):
-        return torch.nn.functional.logsigmoid(self.a * y * f)
-
-    def _derivatives(self, y, f):
-        first, second = Bernoulli()._derivatives(y, self.a * f)
-        return self.a * first, self.a**2 * second
-
-    def _mode(self, y):
-        return y * math.inf
-
-    def _conditional_mean(self, f):
-        return torch.tanh(self.a * f / 2)
-
-    def _conditional_var(self, f):
-        return 1 - self._conditional_mean(f) ** 2
 
 
 def _grid(*axes):
@@ -75,20 +51,6 @@ def test_log_expectation_gradients_equal_finite_differences(likelihood):
     assert torch.autograd.gradcheck(
         lambda *latent: log_expectation(likelihood, y, *latent), (mean, var), eps=1e-4, atol=1e-7
     )
-
-
-def test_log_expectation_carries_gradients_to_the_likelihoods_parameters():
-    y, mean, var = _grid([-1.0, 1.0], [-2.0, 0.5], [1e-3, 0.3, 40.0])
-    a = torch.tensor(1.7, dtype=torch.float64)
-    plain = log_expectation(Tempered(a), y, mean, var, parameters=[a])
-    leaves = [leaf.clone().requires_grad_() for leaf in (mean, var, a)]
-
-    def value(mean, var, a):
-        shaped = (column.reshape(3, 4) for column in (y, mean, var))
-        return log_expectation(Tempered(a), *shaped, parameters=[a])
-
-    torch.testing.assert_close(value(*leaves).detach().reshape(-1), plain, rtol=0, atol=1e-9)
-    assert torch.autograd.gradcheck(value, leaves, eps=1e-4, atol=1e-7)
 
 
 def test_log_expectation_of_many_rows_is_that_of_each():

@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, stats
 
 from skgp.likelihoods import Laplace
-from skgp.likelihoods.laplace import expected_absolute_residual
+from skgp.likelihoods.closed_form import expected_absolute_residual
 from tests.contracts.numeric_likelihoods import NumericLikelihoodContract
 
 SCALE = 0.6

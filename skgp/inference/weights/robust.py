@@ -53,7 +53,7 @@ from skgp.inference.defaults import (
 )
 from skgp.inference.weights.design import StreamedDesign, add_gram, check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
-from skgp.likelihoods.laplace import Laplace, expected_absolute_residual
+from skgp.likelihoods.closed_form import Laplace, expected_absolute_residual
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 
 __all__ = ["RobustFit", "fit_robust"]

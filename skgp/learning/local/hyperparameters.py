@@ -71,7 +71,7 @@ from skgp.learning.search import (
     fit_hyperparameters,
     fit_leave_one_out,
 )
-from skgp.learning.selection import choose, improves
+from skgp.learning.selection import choose, improves, while_falling
 from skgp.likelihoods import Likelihood
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
@@ -200,15 +200,13 @@ def _with_noise(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Te
     """
     place = NOISE_RATIOS.index(NOISE_START)
     variance = float(gram_diag(model.kernel, model.X).mean())
-    fits = [_linked(replace(model, noise=variance * NOISE_START), labels)]
+
+    def linked(ratio: float, _: Any = None) -> tuple[KrigingModel, Tensor]:
+        return _linked(replace(model, noise=variance * ratio), labels)
+
+    fits = [linked(NOISE_START)]
     for ratios in (NOISE_RATIOS[:place][::-1], NOISE_RATIOS[place + 1 :]):
-        last = fits[0]
-        for ratio in ratios:
-            found = _linked(replace(model, noise=variance * ratio), labels)
-            if not found[1].mean() < last[1].mean():
-                break
-            fits.append(found)
-            last = found
+        fits += while_falling(fits[0], ratios, linked, lambda fit: float(fit[1].mean()))[1:]
     fits.sort(key=lambda fit: fit[0].noise, reverse=True)
     return fits[choose([losses for _, losses in fits])]
 

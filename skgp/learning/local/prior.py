@@ -55,7 +55,7 @@ from skgp.learning.defaults import (
     TRIAL,
     TRIAL_ITER,
 )
-from skgp.learning.selection import choose, held_out_rows
+from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
 
@@ -106,8 +106,7 @@ def split_rows(
     n = len(y)
     least = min(n // 3, MIN_HELD_OUT)
     n_out = min(max(round(settings.validation_fraction * n), least), MAX_HELD_OUT, n - 1)
-    target = (y[:, 0] if y.shape[1] == 1 else y.argmax(1)).cpu()
-    labels = y.shape[1] > 1 or bool((y.abs() == 1).all())
+    target, classes = stratum(y.cpu())
     first = torch.ones(n, dtype=torch.bool) if preferred is None else preferred.cpu()
     held_out = torch.zeros(n, dtype=torch.bool)
     for part in (first, ~first):
@@ -115,7 +114,7 @@ def split_rows(
         if size >= len(rows):
             held_out[rows] = True
         elif size > 0:
-            chosen = held_out_rows(target[rows], size, generator, classes=labels)
+            chosen = held_out_rows(target[rows], size, generator, classes=classes)
             held_out[rows[torch.from_numpy(chosen)]] = True
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
@@ -151,30 +150,28 @@ def find_prior(
     """
     likelihood = likelihood.with_parameters(likelihood.initial(Z))
     learn = settings.learn_hyperparameters
-    low, high = amplitude_range(kernel) if learn else (1.0, 1.0)
+    amplitudes = amplitude_range(kernel) if learn else (1.0, 1.0)
     learn_kl = learn and settings.kl_weight is None and settings.n_neighbors < len(Z)
-    free = learn_kl or high > low or data.y.shape[1] > 1
+    free = learn_kl or amplitudes[1] > amplitudes[0] or data.y.shape[1] > 1
     if likelihood.is_gaussian or not free or len(data) < FEW_ROWS:
         return Prior(kernel, settings.kl_weight, data)
     kept, left_out = split_rows(data.y, settings, generator, position < 0)
-    n = len(kept)
     data, own = data.take(torch.cat([kept, left_out])), position[left_out.to(position.device)]
     others = torch.ones(len(Z), dtype=torch.bool, device=Z.device)
     others[own[own >= 0]] = False
     points = Z[others]
-    active = active_sets(kernel, data.X, points, settings)
-    first, last = (Tiles(kernel, data.X[r], points, active[r]) for r in _parts(n))
-    kl_weight = settings.kl_weight
+    active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
     kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
-    learned, held_out = (data.take(part) for part in _parts(n))
+    parts = slice(len(kept)), slice(len(kept), None)
+    tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
+    learned, held_out = (data.take(part) for part in parts)
     everything = None
-    if keeps_points := bool((own < 0).all()):
-        systems = nested_systems([first, last], kl_weight=kl_weight, weight=data.weight)
-        system, everything = systems
+    if keeps_points := len(points) == len(Z):
+        system, everything = nested_systems(tiles, kl_weight=kl_weight, weight=data.weight)
         rows = everything.rows.last(len(held_out))
     else:
-        (system,) = nested_systems([first], kl_weight=kl_weight, weight=learned.weight)
-        rows = row_weights(last)
+        (system,) = nested_systems(tiles[:1], kl_weight=kl_weight, weight=learned.weight)
+        rows = row_weights(tiles[1])
     found = choose_prior(
         system,
         learned,
@@ -182,34 +179,37 @@ def find_prior(
         held_out,
         likelihood,
         offset,
-        amplitudes=(low, high),
+        amplitudes=amplitudes,
         kl_weight=kl_weight if learn_kl else 1.0,
         callback=callback,
     )
-    asked = found.kl_factor * len(Z) / min(settings.n_neighbors, len(Z))
-    start = found.q
-    if not keeps_points:  # of all points: as learned, and as predicted at those left out
-        mean = Z.new_empty(len(Z), offset.numel())
-        var, out = torch.empty_like(mean), own >= 0
-        mean[others], var[others] = found.q.mean, found.q.var
-        mean[own[out]] = (found.mean - offset)[out]
-        var[own[out]] = rows.project_squares(found.q.var)[out]
-        start = Posterior(mean, var)
     if everything is not None:
         everything = rescaled(everything, found.amplitude, found.kl_factor)
+    asked = found.kl_factor * len(Z) / min(settings.n_neighbors, len(Z))
     return Prior(
         scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
         asked if settings.kl_weight is None else kl_weight,
         data,
         found.coupling,
         everything,
-        start,
+        found.q if keeps_points else _of_all_points(found, rows, own, others, offset),
         found.history,
     )
 
 
-def _parts(n: int) -> tuple[slice, slice]:
-    return slice(n), slice(n, None)
+def _of_all_points(
+    found: "Trial", rows: RowWeights, own: Tensor, others: Tensor, offset: Tensor
+) -> Posterior:
+    """q(u) of all inducing points: as learned at `others` (M,), as predicted at those left out.
+
+    `own` are the inducing points that the rows held out are, -1 for none.
+    """
+    mean = found.q.mean.new_empty(len(others), offset.numel())
+    var, out = torch.empty_like(mean), own >= 0
+    mean[others], var[others] = found.q.mean, found.q.var
+    mean[own[out]] = (found.mean - offset)[out]
+    var[own[out]] = rows.project_squares(found.q.var)[out]
+    return Posterior(mean, var)
 
 
 @dataclass(frozen=True)
@@ -277,17 +277,17 @@ class _Search:
 
     def walk(self, priors: list[tuple[float, float]], n_errors: float = 1.0) -> bool:
         """Try one after another while predictions improve; whether any but the first is chosen."""
-        trials = [self.trial]
-        for amplitude, kl_factor in priors:
+
+        def tried(prior: tuple[float, float], last: Trial) -> Trial | None:
             if self.stopped:
-                break
-            trial = self._fit(amplitude, kl_factor, trials[-1].q)
+                return None
+            trial = self._fit(*prior, last.q)
             self.history.append(trial.score)
             if self.callback is not None:
                 self.stopped = bool(self.callback(len(self.history), {"loss": trial.score}))
-            if not trial.score < trials[-1].score:
-                break
-            trials.append(trial)
+            return trial
+
+        trials = while_falling(self.trial, priors, tried, lambda trial: trial.score)
         losses = [trial.losses.double() for trial in trials]
         chosen = choose(losses, weight=self.held_out.weight, n_errors=n_errors)
         self.trial = trials[chosen]
@@ -305,11 +305,8 @@ class _Search:
         )
         mean = self.offset + self.rows.project(fit.q.mean)
         var = amplitude * self.rows.variance[:, None] + self.rows.project_squares(fit.q.var)
-        judge, weight, coupling = (
-            self.likelihood.at(self.held_out.offset),
-            self.held_out.weight,
-            0.0,
-        )
+        judge, weight = self.likelihood.at(self.held_out.offset), self.held_out.weight
+        coupling = 0.0
         if self.data.y.shape[1] > 1:
             Y, m, v = (each.cpu().double() for each in (self.held_out.y, mean, var))
             w = None if weight is None else weight.cpu().double()

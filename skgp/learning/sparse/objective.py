@@ -40,7 +40,7 @@ from skgp.inference.sparse import (
     posterior_from_precision,
 )
 from skgp.learning import defaults
-from skgp.learning.selection import held_out_rows
+from skgp.learning.selection import held_out_rows, stratum
 from skgp.likelihoods import Likelihood
 from skgp.likelihoods.log_expectation import log_expectation_loss
 from skgp.optim.bfgs import minimize_lbfgs
@@ -277,9 +277,8 @@ def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data
     """
     n = len(data)
     n_out = min(max(1, round(fraction * n)), defaults.MAX_HELD_OUT, n - 1)
-    labels = bool((data.y.abs() == 1).all())
-    y = data.y[:, 0] if data.y.shape[1] == 1 else data.y.argmax(1)
-    out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=labels))
+    y, classes = stratum(data.y)
+    out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=classes))
     return data.take(~out), data.take(out)
 
 

@@ -203,7 +203,7 @@ def at_the_bound(likelihood, *, beta=1.0, learn_likelihood=True, **options):
     problem, made, state = problem_of(likelihood, **options)
     objective = Objective(made, name="log_loss", beta=beta, learn_likelihood=learn_likelihood)
     made = objective.likelihood.with_parameters(state.likelihood)
-    state = natural_gradients(state, problem.data, made, max_iter=100, tol=1e-10)
+    state = natural_gradients(state, problem.data, made, max_iter=100, tol=1e-12)
     return problem, state, objective
 
 
