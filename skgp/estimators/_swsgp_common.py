@@ -343,22 +343,19 @@ class SWSGPMixin(BaseGP):
         M = min(max(room, state.n_inducing), state.n_inducing + len(data))
         self._each_row = self._each_row and state.n_inducing + len(data) <= room
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
-        likelihood = likelihood.with_parameters(state.likelihood.to(backend.device)).at(data.offset)
+        likelihood = likelihood.with_parameters(state.likelihood.to(backend.device))
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
-        steps: dict[str, Any] = {"weight": data.weight, "max_inducing": room, "tol": self.tol}
+        steps: dict[str, Any] = {"max_inducing": room, "tol": self.tol}
         if closed and H >= M:
             data, state = data.to(torch.float64), state.to(backend.device)
-            likelihood = likelihood.at(data.offset) if data.offset is not None else likelihood
-            steps |= {"weight": data.weight, "kl_weight": kl_weight or 1.0}
-            state = update_full(state, data.X, data.y, likelihood, **steps)
+            state = update_full(state, data, likelihood, kl_weight=kl_weight or 1.0, **steps)
         else:
             if summary is None:
                 state, summary = localized(state)
             state, summary = update(
                 state.to(backend.device).to(backend.dtype),
                 summary,
-                data.X,
-                data.y,
+                data,
                 likelihood,
                 n_neighbors=H,
                 kl_weight=kl_weight,

@@ -120,11 +120,13 @@ class BoundedAdam(TrainingLoop):
         self.project()
 
     def set_learning_rate(self, iteration: int) -> None:
+        """Give each kind of coordinate its share of the rate."""
         super().set_learning_rate(iteration)
         for group in self.optimizer.param_groups:
             group["lr"] *= group["share"]
 
     def train_step(self, iteration: int) -> float:
+        """Take a step and return to the bounds."""
         try:
             loss = super().train_step(iteration)
         except NotPositiveDefiniteError as error:
@@ -139,6 +141,7 @@ class BoundedAdam(TrainingLoop):
         return loss
 
     def check_finite(self, iteration: int, loss: Tensor) -> None:
+        """Refuse a loss or gradients that are not finite."""
         # A sum is one pass where isfinite is several, a time that shows for many points. Finite
         # gradients keep parameters finite; a sum that overflows is left to the exact check.
         gradients = [leaf.grad.sum() for leaf in self.parameters.values() if leaf.grad is not None]

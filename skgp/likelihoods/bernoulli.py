@@ -103,6 +103,7 @@ class Bernoulli(Likelihood):
         return y * hazard, -hazard * (hazard + y * f)
 
     def skewness(self, y: Tensor, f: Tensor) -> Tensor:
+        """In closed form for the logit link."""
         return torch.tanh(f / 2) if self.link == "logit" else super().skewness(y, f)
 
     def _mode(self, y: Tensor) -> Tensor:
@@ -111,6 +112,7 @@ class Bernoulli(Likelihood):
     def expected_log_prob_and_derivatives(
         self, y: Tensor, mean: Tensor, var: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """All three by one rule."""
         return quadrature.smooth_averages(  # type: ignore[return-value]
             lambda f, y: self._log_prob_and_derivatives(y, f),
             mean,

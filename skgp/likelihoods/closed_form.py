@@ -69,12 +69,15 @@ class Gaussian(NumericLikelihood):
         self.noise_variance, self.bounds = noise_variance, bounds
 
     def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        """The variance."""
         return (free_parameter(self.noise_variance, self.bounds),)
 
     def with_parameters(self, parameters: Tensor) -> "Gaussian":
+        """The likelihood at the logarithm of the variance."""
         return Gaussian(self.gaussian_noise(parameters))
 
     def gaussian_noise(self, parameters: Tensor) -> Tensor:
+        """Variance of the noise."""
         return parameters[0].exp()
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
@@ -162,9 +165,11 @@ class Laplace(NumericLikelihood):
         self.scale, self.bounds = scale, bounds
 
     def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        """The scale."""
         return (free_parameter(self.scale, self.bounds),)
 
     def with_parameters(self, parameters: Tensor) -> "Laplace":
+        """The likelihood at the logarithm of the scale."""
         return Laplace(parameters[0].exp())
 
     def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -36,13 +36,16 @@ class Target:
         self.std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
 
     def value(self, e: Tensor) -> Tensor:
+        """psi, up to a constant."""
         return -0.5 * e**2 + self.likelihood.log_prob(self.y, self.mean + self.std * e)
 
     def derivatives(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of psi in e."""
         first, second = self.likelihood.derivatives(self.y, self.mean + self.std * e)
         return self.std * first - e, self.std**2 * second - 1
 
     def precision(self, e: Tensor) -> Tensor:
+        """Curvature -d^2 log p / df^2, at least 0."""
         return -self.likelihood.derivatives(self.y, self.mean + self.std * e)[1].clamp_max(0)
 
 

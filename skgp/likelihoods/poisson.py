@@ -97,9 +97,11 @@ class Poisson(NumericLikelihood):
         self.has_log_link = link == "exp"
 
     def at(self, offset: Tensor | None) -> "Poisson":
+        """Counts of these log-exposures."""
         return Poisson(self.link, n_points=self.n_points, offset=offset)
 
     def rows(self, index: slice | Tensor) -> "Poisson":
+        """Counts of some of the log-exposures."""
         return self if self.offset is None else self.at(self.offset[index])
 
     @property
@@ -250,6 +252,7 @@ class Poisson(NumericLikelihood):
         return torch.where(rate > MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
 
     def gaussian_targets(self, y: Tensor) -> Tensor:
+        """Inverse of the link at y + 1/2."""
         return self._link.inverse(y + 0.5, self._offset_like(y))
 
     def _mode(self, y: Tensor) -> Tensor:

@@ -107,10 +107,12 @@ class StudentT(NumericLikelihood):
         self.scale_bounds, self.df_bounds = scale_bounds, df_bounds
 
     def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
+        """The squared scale and the degrees of freedom."""
         scale, low, high = free_parameter(self.scale, self.scale_bounds)
         return (scale**2, low**2, high**2), free_parameter(self.df, self.df_bounds)
 
     def with_parameters(self, parameters: Tensor) -> "StudentT":
+        """The likelihood at the logarithms of these."""
         scale, df = (0.5 * parameters[0]).exp(), parameters[1].exp()
         return StudentT(scale, df, n_points=self.n_points)
 

@@ -139,7 +139,7 @@ def fit_sparse(problem: Problem) -> SparseFit:
     if settings.early_stopping and settings.joint and can_overfit:
         return _fit_watched(start, problem, history)
     objective = _in_units_of(start, data, objective)
-    state = _towards_log_loss(start, data, objective, settings)
+    state = start_log_loss(start, data, objective, settings)
     found = minimise(state, data, objective, problem)  # step 3
     history["solve"] = found.history
     return _report(found.state, objective, found.loss, None, problem, history)
@@ -149,7 +149,7 @@ def _fit_watched(state: SparseState, problem: Problem, history: History) -> Spar
     """Steps 3 and 4 of a joint search with held-out rows."""
     kept, held_out = split(problem.data, problem.settings.validation_fraction, problem.generator)
     objective = _in_units_of(state, kept, problem.objective)
-    state = _towards_log_loss(state, kept, objective, problem.settings)
+    state = start_log_loss(state, kept, objective, problem.settings)
     # What the joint search has to beat: q(u) alone, with the hyper-parameters of the ELBO.
     state = minimise(state, kept, objective.of_posterior_alone, _briefly(problem)).state
     watch = BestState(objective, held_out)
@@ -177,16 +177,6 @@ def _in_units_of(state: SparseState, data: Data, objective: Objective) -> Object
     prior = data.weighted_sum(gram_diag(state.kernel, data.X)) / data.total
     noise = objective.likelihood.gaussian_noise(state.likelihood)
     return replace(objective, unit=float(noise / prior))
-
-
-def _towards_log_loss(
-    state: SparseState, data: Data, objective: Objective, settings: Settings
-) -> SparseState:
-    """Where the search of step 3 begins."""
-    if objective.name != "log_loss":
-        return state
-    free = objective if settings.joint else objective.of_posterior_alone
-    return start_log_loss(state, data, free)
 
 
 # ------------------------------------------------------------------------ steps 3 and 4: objective
@@ -344,7 +334,7 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
         best = watch.best_state
         return _Point(at_beta, best, held_out_losses(best, at_beta, choosing))
 
-    tried = [fit_at(1.0, _towards_log_loss(start, kept, objective, settings), problem)]
+    tried = [fit_at(1.0, start_log_loss(start, kept, objective, settings), problem)]
     max_iter = max(1, settings.max_iter // defaults.BETA_STEPS)
     warm = replace(problem, settings=replace(settings, max_iter=max_iter))
     down, up = (b for b in defaults.BETAS if b < 1), (b for b in defaults.BETAS[::-1] if b > 1)

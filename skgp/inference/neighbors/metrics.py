@@ -59,6 +59,7 @@ class ScaledDistance:
                 self.projected = torch.cat([projected, self.points[:, -1:]], 1)
 
     def tile_rows(self, size: int) -> int:
+        """Queries whose temporaries fit a tile."""
         width = size * self.Z.shape[1]
         return max(1, NEIGHBOR_TILE // max(width, 0 if self.tree is not None else len(self.Z)))
 
@@ -88,11 +89,13 @@ class ScaledDistance:
         return found, values + squares
 
     def measure(self, X: Tensor, found: Tensor) -> Tensor:
+        """Distances (n, k) of rows X from points `found` (n, k), in float64."""
         step = max(1, SEARCH_CACHED // (found.shape[1] * X.shape[1]))
         pieces = zip(X.split(step), found.split(step), strict=True)
         return torch.cat([self._differences(rows, self.Z[near]) for rows, near in pieces])
 
     def measure_all(self, X: Tensor) -> Tensor:
+        """Distances (n, M) from all points, in float64."""
         step = max(1, NEIGHBOR_TILE // (len(X) * X.shape[1]))
         return torch.cat([self._differences(X, piece[None]) for piece in self.Z.split(step)], 1)
 
@@ -101,6 +104,7 @@ class ScaledDistance:
         return proposed.amax(1).double()
 
     def surely_within(self, X: Tensor, kth: Tensor, reach: Tensor, stage: int) -> Tensor:
+        """Whether the k-th neighbour (n,) is nearer than all that are no candidates."""
         # A point nearer than the k-th has a norm of at most |x| + sqrt(kth). Of the rounding
         # errors of d terms, which have either sign, the sum is of the order sqrt(d).
         fast = self.tree is None and stage == 0
@@ -138,9 +142,11 @@ class Correlation:
         self.std = self._std(self.Z)
 
     def tile_rows(self, size: int) -> int:
+        """Queries whose temporaries fit a tile."""
         return max(1, NEIGHBOR_TILE // max(len(self.Z), size * self.Z.shape[1]))
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
+        """Indices of `size` points and their values, (n, size), as the fast search sees them."""
         # Beside the rounding of float32, that of expanded squares: where it matters a row is
         # searched again in float64.
         A = X.double() - self.centre
@@ -151,19 +157,23 @@ class Correlation:
         return found, values / self._std(X)[:, None]
 
     def measure(self, X: Tensor, found: Tensor) -> Tensor:
+        """Distances (n, k) of rows X from points `found` (n, k), in float64."""
         K = gram(self.kernel, self.Z[found], X.double()[:, None])[..., 0]
         return self._steps(K / self.std[found] / self._std(X)[:, None])
 
     def measure_all(self, X: Tensor) -> Tensor:
+        """Distances (n, M) from all points, in float64."""
         K = gram(self.kernel, X.double(), self.Z)
         return self._steps(K / self.std / self._std(X)[:, None])
 
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:
+        """Distance (n,) that points which are no candidates have at least in the fast search."""
         # The candidates' own errors are the measure of those of the others.
         error = 2 * (proposed - values).abs().amax(1)
         return proposed.amax(1) - error - 2 * CORRELATION_STEP
 
     def surely_within(self, X: Tensor, kth: Tensor, reach: Tensor, stage: int) -> Tensor:
+        """Whether the k-th neighbour (n,) is nearer than all that are no candidates."""
         return kth < reach
 
     def _std(self, X: Tensor) -> Tensor:

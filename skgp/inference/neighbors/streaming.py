@@ -27,6 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.defaults import NOVEL, SEPARABLE, SHARED_JITTER
 from skgp.inference.natural import FullSystem, Sites, fit_sites
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
@@ -58,23 +59,22 @@ def summarize(system: LocalSystem, sites: Sites, rows_seen: int = 0) -> Summary:
 def update(
     state: SWSGPState,
     summary: Summary,
-    X: Tensor,
-    Y: Tensor,
+    data: Data,
     likelihood: Likelihood,
     *,
     n_neighbors: int,
     kl_weight: float | None = None,
     kl_factor: float = 1.0,
-    weight: Tensor | None = None,
     max_inducing: int = 0,
     neighbors: str = "auto",
     **steps,
 ) -> tuple[SWSGPState, Summary]:
-    """The posterior of a diagonal covariance after a batch X (n, d), Y (n, c) of weights (n,).
+    """The posterior of a diagonal covariance after a batch of data.
 
     kappa is kl_factor M / H by default. Rows that the inducing points explain least of join them,
     up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.natural.fit_sites`.
     """
+    X, likelihood = data.X, likelihood.at(data.offset)
     state = _with_new_inducing(state, X, n_neighbors, max_inducing, neighbors)
     anchor = summary.precision.new_zeros(state.mean.shape)
     anchor[: len(summary.precision)] = summary.precision
@@ -87,20 +87,18 @@ def update(
     kappa = kl_factor * state.n_inducing / H if kl_weight is None else kl_weight
     prior = local_prior(peers, state.Z.new_full((state.n_inducing,), kappa / state.n_inducing))
 
-    system = LocalSystem(rows, prior, weight, anchor)
+    system = LocalSystem(rows, prior, data.weight, anchor)
     offset = state.offset + rows.project(state.mean)
-    fit = fit_sites(system, Y, likelihood, offset=offset, **steps)
+    fit = fit_sites(system, data.y, likelihood, offset=offset, **steps)
     after = state.with_posterior(state.mean + fit.q.mean, var=fit.q.var)
     return after, summarize(system, fit.sites, summary.rows_seen)
 
 
 def update_full(
     state: SWSGPState,
-    X: Tensor,
-    Y: Tensor,
+    data: Data,
     likelihood: Likelihood,
     *,
-    weight: Tensor | None = None,
     kl_weight: float = 1.0,
     max_inducing: int = 0,
     **steps,
@@ -110,6 +108,7 @@ def update_full(
     O((n + M) M^2 c). Arguments as of `update`; kl_weight is that of the divergence from the
     posterior before.
     """
+    X, likelihood = data.X, likelihood.at(data.offset)
     given = _all_points(state)
     features, variance = given(X)  # weights a
     chosen = _novel(state.kernel, X, variance, max_inducing - state.n_inducing)
@@ -119,9 +118,9 @@ def update_full(
     means, roots = [], []
     for l, root in enumerate(state.roots):
         m0 = state.mean[:, l]
-        system = FullSystem(features @ root, variance, kl_weight, weight, root)
+        system = FullSystem(features @ root, variance, kl_weight, data.weight, root)
         offset = state.offset[l] + (features @ m0)[:, None]
-        fit = fit_sites(system, Y[:, l : l + 1], likelihood, offset=offset, **steps)
+        fit = fit_sites(system, data.y[:, l : l + 1], likelihood, offset=offset, **steps)
         q = system.unwhitened(fit.q)
         means.append(m0 + q.mean[:, 0])
         roots.append(cast(Tensor, q.root)[0])

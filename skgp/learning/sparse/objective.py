@@ -46,17 +46,6 @@ from skgp.likelihoods.log_expectation import log_expectation_loss
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
-__all__ = [
-    "STOCHASTIC_GRADIENTS",
-    "BestState",
-    "Objective",
-    "Problem",
-    "Settings",
-    "held_out_losses",
-    "split",
-    "update",
-]
-
 STOCHASTIC_GRADIENTS = ("bmc", "smooth_bmc", "ups")
 
 

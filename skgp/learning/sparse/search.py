@@ -49,16 +49,6 @@ from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
-__all__ = [
-    "Blend",
-    "SparseCoordinates",
-    "Training",
-    "blended",
-    "choose_blend",
-    "fit_all_rows",
-    "fit_minibatch",
-]
-
 Callback = Callable[[int, dict], bool | None]
 
 

@@ -42,24 +42,17 @@ from skgp.learning.evidence import ExactEvidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.selection import choose
-from skgp.learning.sparse.objective import Objective, Problem, held_out_losses, split
+from skgp.learning.sparse.objective import (
+    Objective,
+    Problem,
+    Settings,
+    held_out_losses,
+    split,
+)
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.bfgs import minimize_lbfgs
-
-__all__ = [
-    "best_evidence",
-    "broadened",
-    "dense_start",
-    "grown",
-    "has_evidence",
-    "is_conjugate",
-    "of_bayes_rule",
-    "optimal_posterior",
-    "start_log_loss",
-    "start_state",
-]
 
 
 def start_state(problem: Problem) -> Training:
@@ -160,11 +153,15 @@ def optimal_posterior(
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
 
 
-def start_log_loss(state: SparseState, data: Data, objective: Objective) -> SparseState:
-    """Posterior of `data` under the ELBO, as wide as the log-loss wants it."""
+def start_log_loss(
+    state: SparseState, data: Data, objective: Objective, settings: Settings
+) -> SparseState:
+    """Posterior of `data` under the ELBO, as wide as the log-loss asks for, if it is minimised."""
+    if objective.name != "log_loss":
+        return state
     if objective.is_gaussian:
         state = optimal_posterior(state, data, objective.elbo)
-    return broadened(state, data, objective)
+    return broadened(state, data, objective if settings.joint else objective.of_posterior_alone)
 
 
 @torch.no_grad()

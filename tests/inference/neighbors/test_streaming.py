@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from skgp.data import Data
 from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
@@ -46,8 +47,8 @@ def rows_of(problem, rows):
 
 def updated(state, summary, problem, likelihood, **options):
     X, Y, _, _, _, weight = problem.tensors
-    options = {"n_neighbors": H, "weight": weight} | TIGHT | options
-    return update(state, summary, X, Y, likelihood, **options)
+    options = {"n_neighbors": H} | TIGHT | options
+    return update(state, summary, Data(X, Y, weight), likelihood, **options)
 
 
 def predicted(state, X):
@@ -201,8 +202,8 @@ def test_full_covariance_in_batches_is_that_of_all_rows(grows):
     first, batch = rows_of(problem, slice(0, 25)), rows_of(problem, slice(25, 40))
     first = replace(first, Z=first.X) if grows else first
     X, Y, _, _, _, weight = batch.tensors
-    options = {"weight": weight, "max_inducing": 40 if grows else 0} | TIGHT
-    after = update_full(fitted_full(first, Gaussian(0.3)), X, Y, Gaussian(0.3), **options)
+    data, options = Data(X, Y, weight), {"max_inducing": 40 if grows else 0} | TIGHT
+    after = update_full(fitted_full(first, Gaussian(0.3)), data, Gaussian(0.3), **options)
     whole = fitted_full(problem, Gaussian(0.3))
     assert after.n_inducing == whole.n_inducing
     X = torch.tensor(np.random.default_rng(3).uniform(-2, 2, (30, 2)))
@@ -216,7 +217,7 @@ def test_full_covariance_in_batches_of_labels_comes_near_one_fit():
     likelihood = Bernoulli("probit")
     state = fitted_full(rows_of(problem, slice(0, 60)), likelihood)
     X, Y, _, _, _, _ = rows_of(problem, slice(60, 120)).tensors
-    after = update_full(state, X, Y, likelihood, **TIGHT)
+    after = update_full(state, Data(X, Y), likelihood, **TIGHT)
     whole = fitted_full(problem, likelihood)
     means = [SWSGPPosterior(each, 15).mean(X) for each in (state, after, whole)]
     first, second = ((mean - means[2]).square().mean().sqrt() for mean in means[:2])
