@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from skgp.learning.local.defaults import STEPS_CG
 from sklearn.metrics import log_loss
 
 from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.system import local_system
+from skgp.learning.defaults import STEPS_CG
 from skgp.learning.local.prior import Settings, active_sets
 from skgp.likelihoods import Bernoulli
 
