@@ -12,15 +12,18 @@ PACKAGING := setup.py constraints.txt
 # The user's own table: make demo DATA=file.csv TARGET=column
 DATA ?=
 TARGET ?=
+# Tests of what lies below the models, and what estimators share.
+FAST := tests/test_imports.py tests/test_data.py tests/test_priors.py tests/linalg tests/kernels \
+	tests/likelihoods tests/inference tests/learning tests/displays tests/datasets
 # Anything to hand to pytest: make test PYTEST_ARGS="-k kernels"
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint format doc bench clean
+.PHONY: help demo test test-fast lint format doc bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fit and score QSGPRegressor on real data (DATA=file.csv TARGET=column for yours)"
-	@echo "make test    the default test suite"
+	@echo "make test    the default test suite     make test-fast  what runs in a minute and a half of it"
 	@echo "make lint    ruff check, ruff format --check, mypy       make format  apply ruff"
 	@echo "make doc     the documentation, in doc/_build/html"
 	@echo "make bench   the benchmarks"
@@ -31,6 +34,9 @@ demo: $(VENV)/.plot
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses auto $(FAST) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

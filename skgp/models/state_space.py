@@ -30,7 +30,8 @@ Deviations
   these; it equals the paper's, which goes through the reverse subset inverse (B.3, Algorithms 1, 2)
   and needs no such operator. No covariance is inverted.
 - Hyper-parameters maximise the ELBO with q at its optimum, by L-BFGS; the paper takes steps of Adam
-  in turn. There are no minibatches: a pass over all rows is linear in them, and batches add up.
+  in turn. There are no minibatches: a pass over all rows is linear in them, and batches add up. The
+  default of an additive model has a prior of them besides (:class:`~.search.Climb`).
 - Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
   its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
   processes; its means are exact, its variances too small and its ELBO low by as much as the columns
