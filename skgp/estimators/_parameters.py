@@ -186,7 +186,7 @@ def check_likelihood(estimator: BaseEstimator, base: type[BaseEstimator]) -> Non
     own = _likelihoods(type(estimator))
     if not isinstance(asked, str) or asked in own:
         return
-    takers = sorted(cls.__name__ for cls in _descendants(base) if asked in _likelihoods(cls))
+    takers = sorted({cls.__name__ for cls in _descendants(base) if asked in _likelihoods(cls)})
     if takers:
         raise ValueError(
             f"The 'likelihood' parameter of {type(estimator).__name__} must be one of "
@@ -201,8 +201,9 @@ def _likelihoods(cls: type[BaseEstimator]) -> set[str]:
 
 
 def _descendants(base: type[BaseEstimator]) -> Iterator[type[BaseEstimator]]:
-    """Classes of this package that derive from a class."""
+    """Estimators of this package that derive from a class."""
     for cls in base.__subclasses__():
         if cls.__module__.startswith("skgp."):
-            yield cls
+            if not inspect.isabstract(cls):
+                yield cls
             yield from _descendants(cls)
