@@ -12,9 +12,9 @@ PACKAGING := setup.py constraints.txt
 # The user's own table: make demo DATA=file.csv TARGET=column
 DATA ?=
 TARGET ?=
-# Tests of what lies below the models, and what estimators share.
-FAST := tests/test_imports.py tests/test_data.py tests/test_priors.py tests/linalg tests/kernels \
-	tests/likelihoods tests/inference tests/learning tests/displays tests/datasets
+# Tests of what lies below learning.
+FAST := $(wildcard tests/test_*.py) tests/linalg tests/kernels tests/likelihoods tests/inference \
+	tests/displays
 # Anything to hand to pytest: make test PYTEST_ARGS="-k kernels"
 PYTEST_ARGS ?=
 
