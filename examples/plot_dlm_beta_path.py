@@ -3,9 +3,10 @@ How much regularisation: the path of beta
 =========================================
 
 All objectives of :class:`~skgp.DLMGPRegressor` but FITC are a loss plus ``beta`` times the
-divergence of the posterior from the prior. The evidence bound has ``beta=1``, which is Bayes' rule
-if the model is right. For a sparse model it need not be the best choice, and for the other losses
-there is none such. ``beta="auto"`` tries 8, 4, ..., 0.015 and lets rows held out decide.
+divergence of the posterior from the prior. The evidence lower bound (ELBO) has ``beta=1``,
+which is Bayes' rule if the model is right. For a sparse model it need not be the best choice, and
+for the other losses there is none such. ``beta="auto"`` tries 8, 4, ..., 0.015 and lets rows held
+out decide.
 """
 
 import time
@@ -41,7 +42,7 @@ def scores(model: DLMGPRegressor) -> str:
 # From 1 down, then from 1 up, every fit of the path begins where the one before it ended, so that
 # all of them cost no more than a few single ones. ``beta_path_`` has the loss of the rows held out
 # for each.
-objectives = {"elbo": "evidence bound", "log_loss": "log-loss", "square_loss": "square loss"}
+objectives = {"elbo": "ELBO", "log_loss": "log-loss", "square_loss": "square loss"}
 paths = {}
 for objective in objectives:
     single, seconds = fit(objective, beta=1.0)

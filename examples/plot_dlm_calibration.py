@@ -1,11 +1,11 @@
 """
-Where the variance goes: evidence bound against log-loss
-========================================================
+Where the variance goes: ELBO against log-loss
+==============================================
 
-Eight inducing points cannot follow a function that needs thirty. The evidence bound reads what they
-miss as noise, of one size everywhere. The log-loss, which :class:`~skgp.DLMGPRegressor` minimises
-by default, leaves the noise small and puts the error where it is: into the variance of f, which
-differs from place to place.
+Eight inducing points cannot follow a function that needs thirty. The evidence lower bound (ELBO)
+takes what they miss for noise, of one size everywhere. The log-loss, which
+:class:`~skgp.DLMGPRegressor` minimises by default, leaves the noise small and puts the error where
+it is: into the variance of f, which differs from place to place.
 """
 
 import matplotlib.pyplot as plt
@@ -38,7 +38,7 @@ def fit(objective: str, n_inducing: int = 8) -> DLMGPRegressor:
 X, y = draw_rows(400, seed=0)
 X_test, y_test = draw_rows(4000, seed=1)
 x_grid = np.linspace(0, 10, 500)
-titles = {"elbo": "evidence bound", "log_loss": "log-loss"}
+titles = {"elbo": "ELBO", "log_loss": "log-loss"}
 models = {objective: fit(objective) for objective in titles}
 
 # %%
@@ -56,7 +56,7 @@ for axis, (objective, title) in zip(axes, titles.items(), strict=True):
 axes[0].legend(loc="upper right", fontsize=8)
 
 # %%
-# Over all rows even the intervals of the bound hold about as many as they should: too few on the
+# Over all rows even the intervals of the ELBO hold about as many as they should: too few on the
 # left, all of them on the right. Coverage by region, and the log-density, tell.
 left = X_test[:, 0] < 5
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")

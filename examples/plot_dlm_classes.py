@@ -4,7 +4,8 @@ Classes and few inducing points
 
 A chess board on the left that twenty inducing points can barely follow, and a simple border on the
 right. :class:`~skgp.DLMGPClassifier`, which averages probabilities over the latent function before
-it takes their logarithm, against the evidence bound, which takes logarithms first.
+it takes their logarithm, against the evidence lower bound (ELBO), which
+takes logarithms first.
 """
 
 import matplotlib.pyplot as plt
@@ -37,12 +38,12 @@ def fit(objective: str, n_inducing: int) -> DLMGPClassifier:
 
 X, y = draw_rows(600, seed=0)
 X_test, y_test = draw_rows(5000, seed=1)
-titles = {"elbo": "evidence bound", "log_loss": "log-loss"}
+titles = {"elbo": "ELBO", "log_loss": "log-loss"}
 sizes = (20, 40)
 models = {(objective, m): fit(objective, m) for objective in titles for m in sizes}
 
 # %%
-# Variance that the inducing points leave unexplained counts against the bound at every row, so that
+# Variance that the inducing points leave unexplained counts against the ELBO at every row, so that
 # it settles for a small amplitude and long length scales. The log-loss can afford a large variance:
 # it makes probabilities vague where no inducing point (white) is near, and lets the others be sure.
 side = 90

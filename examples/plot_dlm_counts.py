@@ -4,8 +4,9 @@ Counts with more variance than Poisson's
 
 Counts vary about their rate at least as a Poisson law does, and mostly more: what drives them is
 not all in X. :class:`~skgp.DLMGPRegressor` with ``likelihood="poisson"`` has a rate exp(f), and a
-variance of f makes predicted counts vary more. Under the evidence bound that variance shrinks as
-rows come in. The log-loss keeps as much of it as the counts ask for.
+variance of f makes predicted counts vary more. Under the evidence lower bound
+(ELBO) that variance shrinks as rows come in. The log-loss keeps as much of it as the counts ask
+for.
 
 Here the rate is smooth in x and multiplied by a random factor of mean 1: the counts are
 negative-binomial, of variance :math:`\lambda + \lambda^2 / 2`.

@@ -59,8 +59,8 @@ class Binomial(Likelihood):
 
 
 # %%
-# The model: q(u) of given hyper-parameters by natural gradients, and the hyper-parameters whose
-# bound is greatest. The inducing points are 20 of the inputs; several latent functions would be
+# The model: q(u) of given hyper-parameters by natural gradients, and the hyper-parameters that
+# maximise the ELBO. The inducing points are 20 of the inputs; several latent functions would be
 # columns of ``y``.
 X, y, t = (torch.tensor(a[:, None], dtype=torch.float64) for a in (x, successes, trials))
 data, likelihood, kernel = Data(X, y), Binomial(t), 1.0 * RBF(1.0)
@@ -72,16 +72,16 @@ def state_at(theta):
     return natural_gradients(prior, data, likelihood, max_iter=50, tol=1e-6)
 
 
-def negative_bound(theta):
+def negative_elbo(theta):
     state = state_at(theta)
     mean, var = state.posterior().mean_and_variance(X)
     expected = likelihood.expected_log_prob(y, mean, var).sum()
     return float(kl_from_standard_normal(state.mean, state.root) - expected)
 
 
-found = minimize(negative_bound, kernel.theta, method="Nelder-Mead", options={"fatol": 1e-3})
+found = minimize(negative_elbo, kernel.theta, method="Nelder-Mead", options={"fatol": 1e-3})
 posterior = state_at(found.x).posterior()
-print(f"bound {-found.fun:.1f} nats, kernel {posterior.kernel}")
+print(f"ELBO {-found.fun:.1f} nats, kernel {posterior.kernel}")
 
 # %%
 # The posterior predicts f at new points; its quantiles map through the sigmoid.

@@ -41,7 +41,7 @@ mean, var = model.latent_mean_and_variance(points)
 # posterior, :math:`\int g(f) N(f; m, v) \, df` ("moderated"), which draws it towards one half where
 # the variance is large. Both find the same class likelier. Laplace's approximation overstates the
 # variance where f is large, so ``predict_proba`` averages over :math:`N(m, \kappa v)` with
-# :math:`\kappa` in ``moderation_``: chosen by rows left out, or small where they are few.
+# :math:`\kappa` in ``moderation_``: chosen on held-out rows, or small where there are few.
 likelihood = Bernoulli("logit")
 at_mean, averaged = (
     likelihood.prob(torch.tensor(mean), torch.tensor(factor * var)).numpy() for factor in (0, 1)

@@ -1,4 +1,4 @@
-"""The scikit-learn faces of the models."""
+"""The scikit-learn estimators of the models."""
 
 from skgp.estimators._predictive import log_predictive_density_scorer
 

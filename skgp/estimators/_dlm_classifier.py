@@ -253,7 +253,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         self._add_rows(self._distinct(data, backend), objective, backend)
 
     def _choose_coupling(self, data: Data, objective: Objective, backend: Backend) -> float:
-        """How far the claims of several classes count as independent, by rows left out."""
+        """Exponent of the coupling of one-vs-rest probabilities, by leave-one-out predictions."""
         if len(self.classes_) == 2:
             return 0.0
         if len(data) < defaults.FEW_ROWS:
@@ -263,7 +263,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 
-    def _evenness(self, data: Data) -> float:
+    def _class_balance(self, data: Data) -> float:
         """Share of the rarest class, relative to that of equal classes."""
         shares = (data.y > 0).double().mean(0)
         shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])

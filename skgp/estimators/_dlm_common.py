@@ -116,7 +116,7 @@ class SparseGPMixin(BaseGP):
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         default_prior = self.kernel is None and not getattr(self, "_counts", False)
         many = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
-        few_falls = defaults.TOL_ROWS * self._evenness(data) / n_rows if dense else 1.0
+        few_falls = defaults.TOL_ROWS * self._class_balance(data) / n_rows if dense else 1.0
         return Settings(
             # A joint search goes on where the start stops.
             start_iter=max(1, 3 * self.max_iter // 10) if joint else max(1, self.max_iter // 2),
@@ -132,8 +132,8 @@ class SparseGPMixin(BaseGP):
             sizes=defaults.AUTO_SIZES if many else (),
         )
 
-    def _evenness(self, data: Data) -> float:
-        """At most 1; less where few of the rows are those that tell."""
+    def _class_balance(self, data: Data) -> float:
+        """1; of labels, the share of the rarest class relative to that of equal classes."""
         return 1.0
 
     def _fit_sparse(

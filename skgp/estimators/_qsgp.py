@@ -50,8 +50,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}, default="auto"
         Random Fourier features, kernels centred on training rows, those of the rows near each test
         row alone (exact regression on neighbourhoods), or those on the few rows that the evidence
-        keeps [2]_. Where the kernel matrix is too large to keep, rows left out decide, at random
-        and in discs; ``reason_`` tells their log densities. "relevance" wants a smooth kernel. Its
+        keeps [2]_. Where the kernel matrix is too large to keep, held-out rows decide, at random
+        and in discs; ``reason_`` tells their log densities. "relevance" needs a smooth kernel. Its
         hyper-parameters, and which one where it is None, are learned as those of a GP, its length
         scales halved where the evidence gains much by it; the amplitude is without effect. Error
         bars shrink far from the relevance vectors.

@@ -115,7 +115,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         Why these were chosen.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
-        mean. Chosen by rows left out.
+        mean. Chosen on held-out rows.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Constant parts of the latent functions.
     log_marginal_likelihood_value_ : float
@@ -125,7 +125,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         Of "sgd": the bound in nats, estimated by the last tenth of the iterations.
     n_iter_ : int
     validation_ : dict of str to dict
-        Mean log density of rows left out, in nats: "amplitude", by factor of the amplitude that a
+        Mean log density of held-out rows, in nats: "amplitude", by factor of the amplitude that a
         subset suggested, and "moderation", by factor of the posterior variance.
     history_ : dict of lists
         "hyperparameters": log evidence a row; "solve": the loss in nats.

@@ -71,7 +71,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         With the hyper-parameters learned. Of several columns a sum of ActiveDims; if the classes
         differ in it, a CompoundKernel with one a class.
     elbo_ : float
-        Evidence bound, in nats, summed over the latent functions. ``partial_fit`` of one column
+        ELBO, in nats, summed over the latent functions. ``partial_fit`` of one column
         leaves it that of the first call.
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
@@ -83,7 +83,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         Prior means of f: the base rates.
     coupling_ : float
         Of more than two classes, the exponent in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`, of
-        0, 1/4, ..., 1 that which predicts rows left out best; 1/2 below 100 rows. 0 for two
+        0, 1/4, ..., 1 that which predicts held-out rows best; 1/2 below 100 rows. 0 for two
         classes.
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
@@ -169,7 +169,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     @property
     def elbo_(self) -> float:
-        """Evidence bound, in nats, summed over the latent functions."""
+        """ELBO, in nats, summed over the latent functions."""
         return self._evidence
 
     @property
@@ -209,7 +209,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         self._add(data, self._likelihood, backend)
 
     def _choose_coupling(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> float:
-        """How far the claims of several classes count as independent, by rows left out."""
+        """Exponent of the coupling of one-vs-rest probabilities, chosen on held-out rows."""
         if len(self.classes_) == 2:
             return 0.0
         if (len(X) if weight is None else weight.sum()) < COUPLING_ROWS:

@@ -151,7 +151,6 @@ class OnlineLaplace(TensorState):
         Posterior means :math:`w_t`, float64.
     precision : Tensor of shape (c, m, m)
         :math:`H_t`, float64.
-    n_rows_seen : int
     n_iter : int
         Newton steps of the last update, of the column that took most.
 
@@ -169,7 +168,7 @@ class OnlineLaplace(TensorState):
         self.basis, self.likelihood, self.offset = basis, likelihood, offset.double()
         self.weights = torch.zeros(m, c, dtype=torch.float64, device=offset.device)
         self.precision = torch.eye(m, dtype=torch.float64, device=offset.device).repeat(c, 1, 1)
-        self.n_rows_seen = self.n_iter = 0
+        self.n_iter = 0
 
     def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> "OnlineLaplace":
         """Add a batch of rows, in place; the state moves to the device of X.
@@ -211,7 +210,6 @@ class OnlineLaplace(TensorState):
             self.weights[:, j] = weights
             self.precision[j] += design.curvature_gram(curvature)[0]
         self.n_iter = max(n_iter for *_, n_iter in modes)
-        self.n_rows_seen += len(X)
         return self
 
     def _mode(

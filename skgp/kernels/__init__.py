@@ -1,4 +1,4 @@
-"""Kernels: one scikit-learn kernel expression, several readings of it."""
+"""A scikit-learn kernel expression as Gram matrix, spectral density or state-space model."""
 
 from .expression import (
     check_kernel,

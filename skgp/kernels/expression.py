@@ -2,8 +2,8 @@
 
 A kernel expression is a tree of ``sklearn.gaussian_process.kernels`` objects: leaves such as
 ``RBF`` and the composites ``Sum``, ``Product``, ``Exponentiation`` and ``ActiveDims``. `bind` walks
-it once, hands every leaf its slice of ``theta`` and returns a plain tree that ``gram.py`` and
-``spectral.py`` then read, each in its own way.
+it once, hands every leaf its slice of ``theta`` and returns a plain tree, which `gram`, `gradients`
+and `spectra` evaluate, each in its own way.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Node(NamedTuple):
 
 
 def register_kernel(cls: type, function: GramFunction) -> None:
-    """Teach skgp the torch reading of a user's own scikit-learn kernel class.
+    """Teach skgp to evaluate, in torch, a user's own scikit-learn kernel class.
 
     Parameters
     ----------
     cls : type
         A subclass of ``sklearn.gaussian_process.kernels.Kernel`` (a leaf, not a composite). A
-        class that skgp reads already cannot be replaced.
+        class that skgp evaluates already cannot be replaced.
     function : callable
         ``function(kernel, params, X, Z)`` returns K(X, Z) of shape (..., n, p) for X (..., n, d)
         and Z (..., p, d). ``params`` maps the names of the hyper-parameters to tensors, on the
@@ -82,7 +82,7 @@ def register_kernel(cls: type, function: GramFunction) -> None:
     TypeError
         If ``cls`` is not a kernel class or ``function`` cannot be called.
     ValueError
-        If ``cls`` is a class that skgp reads itself.
+        If ``cls`` is a class that skgp evaluates itself.
 
     Notes
     -----
@@ -96,14 +96,14 @@ def register_kernel(cls: type, function: GramFunction) -> None:
             "pass the class, not an instance."
         )
     if cls in BUILT_IN + COMPOSITES + (WhiteKernel,):
-        raise ValueError(f"cls={cls.__name__} is read by skgp already; register a subclass of it.")
+        raise ValueError(f"cls={cls.__name__} is known to skgp already; register a subclass of it.")
     if not callable(function):
         raise TypeError(f"function must be callable as f(kernel, params, X, Z), got {function!r}.")
     _REGISTERED[cls] = function
 
 
 def registered_function(kernel: Kernel) -> GramFunction | None:
-    """Return the user's torch reading of this leaf, None where there is none."""
+    """Return the user's covariance function of this leaf, None where there is none."""
     return _REGISTERED.get(type(kernel))
 
 
@@ -117,13 +117,13 @@ def children_of(kernel: Kernel) -> tuple[Kernel, ...]:
 
 
 def built_in(kernel: Kernel) -> bool:
-    """Whether every leaf of a checked expression is read by skgp itself."""
+    """Whether every leaf of a checked expression is one that skgp evaluates itself."""
     parts = children_of(kernel)
     return all(map(built_in, parts)) if parts else registered_function(kernel) is None
 
 
 def check_kernel(kernel: Any) -> None:
-    """Raise unless every part of ``kernel`` has a torch reading.
+    """Raise unless skgp can evaluate every part of ``kernel``.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def check_kernel(kernel: Any) -> None:
         names = ", ".join(cls.__name__ for cls in known + COMPOSITES)
         raise TypeError(
             f"kernel contains {type(kernel).__name__}, which skgp cannot evaluate; supported are "
-            f"{names}. Register a torch reading of your own class with "
+            f"{names}. Register the covariance function of your own class with "
             "skgp.kernels.register_kernel."
         )
     if type(kernel) is Matern and kernel.nu not in MATERN_NU:

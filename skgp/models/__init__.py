@@ -1,1 +1,1 @@
-"""One module (or folder) a paper, in torch; kernels and likelihoods come as arguments."""
+"""One module a paper, in torch; kernels and likelihoods come as arguments."""

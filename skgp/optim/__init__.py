@@ -1,4 +1,4 @@
-"""Training with minibatches: sampling, stopping rules, and the loop itself."""
+"""Minimisers: quasi-Newton searches, and training loops on minibatches with stopping rules."""
 
 from skgp.optim.loop import (
     Adam,

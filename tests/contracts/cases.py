@@ -53,7 +53,7 @@ _NUMBERS = {
     "n_dense_columns": [1, 5],
     "n_gradient_samples": [1, 3],
     "n_inducing": [2, 5, 1000],
-    "n_jobs": [1],  # two threads on so few rows wait for each other: tests/linalg/test_threads.py
+    "n_jobs": [1],  # two threads on so few rows wait for each other: tests/linalg/test_runtime.py
     "n_keep": [1, 5],
     "n_neighbors": [1, 3, 1000],
     "n_probes": [1, 2],

@@ -93,7 +93,7 @@ def test_statistics_have_the_gradients_of_finite_differences(name, weighted):
     assert torch.autograd.gradcheck(sums, (theta, Z))
 
 
-# ---- the evidence bound -------------------------------------------------------------------------
+# ---- the ELBO -----------------------------------------------------------------------------------
 
 
 @weights

@@ -104,7 +104,7 @@ def test_gram_tile_multiplies_constants_once():
 
 
 class Stored(Kernel):
-    """A user's kernel; its torch reading below returns a tensor of its own."""
+    """A user's kernel; its covariance in torch below returns a tensor of its own."""
 
     def __init__(self, value=1.0):
         self.value = value

@@ -1,4 +1,4 @@
-"""Plain-torch oracles of evidence bounds with explicit inverses: autograd gives their gradients.
+"""Plain-torch oracles of ELBOs with explicit inverses: autograd gives their gradients.
 
 The prior of u is N(0, K), K with jitter relative to the variance of each inducing point.
 """

@@ -210,7 +210,7 @@ def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple
     point = bound(*bound.parabolas())
     if point is None:
         raise NonFiniteLossError(
-            "The evidence bound is not finite at the start. Check for targets or inputs of extreme "
+            "The ELBO is not finite at the start. Check for targets or inputs of extreme "
             "size, and for a kernel with a variance or length scale that is 0 or infinite.",
             iteration=0,
             parameter=None,

@@ -1,4 +1,4 @@
-r"""The evidence bound of the sparse-within-sparse GP (eq. 11) and its gradients in closed form.
+r"""The bound of eq. (11) of the sparse-within-sparse GP, and its gradients in closed form.
 
 A row x with active set I, :math:`K = K_I` (with jitter), :math:`k = K_{Z_I x}`, conditions on its
 own inducing variables only. With :math:`a = K^{-1} k` and :math:`q(u) = N(m, S)`,

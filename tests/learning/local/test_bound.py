@@ -1,4 +1,4 @@
-"""The evidence bound: against dense oracles, SVGP, and autograd."""
+"""The ELBO: against dense oracles, SVGP, and autograd."""
 
 import numpy as np
 import pytest

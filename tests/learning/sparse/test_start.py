@@ -199,7 +199,7 @@ def test_has_evidence_where_it_is_known_and_free(likelihood, options, n_kernels,
 
 
 def at_the_bound(likelihood, *, beta=1.0, learn_likelihood=True, **options):
-    """A problem, a state at the optimum of its evidence bound, and the log-loss objective."""
+    """A problem, a state at the optimum of its ELBO, and the log-loss objective."""
     problem, made, state = problem_of(likelihood, **options)
     objective = Objective(made, name="log_loss", beta=beta, learn_likelihood=learn_likelihood)
     made = objective.likelihood.with_parameters(state.likelihood)
