@@ -12,7 +12,7 @@ PACKAGING := setup.py constraints.txt
 # The user's own table: make demo DATA=file.csv TARGET=column
 DATA ?=
 TARGET ?=
-# Tests of what lies below learning.
+# Tests of the parts below the models that need no long fits.
 FAST := $(wildcard tests/test_*.py) tests/linalg tests/kernels tests/likelihoods tests/inference \
 	tests/displays
 # Anything to hand to pytest: make test PYTEST_ARGS="-k kernels"

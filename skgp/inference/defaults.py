@@ -203,7 +203,7 @@ ROUNDING_OF_ELBO = 1e-9  # share of the ELBO that rounding may cost a step
 LEAST_SITE_BETA = 1e-3  # stands for a smaller beta, with which the sites would be all that counts
 HASTE = 5.0  # times the residual asked for will do while the ELBO rises fast
 
-# ---- GPs from nearest neighbours: the model (neighbors/conditionals.py)
+# ---- GPs from nearest neighbours: the model (neighbors/)
 # Noise of u beside f, relative to the variance at each inducing point. Part of the model: bounds
 # the condition number of H points by H / 1e-4, which float32 can factor.
 LOCAL_JITTER = 1e-4
@@ -229,7 +229,7 @@ COARSER = 16
 NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
 SEPARABLE = 1e-8  # noise, of the prior variance, that leaves digits to a difference of inverses
 
-# ---- the search of neighbours (neighbors/search.py, metrics.py)
+# ---- the search of neighbours (neighbors/search.py, metrics.py, kriging.py)
 # Columns up to which a tree is faster than all distances (0.5 s against 10.8 s at d = 8); where
 # some hundred queries must repay its growing.
 TREE_COLUMNS, TREE_COLUMNS_FAST = 10, 4

@@ -25,7 +25,7 @@ ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
 # Elements of a piece whose temporaries stay in the cache and in the allocator's own memory.
 PIECE = 2**18
 
-# ---- linear
+# ---- linear kernels far from zero (scales.py)
 # Squared distance of the rows from zero, in units of that from their middle, from which on the
 # level is lowered, and to what: the digits of the evidence, and of 1e-9 in predictions.
 FAR_LINEAR, LEVEL = 1e6, 1e3

@@ -38,7 +38,7 @@ MAX_NEWTON, MAX_HALVINGS = 100, 30
 #: A step of squared length 1e-10 (in the metric of the Hessian) leaves about 1e-10 of error.
 LAST_STEP = 1e-10
 
-# ---- direct loss minimisation (models/dlm.py, sparse/)
+# ---- direct loss minimisation (models/dlm.py, sparse/, estimators/_dlm*.py)
 # Numbers are entries of an n x M matrix; "rows" a column of them.
 LEAST_BETA = 1e-8  # stands for a smaller beta where q(u) would have no variance, or no ridge
 BLOCK_NUMBERS = 1e7  # held at once when the objective of all rows is evaluated: 80 MB
@@ -72,7 +72,7 @@ BLEND_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # in standard deviations of the starting posterior (alpha), length scales (Z), relative changes.
 LEARNING_RATE = 0.03
 RATE_SHARES = {"alpha": 5.0, "triangle": 2.0, "theta": 1.0, "likelihood": 1.0, "Z": 1 / 3}
-ADAM_MOMENTS = (0.9, 0.99)
+ADAM_MOMENTS = (0.9, 0.99)  # of sparse-within-sparse GPs, too
 LEAST_BATCH, BATCH_PER_INDUCING = 1000, 4  # rows; with fewer, O(M^3) outweighs the rows' part
 SPARSE_PATIENCE, SPARSE_SMOOTHING = 30, 0.9
 WATCH_EVERY = 4  # steps, which are shorter and noisier than the iterations of a full search
@@ -103,7 +103,7 @@ DENSE_ROWS, TOL_ROWS = 500, 1e5
 RATIO_STD = 0.7
 NOISE_FLOOR = 1e-4  # of the variance of y: joint log-loss would drive the noise to nothing
 
-# ---- sparse-within-sparse GPs: Algorithm 1 (local/minibatch.py)
+# ---- sparse-within-sparse GPs: Algorithm 1 (local/minibatch.py, bound.py; models/swsgp.py)
 #: Rates of each kind of coordinate, as multiples of LEARNING_RATE.
 LOCAL_RATE_SHARES = {"mean": 10.0, "spread": 10.0, "theta": 1.0, "likelihood": 1.0, "Z": 0.5}
 #: Fraction of the steps, the last ones, in which the rate falls.
@@ -362,7 +362,7 @@ OUTLIER_ROUNDS, OUTLIER_CHANGED = 2, 0.01
 OUTLIER_BATCH = 256
 """Observations whose neighbours are gathered at once."""
 
-# ---- State space (markov/)
+# ---- State space (markov/, models/state_space.py)
 
 #: Nats an observation to which the ELBO of a series, or of an additive model, is found.
 ELBO_TOL, ADDITIVE_TOL = 1e-8, 1e-6

@@ -27,7 +27,7 @@ SIGMOID_SCALE = 3.0  # of the sigmoids' bends, in f
 N_SIGMOID = 64
 SIGMOID_CHUNK = 2048
 
-# ---- laplace
+# ---- laplace (closed_form.py)
 MIN_STD = 1e-12  # of the latent value, relative to the scale: below, its square would overflow
 QUANTILE_MAX_NEWTON = 60
 

@@ -5,17 +5,17 @@ import torch
 #: Relative residual at which a row of ULISSE has converged: what products in this precision attain.
 CONVERGED = {torch.float32: 1e-5, torch.float64: 1e-10}
 
-# ---- cholesky
+# ---- factors (cholesky.py)
 # Of a matrix that cannot be factored: rows whose eigenvalues are computed, and the ratio of
 # variances that leaves no digits.
 EIGENVALUE_ROWS, LARGE_RATIO = 200, 1e10
 
-# ---- memory
+# ---- memory (runtime.py)
 # Of what is free, for the largest object of a fit: the rest is for what is beside it.
 MEMORY_SHARE = 0.7
 MEMORY_UNKNOWN = 8e9  # bytes, where the system tells nothing
 
-# ---- threads
+# ---- threads (runtime.py)
 # Flops, some 40 ms in one thread: ten time slices.
 LARGE_FLOPS = 1e9
 # Flops that an entry of a Gram matrix is worth: an exponential and a few passes over memory.
