@@ -223,6 +223,16 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         )
         self._fitted_model = model
 
+    def _check_goes_on(self) -> None:
+        """Refuse observations for another model than the one that was fitted."""
+        asked, fitted = asked_model(self), getattr(self, "_fitted_model", {})
+        for name in ("method", "likelihood", "link", "basis"):
+            if name in fitted and asked[name] != fitted[name]:
+                raise ValueError(
+                    f"partial_fit goes on from a fit with another {name} than "
+                    f"{name}={getattr(self, name)!r}. Set it back, or call fit with all rows."
+                )
+
     @property
     def _learns(self) -> bool:
         """Whether hyper-parameters move in this fit: they may, and the targets tell of them."""

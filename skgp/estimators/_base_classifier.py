@@ -157,6 +157,8 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         self._check_parameters(stream=True)
         first = not self._has_stream
+        if not first:
+            self._check_goes_on()
         data = self._validate_batch(X, y, sample_weight, classes=classes, first=first)
         backend = self._resolve_backend()
         if first:

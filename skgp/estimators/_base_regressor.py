@@ -519,6 +519,7 @@ class StreamingGPRegressor(BaseGPRegressor):
             self._fit(X, y, sample_weight, exposure, stream=True)
             return self
         self._check_parameters(stream=True)
+        self._check_goes_on()
         data = self._training_data(X, y, sample_weight, exposure, reset=False)
         self._update(data, self._resolve_backend())
         return self

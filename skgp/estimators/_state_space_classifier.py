@@ -198,6 +198,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
                 self.offset_.tolist(),
                 backend,
                 callback,
+                stream=stream,
             )
         self.moderation_ = 1.0
         self.coupling_ = self._choose_coupling(X, Y, weight)

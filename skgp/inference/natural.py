@@ -10,13 +10,16 @@ expected slope g and curvature h under the present q(f_n) = N(mu, v) [1]_,
 moves the sites a part rho of the way and solves for q, which a *system* does (`FullSystem`;
 :class:`~skgp.inference.neighbors.system.LocalSystem`). Where the ELBO falls the step is cut to a
 quarter: from a rate far too low, that to a huge count goes beyond all bounds. Where the steps stand
-still the ELBO is stationary. Gaussian noise has the same sites whatever q: one step.
+still the ELBO is stationary, but for the variances of a full S under chords, below. Gaussian noise
+has the same sites whatever q: one step.
 
 Where a likelihood is not log-concave and h is positive, the curvature is that of the parabola with
 the slope g at mu and its top at the mode y of the likelihood, :math:`\lambda = w g / (y - \mu)`: of
 Student-t noise the weight of the observation in the scale mixture of normals, under which a step
 cannot overshoot (on protein the ELBO ended up to 150 nats higher than with :math:`\lambda = 0` for
-outliers, and without cuts).
+outliers, and without cuts). Of the mean that is a fixed point of the ELBO, of a full S it is not:
+once the chords have brought q near, or half the steps are gone, its sites have :math:`-w h` of
+either sign, as long as the ELBO does not fall.
 
 *Full covariance* (`FullSystem`). In whitened coordinates :math:`u = m_0 + L v` with a prior
 :math:`v \sim N(0, I)`, of which row n sees :math:`f_n = b_n + \psi_n^T v` and a rest of a variance
@@ -37,13 +40,14 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from skgp.inference.defaults import HASTE, SHORTEST_SITE_STEP, SITE_CUT
 from skgp.likelihoods import Likelihood
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
 from skgp.linalg.cholesky import log_det, reverse_cholesky
 
@@ -54,7 +58,7 @@ Callback = Callable[[int, dict], bool | None]
 class Sites:
     """Gaussian factors in f, one a row and latent function."""
 
-    precision: Tensor  # (n, c); lambda, not negative; weights of the rows included
+    precision: Tensor  # (n, c); lambda, weights of the rows included
     shift: Tensor  # (n, c); eta, precision times location, the prior mean of f removed
     curvature: Tensor  # (n, c); -w h, which differs from lambda where h is positive
 
@@ -84,6 +88,10 @@ class Posterior:
 
 class System(Protocol):
     """What the ELBO knows of n rows beside their likelihood."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether sites may have negative precisions."""
 
     @property
     def weight(self) -> Tensor | None:
@@ -164,8 +172,12 @@ def fit_sites(
     at_once, converged = likelihood.is_gaussian, False
     haste = 1.0 if at_once else HASTE
     rate = 1.0 if at_once or start is None else damping
+    signed, is_last = False, likelihood.is_log_concave or not system.is_signed
     target = problem.sites(fit.q)
     while len(history) < max_iter and rate > SHORTEST_SITE_STEP:
+        if not is_last and (converged or 2 * len(history) >= max_iter):
+            signed = is_last = True
+            converged, rate, target = False, damping, problem.sites(fit.q, signed=True)
         found, entry = problem.solved(fit.sites.towards(target, rate), fit.q.mean, haste)
         # Slack for means that are not solved for to the last digit.
         if not found.bound >= fit.bound - tol * abs(fit.bound):
@@ -179,10 +191,11 @@ def fit_sites(
         still = change <= tol * abs(fit.bound)
         converged = at_once or (still and haste == 1.0 and rate >= damping)
         haste = min(max(1.0, change / (10 * tol * abs(fit.bound))), haste)
-        if (callback is not None and callback(len(history) - 1, history[-1])) or converged:
+        stops = callback is not None and callback(len(history) - 1, history[-1])
+        if stops or (converged and is_last):
             break
-        rate, target = min(damping, 2 * rate), problem.sites(fit.q)
-    return replace(fit, history=history, converged=converged)
+        rate, target = min(damping, 2 * rate), problem.sites(fit.q, signed=signed)
+    return replace(fit, history=history, converged=converged and is_last)
 
 
 @dataclass(frozen=True)
@@ -207,20 +220,27 @@ class _Problem:
     ) -> tuple[SitesFit, dict]:
         """q and ELBO of sites, the mean to `haste` times the residual asked for."""
         options = {"tol": haste * self.cg_tol, "max_iter": self.cg_max_iter, "warn": False}
-        q, found = self.system.solve(sites, start=start, **options)
+        try:
+            q, found = self.system.solve(sites, start=start, **options)
+        except NotPositiveDefiniteError:
+            if not bool((sites.precision < 0).any()):
+                raise
+            return SitesFit(cast(Posterior, None), sites, -math.inf, sites.shift), {}
         entry = {"n_cg": found.n_iter, "cg_residual": float(found.residual.max())}
         mean, var = self.system.moments(q)
         rows = self.likelihood.expected_log_prob(self.Y, self.offset + mean, var)
         bound = float(self._weighted(rows).sum() - self.system.divergence(q))
         return SitesFit(q, sites, bound if math.isfinite(bound) else -math.inf, mean), entry
 
-    def sites(self, q: Posterior) -> Sites:
-        """The sites that a full step from q goes to."""
+    def sites(self, q: Posterior, *, signed: bool = False) -> Sites:
+        """The sites that a full step from q goes to; signed ones have no chords."""
         mean, var = self.system.moments(q)
         f = self.offset + mean
         slope, bend = self.likelihood.expected_derivatives(self.Y, f, var)
         if self.likelihood.is_log_concave:
             precision = (-bend).clamp_min(0.0)  # rounding
+        elif signed:
+            precision = -bend
         else:
             precision = torch.where(bend > 0, slope / (self.likelihood.mode(self.Y) - f), -bend)
         shift = slope + precision * mean
@@ -235,6 +255,7 @@ class _Problem:
 class FullSystem:
     """What the ELBO knows of n rows, for a full S; its q is one of v."""
 
+    is_signed: ClassVar[bool] = True
     features: Tensor  # (n, M); psi
     variance: Tensor  # (n,); of f given u
     kl_weight: float = 1.0  # kappa

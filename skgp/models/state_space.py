@@ -316,7 +316,7 @@ def _climb(
     """Hyper-parameters of all components and of the noise at once, and the posterior there."""
     if parameters is None:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
-        if prior is not None and likelihood.is_gaussian:
+        if optimise and prior is not None and likelihood.is_gaussian:
             parameters = parameters + math.log(PRIOR_START_NOISE)
     found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
     if optimise:

@@ -273,3 +273,23 @@ def test_n_iter_is_at_most_max_iter(make, params, max_iter):
     X, y = rows(make)
     estimator = cheap(make, **{"max_iter": max_iter, **params}).fit(X, y)
     assert 1 <= estimator.n_iter_ <= max_iter
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("SWSGPRegressor", {"method": "kriging"}),
+        ("DLMGPRegressor", {"likelihood": "student_t"}),
+        ("StateSpaceGPRegressor", {"likelihood": "poisson"}),
+        ("SWSGPClassifier", {"method": "kriging"}),
+    ],
+)
+def test_partial_fit_refuses_another_model(name, changed):
+    X = np.linspace(0, 5, 30)[:, None]
+    y = (np.sin(X[:, 0]) > 0).astype(int)
+    model = getattr(skgp, name)(random_state=0, optimizer=None).partial_fit(X[:25], y[:25])
+    (parameter,) = changed
+    with pytest.raises(ValueError, match=f"another {parameter} than"):
+        model.set_params(**changed).partial_fit(X[25:], y[25:])
+    back = {parameter: type(model)().get_params()[parameter]}
+    model.set_params(**back).partial_fit(X[25:], y[25:])

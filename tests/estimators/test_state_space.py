@@ -588,3 +588,13 @@ def test_default_of_few_rows_and_many_columns_is_not_overconfident(n, d, seed):
     z = (y[n:] - mean) / std
     assert np.mean(np.abs(z) < 1.96) > 0.8
     assert np.mean(z**2 / 2 + np.log(std)) < np.log(y[:n].std()) + 0.5  # what a constant has
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_noise_is_that_of_the_start_where_nothing_is_learned(d):
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(30, d)), rng.standard_normal(30)
+    fixed = StateSpaceGPRegressor(optimizer=None, normalize_y=False).fit(X, y)
+    alone = StateSpaceGPRegressor(normalize_y=False).fit(X[:1], y[:1])
+    assert fixed.noise_variance_ == pytest.approx(0.1)
+    assert alone.noise_variance_ == pytest.approx(0.1)

@@ -249,7 +249,7 @@ def test_svgp_bound_of_a_given_posterior_is_that_of_the_local_system():
 
 
 @pytest.mark.parametrize("kl_weight", [1.0, 0.4])
-@pytest.mark.parametrize("name", ["gaussian", "probit", "poisson"])
+@pytest.mark.parametrize("name", ["gaussian", "probit", "poisson", "student_t"])
 def test_full_covariance_is_a_stationary_point_of_the_bound(name, kl_weight):
     problem, likelihood = problem_of(name, n_inducing=6, n_neighbors=6, kl_weight=kl_weight)
     found, q = fit_full(problem, likelihood)

@@ -28,6 +28,7 @@ overlapping blocks of S, and q is left to gradients.
 
 import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -234,6 +235,7 @@ def _index_type(n_values: int) -> torch.dtype:
 class LocalSystem:
     """What the bound knows of n rows and M inducing points, for a diagonal S."""
 
+    is_signed: ClassVar[bool] = False
     rows: RowWeights  # A
     prior: LocalPrior
     weight: Tensor | None = None  # (n,) or None
