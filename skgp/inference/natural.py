@@ -174,8 +174,9 @@ def fit_sites(
     rate = 1.0 if at_once or start is None else damping
     signed, is_last = False, likelihood.is_log_concave or not system.is_signed
     target = problem.sites(fit.q)
-    while len(history) < max_iter and rate > SHORTEST_SITE_STEP:
-        if not is_last and (converged or 2 * len(history) >= max_iter):
+    while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or not is_last):
+        ended = converged or rate <= SHORTEST_SITE_STEP or 2 * len(history) >= max_iter
+        if ended and not is_last:
             signed = is_last = True
             converged, rate, target = False, damping, problem.sites(fit.q, signed=True)
         found, entry = problem.solved(fit.sites.towards(target, rate), fit.q.mean, haste)

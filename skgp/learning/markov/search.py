@@ -268,7 +268,7 @@ class Climb:
         return scale * value, {"place": scale * torch.cat(slopes)}
 
     def _log_prior(self, at: Tensor) -> tuple[float, Tensor]:
-        """Log-density at theta and the likelihood's parameters (t + p,), and its gradient."""
+        """Log-density, but for a constant, of theta and the likelihood's (t + p,); its gradient."""
         log_ratio = at - cast(Tensor, self._medians)
         is_amplitude = torch.zeros_like(at, dtype=torch.bool)
         if self._is_amplitude is not None:
