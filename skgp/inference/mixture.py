@@ -103,8 +103,8 @@ class MixtureState(TensorState):
         columns = [each.solve(self._y[:, None]) for _, _, each in self._components(keep=False)]
         return torch.cat(columns, 1).T.contiguous()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_factors": {}, "_bind": None}
+    def _lasting(self) -> dict[str, Any]:
+        return super()._lasting() | {"_factors": {}, "_bind": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -204,10 +204,15 @@ class TensorState:
     """Stores tensors as NumPy arrays: small whatever storage they view, loadable without a GPU.
 
     Tensors and dtypes inside lists, tuples and dictionaries too. Deep copies keep their devices.
+    A subclass says in `_lasting` what of its attributes is not worked out anew.
     """
 
+    def _lasting(self) -> dict[str, Any]:
+        """The attributes that a pickle or a copy elsewhere keeps; a new dictionary."""
+        return dict(self.__dict__)
+
     def __getstate__(self) -> dict[str, Any]:
-        return _stored(self.__dict__)
+        return _stored(self._lasting())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(_restored(state))
@@ -215,10 +220,10 @@ class TensorState:
     def to(self, *args: Any) -> Any:
         """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest.
 
-        What is not pickled is worked out anew.
+        What is not lasting is worked out anew.
         """
         other = object.__new__(type(self))
-        other.__setstate__(_moved(self.__getstate__(), args))
+        other.__setstate__(_moved(self._lasting(), args))
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -244,9 +249,7 @@ def _restored(value: Any) -> Any:
 
 
 def _moved(value: Any, args: tuple) -> Any:
-    if isinstance(value, TensorArray):
-        return torch.from_numpy(value.array).to(*args)
-    if isinstance(value, TensorState):
+    if isinstance(value, Tensor | TensorState):
         return value.to(*args)
     return _mapped(lambda part: _moved(part, args), value)
 

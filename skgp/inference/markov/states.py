@@ -33,10 +33,10 @@ from skgp.linalg.runtime import TensorState
 class LazyState(TensorState):
     """What predictions need is worked out at the first of them and is not pickled."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state.pop("_known", None)
-        return state
+    def _lasting(self) -> dict[str, Any]:
+        lasting = super()._lasting()
+        lasting.pop("_known", None)
+        return lasting
 
     @property
     def posterior(self) -> Any:

@@ -57,11 +57,9 @@ class LocalPredictor(TensorState):
     values: Any
     noises: Any
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        for derived in ("neighborhood", "shared", "noises"):
-            state.pop(derived, None)
-        return state
+    def _lasting(self) -> dict[str, Any]:
+        derived = ("neighborhood", "shared", "noises")
+        return {name: value for name, value in super()._lasting().items() if name not in derived}
 
     @cached_property
     def neighborhood(self) -> Neighborhood:

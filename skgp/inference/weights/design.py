@@ -127,10 +127,10 @@ class WhitenedInducingBasis(TensorState):
         other.__dict__.update(self.__dict__, single=single)
         return other
 
-    def __getstate__(self) -> dict:
-        state = super().__getstate__()
-        del state["_factor"]
-        return state
+    def _lasting(self) -> dict:
+        lasting = super()._lasting()
+        del lasting["_factor"]
+        return lasting
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
