@@ -56,8 +56,8 @@ class GoldenCase:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options)
         return f"{self.problem}, {self.calls}({options})"
 
-    def make(self, d: int):
-        """Return the unfitted estimator for inputs of d columns."""
+    def make(self, d: int, **more):
+        """Return the unfitted estimator for inputs of d columns, with `more` options."""
         options = dict(self.options)
         if "kernel" in options:
             noise = not self.estimator.endswith("Classifier") and (
@@ -69,11 +69,12 @@ class GoldenCase:
             options["prior"] = _PRIORS[options["prior"]]
         if self.calls == "refit":
             options["warm_start"] = True
-        return getattr(skgp, self.estimator)(random_state=0, device="cpu", **options)
+        options = {"random_state": 0, "device": "cpu"} | options | more
+        return getattr(skgp, self.estimator)(**options)
 
 
-def _read(text: str) -> dict[str, list[GoldenCase]]:
-    """Return the cases of each estimator from the lines of ``cases.txt``."""
+def read_cases(text: str) -> dict[str, list[GoldenCase]]:
+    """Return the cases of each estimator from lines such as those of ``cases.txt``."""
     cases: dict[str, list[GoldenCase]] = {}
     for line in text.splitlines():
         if line.startswith("["):
@@ -101,4 +102,4 @@ def _value(text: str):
     return text
 
 
-CASES = _read(Path(__file__).with_name("cases.txt").read_text())
+CASES = read_cases(Path(__file__).with_name("cases.txt").read_text())

@@ -113,15 +113,16 @@ def outcome(case: GoldenCase, change: Callable[[Problem], Problem] = lambda data
         warnings.simplefilter("ignore")
         start = time.process_time()
         try:
-            _fit(estimator, case.calls, data)
+            fit_parts(estimator, case.calls, data)
         except Exception as error:  # compared as well
             print("refused:", case.estimator, case, error, file=sys.stderr)
             return {"refused": type(error).__name__}
         seconds = time.process_time() - start
-        return {_SECONDS: seconds, **_state(estimator), **_predictions(estimator, data)}
+        return {_SECONDS: seconds, **state(estimator), **predictions(estimator, data)}
 
 
-def _fit(estimator, calls: str, data: Problem) -> None:
+def fit_parts(estimator, calls: str, data: Problem) -> None:
+    """Give the estimator the rows as a case says: at once, twice, or in parts."""
     if calls != "parts":
         for _ in range(2 if calls == "refit" else 1):
             estimator.fit(data.X, data.y, **data.fit)
@@ -135,15 +136,15 @@ def _fit(estimator, calls: str, data: Problem) -> None:
         extra = {}
 
 
-def _state(estimator) -> dict:
+def state(estimator) -> dict:
     """Return the fitted attributes that a user reads."""
-    state = {name: getattr(estimator, name, None) for name in _ATTRIBUTES}
-    state = {name: value for name, value in state.items() if value is not None}
+    found = {name: getattr(estimator, name, None) for name in _ATTRIBUTES}
+    found = {name: value for name, value in found.items() if value is not None}
     kernels = {"kernel_": getattr(estimator, "kernel_", None)}
-    return {**{f"{k}.theta": v.theta for k, v in kernels.items() if v is not None}, **state}
+    return {**{f"{k}.theta": v.theta for k, v in kernels.items() if v is not None}, **found}
 
 
-def _predictions(estimator, data: Problem) -> dict:
+def predictions(estimator, data: Problem) -> dict:
     """Return what the methods say of the test rows."""
     X, given = data.X_test, data.predict
     mean, var = estimator.latent_mean_and_variance(X)

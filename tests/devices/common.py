@@ -1,0 +1,174 @@
+"""Fits on a device beside those on the CPU: equal results, and what crosses between the two.
+
+The cases are lines of the golden record (`tests.golden.cases`), or written as such. On the
+pretended device the numbers are those of the CPU to the last bits; on a real one sums take another
+order and random numbers are of another stream, so that only predictions are compared, in units of
+their standard deviations.
+"""
+
+import contextlib
+import pickle
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tests.devices.pretended_cuda import PretendedCuda
+from tests.golden.cases import GoldenCase, read_cases
+from tests.golden.problems import Problem, problem
+from tests.golden.record import difference, fit_parts, predictions, state
+
+#: Largest relative difference of a quantity between the CPU and the pretended device.
+EQUAL = 1e-10
+#: Root mean square of the difference of predicted means on a real device, in predicted standard
+#: deviations of f; of routes that draw random numbers, whose streams differ.
+CLOSE = 0.5
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a case runs beside the CPU.
+
+    Attributes
+    ----------
+    name : str
+        Of the parameter ``device``.
+    is_real : bool
+    """
+
+    name: str = "cuda"
+    is_real: bool = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Counter]:
+        """The device is there; counts so far, which a real one does not keep."""
+        if self.is_real:
+            yield Counter()
+            return
+        with PretendedCuda() as cuda:
+            yield cuda.counts
+
+
+PRETENDED, REAL = Device(), Device(is_real=True)
+
+
+def cases(text: str) -> list[GoldenCase]:
+    """Cases from lines such as those of ``tests/golden/cases.txt``, under their estimators."""
+    return [case for found in read_cases(text).values() for case in found]
+
+
+@dataclass
+class Account:
+    """What a case did on a device.
+
+    Attributes
+    ----------
+    fit, predict : Counter
+        "operations", "to_device", "to_host" and "synchronisations" of the fit, and of all
+        prediction methods together.
+    differences : dict of str to float
+        From the CPU, by quantity, relative to its largest element.
+    distance : float
+        Root mean square of the difference of latent means, in standard deviations of f.
+    """
+
+    fit: Counter = field(default_factory=Counter)
+    predict: Counter = field(default_factory=Counter)
+    differences: dict[str, float] = field(default_factory=dict)
+    distance: float = 0.0
+
+    @property
+    def worst(self) -> float:
+        return max(self.differences.values(), default=0.0)
+
+
+def account(case: GoldenCase, device: Device = PRETENDED) -> Account:
+    """Fit a case on the CPU and on a device; what differs and what it cost."""
+    data = problem(case.problem)
+    with _quiet():
+        expected = _found(_fitted(case, data, "cpu"), data)
+    with device.entered() as counts, _quiet():
+        model = _fitted(case, data, device.name)
+        fit = Counter(counts)
+        found = _found(model, data)
+        stored = pickle.dumps(model)
+    with _quiet():  # without the device
+        restored = {f"unpickled {k}": v for k, v in predictions(pickle.loads(stored), data).items()}
+    expected |= {key: expected[key.removeprefix("unpickled ")] for key in restored}
+    found |= restored
+    assert found.keys() == expected.keys()
+    return Account(
+        fit,
+        counts - fit,
+        {key: difference(np.asarray(found[key]), np.asarray(expected[key])) for key in expected},
+        _distance(found, expected),
+    )
+
+
+def check(case: GoldenCase, device: Device, *, tolerance: float = EQUAL) -> Account:
+    """Assert that a case gives on a device what it gives on the CPU; return what it cost."""
+    done = account(case, device)
+    if device.is_real:
+        assert done.distance < CLOSE
+        return done
+    differ = {key: size for key, size in done.differences.items() if size > tolerance}
+    assert not differ, dict(sorted(differ.items(), key=lambda item: -item[1])[:8])
+    return done
+
+
+def fit_counts(case: GoldenCase, change: Callable[[Problem], Problem] | None = None, **options):
+    """Counts of a fit on the pretended device, of a model with other options or other data."""
+    data = problem(case.problem)
+    with PRETENDED.entered() as counts, _quiet():
+        _fitted(case, data if change is None else change(data), PRETENDED.name, **options)
+        return Counter(counts)
+
+
+def predict_counts(case: GoldenCase, method: str = "predict", **arguments) -> Counter:
+    """Counts of one call of a prediction method on the pretended device."""
+    data = problem(case.problem)
+    with PRETENDED.entered() as counts, _quiet():
+        model = _fitted(case, data, PRETENDED.name)
+        before = Counter(counts)
+        getattr(model, method)(data.X_test, **arguments)
+        return counts - before
+
+
+def more_rows(data: Problem, factor: int = 3) -> Problem:
+    """The data with copies of its rows, moved a little, `factor` times as many in all."""
+    X = np.concatenate([data.X + 1e-3 * k for k in range(factor)])
+    repeated = {name: np.tile(values, factor) for name, values in data.fit.items()}
+    return replace(data, X=X, y=np.tile(data.y, factor), fit=repeated)
+
+
+def _fitted(case: GoldenCase, data: Problem, device: str, **options):
+    """The estimator of a case, fitted on a device."""
+    model = case.make(data.X.shape[1], device=device, **options)
+    fit_parts(model, case.calls, data)
+    return model
+
+
+def _found(model, data: Problem) -> dict[str, np.ndarray]:
+    """Attributes, predictions, draws and score."""
+    found = {**state(model), **predictions(model, data)}
+    found["score"] = model.score(data.X_test, data.y_test, **data.predict)
+    if hasattr(model, "sample_y"):
+        draws = model.sample_y(data.X_test, 3, random_state=0, **data.predict)
+        found["samples"] = draws
+    return found
+
+
+def _distance(found: dict, expected: dict) -> float:
+    """Root mean square of the difference of latent means, in standard deviations of f."""
+    gap = found["latent mean"] - expected["latent mean"]
+    var = np.maximum(expected["latent variance"], 1e-4 * np.var(expected["latent mean"]))
+    return float(np.sqrt(np.mean(gap**2 / var)))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
