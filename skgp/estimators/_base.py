@@ -11,7 +11,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._fitting import FitSession, asked_model
 from skgp.estimators._parameters import (
+    Interval,
     Option,
     StrOptions,
     check_likelihood,
@@ -127,6 +128,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         "device": [str, torch.device],
         "dtype": [StrOptions({"float32", "float64"})],
         "n_jobs": [Integral, None],
+        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
         "verbose": ["verbose"],
     }
 
@@ -137,6 +139,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     device: str | torch.device
     dtype: str
     n_jobs: int | None
+    memory_budget: float | None
     kernel_: Kernel
     n_iter_: int
     history_: dict[str, list[float]]

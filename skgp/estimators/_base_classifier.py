@@ -64,7 +64,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, merged, to_tensor
-from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
@@ -255,7 +255,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         codes = encode(y, self.classes_)
         return self._log_proba(X)[np.arange(len(codes)), codes]
 
-    @in_few_threads
+    @within_limits
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent processes f.
 
@@ -396,7 +396,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         refuse_noise(kernel, self)
         return kernel
 
-    @in_few_threads
+    @within_limits
     def _log_proba(self, X: np.ndarray) -> np.ndarray:
         """Return the log-probability of each class, shape (n, n_classes)."""
         if self.moderation_:

@@ -59,7 +59,7 @@ from sklearn.utils.validation import _num_samples
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
-from skgp.estimators._fitting import fit_context, fit_session, in_few_threads
+from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_kernels, with_noise
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
 from skgp.estimators._validation import (
@@ -140,7 +140,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """Variance of the observation noise, in squared units of y."""
         return self._additive_variance() * self.y_scale_**2
 
-    @in_few_threads
+    @within_limits
     def predict(
         self,
         X: ArrayLike,
@@ -195,7 +195,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean = self._to_y(mean)
         return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
 
-    @in_few_threads
+    @within_limits
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent function, without noise.
 
@@ -212,7 +212,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean, var = self._latent_moments(self._validate_prediction(X))
         return self._to_y(mean), self.y_scale_**2 * var
 
-    @in_few_threads
+    @within_limits
     def predict_quantiles(
         self, X: ArrayLike, quantiles: ArrayLike, exposure: ArrayLike | None = None
     ) -> np.ndarray:
@@ -277,7 +277,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         lower, upper = self.predict_quantiles(X, [tail, 1 - tail], exposure).T
         return lower, upper
 
-    @in_few_threads
+    @within_limits
     def sample_y(
         self,
         X: ArrayLike,
@@ -307,7 +307,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             self._observation_samples(X, n_samples, rng, **self._offset_at(exposure, X))
         )
 
-    @in_few_threads
+    @within_limits
     def log_predictive_density(
         self, X: ArrayLike, y: ArrayLike, exposure: ArrayLike | None = None
     ) -> np.ndarray:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._fitting import FitSession, in_few_threads
+from skgp.estimators._fitting import FitSession, within_limits
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds, warn_caller
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
@@ -85,8 +85,6 @@ class BayesianGPRegressor(BaseGPRegressor):
         Gaussian process, exact and, by "cg", large.
     normalize_y : bool, default=True
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
-    memory_budget : float, default=4e9
-        Bytes of kernel matrices. "cg" recomputes what does not fit.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         "auto" is "cuda" where there is one, else "cpu".
@@ -96,6 +94,10 @@ class BayesianGPRegressor(BaseGPRegressor):
         are in float32, and factorisations in float64.
     n_jobs : int or None, default=None
         Jobs of joblib, over points or chains. Results do not depend on it.
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
+        cannot fit is refused before it begins.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -174,7 +176,6 @@ class BayesianGPRegressor(BaseGPRegressor):
         "n_probes": [Interval(Integral, 1, None, closed="left")],
         "preconditioner_rank": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
         "optimizer": [StrOptions({"auto", "map"}), None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither")],
     }
 
     _option_rules = (
@@ -202,11 +203,11 @@ class BayesianGPRegressor(BaseGPRegressor):
         preconditioner_rank="auto",
         optimizer="auto",
         normalize_y=True,
-        memory_budget=4e9,
         random_state=None,
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -224,11 +225,11 @@ class BayesianGPRegressor(BaseGPRegressor):
         self.preconditioner_rank = preconditioner_rank
         self.optimizer = optimizer
         self.normalize_y = normalize_y
-        self.memory_budget = memory_budget
         self.random_state = random_state
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     # ---- training ------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         X, weight = arrays(data)
         z = data.y.numpy()
         data = merged(data, backend.device, replicates=True)
-        plan = resolve_plan(self.solver, self.sampler, len(data.y), self.memory_budget)
+        plan = resolve_plan(self.solver, self.sampler, len(data.y))
         self.history_ = {}
         self.priors_: tuple[Prior, ...] = ()
         columns = getattr(self, "feature_names_in_", None)
@@ -295,7 +296,6 @@ class BayesianGPRegressor(BaseGPRegressor):
             "rank": self.preconditioner_rank,
             "n_probes": self.n_probes,
             "roulette": self.roulette,
-            "memory_budget": self.memory_budget,
         }
         with session.stage("posterior") as callback:
             common: dict[str, Any] = {
@@ -340,7 +340,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         """Set the attributes that predict and that describe the posterior."""
         self._state = predictive_mixture(
             kernel, data, samples, self.n_keep, plan, rng, double=self.dtype == "float64",
-            memory_budget=self.memory_budget, rank=self.preconditioner_rank,
+            rank=self.preconditioner_rank,
         )  # fmt: skip
         self._noise_variance = float(self._state.weights @ self._state.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())
@@ -412,7 +412,7 @@ class BayesianGPRegressor(BaseGPRegressor):
             self.sampler_,
         )
 
-    @in_few_threads
+    @within_limits
     def plug_in(self):
         """Return a fitted copy that predicts with the optimum ``map_`` alone, for comparison.
 

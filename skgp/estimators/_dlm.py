@@ -106,6 +106,10 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
         these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
+        cannot fit is refused before it begins.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -206,6 +210,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -233,6 +238,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     # ---- training ------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -45,9 +46,9 @@ from skgp.estimators._parameters import (
     warn_of_idle_options,
 )
 from skgp.estimators.defaults import MANY_ROWS
-from skgp.linalg.runtime import one_thread
+from skgp.linalg.runtime import memory_limit, one_thread
 
-__all__ = ["asked_model", "fit_context", "in_few_threads"]
+__all__ = ["asked_model", "fit_context", "within_limits"]
 
 #: What defines the model; an estimator has some of them.
 _MODEL = (
@@ -71,12 +72,12 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     assignment at the very end. Until then the estimator is as it was: where the method raises, or
     is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
     ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
-    takes the threads that `skgp.linalg.runtime` says.
+    takes the threads and the memory that `skgp.linalg.runtime` says.
     """
     validated = validated_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 
     def decorator(method: Callable) -> Callable:
-        run = validated(in_few_threads(method))
+        run = validated(within_limits(method))
         streams = method.__name__ == "partial_fit"
 
         @functools.wraps(method)
@@ -95,12 +96,13 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     return decorator
 
 
-def in_few_threads(method: Callable) -> Callable:
-    """Decorate a public method that fits or predicts."""
+def within_limits(method: Callable) -> Callable:
+    """Decorate a public method that fits or predicts: few threads, and the budget of memory."""
 
     @functools.wraps(method)
     def limited(self, *args, **kwargs):
-        with _threads_of(self, args[0] if args else kwargs.get("X", ())):
+        threads = _threads_of(self, args[0] if args else kwargs.get("X", ()))
+        with threads, memory_limit(self.memory_budget, _memory_device(self.device)):
             return method(self, *args, **kwargs)
 
     return limited
@@ -114,6 +116,12 @@ def _threads_of(estimator, X) -> AbstractContextManager[None]:
     shape = getattr(X, "shape", None)
     n_rows = shape[0] if shape else len(X) if hasattr(X, "__len__") else 0
     return one_thread(n_jobs, throughout=n_rows >= MANY_ROWS)
+
+
+def _memory_device(device: str | torch.device) -> torch.device | str:
+    """The device whose memory counts; the CPU where a fit from a GPU is used without one."""
+    on_gpu = str(device) != "cpu" and torch.cuda.is_available()
+    return "cuda" if on_gpu and device == "auto" else device if on_gpu else "cpu"
 
 
 def asked_model(estimator: object) -> dict[str, Any]:

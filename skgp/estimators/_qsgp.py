@@ -125,9 +125,9 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         Threads. None is one, but all that torch has for large matrix operations; a number is for
         these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
     memory_budget : float or None, default=None
-        Bytes for the largest object of the fit, such as the kernel matrix that "cg" keeps; by
-        default 70% of what is free on the machine or the `device`. It decides which basis "auto"
-        is where there are many rows, and no result otherwise.
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
+        cannot fit is refused before it begins.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 

@@ -99,8 +99,9 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         Threads. None is one, but all that torch has for large matrix operations; a number is for
         these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
     memory_budget : float or None, default=None
-        Bytes of features that are kept between iterations, the others being made anew; by default
-        70% of what is free on the machine or the `device`.
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
+        cannot fit is refused before it begins.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 

@@ -11,7 +11,6 @@ from skgp.estimators._base import Backend, BaseGP
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.learning.plan import Fit, Options, Plan
-from skgp.linalg.runtime import memory_budget
 
 CONSTRAINTS: dict[str, list[Any]] = {
     "n_basis": [Interval(Integral, 1, None, closed="left"), None],
@@ -25,7 +24,6 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "tol": [Interval(Real, 0, None, closed="neither"), None],
     "learning_rate": [Interval(Real, 0, None, closed="neither")],
     "warm_start": ["boolean"],
-    "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
 }
 
 #: Fitted attributes that not every fit sets, by the attribute of `Fit` that gives them.
@@ -49,7 +47,6 @@ class QSGPMixin(BaseGP):
     augment: bool
     feature_map: str
     warm_start: bool
-    memory_budget: float | None
     basis_: str
     n_basis_: int
     _posterior: Any
@@ -68,7 +65,6 @@ class QSGPMixin(BaseGP):
         )
         return Options(
             **{name: getattr(self, name) for name in shared.split()},
-            memory_budget=memory_budget(self.memory_budget, backend.device),
             dtype=backend.dtype,
             seed=self._previous(backend)[0],
             **more,

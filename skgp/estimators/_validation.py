@@ -9,7 +9,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import validate_data
 
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
-from skgp.linalg.runtime import free_memory
+from skgp.linalg.runtime import memory_budget, require_memory
 
 _ADVICE = {
     "missing": "Drop or impute such rows.",
@@ -52,13 +52,10 @@ def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
 
 def check_joint_memory(n_rows: int, remedy: str) -> None:
     """Refuse a joint covariance of rows for which there is no room."""
-    need, free = JOINT_MATRICES * 8.0 * n_rows**2, free_memory()
-    if need > free:
-        most = int((free / (JOINT_MATRICES * 8.0)) ** 0.5)
-        raise MemoryError(
-            f"The joint covariance of {n_rows} rows takes {need / 1e9:.3g} GB, and "
-            f"{free / 1e9:.3g} GB are free: room for {most} rows. {remedy}."
-        )
+    entry = JOINT_MATRICES * 8.0
+    most = int((memory_budget() / entry) ** 0.5)
+    what = f"The joint covariance of {n_rows} rows"
+    require_memory(entry * n_rows**2, what, f"{remedy} (there is room for {most})")
 
 
 def check_counts(y: np.ndarray, name: str = "y") -> None:

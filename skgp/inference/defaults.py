@@ -251,6 +251,7 @@ UNION_POINTS = 2048  # whose covariances with a union are in memory at once
 ASSEMBLED = 2**25  # entries of local inverses held while Q is assembled: 400 MB with their indices
 
 # ---- mixtures of exact GPs (mixture.py): none moves a prediction by more than the tolerances
+FACTOR_BYTES = 1e9  # kept for later predictions, at most
 MIXTURE_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile needs: in the cache
 FEW_MIXED_ROWS = 200  # training rows up to which all samples are evaluated at once
 TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once

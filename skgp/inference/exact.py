@@ -41,11 +41,11 @@ from skgp.inference.pathwise import (
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.kernels.operators import KernelOperator, kernel_matmul, tile_rows
+from skgp.kernels.operators import KernelOperator, kernel_matmul
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import NystromPreconditioner
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, tile_rows
 
 # ---- covariances ------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ def weight_covariance(
     X, n = data.X, len(data)
     row_weight = X.new_ones(n) if data.weight is None else data.weight
     if wanted.kind == "diagonal":
-        tiles = X.split(tile_rows(n, X.dtype, 2.5e8))
+        tiles = X.split(tile_rows(n * X.element_size()))
         squares = torch.cat([gram_tile(kernel, tile, X).square() @ row_weight for tile in tiles])
         std = optimal_std(squares / noise + gram_diag(kernel, X))
         q = WeightGaussian.diagonal(torch.zeros_like(std), std)
@@ -240,7 +240,6 @@ def fit_iterative(
     generator: torch.Generator,
     rank: int = 2000,
     dtype: torch.dtype = torch.float32,
-    memory_budget: float = 8e9,
     **limits: Any,
 ) -> FunctionSpacePosterior:
     r"""Representer weights and pathwise draws by preconditioned conjugate gradients.
@@ -255,8 +254,6 @@ def fit_iterative(
         Of the Nystrom preconditioner.
     dtype : torch.dtype
         Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
-    memory_budget : float
-        Bytes for the kernel matrix (:class:`~skgp.kernels.operators.KernelOperator`).
     **limits
         ``tol`` (default 1e-2), ``max_iter`` (200) and ``callback`` of
         :func:`~skgp.linalg.cg.block_cg`. The tolerance is relative to the norm of `y`; draws are
@@ -280,7 +277,7 @@ def fit_iterative(
     B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
     low_rank = pivoted_factor(kernel, X, rank, generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
-    operator = KernelOperator(kernel, X, dtype=dtype, memory_budget=memory_budget)
+    operator = KernelOperator(kernel, X, dtype=dtype)
     B = root_weight * B
     norms = torch.linalg.vector_norm(B, dim=0)
     scale = norms[0] if float(norms[0]) > 0 else norms.mean()  # a constant y is 0 here

@@ -45,11 +45,11 @@ from skgp.kernels import (
 from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
-from skgp.kernels.operators import RowOperator, tile_rows
+from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
 
 RNG = np.random.Generator | np.random.RandomState
 
@@ -69,9 +69,6 @@ class MixtureState(TensorState):
         weights: np.ndarray | None = None,  # (S,), positive, in any scale; equal ones by default
         *,
         solver: str = "cholesky",  # or "cg"
-        # Bytes of the factors that "cholesky" keeps (one at a time is made whatever the budget), or
-        # of the kernel matrix of "cg", which beyond that is recomputed at every product.
-        memory_budget: float = 1e9,
         # Of the kernel matrix of "cg". In float32 a row's variance depends on the rows beside it by
         # rounding, of about 1e-6.
         dtype: torch.dtype = torch.float64,
@@ -88,10 +85,10 @@ class MixtureState(TensorState):
         self.weights = weights / weights.sum()  # (S,), of sum one
         noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
         self.noise, self.solver = noise, solver  # noise (S,): variances
-        self._memory_budget, self._dtype, self._rank = memory_budget, dtype, rank
+        self._dtype, self._rank = dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
-        fit = 8.0 * len(u) * len(self._X) ** 2 <= memory_budget
+        fit = 8.0 * len(u) * len(self._X) ** 2 <= self._factor_bytes()
         few = len(self._X) <= defaults.FEW_MIXED_ROWS and built_in(signal)
         self._together = solver == "cholesky" and few and fit
         self._alpha = self._solutions()
@@ -119,9 +116,8 @@ class MixtureState(TensorState):
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
         data = Data(self._X, self._y, self._row_weight)
         return MixtureState(
-            kernel, data, u[None], solver=self.solver, memory_budget=self._memory_budget,
-            dtype=self._dtype, rank=self._rank,
-        )  # fmt: skip
+            kernel, data, u[None], solver=self.solver, dtype=self._dtype, rank=self._rank
+        )
 
     # ----------------------------------------------------------------------------- predictions
 
@@ -250,7 +246,7 @@ class MixtureState(TensorState):
 
     def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Covariances (n, t) between training rows and tiles of X."""
-        n_rows = tile_rows(len(self._X), self._X.dtype, defaults.MIXTURE_TILE_BYTES)
+        n_rows = tile_rows(8 * len(self._X), defaults.MIXTURE_TILE_BYTES)
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(tile), len(self._X))
@@ -280,9 +276,7 @@ class MixtureState(TensorState):
         operator = None
         if self.solver == "cg":
             centre = origin(self._X) if stationary(self._signal) else 0.0
-            operator = RowOperator(
-                self._signal, self._X - centre, dtype=self._dtype, memory_budget=self._memory_budget
-            )
+            operator = RowOperator(self._signal, self._X - centre, dtype=self._dtype)
         for s in range(self.n_samples) if samples is None else samples.tolist():
             node = self._node(self._theta[s])
             D = self._row_noise(s)
@@ -297,9 +291,13 @@ class MixtureState(TensorState):
             factor = self._factors.get(s)
             if factor is None:
                 factor = self._factor(node, D)
-                if keep and (len(self._factors) + 1) * factor.nbytes <= self._memory_budget:
+                if keep and (len(self._factors) + 1) * factor.nbytes <= self._factor_bytes():
                     self._factors[s] = factor
             yield s, node, ExactInverse(factor)
+
+    def _factor_bytes(self) -> float:
+        """What the factors that "cholesky" keeps may take; one at a time is made in any case."""
+        return min(defaults.FACTOR_BYTES, memory_budget(self._X.device))
 
     def _row_noise(self, s: int) -> Tensor:
         """Diagonal (n,) of D under sample s."""

@@ -23,10 +23,10 @@ from skgp.inference.weights.design import (
 from skgp.inference.weights.posterior import LinearWeightsPosterior, standard_normal
 from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag, gram_tile
-from skgp.kernels.operators import kernel_matmul, tile_rows
+from skgp.kernels.operators import kernel_matmul
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, tile_rows
 
 __all__ = [
     "PathwiseCovariance",
@@ -191,12 +191,12 @@ def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
     return float((s - 2) / s * (weights.square() / d).mean())
 
 
-def prior_draws(prior, X: Tensor, weights: Tensor, *, memory_budget: float = 2.5e8) -> Tensor:
+def prior_draws(prior, X: Tensor, weights: Tensor) -> Tensor:
     """Prior functions ``Phi(X) w`` for weights (n_features, s), block by block; shape (p, s)."""
     out = X.new_zeros((X.shape[0], weights.shape[1]))
     for block in range(prior.n_blocks):
         columns = prior.block_slice(block)
-        rows = tile_rows(columns.stop - columns.start, X.dtype, memory_budget)
+        rows = tile_rows((columns.stop - columns.start) * X.element_size())
         for start in range(0, X.shape[0], rows):
             features = prior.features(X[start : start + rows], block)
             out[start : start + rows] += features @ weights[columns]

@@ -26,6 +26,8 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from skgp.linalg.runtime import tile_rows
+
 from .defaults import ALIVE, CACHED
 from .distances import correct_far_, far_limit, scaled_inputs
 from .expression import Node, bind, check_kernel, factors
@@ -45,8 +47,6 @@ def bilinear_gradient(
     U: Tensor,
     V: Tensor,
     theta: Tensor | None = None,
-    *,
-    memory_budget: float = 2.5e8,
 ) -> Tensor:
     r"""Gradient of :math:`\operatorname{tr}(U K_\theta(X, X) V^T)`.
 
@@ -59,8 +59,6 @@ def bilinear_gradient(
         In the dtype of X.
     theta : Tensor of shape (kernel.n_dims,), optional
         Logarithms of the free hyper-parameters; the kernel's own by default.
-    memory_budget : float, default=2.5e8
-        Bytes that the temporaries of a tile may take.
 
     Returns
     -------
@@ -72,7 +70,7 @@ def bilinear_gradient(
     Tiles of the upper triangle, ``O(n^2 (c + d) / 2)`` with one exponential an element. Agrees
     with autograd to rounding; within ``sqrt(eps)`` of distance 0, Matern 1/2 counts as flat.
     """
-    return _evaluate(kernel, X, X, theta, _PairTiles(X, U, V, _side(X, memory_budget)))
+    return _evaluate(kernel, X, X, theta, _PairTiles(X, U, V, _side(X)))
 
 
 def weighted_gradient(
@@ -81,19 +79,17 @@ def weighted_gradient(
     Z: Tensor,
     W: Tensor,
     theta: Tensor | None = None,
-    *,
-    memory_budget: float = 2.5e8,
 ) -> Tensor:
     r"""Gradient of :math:`\sum_{ij} W_{ij} k_\theta(x_i, z_j)`.
 
     X (n, d), Z (p, d) and W (n, p) are of one dtype; the rest is as in `bilinear_gradient`.
     """
-    return _evaluate(kernel, X, Z, theta, _DenseTiles(W, _side(X, memory_budget)))
+    return _evaluate(kernel, X, Z, theta, _DenseTiles(W, _side(X)))
 
 
-def _side(X: Tensor, memory_budget: float) -> int:
-    elements = memory_budget / (ALIVE * X.element_size())
-    return max(1, math.isqrt(int(elements if X.is_cuda else min(elements, CACHED))))
+def _side(X: Tensor) -> int:
+    elements = tile_rows(ALIVE * X.element_size())
+    return math.isqrt(elements if X.is_cuda else min(elements, CACHED))
 
 
 Tile = tuple[slice, slice, Tensor]

@@ -15,15 +15,13 @@ A panel serves both ``K[i, i:] V[i:]`` and, transposed, ``K[i:, i] V[i]``: half 
 the traffic of a product, of the full matrix.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from skgp.kernels.defaults import DISTANCE_ERROR, MIRRORED, PANEL, PASS
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
-from skgp.linalg.runtime import ENTRY, large_operation
+from skgp.linalg.runtime import ENTRY, large_operation, memory_budget, tile_rows
 
 
 class KernelOperator:
@@ -37,13 +35,12 @@ class KernelOperator:
         Of the entries and of the products. Entries are computed in float64 before they are rounded:
         the expansion of squared distances loses digits to cancellation, which float32 cannot spare
         when ``n * variance / noise`` exceeds about 1e6.
-    memory_budget : float, default=8e9
-        Bytes. The upper triangle is stored when it fits, else entries are recomputed at every
-        product.
 
     Attributes
     ----------
     stored : bool
+        Whether the upper triangle is, which it is where it fits in
+        :func:`~skgp.linalg.runtime.memory_budget`; else entries are recomputed at every product.
     shape : tuple (n, n)
     """
 
@@ -53,13 +50,12 @@ class KernelOperator:
         X: Tensor,
         *,
         dtype: torch.dtype = torch.float32,
-        memory_budget: float = 8e9,
     ):
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
         self._X = X.double()
         self._starts = range(0, n, PANEL)
-        self.stored = self.stored_bytes(n, dtype) <= memory_budget
+        self.stored = self.stored_bytes(n, dtype) <= memory_budget(X.device)
         self._panels: list[Tensor] = []
         if self.stored:
             for start in self._starts:
@@ -110,14 +106,14 @@ class RowOperator:
     dtype : torch.dtype, optional
         Of entries and products; by default that of X. Distances are computed in it, too, unless
         they would err by more than 3e-5: then in that of X.
-    memory_budget : float, default=4e9
-        Bytes. The full matrix is stored when it fits (a product with few rows is bound by memory,
-        and half a matrix would be read twice), else its upper triangle is recomputed tile by tile
-        at every product.
 
     Attributes
     ----------
     stored : bool
+        Whether the full matrix is (a product with few rows is bound by memory, and half a matrix
+        would be read twice), which it is where it fits in
+        :func:`~skgp.linalg.runtime.memory_budget`; else its upper triangle is recomputed tile by
+        tile at every product.
     dtype : torch.dtype
     inputs : Tensor of shape (n, d)
         X in the dtype that distances take at the last theta.
@@ -139,13 +135,12 @@ class RowOperator:
         X: Tensor,
         *,
         dtype: torch.dtype | None = None,
-        memory_budget: float = 4e9,
     ):
         n, self.dtype = len(X), X.dtype if dtype is None else dtype
         self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
         self.inputs = self._rounded
         self._node = bind(kernel, None, dtype=self.dtype, device=X.device)
-        self.stored = self.dtype.itemsize * n * n <= memory_budget
+        self.stored = self.dtype.itemsize * n * n <= memory_budget(X.device)
         self._memory: Tensor | None = None  # of the matrix, or of a panel
 
     def __getstate__(self):
@@ -213,20 +208,11 @@ class RowOperator:
         return evaluate_tile(self._node, X[index], X, X.new_empty(len(index), n)).to(self.dtype)
 
 
-def kernel_matmul(
-    kernel, X: Tensor, Z: Tensor, V: Tensor, *, memory_budget: float = 2.5e8
-) -> Tensor:
+def kernel_matmul(kernel, X: Tensor, Z: Tensor, V: Tensor) -> Tensor:
     """``K(X, Z) V`` without holding K: row tiles are formed, used and dropped.
 
-    X (n, d), Z (m, d), V (m, k); the result (n, k) is in the dtype of X. A tile takes at most
-    `memory_budget` bytes; O(n m (d + k)).
+    X (n, d), Z (m, d), V (m, k); the result (n, k) is in the dtype of X. O(n m (d + k)).
     """
-    rows = tile_rows(Z.shape[0], X.dtype, memory_budget)
+    rows = tile_rows(len(Z) * X.element_size())
     with large_operation(ENTRY * X.shape[0] * Z.shape[0]):
         return torch.cat([gram_tile(kernel, tile, Z) @ V for tile in X.split(rows)])
-
-
-def tile_rows(n_columns: int, dtype: torch.dtype, memory_budget: float) -> int:
-    """Rows of a tile with `n_columns` columns that fits in `memory_budget` bytes; at least one."""
-    itemsize = torch.finfo(dtype).bits // 8
-    return max(1, math.floor(memory_budget / (itemsize * max(n_columns, 1))))

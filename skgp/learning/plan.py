@@ -96,7 +96,6 @@ class Options:
     n_samples: int = 63
     n_prior_features: int = 32_768
     preconditioner_rank: int = PRECONDITIONER_RANK
-    memory_budget: float = 8e9
     dtype: torch.dtype = torch.float64
     seed: int = 0
 

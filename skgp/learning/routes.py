@@ -74,7 +74,7 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.plan import Plan, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, memory_budget
 
 __all__ = [
     "LocalPosterior",
@@ -100,18 +100,17 @@ COVARIANCES = {
 # ---- what a plan leaves open
 
 
-def resolve(asked: Plan, n: int, kernel, *, memory_budget: float) -> Plan:
+def resolve(asked: Plan, n: int, kernel) -> Plan:
     """Fill what a plan of a regression on n observations leaves open; not by the rank of K.
 
-    `memory_budget` are the bytes for a kernel matrix and what its products need beside it. A
-    ValueError says where basis, n_basis, solver and covariance cannot be had together.
+    A ValueError says where basis, n_basis, solver and covariance cannot be had together.
     """
     basis, reason = asked.basis, asked.reason
     if basis == "neighbors":
         refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
         refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
         return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
-    fits = stored_solve_bytes(n) <= memory_budget
+    fits = stored_solve_bytes(n) <= memory_budget()
     if basis == "auto":
         basis, reason = _choose_basis(asked, n, kernel, fits)
     n_basis = _choose_size(asked, basis, n, fits)

@@ -11,9 +11,13 @@ CONVERGED = {torch.float32: 1e-5, torch.float64: 1e-10}
 EIGENVALUE_ROWS, LARGE_RATIO = 200, 1e10
 
 # ---- memory (runtime.py)
-# Of what is free, for the largest object of a fit: the rest is for what is beside it.
+# Of what is free, for a fit: the rest is for what it does not count.
 MEMORY_SHARE = 0.7
+# Of the budget, for a tile: some are nested, and each has temporaries.
+TILE_SHARE = 0.125
 MEMORY_UNKNOWN = 8e9  # bytes, where the system tells nothing
+# Bytes of a tile whose making costs more than its way to memory and back.
+LARGE_TILE = 2.5e8
 
 # ---- threads (runtime.py)
 # Flops, some 40 ms in one thread: ten time slices.

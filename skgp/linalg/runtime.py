@@ -10,6 +10,10 @@ SciPy, on vectors of three numbers, took half of a fit's time by its BLAS alone.
 So a fit and a prediction run in one thread (`one_thread`), the pools of NumPy's and SciPy's BLAS
 and of OpenMP included, and take up the threads they found for a single operation that lasts longer
 than such waits (`large_operation`): a product or a factor of large matrices.
+
+**Memory.** A fit and a prediction have a budget of bytes (`memory_limit`), which whatever they call
+asks for: what is stored and not made anew (`memory_budget`), the rows of a tile (`tile_rows`), and
+whether there is room at all (`require_memory`).
 """
 
 import contextlib
@@ -18,20 +22,39 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from joblib import effective_n_jobs
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from skgp.linalg.defaults import ENTRY, LARGE_FLOPS, MEMORY_SHARE, MEMORY_UNKNOWN
+from skgp.linalg.defaults import (
+    ENTRY,
+    LARGE_FLOPS,
+    LARGE_TILE,
+    MEMORY_SHARE,
+    MEMORY_UNKNOWN,
+    TILE_SHARE,
+)
 
-__all__ = ["ENTRY", "TensorState", "free_memory", "large_operation", "memory_budget", "one_thread"]
+__all__ = [
+    "ENTRY",
+    "MemoryBudgetError",
+    "TensorState",
+    "WithinBudget",
+    "free_memory",
+    "large_operation",
+    "memory_budget",
+    "memory_limit",
+    "one_thread",
+    "require_memory",
+    "tile_rows",
+]
 
 # ---- threads
 
@@ -134,26 +157,103 @@ _CONTROL_GROUPS = (
     ),
 )
 
+# Bytes of the fit or prediction under way; None outside of `memory_limit`.
+_budget: ContextVar[float | None] = ContextVar("budget", default=None)
 
-def memory_budget(asked: float | None, device: torch.device | str = "cpu") -> float:
-    """Bytes that the largest object of a computation may take.
+
+class MemoryBudgetError(ValueError, MemoryError):
+    """What was asked for does not fit in memory."""
+
+
+@contextlib.contextmanager
+def memory_limit(asked: float | None, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Set the `memory_budget` of what runs within; of nested calls the outermost decides.
 
     Parameters
     ----------
     asked : float or None
-        What the user says; None takes 70% of `free_memory`, rounded down to a step of a quarter
-        octave, so that equal fits meet equal budgets though some megabytes come and go.
+        Bytes. None takes 70% of `free_memory`, rounded down to a step of a quarter octave, so that
+        equal fits meet equal budgets though some megabytes come and go.
     device : torch.device or str
     """
-    if asked is not None:
-        return float(asked)
+    if _budget.get() is not None:
+        yield
+        return
+    token = _budget.set(_share_of_free(device) if asked is None else float(asked))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def memory_budget(device: torch.device | str = "cpu") -> float:
+    """Bytes that a fit or a prediction may take beyond its data and its model.
+
+    Outside of `memory_limit` 70% of what is free on the device.
+    """
+    budget = _budget.get()
+    return _share_of_free(device) if budget is None else budget
+
+
+def tile_rows(row_bytes: float, cap: float = LARGE_TILE) -> int:
+    """Rows of a tile, at least one: in `cap` bytes, chosen for speed, and a share of the budget.
+
+    Where there is memory enough the cap decides: tiles, and last digits, do not depend on what
+    happens to be free.
+    """
+    budget = _budget.get()
+    size = cap if budget is None else min(cap, TILE_SHARE * budget)
+    return max(1, math.floor(size / max(row_bytes, 1)))
+
+
+def require_memory(needed: float, what: str, remedy: str) -> None:
+    """Refuse what takes more bytes than the budget.
+
+    Parameters
+    ----------
+    needed : float
+        Bytes.
+    what : str
+        That which takes them, with its sizes.
+    remedy : str
+        Without which it would fit.
+    """
+    budget = memory_budget()
+    if needed > budget:
+        raise MemoryBudgetError(
+            f"{what} takes {needed / 1e9:.3g} GB, and the budget is {budget / 1e9:.3g} GB. "
+            f"{remedy}, or raise memory_budget (None: 70% of what is free)."
+        )
+
+
+class WithinBudget:
+    """A function that keeps to this budget in the threads and processes of joblib, too.
+
+    Parameters
+    ----------
+    function : callable
+    n_jobs : int or None, default=None
+        Of joblib: the jobs share the budget.
+    """
+
+    def __init__(self, function: Callable, n_jobs: int | None = None) -> None:
+        budget, n_workers = _budget.get(), effective_n_jobs(n_jobs)
+        self._function, self._share = function, None if budget is None else budget / n_workers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
+        with contextlib.nullcontext() if self._share is None else memory_limit(self._share):
+            return self._function(*args, **kwargs)
+
+
+def _share_of_free(device: torch.device | str) -> float:
     return 2.0 ** (math.floor(4 * math.log2(MEMORY_SHARE * free_memory(device))) / 4)
 
 
 def free_memory(device: torch.device | str = "cpu") -> float:
     """Bytes free on a device; of the CPU also within the container that the process is in."""
     device = torch.device(device)
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         return float(torch.cuda.mem_get_info(device)[0])
     bounds = [_free_of_machine(), *map(_free_of_group, _CONTROL_GROUPS)]
     return max(
@@ -164,10 +264,10 @@ def free_memory(device: torch.device | str = "cpu") -> float:
 def _free_of_machine() -> float | None:
     """What could be had without swapping, caches of files included."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines)
-        return 1024.0 * float(fields["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError, IndexError):
+        with open("/proc/meminfo", "rb") as lines:
+            found = next(line for line in lines if line.startswith(b"MemAvailable:"))
+        return 1024.0 * float(found.split()[1])
+    except (OSError, StopIteration, ValueError, IndexError):
         pass
     try:
         return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -177,10 +277,13 @@ def _free_of_machine() -> float | None:
 
 def _free_of_group(paths: tuple[str, str]) -> float | None:
     try:
-        limit, used = (float(Path(path).read_text()) for path in paths)
+        numbers = []
+        for path in paths:
+            with open(path, "rb") as file:
+                numbers.append(float(file.read()))
     except (OSError, ValueError):  # there is none, or its limit is "max"
         return None
-    return max(limit - used, 0.0)
+    return max(numbers[0] - numbers[1], 0.0)
 
 
 # ---- tensors in pickles

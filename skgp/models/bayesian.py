@@ -85,6 +85,7 @@ from skgp.learning.posterior.stochastic_gradient import (
     make_anchor,
 )
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import memory_budget, require_memory
 from skgp.optim.stopping import Stopped, StopRecorder
 from skgp.samplers import PowerSchedule, Run, stochastic_langevin
 
@@ -105,15 +106,15 @@ class Plan(NamedTuple):
     sampler: str
 
 
-def resolve_plan(solver: str, sampler: str, n: int, memory_budget: float) -> Plan:
-    """Settle what is left to "auto" for n distinct inputs and a budget in bytes.
+def resolve_plan(solver: str, sampler: str, n: int) -> Plan:
+    """Settle what is left to "auto" for n distinct inputs.
 
     A ValueError if the solver does not have the sampler, or its matrices do not fit.
     """
     needed = 8.0 * tuned.MATRICES * n**2
     if solver == "auto":
         owner = [name for name, own in SAMPLERS.items() if sampler in own]
-        fits = n <= tuned.MOST_EXACT and needed <= memory_budget
+        fits = n <= tuned.MOST_EXACT and needed <= memory_budget()
         solver = owner[0] if owner else ("cholesky" if fits else "cg")
     if sampler == "auto":
         sampler = SAMPLERS[solver][0]
@@ -123,12 +124,9 @@ def resolve_plan(solver: str, sampler: str, n: int, memory_budget: float) -> Pla
             f"solver={solver!r} has no sampler={sampler!r}; use sampler={choices}, or "
             "solver='auto'."
         )
-    if solver == "cholesky" and needed > memory_budget:
-        raise ValueError(
-            f"solver='cholesky' with {n} distinct rows needs about {needed:.2g} bytes of kernel "
-            f"matrices and memory_budget={memory_budget:.2g} allows fewer; use solver='cg', or "
-            "raise memory_budget."
-        )
+    if solver == "cholesky":
+        what = f"solver='cholesky' with kernel matrices of {n} distinct rows"
+        require_memory(needed, what, "Use solver='cg'")
     return Plan(solver, sampler)
 
 
@@ -213,7 +211,7 @@ def sample_stochastic(
     starts: Sequence[np.ndarray] = (),
     rank: int | str = "auto",  # of the preconditioner
     roulette: str = "adaptive",  # or "paper": see `ulisse`
-    **of_field: Any,  # of `StochasticGradient`: `n_probes`, `dtype`, `memory_budget`
+    **of_field: Any,  # of `StochasticGradient`: `n_probes`, `dtype`
 ) -> PosteriorSamples:
     """Sample the posterior with stochastic gradients of its logarithm.
 
@@ -300,7 +298,7 @@ def _noisy_gradient(
         plain.solver = dict(field.solver)
         return SampledGradient(plain), 0.0
     size = field.n_probes * (len(field.posterior.data.y) + field.rank)
-    share = tuned.BANK_MEMORY * field.memory_budget
+    share = tuned.BANK_MEMORY * memory_budget()
     affordable = int(share / (size * field.operator.dtype.itemsize))
     noise = start.noise if math.isfinite(start.noise) else math.inf
     n_entries = math.ceil(
@@ -323,7 +321,7 @@ def _workers(run: Run, field: StochasticGradient) -> int:
     n_workers, operator = min(effective_n_jobs(run.n_jobs), run.n_chains), field.operator
     if operator.stored:
         matrix = operator.dtype.itemsize * len(field.posterior.data.y) ** 2
-        n_workers = min(n_workers, int(field.memory_budget / matrix))
+        n_workers = min(n_workers, int(memory_budget() / matrix))
     return max(1, n_workers)
 
 
@@ -348,16 +346,14 @@ def predictive_mixture(
     rng: np.random.Generator,
     *,
     double: bool,  # whether kernel products of "cg" are in float64, where that fits
-    memory_budget: float,
     rank: int | str,
 ) -> MixtureState:
     """The mixture of the exact GPs of some samples, equal ones merged."""
-    n, exact = len(data.y), plan.solver == "cholesky"
-    double = double and 8.0 * n**2 <= memory_budget
+    n = len(data.y)
+    double = double and 8.0 * n**2 <= memory_budget()
     settings: dict[str, Any] = {
         "solver": plan.solver,
         "dtype": torch.float64 if double else torch.float32,
-        "memory_budget": min(memory_budget, tuned.FACTOR_BYTES) if exact else memory_budget,
         "rank": min(tuned.STATE_RANK, n // 2) if rank == "auto" else min(int(rank), n),
     }
 

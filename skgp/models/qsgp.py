@@ -72,6 +72,7 @@ from skgp.learning.routes import (
 )
 from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import memory_budget
 from skgp.optim.stopping import StopRecorder
 
 Settings = dict[str, Any]
@@ -86,7 +87,7 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
     `state` is that of an earlier stochastic fit to go on from, with the same ``options.seed``.
     """
     data, n, o = p.data, len(p.data), p.options
-    plan = resolve(asked, n, p.kernel, memory_budget=o.memory_budget)
+    plan = resolve(asked, n, p.kernel)
     if plan.solver == "sgd":  # Theorems 1 and 2
         return fit_stochastic(p, plan, state)
     open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
@@ -134,7 +135,6 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
             wanted,
             rank=min(n // 2, o.preconditioner_rank if ill else 3 * o.preconditioner_rank // 8),
             dtype=stored_dtype(n, o.dtype),
-            memory_budget=o.memory_budget,
             generator=p.generator,
             callback=recorder,
             **o.limits(tol=1e-2, max_iter=200),
@@ -321,7 +321,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     o, X, Y = p.options, p.data.X, p.data.y
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
-    design = training_design(basis, X, "newton", o, o.memory_budget)
+    design = training_design(basis, X, "newton", o, memory_budget())
     recorder = StopRecorder(p.callback)
     problem = AmplitudeProblem(design, X, Y, p.likelihood, p.offset, weight)
     controls: Settings = {"generator": p.generator, "callback": recorder}
@@ -380,7 +380,7 @@ def unit_prior_basis(
 
 
 def training_design(
-    basis: Basis, X: Tensor, route: str, options: Options, memory_budget: float
+    basis: Basis, X: Tensor, route: str, options: Options, kept_bytes: float
 ) -> StreamedDesign:
     """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
     dtype = options.dtype
@@ -388,4 +388,4 @@ def training_design(
         dtype = torch.float32
     if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
         basis = basis.in_single_precision(X[:: -(-len(X) // defaults.PROBE_ROWS[route])])
-    return StreamedDesign(basis, X, dtype=dtype, memory_budget=int(memory_budget))
+    return StreamedDesign(basis, X, dtype=dtype, memory_budget=int(kept_bytes))

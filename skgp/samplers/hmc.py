@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
+from skgp.linalg.runtime import WithinBudget
 from skgp.samplers import defaults as tuned
 from skgp.samplers.diagnostics import Run, cholesky_factor, mixing
 from skgp.samplers.importance import StudentMixture
@@ -150,7 +151,7 @@ def evaluator(target: LogDensityAndGradient, batched: bool, parallel: Parallel):
         if batched:
             values, gradients = target(points)
         else:
-            pairs = parallel(map(delayed(target), points))
+            pairs = parallel(map(delayed(WithinBudget(target, parallel.n_jobs)), points))
             values, gradients = (np.array(each, float) for each in zip(*pairs, strict=True))
         usable = np.isfinite(values) & np.isfinite(gradients).all(axis=1)
         return np.where(usable, values, -math.inf), np.where(usable[:, None], gradients, 0.0)
@@ -162,7 +163,10 @@ def value_evaluator(log_density: Callable[[np.ndarray], Any], batched: bool, par
     """Log-densities (k,) of points (k, p), NaN read as -inf."""
 
     def evaluate(points: np.ndarray) -> np.ndarray:
-        found = log_density(points) if batched else parallel(map(delayed(log_density), points))
+        if batched:
+            found = log_density(points)
+        else:
+            found = parallel(map(delayed(WithinBudget(log_density, parallel.n_jobs)), points))
         values = np.asarray(found, float)
         return np.where(np.isnan(values), -math.inf, values)
 

@@ -37,6 +37,7 @@ import torch
 from joblib import Parallel, delayed
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
+from skgp.linalg.runtime import WithinBudget
 from skgp.samplers import defaults as tuned
 from skgp.samplers.diagnostics import (
     Callback,
@@ -289,7 +290,8 @@ def _evaluate(
     size = tuned.CHUNK if chunk_size is None else chunk_size
     evaluate = partial(_one_by_one, log_density) if chunk_size is None else log_density
     chunks = [points[i : i + size] for i in range(0, len(points), size)]
-    found = np.concatenate(parallel(delayed(evaluate)(chunk) for chunk in chunks))
+    each = delayed(WithinBudget(evaluate, parallel.n_jobs))
+    found = np.concatenate(parallel(each(chunk) for chunk in chunks))
     return np.where(np.isnan(found), -np.inf, found)
 
 

@@ -65,6 +65,7 @@ from typing import Any, Protocol
 import numpy as np
 from joblib import Parallel, delayed
 
+from skgp.linalg.runtime import WithinBudget
 from skgp.samplers import defaults as tuned
 from skgp.samplers.diagnostics import Run, cholesky_factor, mixing, stein_weights
 
@@ -264,7 +265,7 @@ def stochastic_langevin(
     draws: list[tuple[np.ndarray, ...]] = []
     with Parallel(n_jobs=run.n_jobs) as parallel:
         for n_steps, segment_ends in run.stretches():
-            advance = delayed(_advance)
+            advance = delayed(WithinBudget(_advance, run.n_jobs))
             advanced = parallel(advance(settings, chain, n_steps) for chain in chains)
             chains = [chain for chain, _, _ in advanced]
             drawn = tuple(np.stack([each[i] for each in advanced]) for i in (1, 2))  # (c, n, p)

@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels import gram, gram_tile
 from skgp.kernels.operators import KernelOperator, kernel_matmul
+from skgp.linalg.runtime import memory_limit
 
 pytestmark = pytest.mark.benchmark
 D, COLUMNS = 8, 33
@@ -55,7 +56,8 @@ def test_bench_gram_with_gradient(benchmark, name, method):
 @each_kernel
 def test_bench_operator_product(benchmark, name, stored, n):
     """What an iteration of conjugate gradients with 32 draws is made of."""
-    operator = KernelOperator(KERNELS[name], normal(n, D), memory_budget=8e9 if stored else 0)
+    with memory_limit(8e9 if stored else 0):
+        operator = KernelOperator(KERNELS[name], normal(n, D))
     V = normal(n, COLUMNS, dtype=torch.float32)
     run_few(benchmark, lambda: operator.matmul(V))
 

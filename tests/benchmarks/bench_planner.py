@@ -16,6 +16,7 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp import QSGPRegressor
 from skgp.learning.plan import Plan
 from skgp.learning.routes import resolve
+from skgp.linalg.runtime import memory_limit
 
 pytestmark = pytest.mark.benchmark
 FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))
@@ -69,6 +70,7 @@ def test_bench_satellite_temps():
 @pytest.mark.parametrize("name", ["kin40k", "protein", "keggdirected", "pol"])
 def test_bench_sets_whose_matrix_is_kept(name):
     X, _, y, _ = load(name)
-    plan = resolve(Plan(), len(y), 1.0 * RBF(), memory_budget=8e9)
+    with memory_limit(8e9):
+        plan = resolve(Plan(), len(y), 1.0 * RBF())
     print(f"\n{name}: {len(y)} rows, {plan}")
     assert (plan.basis, plan.n_basis) == ("inducing", len(y))

@@ -36,6 +36,7 @@ class DenseGPRegressor(BaseGPRegressor):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -46,6 +47,7 @@ class DenseGPRegressor(BaseGPRegressor):
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     def _learn(self, data, session, backend, *, stream=False):

@@ -42,6 +42,7 @@ class DenseGPClassifier(BaseGPClassifier):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -54,6 +55,7 @@ class DenseGPClassifier(BaseGPClassifier):
         self.device = device
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     _has_stream = property(lambda self: getattr(self, "_stream", None) is not None)

@@ -47,6 +47,7 @@ class DenseCountRegressor(DenseGPRegressor):
         device="auto",
         dtype="float64",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         super().__init__(
@@ -58,6 +59,7 @@ class DenseCountRegressor(DenseGPRegressor):
             device=device,
             dtype=dtype,
             n_jobs=n_jobs,
+            memory_budget=memory_budget,
             verbose=verbose,
         )
         self.link = link

@@ -256,7 +256,7 @@ def test_samplers_of_another_solver_are_refused(data, solver, sampler):
 
 def test_memory_that_does_not_suffice_is_refused_with_both_numbers(data):
     model = make(solver="cholesky", memory_budget=1e4)
-    with pytest.raises(ValueError, match=r"about 7.7e\+04 bytes .* memory_budget=1e\+04 .*'cg'"):
+    with pytest.raises(ValueError, match=r"takes 7.68e-05 GB, and the budget is 1e-05 GB. .*'cg'"):
         model.fit(*data)
 
 

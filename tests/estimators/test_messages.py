@@ -8,7 +8,6 @@ import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
 
 import skgp
-from skgp.estimators import _validation
 from skgp.linalg import NotPositiveDefiniteError
 
 NAMES = [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
@@ -68,12 +67,12 @@ def test_missing_targets_lead_to_the_estimator_that_takes_them(name):
 
 
 @pytest.mark.parametrize("name", REGRESSORS)
-def test_a_covariance_without_room_is_refused_with_its_size(name, monkeypatch):
+def test_a_covariance_without_room_is_refused_with_its_size(name):
     model = getattr(skgp, name)(optimizer=None, random_state=0).fit(X, Y)
-    monkeypatch.setattr(_validation, "free_memory", lambda: 3 * 8.0 * 10**2)
+    model.set_params(memory_budget=3 * 8.0 * 10**2)
     model.predict(X[:10], return_cov=True)
     with pytest.raises(
-        MemoryError, match=r"covariance of 20 rows .* room for 10 rows. Ask for few"
+        MemoryError, match=r"covariance of 20 rows takes .* Ask for fewer .* room for 10\), or rai"
     ):
         model.predict(X, return_cov=True)
     model.predict(X, return_std=True)

@@ -13,8 +13,8 @@ from skgp.kernels.operators import (
     KernelOperator,
     RowOperator,
     kernel_matmul,
-    tile_rows,
 )
+from skgp.linalg.runtime import memory_limit
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.reference.kernels import naive_gram
 from tests.same import assert_same
@@ -44,8 +44,8 @@ def tile(request, monkeypatch):
 @each_kernel()
 def test_kernel_operator_matmul_equals_dense(make_kernel, stored, tile):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(N, COLUMNS, seed=1)
-    budget = 1e9 if stored else 0
-    operator = KernelOperator(kernel, X, dtype=torch.float64, memory_budget=budget)
+    with memory_limit(1e9 if stored else 0):
+        operator = KernelOperator(kernel, X, dtype=torch.float64)
     assert operator.stored is stored and operator.shape == (N, N)
     tol = rounding(kernel)
     torch.testing.assert_close(operator.matmul(V), gram(kernel, X) @ V, rtol=tol, atol=tol)
@@ -63,7 +63,8 @@ def test_kernel_operator_equals_the_naive_double_loop(tile):
 def test_kernel_operator_in_float32_is_within_its_rounding(make_kernel, stored, tile):
     """Entries are rounded once and n products summed: (n + 1) eps |K| |V|, whatever the offset."""
     kernel, X, V = make_kernel(), normal(N, N_INPUTS) + 2.0, normal(N, COLUMNS, seed=1)
-    operator = KernelOperator(kernel, X, memory_budget=1e9 if stored else 0)
+    with memory_limit(1e9 if stored else 0):
+        operator = KernelOperator(kernel, X)
     K = gram(kernel, X)
     eps = torch.finfo(torch.float32).eps
     bound = (N + 1) * eps * (K.abs() @ V.abs())
@@ -82,9 +83,11 @@ def test_kernel_operator_keeps_distances_that_float32_would_lose():
 def test_kernel_operator_stores_the_upper_triangle_within_the_budget(tile):
     X = normal(N, N_INPUTS)
     needed = 4 * N * (N + tile) / 2
-    assert KernelOperator(KERNEL, X, memory_budget=needed).stored
-    assert not KernelOperator(KERNEL, X, memory_budget=needed - 1).stored
-    assert not KernelOperator(KERNEL, X, dtype=torch.float64, memory_budget=needed).stored
+    with memory_limit(needed):
+        assert KernelOperator(KERNEL, X).stored
+        assert not KernelOperator(KERNEL, X, dtype=torch.float64).stored
+    with memory_limit(needed - 1):
+        assert not KernelOperator(KERNEL, X).stored
     panels = KernelOperator(KERNEL, X)._panels
     assert sum(panel.numel() for panel in panels) <= N * (N + tile) / 2
     assert sum(panel.numel() for panel in panels) >= N * (N + 1) / 2
@@ -98,7 +101,8 @@ def test_kernel_operator_recomputes_one_panel_at_a_time(monkeypatch, tile):
         return gram_tile(kernel, X, Z)
 
     monkeypatch.setattr(operators, "gram_tile", recorded)
-    operator = KernelOperator(KERNEL, normal(N, N_INPUTS), memory_budget=0)
+    with memory_limit(0):
+        operator = KernelOperator(KERNEL, normal(N, N_INPUTS))
     assert not sizes
     operator.matmul(normal(N, 1))
     assert max(sizes) <= 2 * tile**2 and N * (N + 1) / 2 <= sum(sizes) <= N * (N + tile) / 2
@@ -111,25 +115,19 @@ def test_kernel_matmul_equals_dense(make_kernel, rows, dtype):
     X, Z, V = normal(23, N_INPUTS), normal(N, N_INPUTS, seed=1), normal(N, COLUMNS, seed=2)
     expected = gram(kernel, X, Z) @ V
     X, Z, V = (tensor.to(dtype) for tensor in (X, Z, V))
-    budget = rows * N * (4 if dtype == torch.float32 else 8)
-    assert tile_rows(N, dtype, budget) == rows
-    product = kernel_matmul(kernel, X, Z, V, memory_budget=budget)
+    with memory_limit(8 * rows * N * dtype.itemsize):  # a tile may take an eighth
+        product = kernel_matmul(kernel, X, Z, V)
     assert product.dtype == dtype
     tol = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
-
-
-def test_tile_rows_are_one_at_least():
-    assert tile_rows(10**9, torch.float64, 8.0) == 1
-    assert tile_rows(0, torch.float32, 40.0) == 10
-    assert tile_rows(10, torch.float32, 399.0) == 9
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
 @each_kernel()
 def test_row_operator_equals_dense_at_each_theta(make_kernel, stored, tile):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(COLUMNS, N, seed=1)
-    operator = RowOperator(kernel, X, memory_budget=1e9 if stored else 0)
+    with memory_limit(1e9 if stored else 0):
+        operator = RowOperator(kernel, X)
     assert operator.stored is stored
     tol, index = rounding(kernel), torch.tensor([3, 0, 30])
     for shift in (0.4, 0.0):
@@ -146,7 +144,8 @@ def test_row_operator_in_float32_keeps_distances_exact_where_scales_are_short(st
     X, V = 300.0 * normal(N, 1), normal(COLUMNS, N, seed=1).float()
     X[1] = X[0] + 0.005
     kernel = ActiveDims(RBF(1.0), [0])
-    operator = RowOperator(kernel, X, dtype=torch.float32, memory_budget=1e9 if stored else 0)
+    with memory_limit(1e9 if stored else 0):
+        operator = RowOperator(kernel, X, dtype=torch.float32)
     for scale, dtype in ((0.01, torch.float64), (300.0, torch.float32)):
         theta = torch.tensor([math.log(scale)], dtype=torch.float64)
         operator.set_theta(theta)

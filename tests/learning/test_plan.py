@@ -33,6 +33,7 @@ from skgp.learning.routes import (
     stored_solve_bytes,
 )
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import memory_limit
 
 SPECTRAL, NOT_SPECTRAL = 1.3 * RBF(), 1.3 * DotProduct() * RBF()
 BASES = ("auto", "fourier", "inducing")
@@ -41,7 +42,8 @@ LARGE = 200_000  # rows of which no kernel matrix fits below
 
 
 def resolved(n, kernel=SPECTRAL, memory_budget=8e9, **asked):
-    return resolve(Plan(**asked), n, kernel, memory_budget=memory_budget)
+    with memory_limit(memory_budget):
+        return resolve(Plan(**asked), n, kernel)
 
 
 @pytest.mark.parametrize(

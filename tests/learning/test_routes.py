@@ -12,11 +12,11 @@ from skgp.data import Data
 from skgp.learning import routes
 from skgp.learning.plan import Options, Plan
 from skgp.learning.routes import hold_out
+from skgp.linalg.runtime import memory_limit
 from skgp.models import qsgp
 from tests.models.qsgp_problems import fit_regression
 
 N = 4500
-LITTLE = Options(memory_budget=1e6)
 ROUGH = 1.0 * Matern(1.0, nu=0.5)
 WIDE = 1.0 * RBF(6.0)
 
@@ -47,9 +47,12 @@ def wide(seed=0):
     return Data(torch.tensor(X), torch.tensor(y))
 
 
-def fitted(data, kernel, noise, options=LITTLE, seed=0, **asked):
+def fitted(data, kernel, noise, options=None, seed=0, **asked):
     generator = torch.Generator().manual_seed(seed)
-    return fit_regression(kernel, data, noise, Plan(**asked), options, generator=generator)
+    with memory_limit(1e6):
+        return fit_regression(
+            kernel, data, noise, Plan(**asked), options or Options(), generator=generator
+        )
 
 
 def test_neighbours_are_chosen_where_they_predict_best_and_the_reason_says_so():
@@ -129,6 +132,7 @@ def test_neighbours_can_be_asked_for():
 def test_plans_up_to_sixty_thousand_rows_are_as_they_were():
     """Of kin40k, protein, keggdirected and pol: kept kernel matrix, conjugate gradients."""
     for n in (13_500, 36_000, 41_157, 43_944):
-        found = routes.resolve(Plan(), n, ROUGH, memory_budget=8e9)
+        with memory_limit(8e9):
+            found = routes.resolve(Plan(), n, ROUGH)
         assert (found.basis, found.size) == ("inducing", n)
         assert found.solver == ("cg" if n > routes.CHOLESKY_ROWS else "cholesky")

@@ -3,6 +3,7 @@
 import os
 import threading
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,16 @@ from threadpoolctl import threadpool_info
 
 from skgp.linalg import runtime
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
-from skgp.linalg.runtime import large_operation, one_thread
+from skgp.linalg.runtime import (
+    MemoryBudgetError,
+    WithinBudget,
+    large_operation,
+    memory_budget,
+    memory_limit,
+    one_thread,
+    require_memory,
+    tile_rows,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -133,21 +143,91 @@ def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, many_row
     assert torch.get_num_threads() == 3
 
 
-def test_memory_budget_is_what_is_asked():
-    assert runtime.memory_budget(3e9) == 3e9
+def test_memory_budget_is_what_the_outermost_limit_asks():
+    with memory_limit(3e9):
+        assert memory_budget() == memory_budget("cuda") == 3e9
+        with memory_limit(4e9), memory_limit(None):
+            assert memory_budget() == 3e9
+    with pytest.raises(KeyError), memory_limit(0.0):
+        assert memory_budget() == 0.0
+        raise KeyError
+    assert memory_budget() > 2.0**19
 
 
 def test_memory_budget_is_a_share_of_what_is_free():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 2**20 <= runtime.free_memory() <= total
     free = runtime.free_memory()
-    assert 0.3 * free < runtime.memory_budget(None) < free
+    assert 0.3 * free < memory_budget() < free
 
 
 def test_memory_budget_does_not_move_with_some_megabytes(monkeypatch):
     free = [10.1e9, 10.12e9, 10.05e9]
     monkeypatch.setattr(runtime, "free_memory", lambda device: free.pop())
-    assert len({runtime.memory_budget(None) for _ in range(3)}) == 1
+    assert len({memory_budget() for _ in range(3)}) == 1
+
+
+def test_a_limit_keeps_the_budget_that_it_found(monkeypatch):
+    free = [10e9, 1e9]
+    monkeypatch.setattr(runtime, "free_memory", lambda device: free.pop(0))
+    with memory_limit(None, "cuda"):
+        assert 5e9 < memory_budget() == memory_budget() < 7e9
+    assert free == [1e9]
+
+
+def test_a_tile_is_the_least_of_its_cap_and_a_share_of_the_budget():
+    assert tile_rows(8 * 100, 8000.0) == 10
+    assert tile_rows(8 * 100, 1.0) == tile_rows(1e12) == 1
+    with memory_limit(1e12):
+        assert tile_rows(8 * 100, 8000.0) == 10
+    with memory_limit(8 * 1600.0):
+        assert tile_rows(8 * 100, 8000.0) == 2
+        assert tile_rows(0, 8000.0) == 1600
+    with memory_limit(0.0):
+        assert tile_rows(8 * 100, 8000.0) == 1
+
+
+def test_what_does_not_fit_is_refused_with_sizes_and_remedy():
+    with memory_limit(2e9):
+        require_memory(2e9, "K", "Buy more")
+        with pytest.raises(MemoryBudgetError) as caught:
+            require_memory(8e9, "The matrix of 10 rows", "Take fewer rows")
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, MemoryError)
+    assert str(caught.value) == (
+        "The matrix of 10 rows takes 8 GB, and the budget is 2 GB. Take fewer rows, or raise "
+        "memory_budget (None: 70% of what is free)."
+    )
+
+
+@pytest.mark.parametrize("backend", ["sequential", "threading", "loky"])
+def test_workers_of_joblib_share_the_budget(backend):
+    with memory_limit(6e9), joblib.parallel_config(backend, n_jobs=2):
+        share = 1 if backend == "sequential" else 2
+        ask = joblib.delayed(WithinBudget(memory_budget))
+        assert joblib.Parallel()(ask() for _ in range(3)) == [6e9 / share] * 3
+    assert memory_budget() == WithinBudget(memory_budget)()
+
+
+def test_fits_and_predictions_take_the_memory_that_memory_budget_says(monkeypatch):
+    import skgp
+
+    X = np.random.default_rng(0).uniform(-2, 2, (20, 1))
+    y, seen = np.sin(2 * X[:, 0]), {}
+    for name in (n for n in skgp.__all__ if n.endswith(("Regressor", "Classifier"))):
+        cls = getattr(skgp, name)
+        for method in ("_resolve_backend", "_latent_mean", "_latent_mean_and_variance"):
+            found = getattr(cls, method)
+
+            def watched(self, *args, found=found, key=(name, method)):
+                seen[key] = memory_budget()
+                return found(self, *args)
+
+            monkeypatch.setattr(cls, method, watched)
+        model = cls(memory_budget=12345678.0, optimizer=None)
+        model.fit(X, y > 0 if "Classifier" in name else y)
+        model.latent_mean_and_variance(X)
+        assert {(name, "_resolve_backend"), (name, "_latent_mean_and_variance")} <= seen.keys()
+    assert set(seen.values()) == {12345678.0}
 
 
 @pytest.mark.parametrize("limit, expected", [("300000000", 2e8), ("max", None)])
@@ -170,5 +250,6 @@ def test_free_memory_of_a_system_that_tells_nothing(monkeypatch):
 
 
 def test_free_memory_of_an_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5e9, 8e9))
     assert runtime.free_memory("cuda") == 5e9

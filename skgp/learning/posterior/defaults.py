@@ -107,5 +107,4 @@ PROBE_ROWS = 32  # of each sort
 MOST_EXACT = 10_000  # rows up to which a gradient by "cg" costs as much as a few likelihoods
 MATRICES = 6  # n x n, of float64, that a likelihood and its gradient hold
 COMPARED_ROWS = 300  # on which kernels are compared
-FACTOR_BYTES = 1e9  # kept for later predictions, at most
 STATE_RANK = 200  # of the preconditioner of predictions

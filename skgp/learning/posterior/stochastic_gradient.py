@@ -83,15 +83,13 @@ class StochasticGradient:
         rank: int = 100,  # pivots of the preconditioner, 0 for none; `choose_pivots` comes first
         n_probes: int = 4,
         dtype: torch.dtype = torch.float32,  # of kernel matrix and solutions; else float64
-        memory_budget: float = 4e9,  # bytes of the kernel matrix; beyond, recomputed at products
         **solver: Any,  # `stop, tol, roulette, max_iter` of `ulisse`
     ) -> None:
         self.posterior, self.rank, self.n_probes = posterior, rank, n_probes
-        self.memory_budget = memory_budget
         self.solver = {"stop": 0.03, "max_iter": 500} | solver
         X, signal = posterior.data.X, posterior.signal
         centre = origin(X) if stationary(signal) else 0.0
-        self.operator = RowOperator(signal, X - centre, dtype=dtype, memory_budget=memory_budget)
+        self.operator = RowOperator(signal, X - centre, dtype=dtype)
         self._y = posterior.data.y.to(dtype)
         self._pivots = torch.empty(0, dtype=torch.int64, device=self._y.device)
 
