@@ -52,6 +52,7 @@ from torch import Tensor
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import defaults
+from skgp.inference.nearly_exact import nearly_exact, pivot_posterior
 from skgp.inference.sparse import (
     SparsePosterior,
     SparseState,
@@ -320,6 +321,13 @@ def dense_posterior(state: SparseState, data: Data, noise: Tensor) -> tuple[Spar
     """
     rows = merged_column(data)
     row_noise = rows.row_noise(noise)
+    if nearly_exact(state.kernel, rows.X, row_noise):
+        at = pivot_posterior(state.kernel, rows.X, rows.y - state.offset, row_noise)
+        mean, none = at.mean[:, None], torch.zeros_like(at.mean)
+        posterior = SparsePosterior(
+            state.kernel, at.Z, mean, at.root[None], state.offset, noise=none
+        )
+        return posterior, at.evidence + float(rows.log_power(noise).sum())
     L = inducing_factor(state.kernel, rows.X, jitter=0.0, noise=row_noise)
     mean = tri_solve(L, (rows.y - state.offset)[:, None], upper=False)  # (n, 1)
     evidence = -0.5 * (mean.square().sum() + len(mean) * _LOG_2PI)
@@ -332,6 +340,9 @@ def dense_posterior(state: SparseState, data: Data, noise: Tensor) -> tuple[Spar
 def sparse_posterior(dense: SparsePosterior) -> tuple[Tensor, Tensor]:
     """Mean (M, 1) and root (1, M, M) of f at the inputs, whitened, for what comes later; O(M^3)."""
     assert dense.noise is not None
+    if dense.root.shape[-1]:  # f itself at pivots, its whitening without the jitter
+        change = tri_solve(inducing_factor(dense.kernel, dense.Z), dense.factor, upper=False)
+        return change @ dense.whitened_mean, change @ dense.root
     Phi = whitened_features(dense.kernel, dense.Z, dense.Z)[0] / dense.noise.sqrt()
     observed = dense.factor @ dense.whitened_mean / dense.noise.sqrt()[:, None]
     return posterior_from_precision(_raised(Phi @ Phi.mT, 1.0), Phi @ observed)

@@ -13,6 +13,14 @@ JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
 LEAST_CALIBRATED_NOISE = 1e-8  # after a square loss: the residuals of a constant are 0
 RIDGE_RATIOS = np.logspace(-6, 3, 46)  # noise over prior variance, where the search of it begins
 
+# ---- exact posteriors
+# Prior variance over the noise of an observation from which observations are orthogonalised row by
+# row: in K + D and in normal equations eps times this, 2e-4, is lost.
+NEARLY_EXACT = 1e12
+# Prior variance, of the largest, that pivots may leave there: kernel values are known to 1e-16, so
+# that features keep nine digits.
+PIVOT_TOLERANCE = 1e-14
+
 # ---- weight space
 MEMORY_BUDGET = 2**29  # bytes of features that a streamed computation may hold at once
 # Features of a tile of observations; larger tiles leave the processor's caches and gain nothing.

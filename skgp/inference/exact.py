@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.nearly_exact import PivotCovariance, nearly_exact, pivot_posterior
 from skgp.inference.pathwise import (
     PathwiseCovariance,
     leave_one_out_z2,
@@ -212,21 +213,28 @@ def fit_dense(
     ``O(n^3 / 3)`` flops and ``8 n^2`` bytes, kept only for "full"; "chevron" takes two more
     matrices of that size while it is fitted.
     """
-    X = data.X
+    X, row_noise = data.X, data.row_noise(data.X.new_tensor(noise))
+    if wanted.kind == "full" and nearly_exact(kernel, X, row_noise):
+        at = pivot_posterior(kernel, X, data.y, row_noise)
+        uncertainty = PivotCovariance(at.factor, at.root, wanted.augment)
+        weights = tri_solve(at.factor.T, at.mean[:, None], upper=True)[:, 0]
+        return FunctionSpacePosterior(
+            kernel, at.Z, weights, uncertainty, log_marginal_likelihood=at.evidence
+        )
     B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
     A = gram_tile(kernel, X, X)
-    A.diagonal().add_(data.row_noise(X.new_tensor(noise)))
+    A.diagonal().add_(row_noise)
     factor = jittered_cholesky(A).factor
     del A
     half = tri_solve(factor, B, upper=False)
     solution = tri_solve(factor.T, half, upper=True)
     fit_term = float(half[:, 0].square().sum()) + len(X) * math.log(2 * math.pi)
-    uncertainty = None
+    dense = None
     if wanted.kind == "full":
         prior_factor = None if wanted.augment else jittered_cholesky(gram_tile(kernel, X, X)).factor
-        uncertainty = DenseCovariance(factor, prior_factor)
+        dense = DenseCovariance(factor, prior_factor)
     return _posterior(
-        kernel, data, noise, wanted, prior_weights, solution, uncertainty,
+        kernel, data, noise, wanted, prior_weights, solution, dense,
         log_marginal_likelihood=-0.5 * fit_term - float(factor.diagonal().log().sum()),
     )  # fmt: skip
 

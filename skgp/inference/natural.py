@@ -45,11 +45,12 @@ from typing import ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import HASTE, SHORTEST_SITE_STEP, SITE_CUT
+from skgp.inference.defaults import HASTE, NEARLY_EXACT, SHORTEST_SITE_STEP, SITE_CUT
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
 from skgp.linalg.cholesky import log_det, reverse_cholesky
+from skgp.linalg.least_squares import ridge_by_rows
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -306,6 +307,11 @@ class FullSystem:
         eye = torch.eye(M, dtype=self.features.dtype, device=self.features.device)
         if not precision.any():  # before the first step: the prior
             return torch.zeros_like(eye[0]), eye
+        size = precision * self.features.square().sum(1) / self.kl_weight
+        if bool((precision > 0).all()) and float(size.max()) > NEARLY_EXACT:
+            noise = self.kl_weight / precision
+            mean, root, _ = ridge_by_rows(self.features, shift / precision, noise)
+            return mean, root
         scaled = self.features.T * precision
         upper = reverse_cholesky(eye + (scaled @ self.features) / self.kl_weight).factor
         root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'

@@ -366,17 +366,18 @@ def natural_gradients(
     return state.with_posterior(fit.q.mean, cast(Tensor, fit.q.root))
 
 
-def greedy_variance(kernel, X: Tensor, n_points: int) -> Tensor:
+def greedy_variance(kernel, X: Tensor, n_points: int, *, tol: float | None = None) -> Tensor:
     """Rows of X (n, d) chosen one by one where those before leave the greatest prior variance [1]_.
 
     The pivots of a Cholesky decomposition of K(X, X), of which only the columns chosen are
-    evaluated; fewer where the rest has no variance left. O(n n_points^2) time.
+    evaluated; fewer where the rest has no variance left, beyond `tol` (eps) times the largest.
+    O(n n_points^2) time.
 
     .. [1] Burt, Rasmussen and van der Wilk (2020), Convergence of sparse variational inference in
        Gaussian processes regression, section 4.3.
     """
     left = gram_diag(kernel, X)
-    least = torch.finfo(X.dtype).eps * left.max()
+    least = (torch.finfo(X.dtype).eps if tol is None else tol) * left.max()
     rows = X.new_empty(n_points, len(X))  # of the Cholesky factor, transposed
     chosen: list[int] = []
     for i in range(n_points):

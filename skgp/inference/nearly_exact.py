@@ -1,0 +1,85 @@
+r"""The exact GP of observations with next to no noise, some of them or all.
+
+Where noise variances D fall below eps times the prior's variance, :math:`K + D` no longer tells
+observations apart that the kernel takes for one, and representer weights of 1/D leave the mean no
+digits. The features :math:`\phi = L^{-1} k_Z(x)` of the r pivots Z of K that leave no variance
+above rounding, :math:`K = \Phi \Phi^T`, have weights of posterior :math:`N(a, R R^T)`, by least
+squares row by row (:mod:`skgp.linalg.least_squares`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from skgp.inference.defaults import NEARLY_EXACT, PIVOT_TOLERANCE
+from skgp.inference.sparse import greedy_variance, inducing_factor
+from skgp.kernels.gram import gram, gram_diag, gram_tile
+from skgp.linalg.cholesky import tri_solve
+from skgp.linalg.least_squares import ridge_by_rows
+from skgp.linalg.runtime import TensorState
+
+__all__ = ["PivotCovariance", "PivotPosterior", "nearly_exact", "pivot_posterior"]
+
+
+class PivotPosterior(NamedTuple):
+    r"""Posterior :math:`N(a, R R^T)` of the weights of :math:`\phi = L^{-1} k_Z(x)`."""
+
+    Z: Tensor  # (r, d), pivots of K(X, X)
+    factor: Tensor  # (r, r), L of K(Z, Z)
+    mean: Tensor  # (r,), a
+    root: Tensor  # (r, r), R
+    evidence: float  # log N(y; 0, K + D), in nats
+
+
+def nearly_exact(kernel, X: Tensor, row_noise: Tensor) -> bool:
+    """Whether an observation (n,) has so little noise that K + D has no digits left for it."""
+    return float((gram_diag(kernel, X) / row_noise).max()) > NEARLY_EXACT
+
+
+def pivot_posterior(kernel, X: Tensor, y: Tensor, row_noise: Tensor) -> PivotPosterior:
+    r"""The exact GP of X (n, d), y (n,) where :math:`K + D` would lose its digits.
+
+    Of inputs that the kernel cannot tell apart the weighted mean counts, whatever the ratio of
+    noises. O(n r^2).
+    """
+    Z = X[greedy_variance(kernel, X, len(X), tol=PIVOT_TOLERANCE)]
+    L = inducing_factor(kernel, Z, jitter=0.0)
+    Phi = tri_solve(L, gram(kernel, Z, X), upper=False).T  # (n, r)
+    ridge = ridge_by_rows(Phi, y, row_noise)
+    log_det = row_noise.log().sum() - 2 * ridge.root.diagonal().log().sum()
+    evidence = -0.5 * float(ridge.misfit + log_det + len(X) * math.log(2 * math.pi))
+    return PivotPosterior(Z, L, ridge.mean, ridge.root, evidence)
+
+
+@dataclass
+class PivotCovariance(TensorState):
+    r"""Covariance of f whose weights of :math:`\phi = L^{-1} k_Z` have S = R R'; O(r^2 p).
+
+    .. math:: k(x, x') + \phi(x)^T (R R^T - I) \phi(x'),
+
+    without augmentation the part of S alone.
+    """
+
+    factor: Tensor  # (r, r), L
+    root: Tensor  # (r, r), R
+    augment: bool
+
+    def variance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Variances, shape (p,)."""
+        phi, spread = self._features(kernel, X, Z)
+        variance = spread.square().sum(0)
+        if self.augment:
+            variance += (gram_diag(kernel, X) - phi.square().sum(0)).clamp_min(0.0)
+        return variance
+
+    def covariance(self, kernel, X: Tensor, Z: Tensor) -> Tensor:
+        """Joint covariance, shape (p, p)."""
+        phi, spread = self._features(kernel, X, Z)
+        prior = gram_tile(kernel, X, X) - phi.T @ phi if self.augment else 0.0
+        return prior + spread.T @ spread
+
+    def _features(self, kernel, X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
+        phi = tri_solve(self.factor, gram(kernel, Z, X), upper=False)  # (r, p)
+        return phi, self.root.T @ phi
