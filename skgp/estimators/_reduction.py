@@ -28,6 +28,7 @@ from skgp.estimators.defaults import (
     FARTHEST,
     GREEDY_ROWS,
     MANY_COLUMNS,
+    PROJECTED_ROWS,
     SCATTER_ROWS,
     SPREAD_CANDIDATES,
     SPREAD_COMPARED,
@@ -175,8 +176,15 @@ class Projection:
     directions: np.ndarray  # (d, p); orthonormal, or with rows divided by the columns' spreads
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
-        """Return the coordinates of rows X (n, d), shape (n, p)."""
-        return (X - self.mean) @ self.directions
+        """Return the coordinates of rows X (n, d), shape (n, p).
+
+        By products of one size: what they round to depends on their shape, and no row's
+        coordinates are to depend on the rows beside it.
+        """
+        n_tiles = -(-len(X) // PROJECTED_ROWS)
+        tiles = np.zeros((n_tiles, PROJECTED_ROWS, X.shape[1]))
+        np.subtract(X, self.mean, out=tiles.reshape(-1, X.shape[1])[: len(X)])
+        return (tiles @ self.directions).reshape(-1, self.directions.shape[1])[: len(X)]
 
 
 def principal_components(

@@ -65,6 +65,8 @@ FARTHEST = 1e6
 #: Columns beyond which a default kernel is one of principal components, and how many it takes; a
 #: classifier then also tries one length scale for all.
 MANY_COLUMNS = 50
+#: Rows that are projected by one product.
+PROJECTED_ROWS = 64
 #: Rows of a covariance that are summed at once.
 SCATTER_ROWS = 8_192
 #: Whether to divide columns by their spreads: rows among which neighbours are looked for, of how

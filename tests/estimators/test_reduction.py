@@ -13,6 +13,7 @@ from skgp.estimators._reduction import (
     cluster_centres,
     distinct_rows,
     inducing_points,
+    principal_components,
     warn_of_few_rows,
 )
 from skgp.inference.sparse import greedy_variance
@@ -185,3 +186,15 @@ def test_clusters_follow_the_weights_of_the_classes():
     X[100:, 0] += 100
     Z = class_centres(X, labels, 40, RBF(), **options)
     assert (Z[:, 0] > 50).sum() == 30 and len(Z) == 40
+
+
+@pytest.mark.parametrize("d", [2, 40])
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_projected_row_does_not_depend_on_the_rows_beside_it(d, p):
+    # Of inputs of 1e12 the last bits are 1e-4, which short length scales would magnify.
+    X = 1e12 * np.random.default_rng(0).standard_normal((150, d))
+    projection = principal_components(X, p)
+    together = projection(X)
+    np.testing.assert_allclose(together, (X - X.mean(0)) @ projection.directions, rtol=1e-9, atol=1)
+    np.testing.assert_array_equal(np.vstack([projection(row[None]) for row in X]), together)
+    np.testing.assert_array_equal(projection(X[100:]), together[100:])
