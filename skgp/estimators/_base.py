@@ -39,6 +39,7 @@ from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import tile_rows
 
 
 @dataclass(frozen=True)
@@ -256,8 +257,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
 
     def _by_chunks(self, hook: Callable, X: np.ndarray):
-        """Apply a latent hook to blocks of rows that fit in ``PREDICTION_MEMORY``."""
-        n_rows = max(1, PREDICTION_MEMORY // self._bytes_per_row())
+        """Apply a latent hook to blocks of rows that fit in memory."""
+        n_rows = tile_rows(self._bytes_per_row(), PREDICTION_MEMORY)
         parts = [hook(X[rows]) for rows in gen_batches(len(X), n_rows)]
         if isinstance(parts[0], tuple):
             return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))

@@ -1,6 +1,7 @@
 """Tuned constants of inference, each with what chose it.
 
-Sizes of tiles and budgets steer time and memory alone.
+Sizes of tiles steer time and memory alone; where the budget is small, it bounds them too
+(`skgp.linalg.runtime.tile_rows`).
 """
 
 import numpy as np
@@ -22,9 +23,13 @@ NEARLY_EXACT = 1e12
 PIVOT_TOLERANCE = 1e-14
 
 # ---- weight space
-MEMORY_BUDGET = 2**29  # bytes of features that a streamed computation may hold at once
+# Of the budget: features that a design keeps between passes, and what a sweep of Gauss-Seidel holds
+# of them or keeps of their factors.
+KEPT_FEATURES, KEPT_FACTORS = 0.5, 0.125
 # Features of a tile of observations; larger tiles leave the processor's caches and gain nothing.
 TILE_BYTES = 2**25
+# Of a chunk whose Gram matrix is added up, Hessians that are formed together, and a preconditioner.
+CHUNK_BYTES, HESSIAN_BYTES, PRECONDITIONER_BYTES = 2**29, 2**29, 2**29
 # Columns of a tile of a Gram matrix: full matrix-multiply speed, little of the upper triangle.
 GRAM_TILE = 512
 # Features times roots of covariances, held at once when variances are predicted.
@@ -73,6 +78,8 @@ ONLINE_STEPS = 50  # Newton steps for a batch of a stream
 ONLINE_TOL = 1e-11  # gradient at the last of them, relative to that at the posterior before
 
 # ---- relevance vector machines
+# Features that are kept; beyond them the Gram matrix is, if it is no greater.
+DICTIONARY_BYTES = 2**29
 MOST_CANDIDATES = 20_000  # rows up to which each of them is a candidate by default
 CANDIDATES = 2_000  # candidates drawn by default from more rows
 MAPPED_ROWS = 20_000  # rows of a memory map read at once

@@ -72,7 +72,6 @@ from skgp.learning.routes import (
 )
 from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning
-from skgp.linalg.runtime import memory_budget
 from skgp.optim.stopping import StopRecorder
 
 Settings = dict[str, Any]
@@ -188,7 +187,7 @@ def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
         if data.scatter is not None:
             statistics.sum_square += float(data.scatter.sum())
         return fit_statistics(p, plan, statistics, refit=o.refit_noise and not low_rank)
-    design = StreamedDesign(basis, data.X, sample_weight=data.weight, memory_budget=int(2e9))
+    design = StreamedDesign(basis, data.X, sample_weight=data.weight)
 
     def solve(targets: Tensor) -> Any:
         if plan.solver == "cg":
@@ -231,7 +230,7 @@ def fit_laplace(
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
     recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
     fit = fit_robust(
-        training_design(basis, data.X, "laplace", o, 2**30),
+        training_design(basis, data.X, "laplace", o),
         data.y,
         scale=scale if o.refit_noise else (p.noise / 2) ** 0.5,
         sample_weight=data.weight,
@@ -321,7 +320,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     o, X, Y = p.options, p.data.X, p.data.y
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
-    design = training_design(basis, X, "newton", o, memory_budget())
+    design = training_design(basis, X, "newton", o)
     recorder = StopRecorder(p.callback)
     problem = AmplitudeProblem(design, X, Y, p.likelihood, p.offset, weight)
     controls: Settings = {"generator": p.generator, "callback": recorder}
@@ -379,13 +378,11 @@ def unit_prior_basis(
     return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
 
 
-def training_design(
-    basis: Basis, X: Tensor, route: str, options: Options, kept_bytes: float
-) -> StreamedDesign:
+def training_design(basis: Basis, X: Tensor, route: str, options: Options) -> StreamedDesign:
     """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
     dtype = options.dtype
     if len(X) * basis.n_features > defaults.SINGLE_SIZE[route]:
         dtype = torch.float32
     if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
         basis = basis.in_single_precision(X[:: -(-len(X) // defaults.PROBE_ROWS[route])])
-    return StreamedDesign(basis, X, dtype=dtype, memory_budget=int(kept_bytes))
+    return StreamedDesign(basis, X, dtype=dtype)

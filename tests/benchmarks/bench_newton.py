@@ -29,7 +29,7 @@ def problem(n, m, c):
         scores -= scores.max(1, keepdim=True).values
     Y = torch.where(scores >= 0, 1.0, -1.0).double()
     basis = FourierFeatures(RBF(2.0), m, D, seed=0)
-    design = StreamedDesign(basis, X, dtype=torch.float32, memory_budget=4 * n * m)
+    design = StreamedDesign(basis, X, dtype=torch.float32)
     for block in range(basis.n_blocks):
         design.features(block)
     return design, Y

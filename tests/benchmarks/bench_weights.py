@@ -63,7 +63,7 @@ def test_bench_evidence_evaluation(benchmark, m):
 def test_bench_gauss_seidel_block(benchmark, n, m):
     """One block of 2000 weights: independent of m."""
     X, y = inputs(n)
-    design = StreamedDesign(fourier(m), X, dtype=torch.float32, memory_budget=2**29)
+    design = StreamedDesign(fourier(m), X, dtype=torch.float32)
     targets = y[:, None].expand(-1, 1 + N_SAMPLES).contiguous()
     run_few(
         benchmark,
@@ -76,8 +76,7 @@ def test_bench_gauss_seidel_block(benchmark, n, m):
 @pytest.mark.parametrize("kept", [True, False], ids=["features kept", "regenerated"])
 def test_bench_cg_product(benchmark, n, m, kept):
     """What an iteration of `weights_cg` is made of."""
-    budget = 4 * n * m if kept else 0
-    design = StreamedDesign(fourier(m), inputs(n)[0], dtype=torch.float32, memory_budget=budget)
+    design = StreamedDesign(fourier(m), inputs(n)[0], dtype=torch.float32, keep=kept)
     V = torch.ones(m, 1 + N_SAMPLES, dtype=torch.float64)
     run_few(benchmark, lambda: design.gram_matmul(V))
 

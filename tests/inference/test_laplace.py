@@ -11,6 +11,7 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import memory_limit
 from tests.reference import laplace as reference
 from tests.reference import variational
 from tests.reference.weights import dense_features
@@ -32,7 +33,8 @@ def curvature(rng):
 
 @pytest.fixture(params=[0, 10**9], ids=["streamed", "stored"])
 def design(X, request):
-    return StreamedDesign(BASIS, X, memory_budget=request.param)
+    with memory_limit(request.param):
+        return StreamedDesign(BASIS, X)
 
 
 def hessians(X, curvature):

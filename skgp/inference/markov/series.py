@@ -30,6 +30,7 @@ from skgp.inference.defaults import (
     MIN_LENGTH,
 )
 from skgp.kernels.sde import Dynamics
+from skgp.linalg.runtime import tile_rows
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Chunks:
     def tiles(self, n_states: int, width: int = 0) -> Iterator[slice]:
         """Slices of chunks whose matrices, and `width` numbers a point, fit in memory together."""
         numbers = 6 * n_states**2 + 4 * n_states + 8 + width
-        size = max(1, CHUNKS_BYTES // (8 * numbers * self.length))
+        size = tile_rows(8 * numbers * self.length, CHUNKS_BYTES)
         for start in range(0, self.count, size):
             yield slice(start, min(start + size, self.count))
 

@@ -72,7 +72,7 @@ from skgp.inference.relevance.steps import (
     maximise_evidence,
 )
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
-from skgp.inference.weights.design import MEMORY_BUDGET, check_sample_weight
+from skgp.inference.weights.design import check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 from skgp.linalg.runtime import TensorState
@@ -152,7 +152,7 @@ def fit_relevance(
     """
     rows = torch.arange(len(X)) if candidates is None else candidates
     basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
-    source = make_source(basis, X, y, sample_weight, MEMORY_BUDGET)
+    source = make_source(basis, X, y, sample_weight)
     mean_square = source.sum_square / source.n_rows or 1.0  # of targets that are all 0, any unit
     noise = START_NOISE * mean_square if noise_variance is None else float(noise_variance)
     floor = min(NOISE_FLOOR * mean_square, noise) if learn_noise else None
@@ -260,7 +260,7 @@ def fit_relevance_classifier(
     weight = Y.new_ones(len(Y)) if row_weight is None else row_weight.to(Y)
     check_sample_weight(weight, len(Y))
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset.to(Y)
-    dictionary = Dictionary(KernelColumns(kernel, X[rows]), X, memory_budget=MEMORY_BUDGET)
+    dictionary = Dictionary(KernelColumns(kernel, X[rows]), X)
     recorder = StopRecorder(callback)
     columns = []
     for c in range(Y.shape[1]):

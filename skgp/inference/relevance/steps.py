@@ -46,12 +46,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import ALIGNED, LEAST_FREE, MAPPED_ROWS, REFRESH_EVERY, RESOLUTION
+from skgp.inference.defaults import (
+    ALIGNED,
+    DICTIONARY_BYTES,
+    KEPT_FEATURES,
+    LEAST_FREE,
+    MAPPED_ROWS,
+    REFRESH_EVERY,
+    RESOLUTION,
+)
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import StreamedDesign, check_sample_weight
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels import gram_tile
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.runtime import memory_budget
 
 
 class Source(Protocol):
@@ -108,16 +117,15 @@ class GramSource:
         return self._gram[:, indices]
 
 
-def make_source(
-    basis: KernelColumns, X: Array, y: Array, sample_weight: Tensor | None, memory_budget: int
-) -> Source:
-    """Keep Phi if it fits in the budget (bytes), else its Gram matrix if that does, or stream Phi.
+def make_source(basis: KernelColumns, X: Array, y: Array, sample_weight: Tensor | None) -> Source:
+    """Keep Phi if it is small enough, else its Gram matrix if that is, or stream Phi.
 
     A memory map X (n, d) is read in chunks when the Gram matrix is accumulated.
     """
     n, m = len(X), basis.n_features
-    if n * m * 8 > memory_budget >= m * m * 8:
-        statistics = StreamingGram(basis, memory_budget=min(memory_budget, 2**28))
+    kept = min(DICTIONARY_BYTES, KEPT_FEATURES * memory_budget())
+    if n * m * 8 > kept >= m * m * 8:
+        statistics = StreamingGram(basis)
         for rows in torch.arange(n).split(MAPPED_ROWS):
             weight = None if sample_weight is None else sample_weight[rows]
             X_chunk, y_chunk = (take_rows(A, rows, torch.float64) for A in (X, y))
@@ -126,7 +134,7 @@ def make_source(
     X, y = (take_rows(A, torch.arange(n), torch.float64) for A in (X, y))
     weight = torch.ones_like(y) if sample_weight is None else sample_weight.to(y)
     check_sample_weight(weight, n)
-    return DesignSource(Dictionary(basis, X, memory_budget=memory_budget), y, weight)
+    return DesignSource(Dictionary(basis, X), y, weight)
 
 
 @dataclass(frozen=True)

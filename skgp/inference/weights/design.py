@@ -14,16 +14,15 @@ from torch import Tensor
 
 from skgp.inference.defaults import (
     GRAM_TILE,
-    MEMORY_BUDGET,
+    KEPT_FEATURES,
     SINGLE_TOLERANCE,
     TILE_BYTES,
 )
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
 
 __all__ = [
-    "MEMORY_BUDGET",
     "Basis",
     "StreamedDesign",
     "SumBasis",
@@ -189,9 +188,9 @@ class StreamedDesign:
         :math:`\sigma^2 / w_i` needs.
     dtype : torch.dtype, default=torch.float64
         Precision of the features. Sums over blocks and over row tiles are float64 either way.
-    memory_budget : int, default=2**29
-        Bytes of features kept between calls: whole blocks, first come first kept. The rest is
-        regenerated. 0 keeps nothing. One tile of at most 32 MiB (or one row) comes on top.
+    keep : bool, default=True
+        Whether features are kept between calls: whole blocks, first come first kept, in half of
+        :func:`~skgp.linalg.runtime.memory_budget`. The rest is regenerated.
 
     Raises
     ------
@@ -211,16 +210,16 @@ class StreamedDesign:
         *,
         sample_weight: Tensor | None = None,
         dtype: torch.dtype = torch.float64,
-        memory_budget: int = MEMORY_BUDGET,
+        keep: bool = True,
     ):
-        self.basis, self.dtype, self.memory_budget = basis, dtype, memory_budget
+        self.basis, self.dtype = basis, dtype
         self.X = X.to(dtype)
         self._root_weight = None
         if sample_weight is not None:
             check_sample_weight(sample_weight, X.shape[0])
             self._root_weight = sample_weight.to(self.X).sqrt()[:, None]
         self._kept: dict[int, Tensor] = {}
-        self._bytes_left = memory_budget
+        self._bytes_left = KEPT_FEATURES * memory_budget(X.device) if keep else 0.0
         self.n_rows, self.n_features = len(X), basis.n_features
         self.device = self.X.device
         self.blocks = range(basis.n_blocks)
@@ -233,7 +232,7 @@ class StreamedDesign:
     def tiles(self, width: int, tile_bytes: int | None = None) -> Iterator[slice]:
         """Cut the rows so that `width` features of a slice fill at most one tile."""
         tile_bytes = TILE_BYTES if tile_bytes is None else tile_bytes
-        return row_chunks(self.n_rows, width * self.dtype.itemsize, tile_bytes, self.n_rows)
+        return row_chunks(self.n_rows, width * self.dtype.itemsize, tile_bytes)
 
     def scale_rows(self, values: Tensor) -> Tensor:
         """Multiply the rows of `values` (n, k) by ``sqrt(w_i)``, in float64."""
@@ -321,7 +320,7 @@ class StreamedDesign:
         m, k = self.n_features, curvature.shape[1]
         out = torch.zeros(k, m, m, dtype=torch.float64, device=self.device)
         root = curvature.sqrt().to(self.X)
-        for rows in row_chunks(len(root), m * self.dtype.itemsize, 8 * TILE_BYTES, len(root)):
+        for rows in row_chunks(len(root), m * self.dtype.itemsize, 8 * TILE_BYTES):
             Phi = self.columns(self.blocks, rows if index is None else index[rows])
             for hessian, scale in zip(out, root[rows].mT, strict=True):
                 add_gram(hessian, Phi * scale[:, None])
@@ -356,9 +355,12 @@ def block_width(basis: Basis, block: int) -> int:
     return columns.stop - columns.start
 
 
-def row_chunks(n_rows: int, row_bytes: int, budget: int, max_rows: int) -> Iterator[slice]:
-    """Cut ``0..n_rows`` into slices of at most `max_rows` rows and `budget` bytes (one row)."""
-    step = min(max_rows, max(1, budget // max(1, row_bytes)))
+def row_chunks(
+    n_rows: int, row_bytes: int, cap: int, max_rows: int | None = None
+) -> Iterator[slice]:
+    """Cut ``0..n_rows`` into slices of at most `max_rows` rows, and as `tile_rows` says."""
+    step = tile_rows(row_bytes, cap)
+    step = step if max_rows is None else min(step, max_rows)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))
 

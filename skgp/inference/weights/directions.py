@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import MAX_CG, MEMORY_BUDGET, REFRESH_STEPS
+from skgp.inference.defaults import HESSIAN_BYTES, MAX_CG, REFRESH_STEPS
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.runtime import tile_rows
 
 __all__ = ["CGDirections", "Direction", "exact_directions", "subsampled_factor"]
 
@@ -33,7 +34,7 @@ def exact_directions(
 ) -> Direction:
     """From a Cholesky factor of each Hessian, as many at once as memory holds: no `forcing`."""
     D = torch.empty_like(B)
-    width = max(1, MEMORY_BUDGET // (8 * len(B) ** 2))
+    width = tile_rows(8 * len(B) ** 2, HESSIAN_BYTES)
     groups = torch.arange(B.shape[1], device=B.device).split(width)
     for group in groups:
         hessians = design.curvature_gram(curvature[:, group])

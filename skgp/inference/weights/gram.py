@@ -18,7 +18,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skgp.inference.defaults import (
-    MEMORY_BUDGET,
+    CHUNK_BYTES,
     RATIO_HALF_WIDTH,
     RATIO_INTERVALS,
     RATIO_ROUNDING,
@@ -80,7 +80,7 @@ class StreamingGram(TensorState):
     Notes
     -----
     ``n m^2`` flops (half of the full product) plus the features. Memory: ``8 m^2`` bytes for A,
-    the features of one chunk (at most `memory_budget`, or one row) and one tile of 2 MiB.
+    the features of one chunk (at most 512 MiB, or one row) and one tile of 2 MiB.
 
     Examples
     --------
@@ -100,11 +100,9 @@ class StreamingGram(TensorState):
         basis: Basis,
         *,
         dtype: torch.dtype = torch.float64,
-        memory_budget: int = MEMORY_BUDGET,
         shift: float = 0.0,
     ):
         self.basis, self.shift, self.dtype = basis, shift, dtype
-        self.memory_budget = memory_budget
         m = basis.n_features
         self.gram = torch.zeros(m, m, dtype=torch.float64)
         self.moment = torch.zeros(m, dtype=torch.float64)
@@ -125,9 +123,9 @@ class StreamingGram(TensorState):
         y, weight = y.to(X.device, torch.float64) - self.shift, weight.to(X.device, torch.float64)
         for name in ("gram", "moment", "feature_sum"):
             setattr(self, name, getattr(self, name).to(X.device))
-        max_rows = X.shape[0] if self.dtype == torch.float64 else ROWS_FLOAT32
+        max_rows = None if self.dtype == torch.float64 else ROWS_FLOAT32
         row_bytes = self.basis.n_features * self.dtype.itemsize
-        for rows in row_chunks(X.shape[0], row_bytes, self.memory_budget, max_rows):
+        for rows in row_chunks(X.shape[0], row_bytes, CHUNK_BYTES, max_rows):
             self._add_chunk(X[rows].to(self.dtype), y[rows], weight[rows])
         mirror(self.gram)
         self.n_rows += X.shape[0]

@@ -178,7 +178,7 @@ class LinearWeightsPosterior(TensorState):
 
     def mean(self, X: Tensor) -> Tensor:
         """Posterior mean of f, shape (n,), float64."""
-        design = StreamedDesign(self.basis, X, memory_budget=0)
+        design = StreamedDesign(self.basis, X, keep=False)
         return design.matmul(self.mean_weights[:, None].to(X.device))[:, 0]
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ class LinearWeightsPosterior(TensorState):
 
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of f between all rows, shape (n, n), float64."""
-        design = StreamedDesign(self.basis, X, memory_budget=0)
+        design = StreamedDesign(self.basis, X, keep=False)
         half = design.matmul(self.root.to(X.device))  # (n, r)
         covariance = half @ half.mT
         for block in design.blocks:
@@ -263,7 +263,7 @@ class ClassifierPosterior(TensorState):
 
     def mean(self, X: Tensor) -> Tensor:
         """Posterior means of the latent functions, shape (p, c), float64."""
-        design = StreamedDesign(self.basis, X, memory_budget=0)
+        design = StreamedDesign(self.basis, X, keep=False)
         return design.matmul(self.weights.to(X.device)) + self.offset.to(X.device)
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ def _moments(
     blocks = range(basis.n_blocks)  # none where no relevance vector is left
     width = max((block_width(basis, block) for block in blocks), default=0)
     row_bytes = 8 * (2 * width + c * (r + 2))
-    for rows in row_chunks(len(X), row_bytes, PRODUCT_BYTES, max(1, len(X))):
+    for rows in row_chunks(len(X), row_bytes, PRODUCT_BYTES):
         tile = X[rows].double()
         dense = mean.new_zeros(c, len(tile), r)  # Phi R
         for block in blocks:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import (
-    MEMORY_BUDGET,
+    KEPT_FACTORS,
     N_DIRECTIONS,
+    PRECONDITIONER_BYTES,
     PRECONDITIONER_ROWS,
     RIDGE_FACTOR,
 )
@@ -23,6 +24,7 @@ from skgp.linalg import NumericalWarning
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.preconditioners import NystromPreconditioner
+from skgp.linalg.runtime import memory_budget, tile_rows
 
 __all__ = ["GaussSeidelResult", "gauss_seidel", "weights_cg"]
 
@@ -76,7 +78,7 @@ def weights_cg(
     """
     p = n_precondition_rows
     if p is None:
-        p = min(PRECONDITIONER_ROWS, MEMORY_BUDGET // (8 * design.n_features))
+        p = min(PRECONDITIONER_ROWS, tile_rows(8 * design.n_features, PRECONDITIONER_BYTES))
     preconditioner = None
     if p:
         preconditioner = subsample_preconditioner(design, noise_variance, p, generator=generator)
@@ -125,7 +127,6 @@ def gauss_seidel(
     n_directions: int = N_DIRECTIONS,
     tol: float = 1e-6,
     max_iter: int = 100,
-    memory_budget: int = MEMORY_BUDGET,
     generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> GaussSeidelResult:
@@ -154,8 +155,6 @@ def gauss_seidel(
         Relative gradient norm at which every column has converged.
     max_iter : int, default=100
         Sweeps.
-    memory_budget : int, default=2**29
-        Bytes of block Cholesky factors kept between sweeps; the others are computed again.
     generator : torch.Generator, optional
         Draws the order of the blocks; cyclic without it.
     callback : callable, optional
@@ -174,12 +173,13 @@ def gauss_seidel(
     Notes
     -----
     First sweep ``O(n m block_size)``, later ones ``O(n m k)`` with factors and features kept.
-    Memory beside the two budgets: ``(n + m) k (4 + n_directions)`` float64, the features of one
-    block of columns if they fit the design's budget (else tiles, generated twice), and
-    ``block_size^2``. A block wider than n is solved in its dual, of size n.
+    Memory: ``(n + m) k (4 + n_directions)`` float64, the features that the design keeps, those of
+    one block of columns (tiles, generated twice, if they exceed an eighth of the budget), factors
+    of blocks up to another eighth, the others being made again, and ``block_size^2``. A
+    block wider than n is solved in its dual, of size n.
     """
     state = _State(design, targets.to(design.device, torch.float64), noise_variance)
-    solver = _BlockSolver(design, noise_variance, memory_budget)
+    solver = _BlockSolver(design, noise_variance)
     groups = _groups(design, block_size)
     gradient = state.V.new_zeros(len(groups), targets.shape[1])
     scale = torch.zeros_like(gradient)
@@ -253,7 +253,7 @@ class _State:
 
 
 class _Columns:
-    """Features of one group of blocks, held if they fit the design's budget, else regenerated."""
+    """Features of one group of blocks, held if they are few enough, else regenerated."""
 
     def __init__(self, design: StreamedDesign, blocks: range):
         self.design, self.blocks = design, blocks
@@ -261,7 +261,7 @@ class _Columns:
         self.slice = slice(basis.block_slice(blocks[0]).start, basis.block_slice(blocks[-1]).stop)
         self.width = self.slice.stop - self.slice.start
         n_bytes = design.n_rows * self.width * design.dtype.itemsize
-        self._held = self.whole() if n_bytes <= design.memory_budget else None
+        self._held = self.whole() if n_bytes <= KEPT_FACTORS * memory_budget() else None
 
     def whole(self) -> Tensor:
         """All rows, (n, width)."""
@@ -299,9 +299,9 @@ class _Columns:
 class _BlockSolver:
     """Exact minimisation of J over one block of weights; keeps factors while the budget lasts."""
 
-    def __init__(self, design: StreamedDesign, noise_variance: float, memory_budget: int):
+    def __init__(self, design: StreamedDesign, noise_variance: float):
         self._n_rows, self._noise_variance = design.n_rows, noise_variance
-        self._bytes_left = memory_budget
+        self._bytes_left = KEPT_FACTORS * memory_budget(design.device)
         self._factors: dict[int, Tensor] = {}
 
     def step(self, c: int, columns: _Columns, state: _State) -> Tensor:

@@ -8,6 +8,7 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp.inference.weights import design as design_module
 from skgp.inference.weights.design import StreamedDesign, row_chunks
 from skgp.kernels.spectral import FourierFeatures
+from skgp.linalg.runtime import memory_limit
 from tests.reference.weights import dense_features
 
 N, M = 37, 26
@@ -52,9 +53,8 @@ def test_streamed_products_equal_dense_ones(X, weight, rng, tile_bytes, budget, 
     Phi = dense_features(BASIS, X)
     if weighted:
         Phi = Phi * np.sqrt(weight.numpy())[:, None]
-    design = StreamedDesign(
-        BASIS, X, sample_weight=weight if weighted else None, memory_budget=budget
-    )
+    with memory_limit(2 * budget):  # half of which is for features
+        design = StreamedDesign(BASIS, X, sample_weight=weight if weighted else None)
     V, R = rng.standard_normal((M, 4)), rng.standard_normal((N, 4))
     V_torch, R_torch = torch.from_numpy(V), torch.from_numpy(R)
     for _ in range(2):  # the second time from the features kept
@@ -72,9 +72,8 @@ def test_streamed_curvatures_equal_dense_ones(X, weight, rng, tile_bytes, budget
     Phi = dense_features(BASIS, X)
     if weighted:
         Phi = Phi * np.sqrt(weight.numpy())[:, None]
-    design = StreamedDesign(
-        BASIS, X, sample_weight=weight if weighted else None, memory_budget=budget
-    )
+    with memory_limit(2 * budget):  # half of which is for features
+        design = StreamedDesign(BASIS, X, sample_weight=weight if weighted else None)
     assert design.is_weighted == weighted
     V, C = rng.standard_normal((M, 3)), rng.uniform(0, 2, (N, 3))
     V_torch, C_torch = torch.from_numpy(V), torch.from_numpy(C)
@@ -109,13 +108,17 @@ def test_design_curvature_gram_fills_both_triangles(rng):
 
 def test_design_keeps_as_many_blocks_as_the_budget_allows(X):
     basis = CountingBasis(BASIS)
-    design = StreamedDesign(basis, X, memory_budget=8 * N * WIDTH * 2)
+    with memory_limit(2 * 8 * N * WIDTH * 2):
+        design = StreamedDesign(basis, X)
     V = torch.ones(M, 1, dtype=torch.float64)
     design.matmul(V)
     first, basis.rows = basis.rows, 0
     design.matmul(V)
     assert first == N * BASIS.n_blocks
     assert basis.rows == N * (BASIS.n_blocks - 2)
+    design, basis.rows = StreamedDesign(basis, X, keep=False), 0
+    design.matmul(V), design.matmul(V)
+    assert basis.rows == 2 * N * BASIS.n_blocks
 
 
 def test_design_float32_sums_in_float64(X):
@@ -136,7 +139,7 @@ def test_design_refuses_a_weight_that_is_not_positive(X, weight, bad):
 
 
 def test_row_chunks_cover_the_rows_within_the_budget():
-    chunks = list(row_chunks(10, row_bytes=100, budget=350, max_rows=10))
+    chunks = list(row_chunks(10, row_bytes=100, cap=350))
     assert chunks == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
-    assert list(row_chunks(3, row_bytes=100, budget=1, max_rows=9))[0] == slice(0, 1)
-    assert list(row_chunks(4, row_bytes=1, budget=100, max_rows=3)) == [slice(0, 3), slice(3, 4)]
+    assert list(row_chunks(3, row_bytes=100, cap=1, max_rows=9))[0] == slice(0, 1)
+    assert list(row_chunks(4, row_bytes=1, cap=100, max_rows=3)) == [slice(0, 3), slice(3, 4)]

@@ -12,6 +12,7 @@ from skgp.inference.weights import design as design_module
 from skgp.inference.weights import gram as gram_module
 from skgp.inference.weights.gram import StreamingGram, log_marginal_likelihood, refit_noise
 from skgp.kernels.spectral import FourierFeatures
+from skgp.linalg.runtime import memory_limit
 from tests.reference import weights as reference
 
 N, M = 60, 22
@@ -38,7 +39,8 @@ def test_streaming_gram_equals_dense_sums(data, monkeypatch, tile, budget):
     monkeypatch.setattr(design_module, "GRAM_TILE", tile)
     X, y, weight = (tensor.numpy() for tensor in data)
     Phi = reference.dense_features(BASIS, data[0])
-    stats = filled(data, memory_budget=budget)
+    with memory_limit(8 * budget):
+        stats = filled(data)
     np.testing.assert_allclose(stats.gram.numpy(), Phi.T @ (weight[:, None] * Phi), atol=1e-12)
     np.testing.assert_allclose(stats.moment.numpy(), Phi.T @ (weight * y), atol=1e-12)
     np.testing.assert_allclose(stats.feature_sum.numpy(), Phi.T @ weight, atol=1e-12)

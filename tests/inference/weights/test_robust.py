@@ -13,6 +13,7 @@ from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, gram_posterior, refit_noise
 from skgp.inference.weights.robust import fit_robust
 from skgp.likelihoods import Laplace
+from skgp.linalg.runtime import memory_limit
 
 KERNEL = RBF([0.8, 1.2])
 
@@ -41,8 +42,8 @@ def _problem(rng, n=20, m=8):
     return MatrixBasis(torch.tensor(Phi)), Phi, rows, y
 
 
-def fit(basis, X, y, *, dtype=torch.float64, memory_budget=2**29, **options):
-    design = StreamedDesign(basis, X, dtype=dtype, memory_budget=memory_budget)
+def fit(basis, X, y, *, dtype=torch.float64, **options):
+    design = StreamedDesign(basis, X, dtype=dtype)
     return fit_robust(design, torch.as_tensor(y), **options)
 
 
@@ -152,9 +153,9 @@ def test_fit_robust_does_not_depend_on_tiles_or_precision(rng, monkeypatch):
     X, y, _ = _surface(rng, 300, share_wrong=0.05)
     basis = WhitenedInducingBasis(KERNEL, X[:40])
     whole = fit(basis, X, y)
-    monkeypatch.setattr("skgp.inference.weights.robust.SITE_TILE_BYTES", 40 * 8 * 7)
     monkeypatch.setattr("skgp.inference.weights.robust.GRAM_TILE", 16)
-    tiled = fit(basis, X, y, memory_budget=0)
+    with memory_limit(8 * 40 * 8 * 7):  # an eighth, of seven rows, is a tile
+        tiled = fit(basis, X, y)
     torch.testing.assert_close(
         tiled.posterior.mean_weights, whole.posterior.mean_weights, rtol=0, atol=1e-9
     )
