@@ -219,7 +219,7 @@ def test_many_features_are_in_float32_where_that_is_accurate(route, monkeypatch)
     bases = [near, WhitenedInducingBasis(RBF(20.0), X), FourierFeatures(KERNEL, 40, 2, seed=0)]
     for limit, dtype in ((10**9, torch.float64), (100, torch.float32)):
         monkeypatch.setitem(defaults.SINGLE_SIZE, route, limit)
-        designs = [module.training_design(basis, X, route, Options(), 1e6) for basis in bases]
+        designs = [module.training_design(basis, X, route, Options()) for basis in bases]
         assert {design.dtype for design in designs} == {dtype}
     assert [design.basis.single for design in designs[:2]] == [True, False]  # points coincide
     assert not near.single

@@ -47,7 +47,7 @@ def rmse(mean, truth):
 def make_state(kernel=KERNEL, n=40, noise=0.02):
     X, y = sinc(n)
     basis = KernelColumns(kernel, X)
-    state = EvidenceState(make_source(basis, X, y, None, 2**25), noise)
+    state = EvidenceState(make_source(basis, X, y, None), noise)
     Phi = basis.features(X, 0).numpy()
     return state, Phi, y.numpy()
 
@@ -171,7 +171,7 @@ def test_update_noise_never_lowers_the_evidence_of_random_states(rng):
     for _ in range(60):
         n = int(rng.integers(2, 12))
         X, y = torch.from_numpy(rng.uniform(-3, 3, (n, 1))), torch.from_numpy(rng.normal(size=n))
-        source = make_source(KernelColumns(RBF(1.0), X), X, y, None, 2**20)
+        source = make_source(KernelColumns(RBF(1.0), X), X, y, None)
         s = torch.from_numpy(10 ** rng.uniform(-3, 3, n))
         state = EvidenceState(source, 10 ** rng.uniform(-4, 2), torch.arange(n), s)
         before, noise = state.log_evidence, state.noise_variance
@@ -255,7 +255,8 @@ def test_sources_equal_dense_products(route, rng):
     m = 20 if route == "gram" else 50
     budget = {"stored": 2**20, "gram": 8 * 20 * 20, "streamed": 8 * 50}[route]
     basis = KernelColumns(KERNEL, X[:m])
-    source = make_source(basis, X, y, weight, budget)
+    with memory_limit(2 * budget):  # half of which is for features
+        source = make_source(basis, X, y, weight)
     assert isinstance(source, GramSource if route == "gram" else DesignSource)
     Phi, w = KERNEL(X.numpy(), X.numpy()[:m]), weight.numpy()
     G = Phi.T @ (w[:, None] * Phi)
