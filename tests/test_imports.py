@@ -1,8 +1,8 @@
 """The direction of imports inside skgp, read off the source: lazy imports count.
 
 ``estimators, displays -> models -> learning -> inference -> {data, kernels, likelihoods, priors,
-samplers} -> optim -> linalg``. No model imports a model; the rooms inside the braces do not import
-each other; below the estimators scikit-learn is present only as
+samplers} -> optim -> linalg``, where ``blocks`` stands on ``data``. No model imports a model; the
+rooms inside the braces do not import each other; below the estimators scikit-learn is present only as
 ``sklearn.gaussian_process.kernels`` inside ``kernels/``. No room but ``likelihoods/`` asks of what
 class a likelihood is, and numbers at module level stand in ``defaults.py``, but for shapes and
 mathematical constants, which say so.
@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "skgp"
 TOOLS = {"optim", "linalg"}
 MIDDLE = {"data", "kernels", "likelihoods", "priors", "samplers"}
-CORE = MIDDLE | TOOLS
+CORE = MIDDLE | TOOLS | {"blocks"}
 ALLOWED = {
     "": {"estimators"},  # skgp/__init__.py: the public estimators, nothing else
     "estimators": {"models", "learning", "inference"} | CORE,
@@ -25,6 +25,7 @@ ALLOWED = {
     "models": {"learning", "inference"} | CORE,
     "learning": {"inference"} | CORE,
     "inference": CORE,
+    "blocks": {"data"} | TOOLS,
     **{room: TOOLS for room in MIDDLE},
     "optim": {"linalg"},
     "linalg": set(),

@@ -23,6 +23,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from skgp.blocks import Blocks
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._fitting import FitSession, asked_model
 from skgp.estimators._parameters import (
@@ -173,6 +174,19 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         """Fit and set the fitted attributes; a `stream` keeps what later observations need."""
+
+    def _takes_blocks(self, n_columns: int) -> bool:
+        """Whether a fit with these parameters takes rows in blocks (`_learn_blocks`)."""
+        return False
+
+    def _learn_blocks(
+        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
+    ) -> None:
+        """Fit to rows in blocks, of which `some` are at random, and set the fitted attributes.
+
+        Targets of the blocks are as given; those of `some` as of `_learn`.
+        """
+        raise NotImplementedError
 
     @property
     def _has_stream(self) -> bool:

@@ -59,11 +59,13 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 from sklearn.gaussian_process.kernels import Kernel
+from sklearn.metrics import accuracy_score
 from sklearn.utils import gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, merged, to_tensor
+from skgp.estimators._blocks import in_memory, over_rows, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
 from skgp.estimators._parameters import StrOptions
@@ -127,9 +129,12 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             The estimator.
         """
         self._check_parameters()
+        backend = self._resolve_backend()
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
-            data = self._validate_training(X, y, sample_weight)
-            self._learn(data, session, self._resolve_backend())
+            given = X, y, sample_weight
+            training_blocks(self, *given)  # refuses what has no room
+            data = self._validate_training(*map(in_memory, given))
+            self._learn(data, session, backend)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -168,6 +173,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             self._update(data, backend)
         return self
 
+    @over_rows
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable class of each row.
 
@@ -183,6 +189,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         log_proba = self._log_proba(self._validate_prediction(X))
         return self.classes_[log_proba.argmax(axis=1)]
 
+    @over_rows
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class.
 
@@ -197,6 +204,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         return np.exp(self.predict_log_proba(X))
 
+    @over_rows
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the log-probability of each class.
 
@@ -213,6 +221,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         return self._log_proba(self._validate_prediction(X))
 
+    @over_rows
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         r"""Return the log-odds of the classes, :math:`\log p - \log(1 - p)`.
 
@@ -232,6 +241,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             return log_proba[:, 1] - log_proba[:, 0]
         return log_proba - log_complement(log_proba)
 
+    @over_rows
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return the log-probability that each row has its label.
 
@@ -255,6 +265,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         codes = encode(y, self.classes_)
         return self._log_proba(X)[np.arange(len(codes)), codes]
 
+    @over_rows
     @within_limits
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent processes f.
@@ -271,6 +282,22 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         mean, var = self._latent_moments(self._validate_prediction(X))
         return (mean[:, 0], var[:, 0]) if len(self.classes_) == 2 else (mean, var)
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the share of rows, or of their weight, whose predicted class is y.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        float
+        """
+        found = map(in_memory, (y, self.predict(X)))
+        return accuracy_score(*found, sample_weight=in_memory(sample_weight))
 
     # ---- what estimators build on --------------------------------------------------------
 

@@ -45,6 +45,7 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,8 +58,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples
 
+from skgp.blocks import Blocks, some_rows
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
+from skgp.estimators._blocks import checked_moments, in_memory, over_rows, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_kernels, with_noise
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
@@ -68,6 +71,7 @@ from skgp.estimators._validation import (
     check_joint_memory,
     validate_training_data,
 )
+from skgp.estimators.defaults import SUBSET_ROWS
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -140,6 +144,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         """Variance of the observation noise, in squared units of y."""
         return self._additive_variance() * self.y_scale_**2
 
+    @over_rows
     @within_limits
     def predict(
         self,
@@ -195,6 +200,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean = self._to_y(mean)
         return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
 
+    @over_rows
     @within_limits
     def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of the latent function, without noise.
@@ -212,6 +218,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         mean, var = self._latent_moments(self._validate_prediction(X))
         return self._to_y(mean), self.y_scale_**2 * var
 
+    @over_rows
     @within_limits
     def predict_quantiles(
         self, X: ArrayLike, quantiles: ArrayLike, exposure: ArrayLike | None = None
@@ -277,6 +284,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         lower, upper = self.predict_quantiles(X, [tail, 1 - tail], exposure).T
         return lower, upper
 
+    @over_rows
     @within_limits
     def sample_y(
         self,
@@ -307,6 +315,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             self._observation_samples(X, n_samples, rng, **self._offset_at(exposure, X))
         )
 
+    @over_rows
     @within_limits
     def log_predictive_density(
         self, X: ArrayLike, y: ArrayLike, exposure: ArrayLike | None = None
@@ -358,7 +367,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         -------
         float
         """
-        return r2_score(y, self.predict(X, exposure=exposure), sample_weight=sample_weight)
+        mean = self.predict(X, exposure=exposure)
+        return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
 
     # ---- what estimators build on --------------------------------------------------------
 
@@ -377,9 +387,31 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
     ) -> None:
         """Validate, standardise and learn; a `stream` keeps what later observations need."""
         self._check_parameters(stream=stream)
+        backend = self._resolve_backend()
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
-            data = self._training_data(X, y, sample_weight, exposure)
-            self._learn(data, session, self._resolve_backend(), stream=stream)
+            given = X, y, sample_weight
+            blocks = None
+            if not stream:
+                blocks = training_blocks(self, *given, exposure=exposure)
+            if blocks is not None:
+                some = self._some_of(blocks, backend)
+                self._learn_blocks(blocks, some, session, backend)
+                return
+            rows, target, weight = map(in_memory, given)
+            data = self._training_data(rows, target, weight, exposure)
+            self._learn(data, session, backend, stream=stream)
+
+    def _some_of(self, blocks: Blocks, backend: Backend) -> Data:
+        """Some of the observations at random, y standardised by the moments of all."""
+        moments = checked_moments(blocks, self.dtype)
+        self._begin_fit(informed=moments.n_rows > 1)
+        self.y_mean_, self.y_scale_ = 0.0, 1.0
+        if self.normalize_y and self._is_additive:
+            self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
+            if not is_constant(scale, np.array([moments.largest_target])):
+                self.y_scale_ = scale
+        some = some_rows(blocks, SUBSET_ROWS, backend.generator())
+        return replace(some, y=self._to_z(some.y))
 
     def _training_data(
         self,
@@ -434,7 +466,7 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             self.y_scale_ = scale
         return self._to_z(y)
 
-    def _to_z(self, y: np.ndarray) -> np.ndarray:
+    def _to_z(self, y: Values) -> Values:
         """Standardise targets with ``y_mean_`` and ``y_scale_``."""
         return (y - self.y_mean_) / self.y_scale_
 

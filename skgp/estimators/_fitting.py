@@ -114,7 +114,9 @@ def _threads_of(estimator, X) -> AbstractContextManager[None]:
         return one_thread()
     n_jobs = joblib.effective_n_jobs(estimator._n_threads)
     shape = getattr(X, "shape", None)
-    n_rows = shape[0] if shape else len(X) if hasattr(X, "__len__") else 0
+    # Of a dask data frame the number is not known.
+    n_rows = shape[0] if shape and isinstance(shape[0], int) else 0
+    n_rows = len(X) if not shape and hasattr(X, "__len__") else n_rows
     return one_thread(n_jobs, throughout=n_rows >= MANY_ROWS)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
+from skgp.blocks import Blocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
@@ -338,6 +339,23 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
             self._statistics.update(*self._as_given(data, backend))
         self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
         self._keep_relevance(fit, session)
+
+    def _takes_blocks(self, n_columns: int) -> bool:
+        sums = self.basis in ("auto", "fourier", "inducing") and self.solver in ("auto", "cholesky")
+        return sums and self.likelihood == "gaussian"
+
+    def _learn_blocks(
+        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
+    ) -> None:
+        generator = backend.generator()
+        rows = self._distinct(some, backend)
+        kernel, _ = self._learn_kernel(session, some, rows, rows, generator)
+        with session.stage("solve") as callback:
+            problem = self._problem(kernel, rows, backend, generator, callback)
+            target = {"shift": self.y_mean_, "scale": self.y_scale_}
+            fit = qsgp.fit_blocks(problem, self._asked(), blocks, **target)
+        self._statistics = cast(StreamingGram, fit.statistics)
+        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
 
     def _update(self, data: Data, backend: Backend) -> None:
         statistics = self._statistics

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, to_tensor
+from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._kernels import (
     column_kernels,
@@ -84,6 +85,7 @@ class StateSpaceMixin(BaseGP):
         """Kernel of each column of `predict_components`, of the first latent process."""
         return _parts(self._states[0], split=True)
 
+    @over_rows
     @within_limits
     def predict_components(self, X: ArrayLike, return_std: bool = False):
         """Predict what each part of the model adds to f.

@@ -6,6 +6,14 @@ import numpy as np
 
 #: Bytes that the hooks may take at once while predicting.
 PREDICTION_MEMORY = 256 * 2**20
+#: What a fit holds in memory of n rows of d columns, in copies of X and y: 1e6 rows of four columns
+#: took 1238 MB (tests/benchmarks/bench_large_n.py).
+ROW_COPIES = 32
+#: Rows of a block, at most and at least: passes of 1e5 to 1e6 rows take the same time.
+BLOCK_ROWS, LEAST_BLOCK_ROWS = 2**18, 2**10
+#: Rows at random from which hyper-parameters are learned where rows come in blocks: those among
+#: which `skgp.learning.search.SearchSettings` looks for neighbours.
+SUBSET_ROWS = 60_000
 #: Values that a likelihood averages over f at once; each takes up to about 2 kB.
 LIKELIHOOD_ELEMENTS = 2**14
 #: Latent values that a link averages over at once; each takes up to about 2 kB.

@@ -33,11 +33,13 @@ belongs; appendix F.1 scales the gradient of a control variate by
 import math
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from skgp.blocks import Blocks
 from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
@@ -51,7 +53,7 @@ from skgp.inference.relevance.evidence import (
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
-from skgp.inference.weights.gram import StreamingGram, statistics_posterior
+from skgp.inference.weights.gram import StreamingGram, gram_statistics, statistics_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
 from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
@@ -61,8 +63,9 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
-from skgp.learning.plan import Fit, Options, Plan, Problem
+from skgp.learning.plan import Fit, Options, Plan, Problem, streaming_plan
 from skgp.learning.routes import (
+    affordable_features,
     compare_routes,
     local_posterior,
     low_rank_factor,
@@ -213,6 +216,25 @@ def fit_statistics(p: Problem, plan: Plan, statistics: StreamingGram, *, refit: 
     )
     sums: Settings = {"log_marginal_likelihood": evidence, "statistics": statistics}
     return Fit(_augmented(posterior, plan, p.options), plan, p.kernel, noise, **sums)
+
+
+def fit_blocks(p: Problem, asked: Plan, blocks: Blocks, *, shift: float, scale: float) -> Fit:
+    """Weights from sums over all blocks, `p.data` being some of their observations at random.
+
+    Targets y of the blocks are as given; those of `p.data` are ``(y - shift) / scale``.
+    """
+    o, X, n = p.options, p.data.X, len(blocks)
+    plan, Z = replace(streaming_plan(asked, len(X), p.kernel), reason="rows in blocks"), None
+    if plan.basis == "inducing":
+        Z = X[pathwise.pivoted_factor(p.kernel, X, plan.size, generator=p.generator).pivots]
+    elif asked.n_basis is None:
+        plan = replace(plan, n_basis=affordable_features(n))
+    plan = with_covariance(plan, asked.covariance, n)
+    basis = unit_prior_basis(p.kernel, X, plan, o, Z, near=True)
+    settings: Settings = {"dtype": o.dtype, "shift": shift, "device": X.device}
+    found = blocks.sum(partial(gram_statistics, basis=basis, **settings), p.callback)
+    fit = fit_statistics(p, plan, found.standardised(shift, scale), refit=o.refit_noise)
+    return replace(fit, statistics=found)
 
 
 def fit_laplace(

@@ -12,11 +12,13 @@ noise variance enters later, at no new pass over the data: with :math:`B = A + \
 """
 
 import math
+from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.defaults import (
     CHUNK_BYTES,
     RATIO_HALF_WIDTH,
@@ -39,6 +41,7 @@ from skgp.linalg.runtime import TensorState
 __all__ = [
     "StreamingGram",
     "gram_posterior",
+    "gram_statistics",
     "log_marginal_likelihood",
     "optimal_gaussian",
     "optimal_std",
@@ -170,6 +173,12 @@ class StreamingGram(TensorState):
         """
         return self._copy(n_rows=self.sum_weight, sum_log_weight=0.0)
 
+    def __add__(self, other: "StreamingGram") -> "StreamingGram":
+        """The statistics of the rows of both, for one basis and shift."""
+        names = "gram moment feature_sum n_rows sum_weight sum_target sum_square sum_log_weight"
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names.split()}
+        return self._copy(**sums)
+
     def _copy(self, **changes) -> "StreamingGram":
         """The same sums, shared, but for some."""
         other = object.__new__(StreamingGram)
@@ -185,6 +194,14 @@ class StreamingGram(TensorState):
         self.moment += moments[:, 0]
         self.feature_sum += moments[:, 1]
         add_gram(self.gram, Phi)
+
+
+def gram_statistics(
+    data: Data, *, basis: Basis, device: torch.device, **settings: Any
+) -> StreamingGram:
+    """The statistics of some observations, made on a device; they add over observations."""
+    data = data.to(device)
+    return StreamingGram(basis, **settings).update(data.X, data.y, data.weight)
 
 
 def log_marginal_likelihood(statistics: StreamingGram, noise_variance: float) -> float:

@@ -1,0 +1,239 @@
+"""Observations in blocks of rows, of which a pass over all has one in memory at a time.
+
+For observations that do not fit in memory, or lie on other machines: what a fit needs of them are
+sums over blocks of statistics that add, and random rows. dask is imported where its collections are
+given, and nowhere else.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from skgp.data import Data
+from skgp.linalg.runtime import WithinBudget, one_thread
+
+Progress = Callable[[int, dict], bool | None]
+
+
+class Blocks(Protocol):
+    """Observations that a fit passes over block by block, wherever they lie."""
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns of X."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
+        """Sum of an additive statistic of every block, anything with ``+``.
+
+        Neighbouring blocks are added first, then pairs of pairs, so that the sum has the same
+        rounding whoever works it out. `callback` hears of the rows read; where it returns True, the
+        sum is that of the blocks so far.
+        """
+
+    def take(self, index: np.ndarray) -> Data:
+        """The observations of rising row numbers (k,), without those of weight 0."""
+
+
+def some_rows(blocks: Blocks, size: int, generator: torch.Generator) -> Data:
+    """Observations of at most `size` rows at random, in their order."""
+    n = len(blocks)
+    if n <= size:
+        return blocks.take(np.arange(n))
+    return blocks.take(_distinct_numbers(n, size, generator))
+
+
+def _distinct_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarray:
+    """Rising numbers (size,) below n, without a permutation of all n."""
+    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    return np.sort(rng.choice(n, size, replace=False, shuffle=False))
+
+
+def observations(first_row: int, X: Any, y: Any, weight: Any = None) -> Data:
+    """Rows of a block in float64, without those of weight 0; in memory, on the CPU.
+
+    ValueError names the first of them that holds NaN or an infinite number, or a negative weight.
+    """
+    columns = [np.array(X, np.float64, ndmin=2), np.array(y, np.float64).reshape(-1)]
+    if weight is not None:
+        columns.append(np.array(weight, np.float64).reshape(-1))
+    for name, column in zip(("X", "y", "sample_weight"), columns, strict=False):
+        good = np.isfinite(column) & ((column >= 0) | (name != "sample_weight"))
+        if not good.all():
+            row = int(good.reshape(len(column), -1).all(1).argmin())
+            raise ValueError(
+                f"{name} must hold finite numbers, and weights none below 0; got "
+                f"{column[row].tolist()} in row {first_row + row}. Drop such rows."
+            )
+    if weight is not None:
+        kept = columns[2] > 0
+        columns = columns if kept.all() else [column[kept] for column in columns]
+    return Data(*map(torch.from_numpy, columns))
+
+
+def sum_of_neighbors(parts: Iterable[Any], add: Callable[[Any, Any], Any] = operator.add) -> Any:
+    """Sum in a balanced tree over parts (at least 1) in their order; holds log2 of them."""
+    sums: list[tuple[int, Any]] = []
+    for part in parts:
+        size = 1
+        while sums and sums[-1][0] == size:
+            size, part = 2 * size, add(sums.pop()[1], part)
+        sums.append((size, part))
+    total = sums.pop()[1]
+    while sums:
+        total = add(sums.pop()[1], total)
+    return total
+
+
+@dataclass(frozen=True)
+class ArrayBlocks:
+    """Slices of arrays or memory maps, read one after the other."""
+
+    X: np.ndarray  # (n, d), of any dtype of real numbers
+    y: np.ndarray  # (n,)
+    weight: np.ndarray | None
+    n_rows: int  # of a block
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    n_columns = property(lambda self: self.X.shape[1])
+
+    def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
+        """See `Blocks`."""
+        return sum_of_neighbors(self._statistics(statistic, callback))
+
+    def _statistics(self, statistic, callback) -> Iterator[Any]:
+        for number, start in enumerate(range(0, len(self), self.n_rows), 1):
+            yield statistic(self._read(slice(start, start + self.n_rows), start))
+            if callback and callback(number, {"rows": min(start + self.n_rows, len(self))}):
+                return
+
+    def take(self, index: np.ndarray) -> Data:
+        """See `Blocks`."""
+        return self._read(index)
+
+    def _read(self, rows: slice | np.ndarray, first_row: int = 0) -> Data:
+        weight = None if self.weight is None else self.weight[rows]
+        return observations(first_row, self.X[rows], self.y[rows], weight)
+
+
+@dataclass(frozen=True)
+class DaskBlocks:
+    """Chunks of dask arrays or partitions of data frames: statistics are made where these lie."""
+
+    parts: list[tuple]  # X, y, weight (or None) of each, delayed
+    lengths: list[int]  # rows of each
+    n_columns: int
+
+    @staticmethod
+    def of(X: Any, y: Any, weight: Any = None) -> "DaskBlocks":
+        """Blocks of a dask array or data frame X, with y and weights that lie anywhere.
+
+        Lengths that are not known are counted, in one pass. ValueError unless y and weights have as
+        many rows as X.
+        """
+        rows, lengths = dask_rows(X)
+        columns = [rows, aligned(y, lengths, "y"), aligned(weight, lengths, "sample_weight")]
+        kept = [i for i, length in enumerate(lengths) if length]
+        parts = [tuple(column[i] for column in columns) for i in kept]
+        return DaskBlocks(parts, [lengths[i] for i in kept], int(X.shape[1]))
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
+        """See `Blocks`; `callback` hears of it at the end."""
+        import dask
+
+        shared, add = (
+            dask.delayed(WithinBudget(statistic), traverse=False),
+            dask.delayed(operator.add),
+        )
+        found = [
+            dask.delayed(_statistic)(shared, first, *part)
+            for first, part in zip(self._firsts(), self.parts, strict=True)
+        ]
+        total = sum_of_neighbors(found, add).compute()
+        if callback:
+            callback(len(self.parts), {"rows": len(self)})
+        return total
+
+    def take(self, index: np.ndarray) -> Data:
+        """See `Blocks`."""
+        import dask
+
+        cuts = np.searchsorted(index, self._firsts()[1:])
+        found = dask.compute(
+            *(
+                dask.delayed(_rows_of)(rows - first, first, *part)
+                for rows, first, part in zip(
+                    np.split(index, cuts), self._firsts(), self.parts, strict=True
+                )
+                if len(rows)
+            )
+        )
+        weights = [data.weight for data in found if data.weight is not None]
+        X, y = torch.cat([data.X for data in found]), torch.cat([data.y for data in found])
+        return Data(X, y, torch.cat(weights) if weights else None)
+
+    def _firsts(self) -> list[int]:
+        """Number of the first row of each part."""
+        return [int(first) for first in np.cumsum([0, *self.lengths[:-1]])]
+
+
+def is_dask(X: Any) -> bool:
+    """Whether X is a dask collection; imports nothing."""
+    return hasattr(X, "__dask_graph__")
+
+
+def dask_rows(X: Any) -> tuple[list[Any], list[int]]:
+    """Delayed blocks of rows of a dask array or data frame, and how many rows each has."""
+    import dask
+
+    if hasattr(X, "rechunk"):
+        whole = X if X.ndim == 1 else X.rechunk({1: -1})
+        parts, lengths = list(whole.to_delayed().reshape(-1)), list(whole.chunks[0])
+    else:
+        parts, lengths = X.to_delayed(), [math.nan]
+    if any(map(math.isnan, lengths)):
+        lengths = list(dask.compute(*map(dask.delayed(len), parts)))
+    return parts, [int(length) for length in lengths]
+
+
+def aligned(column: Any, lengths: list[int], name: str) -> list[Any]:
+    """Blocks of a column, delayed where it is dask's, of as many rows as those of X."""
+    if column is None:
+        return [None] * len(lengths)
+    if is_dask(column):
+        if hasattr(column, "rechunk") and column.shape[0] == sum(lengths):
+            column = column.rechunk({0: tuple(lengths)})
+        parts, found = dask_rows(column)
+    else:
+        array = np.asarray(column)
+        parts, found = np.split(array, np.cumsum(lengths)[:-1]), lengths
+        found = [len(part) for part in parts]
+    if found != lengths:
+        raise ValueError(
+            f"{name} must have the rows of X, {sum(lengths)} in blocks of {lengths}; got blocks of "
+            f"{found}. Take both from one data frame, or give dask arrays of known chunks."
+        )
+    return parts
+
+
+def _statistic(statistic: Callable[[Data], Any], first_row: int, *columns: Any) -> Any:
+    """A statistic of one block, in one thread of whoever works it out."""
+    with one_thread():
+        return statistic(observations(first_row, *columns))
+
+
+def _rows_of(rows: np.ndarray, first_row: int, *columns: Any) -> Data:
+    taken = (None if column is None else np.asarray(column)[rows] for column in columns)
+    return observations(first_row, *taken)

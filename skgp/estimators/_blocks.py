@@ -1,0 +1,209 @@
+"""Rows that do not fit in memory, or lie on other machines: who takes them, and what is checked.
+
+A fit takes rows in blocks where it can (`BaseGP._takes_blocks`) and they are dask's, or what it
+would hold of them in memory exceeds the budget; other fits load dask's rows where the budget has
+room. The budget decides, and not the kind of array: an array and a memory map of it give one model.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.utils import gen_batches
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask
+from skgp.data import Data
+from skgp.estimators.defaults import BLOCK_ROWS, LARGEST_INPUT, LEAST_BLOCK_ROWS, ROW_COPIES
+from skgp.linalg.runtime import memory_budget, require_memory
+
+
+def training_blocks(
+    estimator: Any, X: Any, y: Any, sample_weight: Any, **others: Any
+) -> Blocks | None:
+    """The observations of a fit in blocks, or None where it holds all of them in memory.
+
+    With blocks ``feature_names_in_`` and ``n_features_in_`` are set. `others` are arguments of the
+    fit that blocks do not have. MemoryBudgetError where dask's rows must be loaded and there is no
+    room.
+    """
+    lazy = is_dask(X)
+    if not lazy and not _is_table(X, y):
+        return None
+    takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in others.values())
+    if lazy and takes:
+        names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
+        validate_data(estimator, names, skip_check_array=True)
+        return DaskBlocks.of(X, y, sample_weight)
+    row_bytes = ROW_COPIES * 8 * (X.shape[1] + 1)
+    if lazy:
+        n = sum(dask_rows(X)[1])
+        what = f"{type(estimator).__name__} with these parameters holds all {n} rows, which"
+        require_memory(n * row_bytes, what, _REMEDY)
+    budget = memory_budget()
+    if not takes or len(X) * row_bytes <= budget:
+        return None
+    validate_data(estimator, X, skip_check_array=True)
+    size = int(min(BLOCK_ROWS, max(LEAST_BLOCK_ROWS, budget // row_bytes)))
+    weight = None if sample_weight is None else np.asarray(sample_weight)
+    return ArrayBlocks(X, y, weight, size)
+
+
+_REMEDY = (
+    "Give fewer rows, or take an estimator that reads them in blocks, as "
+    "QSGPRegressor(basis='fourier')"
+)
+
+
+def in_memory(X: Any) -> Any:
+    """What dask holds, loaded: a data frame or an array; anything else as it is."""
+    return X.compute() if is_dask(X) else X
+
+
+def _is_table(X: Any, y: Any) -> bool:
+    """Whether X and y are arrays of real numbers, of two dimensions and one."""
+    return all(
+        isinstance(array, np.ndarray) and array.ndim == ndim and array.dtype.kind in "fiu"
+        for array, ndim in ((X, 2), (y, 1))
+    ) and len(X) == len(y)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Weighted mean and scatter of the targets of some rows, and their largest input."""
+
+    n_rows: int
+    weight: float  # sum
+    mean: float
+    scatter: float  # sum of squared deviations from the mean
+    largest: float  # magnitude in X
+    largest_target: float
+
+    @staticmethod
+    def of(data: Data) -> Moments:
+        """Of the observations of a block."""
+        total = data.total
+        mean = float(data.weighted_sum(data.y)) / total if total else 0.0
+        scatter = float(data.weighted_sum((data.y - mean).square()))
+        largest = [float(values.abs().max()) if len(data) else 0.0 for values in (data.X, data.y)]
+        return Moments(len(data), total, mean, scatter, *largest)
+
+    def __add__(self, other: Moments) -> Moments:
+        weight = self.weight + other.weight
+        share, gap = other.weight / weight if weight else 0.0, other.mean - self.mean
+        return Moments(
+            self.n_rows + other.n_rows,
+            weight,
+            self.mean + share * gap,
+            self.scatter + other.scatter + gap**2 * share * self.weight,
+            max(self.largest, other.largest),
+            max(self.largest_target, other.largest_target),
+        )
+
+
+def checked_moments(blocks: Blocks, dtype: str) -> Moments:
+    """One pass over all rows; ValueError for what a fit refuses."""
+    found = blocks.sum(Moments.of)
+    if found.largest > LARGEST_INPUT[dtype]:
+        raise ValueError(
+            f"X must lie between -{LARGEST_INPUT[dtype]:g} and {LARGEST_INPUT[dtype]:g} for "
+            f"dtype={dtype!r}; its largest magnitude is {found.largest:g}. Drop such rows, or give "
+            "the column other units."
+        )
+    if not found.n_rows:
+        raise ValueError("sample_weight is 0 for every row. Give one row a positive weight.")
+    return found
+
+
+# ---- predictions
+
+#: Arguments of predictions that have a value a row, where they are arrays.
+_BY_ROW = ("y", "exposure")
+
+
+def over_rows(method: Callable) -> Callable:
+    """Decorate a prediction of each row of X, its first argument, to take any number of them.
+
+    Of many rows in an array or a memory map it is worked out slice by slice. Of dask's rows it is a
+    dask array in the chunks of X, or several: worked out, block by block, when they are asked for.
+    Other arguments that have a value a row may be dask's or not.
+    """
+    signature, name = inspect.signature(method), method.__name__
+
+    @functools.wraps(method)
+    def predict(self, X, *args, **kwargs):
+        many = isinstance(X, np.ndarray) and X.ndim == 2 and len(X) > BLOCK_ROWS
+        if not many and not is_dask(X):
+            return method(self, X, *args, **kwargs)
+        given = signature.bind(self, X, *args, **kwargs).arguments
+        arguments = {key: value for key, value in given.items() if key not in ("self", "X")}
+        joint = arguments.get("return_cov") or name == "sample_y"
+        if not is_dask(X):
+            check_is_fitted(self)
+            return method(self, X, **arguments) if joint else _in_slices(self, name, X, arguments)
+        if joint:
+            raise ValueError(
+                f"{name} is joint over the rows, which dask holds in blocks. Give some rows in "
+                "memory: X[:1000].compute()."
+            )
+        return _lazily(self, name, X, arguments)
+
+    return predict
+
+
+def _in_slices(estimator: Any, name: str, X: np.ndarray, arguments: dict[str, Any]) -> Any:
+    """Apply a method to slices of X, and join what it returns."""
+    lengths = [len(X[rows]) for rows in gen_batches(len(X), BLOCK_ROWS)]
+    alike, by_row = _split(arguments, lengths)
+    found = [
+        getattr(estimator, name)(X[rows], **alike, **{k: v[i] for k, v in by_row.items()})
+        for i, rows in enumerate(gen_batches(len(X), BLOCK_ROWS))
+    ]
+    if not isinstance(found[0], tuple):
+        return np.concatenate(found)
+    return tuple(map(np.concatenate, zip(*found, strict=True)))
+
+
+def _lazily(estimator: Any, name: str, X: Any, arguments: dict[str, Any]) -> Any:
+    """Apply a method to blocks of dask's rows; dask arrays in the form of what it returns."""
+    import dask
+    import dask.array as da
+
+    check_is_fitted(estimator)
+    parts, lengths = dask_rows(X)
+    alike, by_row = _split(arguments, lengths)
+    example = np.empty(1)  # a number a row, where rows are scored
+    if "y" not in arguments:
+        one = X._meta_nonempty[:1] if hasattr(X, "columns") else np.ones((1, X.shape[1]))
+        example = getattr(estimator, name)(one, **alike, **dict.fromkeys(by_row, np.ones(1)))
+    shared = dask.delayed(estimator, traverse=False)
+    found = [
+        getattr(shared, name)(part, **alike, **{k: v[i] for k, v in by_row.items()})
+        for i, part in enumerate(parts)
+    ]
+
+    def joined(like: np.ndarray, pick: Callable) -> Any:
+        return da.concatenate(
+            [
+                da.from_delayed(pick(part), (length, *like.shape[1:]), dtype=like.dtype)
+                for part, length in zip(found, lengths, strict=True)
+                if length
+            ]
+        )
+
+    if not isinstance(example, tuple):
+        return joined(example, lambda part: part)
+    return tuple(joined(like, operator.itemgetter(i)) for i, like in enumerate(example))
+
+
+def _split(arguments: dict[str, Any], lengths: list[int]) -> tuple[dict, dict]:
+    """Arguments that serve all rows, and parts of those that have a value a row."""
+    by_row = {key: value for key, value in arguments.items() if key in _BY_ROW and np.ndim(value)}
+    alike = {key: value for key, value in arguments.items() if key not in by_row}
+    return alike, {key: aligned(value, lengths, key) for key, value in by_row.items()}
