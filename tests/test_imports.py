@@ -2,9 +2,9 @@
 
 ``estimators, displays -> models -> learning -> inference -> {data, kernels, likelihoods, priors,
 samplers} -> optim -> linalg``, where ``blocks`` stands on ``data``. No model imports a model; the
-rooms inside the braces do not import each other; below the estimators scikit-learn is present only as
-``sklearn.gaussian_process.kernels`` inside ``kernels/``. No room but ``likelihoods/`` asks of what
-class a likelihood is, and numbers at module level stand in ``defaults.py``, but for shapes and
+rooms inside the braces do not import each other; below the estimators scikit-learn is present only
+as ``sklearn.gaussian_process.kernels`` inside ``kernels/``. No room but ``likelihoods/`` asks of
+what class a likelihood is, and numbers at module level stand in ``defaults.py``, but for shapes and
 mathematical constants, which say so.
 """
 

@@ -1,0 +1,216 @@
+"""Fits and predictions of rows in blocks equal those of rows in memory."""
+
+import sys
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+
+import skgp
+from skgp import QSGPRegressor
+from skgp.linalg.runtime import MemoryBudgetError
+
+da = pytest.importorskip("dask.array", reason="pip install skgp[distributed]")
+dask = pytest.importorskip("dask")
+
+#: Too little for any fit of 500 rows at once; blocks then have 128.
+BUDGET = 9e4
+KERNEL = RBF([1.0, 2.0]) + WhiteKernel(0.1)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr("skgp.estimators._blocks.LEAST_BLOCK_ROWS", 128)
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def data():
+    """X (500, 2), y (500,) of scale and shift unlike 1 and 0."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (500, 2))
+    return X, 100 + 7 * (np.sin(2 * X).sum(1) + 0.3 * rng.standard_normal(500))
+
+
+def make(**settings):
+    fourier = {"basis": "fourier", "n_basis": 100, "solver": "cholesky", "kernel": KERNEL}
+    settings = fourier | settings
+    return QSGPRegressor(random_state=0, device="cpu", **settings)
+
+
+def assert_same(found, expected):
+    """Equal up to rounding: a product of matrices may group the rows of a tile otherwise."""
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+def memory_map(path, array):
+    np.save(path, array)
+    return np.load(path, mmap_mode="r")
+
+
+@pytest.mark.parametrize(
+    ("settings", "weighted"),
+    [({}, False), ({"basis": "inducing", "n_basis": 40}, True), ({"normalize_y": False}, True)],
+)
+def test_sums_over_blocks_give_the_fit_to_all_rows(data, settings, weighted):
+    X, y = data
+    weight = np.random.default_rng(1).integers(0, 3, len(y)) / 2.0 if weighted else None
+    settings = {"optimizer": None, "covariance": "full"} | settings
+    models = [make(memory_budget=budget, **settings).fit(X, y, weight) for budget in (None, BUDGET)]
+    assert [model.reason_ for model in models] == ["", "rows in blocks"]
+    if settings.get("basis") != "inducing":  # whose points are pivots of random trials
+        found, expected = (model.predict(X, return_std=True) for model in models)
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
+    names = ("y_mean_", "y_scale_", "noise_variance_", "log_marginal_likelihood_value_")
+    rtol = 1e-8 if settings.get("basis") != "inducing" else 0.05
+    for name in names:
+        found, expected = (getattr(model, name) for model in models)
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
+
+
+def test_memory_maps_and_dask_arrays_give_the_model_of_the_array(data, tmp_path):
+    X, y = data
+    expected = make(memory_budget=BUDGET).fit(X, y)
+    maps = memory_map(tmp_path / "X.npy", X), memory_map(tmp_path / "y.npy", y)
+    lazy = da.from_array(X, (128, 1)), da.from_array(y, 200)
+    for given in (maps, lazy):
+        model = make(memory_budget=BUDGET).fit(*given)
+        assert str(model.kernel_) == str(expected.kernel_)
+        np.testing.assert_array_equal(model.predict(X), expected.predict(X))
+        np.testing.assert_allclose(model.score(*given), expected.score(X, y), rtol=1e-12)
+
+
+def test_single_precision_maps_are_read_in_double(data, tmp_path):
+    X, y = (array.astype(np.float32) for array in data)
+    maps = memory_map(tmp_path / "X.npy", X), memory_map(tmp_path / "y.npy", y)
+    found = make(memory_budget=BUDGET).fit(*maps)
+    expected = make(memory_budget=BUDGET).fit(X.astype(np.float64), y.astype(np.float64))
+    np.testing.assert_allclose(found.predict(maps[0]), expected.predict(X), rtol=1e-12)
+
+
+def test_data_frames_of_dask_keep_their_names(data):
+    dd = pytest.importorskip("dask.dataframe")
+    import pandas as pd
+
+    frame = pd.DataFrame(data[0], columns=["a", "b"]).assign(y=data[1])
+    lazy = dd.from_pandas(frame, npartitions=3)
+    model = make(memory_budget=BUDGET).fit(lazy[["a", "b"]], lazy.y)
+    assert list(model.feature_names_in_) == ["a", "b"]
+    mean, std = model.predict(lazy[["a", "b"]], return_std=True)
+    expected = model.predict(frame[["a", "b"]], return_std=True)
+    np.testing.assert_allclose((mean.compute(), std.compute()), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(lazy[["b", "a"]])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("predict", {"return_std": True}),
+        ("predict_interval", {"coverage": 0.5}),
+        ("predict_quantiles", {"quantiles": [0.1, 0.5, 0.9]}),
+        ("latent_mean_and_variance", {}),
+    ],
+)
+def test_predictions_of_dask_rows_are_dask_arrays(data, method, settings):
+    model = make().fit(data[0][:300], data[1][:300])
+    X = data[0]
+    expected = getattr(model, method)(X, **settings)
+    found = getattr(model, method)(da.from_array(X, (200, 2)), **settings)
+    expected, found = ((e,) if not isinstance(e, tuple) else e for e in (expected, found))
+    assert len(found) == len(expected)
+    for lazy, array in zip(found, expected, strict=True):
+        assert lazy.chunks[0] == (200, 200, 100) and lazy.dtype == array.dtype
+        assert_same(lazy.compute(), array)
+
+
+def test_classifiers_load_dask_rows_and_predict_where_they_lie(data):
+    X, labels = data[0][:300], np.where(data[1][:300] > 100, "up", "down")
+    expected = skgp.QSGPClassifier(random_state=0).fit(X, labels)
+    lazy = da.from_array(X, (100, 2)), da.from_array(labels, 100)
+    model = skgp.QSGPClassifier(random_state=0).fit(*lazy)
+    for method in ("predict", "predict_proba", "decision_function", "predict_log_proba"):
+        found = getattr(model, method)(lazy[0])
+        assert_same(found.compute(), getattr(expected, method)(X))
+    assert model.score(*lazy) == expected.score(X, labels)
+    scores = model.log_predictive_density(*lazy)
+    assert_same(scores.compute(), expected.log_predictive_density(X, labels))
+
+
+def test_many_rows_of_an_array_are_predicted_slice_by_slice(data, monkeypatch):
+    model = make().fit(data[0][:300], data[1][:300])
+    X, y = data
+    expected = model.predict(X, return_std=True), model.log_predictive_density(X, y)
+    monkeypatch.setattr("skgp.estimators._blocks.BLOCK_ROWS", 200)
+    np.testing.assert_allclose(model.predict(X, return_std=True), expected[0], rtol=1e-12)
+    np.testing.assert_allclose(model.log_predictive_density(X, y), expected[1], rtol=1e-12)
+    assert model.predict(X, return_cov=True)[1].shape == (500, 500)
+
+
+def test_joint_predictions_of_dask_rows_are_refused(data):
+    model, lazy = make().fit(data[0][:300], data[1][:300]), da.from_array(data[0], (200, 2))
+    for call in (lambda: model.predict(lazy, return_cov=True), lambda: model.sample_y(lazy)):
+        with pytest.raises(ValueError, match=r"is joint over the rows.*\[:1000\].compute"):
+            call()
+
+
+def test_more_rows_join_those_of_the_blocks(data):
+    X, y = data
+    settings = {"optimizer": None, "normalize_y": True}
+    whole = make(**settings).fit(X, y)
+    model = make(memory_budget=BUDGET, **settings).fit(X[:450], y[:450])
+    model.partial_fit(X[450:], y[450:])
+    np.testing.assert_allclose(model.predict(X), whole.predict(X), rtol=1e-8)
+
+
+def test_progress_is_shown_block_by_block(data, capsys):
+    make(memory_budget=BUDGET, verbose=2, optimizer=None).fit(*data)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "solve: iteration" in line]
+    assert [line.split()[-1] for line in lines] == ["128", "256", "384", "500"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
+)
+def test_estimators_that_need_all_rows_say_so_where_there_is_no_room(name, data):
+    X, y = da.from_array(data[0], (200, 2)), data[1]
+    y = da.from_array(np.where(y > 100, 1, 0) if name.endswith("Classifier") else y, 200)
+    model = getattr(skgp, name)(memory_budget=BUDGET)
+    if model._takes_blocks(2):
+        return
+    with pytest.raises(MemoryBudgetError, match=f"{name}.*holds all 500 rows.*QSGPRegressor"):
+        model.fit(X, y)
+
+
+def test_bad_values_are_refused_with_their_row(data):
+    X, y = data[0].copy(), data[1]
+    X[300, 1] = np.nan
+    with pytest.raises(ValueError, match="X must hold finite numbers.*in row 300"):
+        make(memory_budget=BUDGET).fit(X, y)
+    X[300, 1] = 1e200
+    with pytest.raises(ValueError, match="its largest magnitude is 1e.200"):
+        make(memory_budget=BUDGET).fit(X, y)
+
+
+def test_a_constant_target_is_centred_and_not_scaled(data):
+    model = make(memory_budget=BUDGET, optimizer=None).fit(data[0], np.full(500, 3.0))
+    assert (model.y_mean_, model.y_scale_) == (3.0, 1.0)
+    np.testing.assert_allclose(model.predict(data[0][:5]), 3.0, atol=1e-6)
+
+
+def test_kernels_without_spectral_density_take_inducing_points(data):
+    kernel = ConstantKernel() * DotProduct() + WhiteKernel(0.1)
+    model = QSGPRegressor(kernel, memory_budget=BUDGET, random_state=0, optimizer=None).fit(*data)
+    assert model.basis_ == "inducing"
+
+
+def test_arrays_and_memory_maps_do_not_need_dask(data, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "dask"] + ["dask"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    X = memory_map(tmp_path / "X.npy", data[0])
+    model = make(memory_budget=BUDGET, optimizer=None).fit(X, data[1])
+    assert len(model.predict(X)) == 500

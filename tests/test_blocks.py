@@ -1,0 +1,113 @@
+"""Sums over blocks of rows: the same whoever works them out, and of all rows."""
+
+import operator
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.blocks import ArrayBlocks, DaskBlocks, observations, some_rows, sum_of_neighbors
+
+da = pytest.importorskip("dask.array", reason="pip install skgp[distributed]")
+dask = pytest.importorskip("dask")
+
+
+@pytest.fixture(autouse=True)
+def synchronous():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def columns(rng):
+    """X (1000, 3), y (1000,) and weights (1000,), some of which are 0."""
+    return rng.normal(size=(1000, 3)), rng.normal(size=1000), rng.integers(0, 3, 1000) / 2.0
+
+
+def of_dask(X, y, weight, size=128):
+    return DaskBlocks.of(*(None if c is None else da.from_array(c, size) for c in (X, y, weight)))
+
+
+def products(data):
+    """X' W X (3, 3) and X' W y (3,) side by side."""
+    weighted = data.X if data.weight is None else data.X * data.weight[:, None]
+    return weighted.T @ torch.cat([data.X, data.y[:, None]], 1)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_sum_is_that_of_all_rows_and_the_same_on_dask(columns, weighted):
+    X, y, weight = columns
+    weight = weight if weighted else None
+    W = np.ones(1000) if weight is None else weight
+    expected = (X * W[:, None]).T @ np.column_stack([X, y])
+    found = ArrayBlocks(X, y, weight, 128).sum(products)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert torch.equal(of_dask(X, y, weight).sum(products), found)
+
+
+def test_sum_of_neighbors_adds_every_part_once_in_order():
+    for n in range(1, 20):
+        parts = [(i,) for i in range(n)]
+        assert sum_of_neighbors(parts) == reduce(operator.add, parts)
+    assert sum_of_neighbors("abcdefg", lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
+
+
+def test_callback_hears_of_the_rows_and_ends_the_pass(columns):
+    heard = []
+
+    def callback(iteration, info):
+        heard.append((iteration, info["rows"]))
+        return iteration == 3
+
+    n_rows = ArrayBlocks(*columns[:2], None, 300).sum(len, callback)
+    assert (n_rows, heard) == (900, [(1, 300), (2, 600), (3, 900)])
+
+
+def test_take_gives_rows_by_number_without_those_of_weight_0(columns):
+    X, y, weight = columns
+    index = np.array([3, 127, 128, 640, 999])
+    kept = index[weight[index] > 0]
+    for blocks in (ArrayBlocks(X, y, weight, 128), of_dask(X, y, weight)):
+        data = blocks.take(index)
+        for found, expected in zip((data.X, data.y, data.weight), columns, strict=True):
+            np.testing.assert_array_equal(found, expected[kept])
+
+
+def test_some_rows_are_distinct_in_order_and_all_of_few(columns, generator):
+    X, y, _ = columns
+    y = np.arange(1000.0)
+    some = some_rows(ArrayBlocks(X, y, None, 128), 200, generator).y
+    assert len(some) == 200 and bool((some.diff() > 0).all())
+    assert len(some_rows(of_dask(X, y, None), 1000, generator)) == 1000
+
+
+def test_rows_are_copied_to_float64(columns):
+    X = columns[0].astype(np.float32)
+    X.flags.writeable = False
+    data = observations(0, X, columns[1])
+    assert data.X.dtype == torch.float64
+    np.testing.assert_array_equal(data.X, X.astype(np.float64))
+
+
+@pytest.mark.parametrize(("name", "value"), [("X", np.nan), ("y", np.inf), ("sample_weight", -1.0)])
+def test_bad_rows_are_named_by_their_number_among_all(columns, name, value):
+    columns = dict(zip(("X", "y", "sample_weight"), columns, strict=True))
+    columns[name][700] = value
+    for blocks in (ArrayBlocks(*columns.values(), 128), of_dask(*columns.values())):
+        with pytest.raises(ValueError, match=f"{name} must hold .* in row 700"):
+            blocks.sum(len)
+
+
+def test_lengths_of_partitions_are_counted_and_compared(columns):
+    dd = pytest.importorskip("dask.dataframe")
+    import pandas as pd
+
+    X, y, _ = columns
+    frame = dd.from_pandas(pd.DataFrame(X, columns=list("abc")).assign(y=y), npartitions=5)
+    some = frame[frame.a > 0]
+    blocks = DaskBlocks.of(some[["a", "b", "c"]], some.y)
+    assert (len(blocks), blocks.n_columns) == ((X[:, 0] > 0).sum(), 3)
+    assert blocks.sum(len) == len(blocks)
+    with pytest.raises(ValueError, match="y must have the rows of X"):
+        DaskBlocks.of(some[["a"]], y)
