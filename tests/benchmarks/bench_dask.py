@@ -1,0 +1,116 @@
+"""One process, four workers, and four of which one is killed: seconds, and whether models are equal.
+
+Run with ``python tests/benchmarks/bench_dask.py``, or with ``--scheduler tcp://127.0.0.1:8786`` on
+workers that are there already (``doc/user_guide/large_data.rst``). Rows are drawn on the workers,
+from one seed a block: 80 MB at the default of 2e6 rows of four columns, and nowhere all in memory
+but in the prediction. The worker is killed by SIGKILL when a third of the blocks are in memory.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import threading
+import time
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+from skgp import QSGPRegressor
+
+pytestmark = pytest.mark.benchmark
+
+
+def rows(n, n_blocks=32, d=4):
+    """X (n, d) and y (n,), drawn block by block where they are asked for."""
+    size = n // n_blocks
+    X = da.random.default_rng(0).uniform(-2, 2, (n, d), chunks=(size, d))
+    noise = da.random.default_rng(1).normal(0, 0.3, n, chunks=size)
+    return X, da.sin(2 * X).sum(1) + noise
+
+
+def model(m):
+    kernel = RBF(1.0) + WhiteKernel(0.1)
+    return QSGPRegressor(
+        kernel, basis="fourier", n_basis=m, solver="cholesky", optimizer=None, random_state=0
+    )
+
+
+def seconds(run):
+    start = time.perf_counter()
+    found = run()
+    return found, time.perf_counter() - start
+
+
+def kill_one(client, n_done, log):
+    """Kill a worker as soon as so many blocks' statistics are in memory; returns the thread."""
+
+    def watch():
+        while True:
+            counts = client.run_on_scheduler(finished_statistics)
+            if counts >= n_done:
+                break
+            time.sleep(0.02)
+        address, pid = next(iter(client.run(os.getpid).items()))
+        log(f"{counts} blocks done: SIGKILL to worker {address}, process {pid}")
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def finished_statistics(dask_scheduler=None):
+    """Number of blocks whose statistics the scheduler knows to be in memory."""
+    prefix = dask_scheduler.task_prefixes.get("_statistic")
+    return 0 if prefix is None else sum(prefix.state_counts[s] for s in ("memory", "released"))
+
+
+def compare(client, n, m, log=print):
+    """Log seconds of fit and predict by one process and by the workers, and largest differences."""
+    X, y = rows(n)
+    some = X[: n // 32].compute()
+    with dask.config.set(scheduler="synchronous"):
+        alone, t_fit = seconds(lambda: model(m).fit(X, y))
+        expected, t_predict = seconds(lambda: alone.predict(X, return_std=True)[0].mean().compute())
+    log(f"one process        fit {t_fit:6.1f} s  predict {t_predict:6.1f} s")
+    for kills in (False, True):
+        thread = kill_one(client, 10, log) if kills else None
+        with client.as_current():
+            found, s_fit = seconds(lambda: model(m).fit(X, y))
+            if thread is not None:
+                thread.join()
+            mean, s_predict = seconds(
+                lambda: found.predict(X, return_std=True)[0].mean().compute()
+            )
+        gap = np.abs(found.predict(some) - alone.predict(some)).max()
+        name = "one of them killed" if kills else f"{len(client.nthreads())} workers"
+        log(
+            f"{name:18} fit {s_fit:6.1f} s  predict {s_predict:6.1f} s  speed-up "
+            f"{t_fit / s_fit:.2f}, {t_predict / s_predict:.2f}; largest difference {gap:.1e}"
+        )
+        assert gap <= 1e-12 and abs(mean - expected) < 1e-12
+
+
+def test_bench_workers():
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 4, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
+        compare(client, 200_000, 256)
+
+
+if __name__ == "__main__":
+    from distributed import Client, LocalCluster
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=float, default=2e6)
+    parser.add_argument("--basis", type=int, default=1000)
+    parser.add_argument("--scheduler")
+    asked = parser.parse_args()
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    where = asked.scheduler or LocalCluster(4, threads_per_worker=1, dashboard_address=None)
+    with Client(where) as client:
+        compare(client, int(asked.rows), asked.basis)
