@@ -1,4 +1,4 @@
-"""One process, four workers, and four of which one is killed: seconds, and whether models are equal.
+"""One process, four workers, and four of which one is killed: seconds, and equal models.
 
 Run with ``python tests/benchmarks/bench_dask.py``, or with ``--scheduler tcp://127.0.0.1:8786`` on
 workers that are there already (``doc/user_guide/large_data.rst``). Rows are drawn on the workers,
@@ -46,51 +46,53 @@ def seconds(run):
 
 
 def kill_one(client, n_done, log):
-    """Kill a worker as soon as so many blocks' statistics are in memory; returns the thread."""
+    """Kill a worker when so many blocks of the next fit are done; returns the thread that does."""
+    address, pid = next(iter(client.run(os.getpid).items()))
+    before = client.run_on_scheduler(statistics_done)
 
     def watch():
-        while True:
-            counts = client.run_on_scheduler(finished_statistics)
-            if counts >= n_done:
-                break
+        while (done := client.run_on_scheduler(statistics_done) - before) < n_done:
             time.sleep(0.02)
-        address, pid = next(iter(client.run(os.getpid).items()))
-        log(f"{counts} blocks done: SIGKILL to worker {address}, process {pid}")
         os.kill(pid, signal.SIGKILL)
+        log(f"{done} sums of blocks were done: SIGKILL to worker {address}, process {pid}")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     return thread
 
 
-def finished_statistics(dask_scheduler=None):
-    """Number of blocks whose statistics the scheduler knows to be in memory."""
+def statistics_done(dask_scheduler=None):
+    """Number of statistics of blocks that workers have finished so far."""
     prefix = dask_scheduler.task_prefixes.get("_statistic")
-    return 0 if prefix is None else sum(prefix.state_counts[s] for s in ("memory", "released"))
+    return 0 if prefix is None else prefix.state_counts["memory"]
+
+
+def fit_and_predict(X, y, m):
+    """The model, its mean prediction, and seconds of fit and of prediction."""
+    fitted, t_fit = seconds(lambda: model(m).fit(X, y))
+    mean, t_predict = seconds(lambda: fitted.predict(X, return_std=True)[0].mean().compute())
+    return fitted, mean, t_fit, t_predict
 
 
 def compare(client, n, m, log=print):
     """Log seconds of fit and predict by one process and by the workers, and largest differences."""
+    client.wait_for_workers(4)
     X, y = rows(n)
     some = X[: n // 32].compute()
     with dask.config.set(scheduler="synchronous"):
-        alone, t_fit = seconds(lambda: model(m).fit(X, y))
-        expected, t_predict = seconds(lambda: alone.predict(X, return_std=True)[0].mean().compute())
-    log(f"one process        fit {t_fit:6.1f} s  predict {t_predict:6.1f} s")
+        alone, expected, t_fit, t_predict = fit_and_predict(X, y, m)
+    log(f"one process         fit {t_fit:6.1f} s  predict {t_predict:6.1f} s")
     for kills in (False, True):
         thread = kill_one(client, 10, log) if kills else None
         with client.as_current():
-            found, s_fit = seconds(lambda: model(m).fit(X, y))
-            if thread is not None:
-                thread.join()
-            mean, s_predict = seconds(
-                lambda: found.predict(X, return_std=True)[0].mean().compute()
-            )
+            found, mean, s_fit, s_predict = fit_and_predict(X, y, m)
+        if thread is not None:
+            thread.join()
         gap = np.abs(found.predict(some) - alone.predict(some)).max()
-        name = "one of them killed" if kills else f"{len(client.nthreads())} workers"
         log(
-            f"{name:18} fit {s_fit:6.1f} s  predict {s_predict:6.1f} s  speed-up "
-            f"{t_fit / s_fit:.2f}, {t_predict / s_predict:.2f}; largest difference {gap:.1e}"
+            f"{'one of them killed' if kills else 'four workers':18}  fit {s_fit:6.1f} s  "
+            f"predict {s_predict:6.1f} s  speed-up {t_fit / s_fit:.2f}, "
+            f"{t_predict / s_predict:.2f}; largest difference {gap:.1e}"
         )
         assert gap <= 1e-12 and abs(mean - expected) < 1e-12
 
