@@ -40,7 +40,7 @@ from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
 from skgp.linalg import NumericalWarning
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import tile_rows, to_arrays
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Backend:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def generator(self) -> torch.Generator:
-        """Return a new ``torch.Generator`` on the CPU, seeded by ``seed``.
+        """Return a new generator of the device, seeded by ``seed``: draw with its ``device``.
 
-        Drawing on the CPU and moving the draws gives the same fit on every device.
+        The same seed gives other numbers on another kind of device.
         """
-        return torch.Generator().manual_seed(self.seed)
+        return torch.Generator(self.device).manual_seed(self.seed)
 
     def rng(self) -> np.random.Generator:
         """Return a new NumPy generator, seeded by ``seed``."""
@@ -84,10 +84,12 @@ def resolve_device(device: str | torch.device) -> torch.device:
     ValueError if torch does not know it or this machine lacks it.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        resolved = torch.device(device)
-        torch.empty(0, device=resolved, dtype=torch.float64)
+        # That of a tensor has an index, with which devices compare.
+        resolved = torch.empty(0, device=torch.device(device), dtype=torch.float64).device
+        if resolved.type == "meta":
+            raise RuntimeError("its tensors hold no numbers")
     except (RuntimeError, AssertionError, TypeError) as error:
         if str(device).startswith("cuda") and not torch.cuda.is_available():
             reason = "needs CUDA, and torch finds none on this machine."
@@ -144,6 +146,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     memory_budget: float | None
     kernel_: Kernel
     n_iter_: int
+    _posterior: Any
     history_: dict[str, list[float]]
 
     #: Stages that a fit opens, at most.
@@ -269,6 +272,17 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         check_is_fitted(self)
         inputs, targets = validate_data(self, X, y, reset=False, dtype=np.float64, **checks)
         return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
+
+    def _evaluate(self, functions: str, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What functions of the posterior say of X (n, d), in one transfer to its device and back.
+
+        Their names are separated by spaces; tensors of a function that returns several follow.
+        """
+        rows, found = to_tensor(X, device=self._posterior.device), []
+        for function in functions.split():
+            values = getattr(self._posterior, function)(rows)
+            found += [values] if isinstance(values, torch.Tensor) else values
+        return to_arrays(*found)
 
     def _by_chunks(self, hook: Callable, X: np.ndarray):
         """Apply a latent hook to blocks of rows that fit in memory."""

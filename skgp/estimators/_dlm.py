@@ -288,5 +288,5 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean_and_covariance(self, X):
-        covariance = self._posterior.covariance(to_tensor(X))
-        return self._means(X)[:, 0], covariance[0].numpy()
+        covariance, mean = self._evaluate("covariance mean", X)
+        return mean[:, 0], covariance[0]

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._base import Backend, BaseGP, arrays
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
     INITIALISERS,
@@ -198,7 +198,7 @@ class SparseGPMixin(BaseGP):
         return SparseState(
             fitted.kernel,
             backend.tensor(self._likelihood_parameters),
-            *(backend.tensor(tensor.numpy()) for tensor in tensors),
+            *(tensor.to(backend.device, backend.dtype) for tensor in tensors),
         )
 
     def _warm_state(self, n_rows: int, backend: Backend) -> SparseState | None:
@@ -212,12 +212,12 @@ class SparseGPMixin(BaseGP):
 
     def _keep(self, fit: SparseFit) -> None:
         """Copy what was learned to attributes."""
-        self._posterior = fit.posterior().to("cpu")
+        self._posterior = fit.posterior()
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name
         self.beta_ = fit.objective.beta
-        self.inducing_points_ = self._posterior.Z.numpy()
+        self.inducing_points_ = self._posterior.Z.cpu().numpy()
         self.n_inducing_ = len(self.inducing_points_)
         self.loss_ = fit.loss
         self.elbo_ = fit.elbo
@@ -234,7 +234,7 @@ class SparseGPMixin(BaseGP):
             max_iter=self.max_iter,
             tol=self.tol,
         )
-        self._posterior = state.posterior().to("cpu")
+        self._posterior = state.posterior()
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
@@ -244,9 +244,8 @@ class SparseGPMixin(BaseGP):
 
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
-        return self._posterior.mean(to_tensor(X)).numpy()
+        return self._evaluate("mean", X)[0]
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
-        mean, var = self._posterior.mean_and_variance(to_tensor(X))
-        return mean.numpy(), var.numpy()
+        return self._evaluate("mean_and_variance", X)

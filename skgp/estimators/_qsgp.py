@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Real
 from typing import Any, cast
 
@@ -316,10 +317,12 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
+        if self.solver == "sgd":
+            backend = replace(backend, device=torch.device("cpu"))
         asked, generator = self._asked(), backend.generator()
         rows = distinct = self._distinct(data, backend)
         if asked.basis == "relevance":  # which `relevance_` counts: none merged
-            rows = data
+            rows = data.to(backend.device)
         kernel, scale = self._learn_kernel(session, data, distinct, rows, generator)
         if stream:
             asked = streaming_plan(asked, len(distinct), split_noise(kernel)[0])
@@ -360,12 +363,11 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     def _update(self, data: Data, backend: Backend) -> None:
         statistics = self._statistics
         statistics.update(*self._as_given(data, backend))
-        y = self._to_y(data.y)
         if self.normalize_y:  # from sums over all rows seen, as `fit` would
             self.y_mean_ = statistics.mean
             self.y_scale_ = float(np.sqrt(statistics.variance)) or 1.0
         plan = Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_)
-        problem = self._problem(self.kernel_, Data(data.X, y), backend, backend.generator())
+        problem = self._problem(self.kernel_, data, backend, backend.generator())
         found = statistics.standardised(self.y_mean_, self.y_scale_)
         fit = qsgp.fit_statistics(problem, plan, found, refit=problem.options.refit_noise)
         self._keep_fit(fit, self._fitted_attributes(self.kernel_, fit), backend)
@@ -498,13 +500,12 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean(self, X):
-        return self._posterior.mean(to_tensor(X)).numpy()
+        return self._evaluate("mean", X)[0]
 
     def _latent_mean_and_variance(self, X):
-        mean, variance = self._posterior.mean_and_variance(to_tensor(X))
-        return mean.numpy(), self.calibration_ * variance.numpy()
+        mean, variance = self._evaluate("mean_and_variance", X)
+        return mean, self.calibration_ * variance
 
     def _latent_mean_and_covariance(self, X):
-        X = to_tensor(X)
-        covariance = self._posterior.covariance(X)
-        return self._posterior.mean(X).numpy(), self.calibration_ * covariance.numpy()
+        covariance, mean = self._evaluate("covariance mean", X)
+        return mean, self.calibration_ * covariance

@@ -28,8 +28,6 @@ from skgp.learning.search import HyperparameterFit
 from skgp.likelihoods import Bernoulli
 from skgp.models import qsgp
 
-_CPU = torch.device("cpu")
-
 
 class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
@@ -259,14 +257,16 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         self.__dict__.pop("_online", None)  # a stream ends here
+        if self.solver == "sgd":
+            backend = replace(backend, device=torch.device("cpu"))
         if stream:
             self._start_stream(data, session, backend)
             return
         if self.solver != "sgd" and self.basis != "relevance":
             data = merge_equal(data)
-        data = self._coded_rows(data, cautious=False)
-        generator = backend.generator()
-        found = self._learn_kernel(session, data, generator)
+        given = self._coded_rows(data, cautious=False)
+        data, generator = given.to(backend.device), backend.generator()
+        found = self._learn_kernel(session, given, data, generator)
         state = None
         if self.solver == "sgd":  # what it has learnt so far can predict at any time
 
@@ -274,7 +274,8 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
                 return self._fitted_attributes(callback.info["fit"]())
 
         with session.stage("solve", state=state) as callback:
-            fit = self._solve(found, data, backend, generator, callback)
+            problem = self._problem(found, data, backend, generator, callback)
+            fit = self._solve(problem, given, self._previous(backend)[1])
         self._keep_fit(fit, self._fitted_attributes(fit), backend)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -291,18 +292,19 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     def _start_stream(self, data: Data, session: FitSession, backend: Backend) -> None:
         """Learn from the first rows of a stream what all its rows will share."""
         # A row of each kind more: a class that comes late must not have an infinite offset.
-        rows = self._coded_rows(data, cautious=True)
-        found = self._learn_kernel(session, rows, backend.generator())
+        given = self._coded_rows(data, cautious=True)
+        rows = given.to(backend.device)
+        found = self._learn_kernel(session, given, rows, backend.generator())
         plan = streaming_classification(self._plan(), len(rows), found.kernel)
         Z = None
         if plan.basis == "inducing":
             rng = np.random.RandomState(backend.seed)
-            Z = to_tensor(
-                cluster_centres(rows.X.numpy(), plan.size, found.kernel, random_state=rng)
-            )
+            centres = cluster_centres(given.X.numpy(), plan.size, found.kernel, random_state=rng)
+            Z = to_tensor(centres, device=backend.device)
         settings = Options(feature_map=self.feature_map, seed=backend.seed)
         basis = qsgp.unit_prior_basis(found.kernel, rows.X, plan, settings, Z)
-        self._online = OnlineLaplace(basis, to_tensor(self.offset_), self._likelihood)
+        offset = to_tensor(self.offset_, device=backend.device)
+        self._online = OnlineLaplace(basis, offset, self._likelihood)
         self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.size
         self.solver_, self.covariance_, self.reason_ = plan.solver, plan.covariance, plan.reason
         self.moderation_, self.validation_ = FEW_ROWS_MODERATION, {}
@@ -313,22 +315,23 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         rows = replace(data, y=to_tensor(self._one_vs_rest(data))).to(backend.device)
         self._online.update(rows.X, rows.y, rows.weight)
         posterior = self._online.posterior()
-        if backend.device.type != "cpu":
-            posterior = posterior.to("cpu")
         augmented = self.augment and self.basis_ == "inducing"
         self._posterior = AugmentedPosterior(posterior) if augmented else posterior
         self.n_iter_ = max(1, self._online.n_iter)
 
     def _learn_kernel(
-        self, session: FitSession, data: Data, generator: torch.Generator
+        self, session: FitSession, given: Data, data: Data, generator: torch.Generator
     ) -> HyperparameterFit:
-        """Return the kernel with learned hyper-parameters, and what the search found out."""
+        """Return the kernel with learned hyper-parameters, and what the search found out.
+
+        `given` are the observations on the CPU, `data` the same on the device.
+        """
         self.history_ = {"hyperparameters": [], "solve": []}
-        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(data))
+        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
         if not self._learns:
             return HyperparameterFit(kernels[0])
         shared: dict[str, Any] = {
-            "offset": to_tensor(self.offset_),
+            "offset": to_tensor(self.offset_, device=data.X.device),
             "row_weight": data.weight,
             "generator": generator,
         }
@@ -342,44 +345,38 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
             )
         return replace(found, kernel=refined)
 
-    def _solve(
+    def _problem(
         self,
         found: HyperparameterFit,
         data: Data,
         backend: Backend,
         generator: torch.Generator,
         callback: Callback,
-    ) -> Fit:
-        """Fit the posteriors of the latent functions."""
-        X, weight = arrays(data)
-        plan = resolve_classification(self._plan(), len(data), data.y.shape[1], found.kernel)
-        Z = None
-        if plan.basis == "inducing":
-            rng = np.random.RandomState(backend.seed)
-            centres = cluster_centres(
-                X, plan.size, found.kernel, sample_weight=weight, random_state=rng
-            )
-            Z = to_tensor(centres)
+    ) -> qsgp.Problem:
+        """What the solvers start from for fixed hyper-parameters."""
         moderation = None
-        if found.history and len(X) <= SUBSET_ROWS:  # the search has seen every row
+        if found.history and len(data) <= SUBSET_ROWS:  # the search has seen every row
             moderation = FEW_ROWS_MODERATION if found.moderation is None else found.moderation
         learns = self._learns and cast(Kernel, found.kernel).n_dims > 0
-        solver_options = self._shared_options(
+        options = self._shared_options(
             backend, bound=self.bound, moderation=moderation, learn_hyperparameters=learns
         )
-        device = _CPU if plan.solver == "sgd" else backend.device
-        problem = qsgp.Problem(
-            found.kernel,
-            data.to(device),
-            0.0,
-            solver_options,
-            generator,
-            callback,
-            self._likelihood,
-            to_tensor(self.offset_, device=device),
-        )
-        Z = None if Z is None else Z.to(device)
-        return qsgp.fit_classifier(problem, plan, Z=Z, state=self._previous(backend)[1])
+        model = self._likelihood, to_tensor(self.offset_, device=backend.device)
+        return qsgp.Problem(found.kernel, data, 0.0, options, generator, callback, *model)
+
+    def _solve(self, problem: qsgp.Problem, given: Data, state: Any) -> Fit:
+        """Fit the posteriors of the latent functions to the data `given` on the CPU, too."""
+        data = problem.data
+        plan = resolve_classification(self._plan(), len(data), data.y.shape[1], problem.kernel)
+        Z = None
+        if plan.basis == "inducing":
+            X, weight = arrays(given)
+            rng = np.random.RandomState(problem.options.seed)
+            centres = cluster_centres(
+                X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
+            )
+            Z = to_tensor(centres, device=data.X.device)
+        return qsgp.fit_classifier(problem, plan, Z=Z, state=state)
 
     def _fitted_attributes(self, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""
@@ -395,11 +392,10 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     # ---- prediction ------------------------------------------------------------------------
 
     def _latent_mean(self, X):
-        return self._posterior.mean(to_tensor(X)).numpy()
+        return self._evaluate("mean", X)[0]
 
     def _latent_mean_and_variance(self, X):
-        mean, variance = self._posterior.mean_and_variance(to_tensor(X))
-        return mean.numpy(), variance.numpy()
+        return self._evaluate("mean_and_variance", X)
 
 
 def merge_equal(data: Data) -> Data:

@@ -77,9 +77,7 @@ class QSGPMixin(BaseGP):
         return backend.seed, None
 
     def _keep_fit(self, fit: Fit, attributes: dict[str, Any], backend: Backend) -> None:
-        """Copy the fitted state, on the CPU, to attributes; those of an earlier fit go."""
-        if backend.device.type != "cpu":
-            fit.posterior = fit.posterior.to("cpu")
+        """Copy the fitted state to attributes; those of an earlier fit go."""
         state = self._previous(backend)[0], fit.state
         keeps = self.warm_start and fit.state is not None
         self._sgd_state = state if keeps else None
@@ -109,7 +107,7 @@ class QSGPMixin(BaseGP):
         """Number relevance vectors as the rows given to `fit`, not all of which have a weight."""
         if fit.relevance is None:
             return
-        rows, weights = fit.relevance.numpy(), session.data["metadata"].get("sample_weight")
+        rows, weights = fit.relevance.cpu().numpy(), session.data["metadata"].get("sample_weight")
         if np.ndim(weights):
             rows = np.flatnonzero(np.asarray(weights) > 0)[rows]
         self.relevance_ = rows

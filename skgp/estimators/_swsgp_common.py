@@ -322,7 +322,8 @@ class SWSGPMixin(BaseGP):
         self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
         if self.n_inducing is None or self.n_inducing >= n:
             return data
-        chosen = torch.randperm(n, generator=backend.generator())[: self.n_inducing]
+        random = backend.generator()
+        chosen = torch.randperm(n, generator=random, device=random.device)[: self.n_inducing]
         return data.take(chosen.sort().values)
 
     def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:

@@ -159,8 +159,9 @@ def perturbed_targets(
     prior, X: Tensor, row_noise: float | Tensor, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Weights of prior draws (n_features, s) and the noisy values of the draws at X (n, s)."""
-    weights = torch.randn(prior.n_features, n_samples, generator=generator, dtype=X.dtype)
-    noise = torch.randn(X.shape[0], n_samples, generator=generator, dtype=X.dtype)
+    drawn: dict[str, Any] = {"generator": generator, "dtype": X.dtype, "device": generator.device}
+    weights = torch.randn(prior.n_features, n_samples, **drawn)
+    noise = torch.randn(X.shape[0], n_samples, **drawn)
     std = torch.as_tensor(row_noise, dtype=X.dtype, device=X.device).sqrt()
     noise = noise.to(X.device) * (std[:, None] if std.ndim else std)
     weights = weights.to(X.device)

@@ -27,6 +27,8 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from skgp.linalg.runtime import constant
+
 from .specs import ActiveDims, Cosine
 
 __all__ = [
@@ -241,7 +243,7 @@ def _bind(part: Part, theta: Tensor | None, dtype, device) -> Node:
     params: dict[str, Tensor] = {}
     for name, place, own in part.params:
         if place is None or theta is None:
-            value = torch.as_tensor(own, dtype=dtype, device=device)
+            value = constant(own, dtype=dtype, device=device)
         else:
             value = theta[..., place].exp()
             if theta.ndim == 2:

@@ -58,7 +58,8 @@ class GramWithGradient:
     autograd.
 
     The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Of `few`
-    rows, whose differences are kept, K and W are arrays of NumPy, in place of tensors like X.
+    rows, whose differences are kept, K and W are arrays of NumPy, in place of tensors like X: no
+    device is as fast.
 
     Examples
     --------
@@ -73,7 +74,9 @@ class GramWithGradient:
         self._bind, self._X = Binder(kernel), X
         self._leaf = _stationary_leaf(self._bind.part)
         few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES
-        self.few = few and X.dtype == torch.float64 and not X.is_cuda
+        self.few = few and X.dtype == torch.float64
+        if self.few:
+            self._X = X = X.cpu()
         self._centred = scaled_inputs(X, None, 1.0)[0]
         if self._leaf is None:
             return

@@ -28,6 +28,8 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from skgp.linalg.runtime import constant
+
 from .defaults import ALIKE, FAR_LINEAR, LEVEL, OUTLYING, SCALE_ROWS, TAIL
 from .expression import children_of, register_kernel
 from .gram import gram, gram_diag
@@ -229,15 +231,15 @@ def at_origin(kernel: Kernel, X: np.ndarray) -> Kernel:
     if type(kernel) is ActiveDims:
         inner = at_origin(kernel.kernel, kernel.select(X))
         return kernel if inner is kernel.kernel else ActiveDims(inner, kernel.dims)
-    constant = type(kernel) is Product and ConstantKernel in (type(kernel.k1), type(kernel.k2))
-    if type(kernel) is Sum or constant:
+    is_scaled = type(kernel) is Product and ConstantKernel in (type(kernel.k1), type(kernel.k2))
+    if type(kernel) is Sum or is_scaled:
         k1, k2 = at_origin(kernel.k1, X), at_origin(kernel.k2, X)
         return kernel if k1 is kernel.k1 and k2 is kernel.k2 else type(kernel)(k1, k2)
     return kernel
 
 
 def _evaluate(kernel, params, X, Z):
-    c = X.new_tensor(kernel.origin)
+    c = constant(kernel.origin, dtype=X.dtype, device=X.device)
     variance = params["sigma_0"] ** 2 + c.square().sum()  # V
     U, W = X - c, Z - c
     along = U @ c, W @ c

@@ -21,6 +21,8 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
+from skgp.linalg.runtime import constant
+
 from .defaults import CACHE_BYTES, LARGEST_PHASE, PHASE_PIECE, TWICE
 from .expression import bind, check_kernel
 from .leaves import LEAVES, Draws
@@ -291,7 +293,7 @@ class FourierFeatures:
             )
         W, amplitude = self.frequencies(block, theta, X.device)
         if self.origin is not None:
-            X = X - X.new_tensor(self.origin)
+            X = X - constant(self.origin, dtype=X.dtype, device=X.device)
         X = within_reach(X, W)
         W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
         shape = (X.shape[0], 2 * W.shape[0])
@@ -381,7 +383,7 @@ def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
     if twice:
         # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
         # one contiguous cosine makes both.
-        turn = W.new_tensor([0.0, -math.pi / 2]).repeat(W.shape[0])
+        turn = constant([0.0, -math.pi / 2], dtype=W.dtype, device=W.device).repeat(W.shape[0])
         W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
         X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     # A product with few rows would spend its time on reading W: take d of them at least.

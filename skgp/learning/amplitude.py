@@ -327,9 +327,10 @@ class _Trial:
     def __init__(self, X, Y, likelihood, offset, row_weight, generator):
         n = len(X)
         self.n_held_out = min(SCALE_HELD_OUT, n // 4)
-        order = torch.randperm(n, generator=generator)[: self.n_held_out + SCALE_TRAINING]
-        order, columns = order.to(X.device), some_columns(Y)
-        self.seed = int(torch.randint(2**31 - 1, (), generator=generator))
+        order = torch.randperm(n, generator=generator, device=generator.device)
+        order = order[: self.n_held_out + SCALE_TRAINING].to(X.device)
+        columns = some_columns(Y)
+        self.seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
         self.X, self.Y, self.offset = X[order], Y[order][:, columns], offset[columns]
         self.likelihood = likelihood
         self.weight = (torch.ones_like(X[:, 0]) if row_weight is None else row_weight)[order]
@@ -347,7 +348,7 @@ class _Trial:
             problem.without(torch.arange(h), torch.arange(k), SCALE_AMPLITUDES),
             loss_tol=1e-4,
             preconditioner_rows=3_000,
-            generator=torch.Generator().manual_seed(self.seed),
+            generator=torch.Generator(self.X.device).manual_seed(self.seed),
         )
         latent = fit.latent[:h].unflatten(1, (c, k))
         Y = self.Y[:h, None].expand_as(latent)

@@ -33,6 +33,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.data import Data, merge_replicates
+from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
 from skgp.learning.calibration import choose_moderation
@@ -142,18 +143,18 @@ def fit_classification_hyperparameters(
 
 
 def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order (n,), on the CPU, whose every beginning has the classes in their proportions.
+    """A random order (n,) whose every beginning has the classes in their proportions.
 
     The first row of each class comes before the second of any. Of labels Y (n, c), c > 1, the first
     column that is +1 names the class.
     """
-    label = (Y > 0).to(torch.int8).cpu()
+    label = (Y > 0).to(torch.int8)
     label = label[:, 0] if Y.shape[1] == 1 else label.argmax(1)
-    shuffled = torch.randperm(len(label), generator=generator)
-    place = torch.empty(len(label), dtype=torch.float64)
+    shuffled = torch.randperm(len(label), generator=generator, device=generator.device).to(Y.device)
+    place = torch.empty(len(label), dtype=torch.float64, device=Y.device)
     for value in label.unique():
         members = shuffled[label[shuffled] == value]
-        place[members] = torch.arange(0.5, len(members), dtype=torch.float64) / len(members)
+        place[members] = (torch.arange(len(members), device=Y.device) + 0.5).double() / len(members)
         place[members[0]] = -1.0
     return shuffled[place[shuffled].argsort(stable=True)]
 
@@ -187,7 +188,7 @@ class _Search:
         self.settings, self.generator, self.callback = settings, generator, callback
         n, c = data.y.shape
         size, n_held_out = subset_rows(n, c, settings)
-        order = stratified_order(data.y, generator).to(data.X.device)
+        order = stratified_order(data.y, generator)
         self.subset = data.take(order[:size])
         self.held_out = data.take(order[size : size + n_held_out])
         self.few = self.subset.take(slice(0, settings.screen_size))
@@ -212,7 +213,8 @@ class _Search:
         all_free = directions(kernel, self.settings.max_free).shape[1] == kernel.n_dims
         if n <= used or not all_free or not self._has_ratios(kernel):
             return []
-        rows = torch.randperm(len(self.data), generator=self.generator)[:n]
+        random = self.generator
+        rows = torch.randperm(len(self.data), generator=random, device=random.device)[:n]
         data = self.data.take(rows.to(self.data.X.device))
         found = self._leave_one_out(kernel, data)
         fit = self.tied(found)
@@ -225,11 +227,13 @@ class _Search:
     def _leave_one_out(self, kernel, data: Data):
         """The kernel, its theta from regression on labels scaled to the kernel's own variance."""
         variance = float(gram_diag(kernel, data.X).mean())
-        direction = torch.randn(data.y.shape[1], generator=self.generator, dtype=torch.float64)
-        target = data.y.cpu().double() @ direction
+        direction = standard_normal(data.y.shape[1], 1, self.generator)[:, 0]
+        target = data.y.double() @ direction.to(data.y.device)
         target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
         weight = None if data.weight is None else data.weight.cpu().numpy()
-        replicates = merge_replicates(data.X.cpu().numpy(), target.numpy(), weight, data.X.device)
+        replicates = merge_replicates(
+            data.X.cpu().numpy(), target.cpu().numpy(), weight, data.X.device
+        )
         low, high = LABEL_NOISE_BOUNDS
         noise = WhiteKernel(LABEL_NOISE * variance, (low * variance, high * variance))
         fit = fit_leave_one_out(

@@ -74,7 +74,7 @@ class ExactEvidence:
         self._gram = GramWithGradient(split_noise(kernel)[0], data.X)
         weight = torch.ones_like(data.y) if data.weight is None else data.weight
         arrays: Any = (data.y, weight)
-        self._y, self._weight = (a.numpy() if self._gram.few else a for a in arrays)
+        self._y, self._weight = (a.cpu().numpy() if self._gram.few else a for a in arrays)
 
     def __call__(self, theta: np.ndarray) -> EvidenceAt:
         """Evaluate at theta (n_theta,); a NotPositiveDefiniteError without a Cholesky factor."""

@@ -77,7 +77,8 @@ def learn_hyperparameters(
     recorder = StopRecorder(callback)
     if relevance and len(data) > RELEVANCE_ROWS:
         # A start is all that is needed: the evidence of the relevance vectors has the last word.
-        data = data.take(torch.randperm(len(data), generator=generator)[:RELEVANCE_ROWS])
+        order = torch.randperm(len(data), generator=generator, device=generator.device)
+        data = data.take(order[:RELEVANCE_ROWS])
     found = fit_hyperparameters(kernels, data, generator=generator, callback=recorder)
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
@@ -192,7 +193,8 @@ def _subset(rows: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """All of the rows, or `size` of them at random."""
     if len(rows) <= size:
         return rows
-    return rows[torch.randperm(len(rows), generator=generator)[:size].to(rows.device)]
+    order = torch.randperm(len(rows), generator=generator, device=generator.device)
+    return rows[order[:size].to(rows.device)]
 
 
 def _scale(data: Data, residual: Tensor) -> float:

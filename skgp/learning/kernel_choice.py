@@ -129,8 +129,8 @@ def screened(data: Data, settings: ChoiceSettings, generator: torch.Generator) -
     """All observations, or ``screen_rows`` of them at random."""
     if len(data.y) <= settings.screen_rows:
         return data
-    order = torch.randperm(len(data.y), generator=generator)
-    return data.take(order[: settings.screen_rows].to(data.y.device))
+    order = torch.randperm(len(data.y), generator=generator, device=generator.device)
+    return data.take(order[: settings.screen_rows])
 
 
 def fit_families(

@@ -117,7 +117,7 @@ class LaplaceEvidence:
         K, _ = self._gram(theta)
         modes, _, values = zip(*(self._solve(K, j) for j in range(len(self._columns))), strict=True)
         alpha, root = (
-            torch.stack([torch.as_tensor(a) for a in arrays], dim=1)
+            torch.stack([torch.as_tensor(a) for a in arrays], dim=1).to(self.offset)
             for arrays in ([m.alpha for m in modes], [m.curvature**0.5 for m in modes])
         )
         return LaplaceFit(alpha, root, self.offset, self.offset.new_tensor(values))
@@ -176,9 +176,11 @@ class _Column:
     """Log likelihood of one column as a function of g: in tensors, of arrays like K."""
 
     def __init__(self, y: Tensor, likelihood, offset: Tensor, weight: Tensor, few: bool) -> None:
+        if few:
+            y, offset, weight = y.cpu(), offset.cpu(), weight.cpu()
         self.y, self.likelihood, self.offset, self.weight = y, likelihood, offset, weight
         self._like_K = Tensor.numpy if few else lambda tensor: tensor
-        self.zero = self._like_K(torch.zeros_like(y))
+        self.zero = self._like_K(torch.zeros_like(self.y))
 
     def derivatives(self, g: Any) -> tuple[float, Any, Any]:
         """Weighted sum, its slope, and minus its second derivative, (n,) each."""

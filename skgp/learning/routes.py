@@ -220,7 +220,8 @@ def low_rank_factor(
     That some observations alone exceed the rank is cheap to see.
     """
     if len(data) > 2 * PROBED_ROWS:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        random = torch.Generator(data.X.device).manual_seed(seed)
+        order = torch.randperm(len(data), generator=random, device=random.device)
         few = data.take(order[:PROBED_ROWS])
         if _low_rank(kernel, few.X, noise, generator) is None:
             return None
@@ -281,7 +282,8 @@ def compare_routes(
 
     near = local_posterior(kernel, rest, noise, N_NEIGHBORS)
     local = score(near, noise)
-    few = rest.take(torch.randperm(len(rest), generator=generator)[:TRIAL_ROWS])
+    order = torch.randperm(len(rest), generator=generator, device=generator.device)
+    few = rest.take(order[:TRIAL_ROWS])
     trials = []
     for m in TRIAL_FEATURES:
         m = min(m, max(2, len(few) // 4 * 2))

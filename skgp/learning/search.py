@@ -100,7 +100,7 @@ def fit_hyperparameters(
     if all(kernel.n_dims == 0 for kernel in kernels) or data.is_one_value:
         return HyperparameterFit(kernels[0])
     callback = StopRecorder(callback)
-    subset = torch.randperm(n, generator=generator)[: settings.subset_size]
+    subset = torch.randperm(n, generator=generator, device=generator.device)[: settings.subset_size]
     if n <= settings.exact_rows:
         return _by_exact_evidence(kernels, data, subset, settings, generator, callback)
     dense = _on_subset(kernels, data.take(subset), settings, callback)
@@ -296,8 +296,9 @@ def fit_leave_one_out(
 def _candidates(X: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Indices of all rows, or of `size` of them at random."""
     n = X.shape[0]
-    rows = torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size]
-    return rows.to(X.device)
+    if n <= size:
+        return torch.arange(n, device=X.device)
+    return torch.randperm(n, generator=generator, device=generator.device)[:size].to(X.device)
 
 
 def _draw_rows(data: Data, size: int, generator: torch.Generator) -> Tensor:
@@ -308,7 +309,9 @@ def _draw_rows(data: Data, size: int, generator: torch.Generator) -> Tensor:
     """
     n = data.y.shape[0]
     if data.weight is None:
-        return torch.randint(n, (size,), generator=generator).to(data.y.device)
+        drawn = torch.randint(n, (size,), generator=generator, device=generator.device)
+        return drawn.to(data.y.device)
     edges = data.weight.cumsum(0)
-    uniform = torch.rand(size, generator=generator, dtype=edges.dtype).to(edges.device)
-    return torch.searchsorted(edges, uniform * edges[-1]).clamp_(max=n - 1)
+    uniform = torch.rand(size, generator=generator, dtype=edges.dtype, device=generator.device)
+    place = uniform.to(edges.device) * edges[-1]
+    return torch.searchsorted(edges, place).clamp_(max=n - 1)

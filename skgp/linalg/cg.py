@@ -239,7 +239,7 @@ def ulisse(
     matmul: Matmul,  # V (k, n) -> V A
     B: Tensor,  # (k, n)
     *,
-    generator: torch.Generator,  # of the coins; on the CPU
+    generator: torch.Generator,  # of the coins
     preconditioner: Matmul | None = None,  # V (k, n) -> V P^-1, symmetric positive definite
     #: (k, n), zero by default. Must not depend on the coins of the same estimate: an `iterate` and
     #: not a `solution` of before.
@@ -354,7 +354,9 @@ class _Draws:
 
     def flip(self, chance: float, generator: torch.Generator, cg: _Recursion) -> None:
         """A coin for each solution that is alive; the rows that nobody needs leave `cg`."""
-        coins = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        coins = torch.rand(
+            2, generator=generator, dtype=torch.float64, device=generator.device
+        ).tolist()
         died = [a and u >= chance for a, u in zip(self._alive, coins, strict=True)]
         self._alive = [a and not d for a, d in zip(self._alive, died, strict=True)]
         self.ended = (self.ended[0] or died[0], self.ended[1] or died[1])

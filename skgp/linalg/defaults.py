@@ -19,6 +19,9 @@ MEMORY_UNKNOWN = 8e9  # bytes, where the system tells nothing
 # Bytes of a tile whose making costs more than its way to memory and back.
 LARGE_TILE = 2.5e8
 
+# Small arrays that stay on a device: a kernel of a few parts has one a hyper-parameter.
+KEPT_CONSTANTS = 256
+
 # ---- threads (runtime.py)
 # Flops, some 40 ms in one thread: ten time slices.
 LARGE_FLOPS = 1e9

@@ -60,8 +60,8 @@ def rp_cholesky(
             break
         b = min(block_size, rank - r, candidates)
         # torch.multinomial takes at most 2^24 categories: the first of them.
-        drawn = torch.multinomial(weights[: 2**24].cpu(), b, generator=generator)
-        drawn = drawn.to(diag.device)
+        share = weights[: 2**24].to(generator.device)
+        drawn = torch.multinomial(share, b, generator=generator).to(diag.device)
         G = columns(drawn) - F[:, :r] @ F[drawn, :r].T  # (n, b) residual columns
         kept, L = _greedy_cholesky(G[drawn], floor)
         if len(kept) == 0:

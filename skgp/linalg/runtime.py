@@ -18,6 +18,7 @@ whether there is room at all (`require_memory`).
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import sys
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from skgp.linalg.defaults import (
     ENTRY,
+    KEPT_CONSTANTS,
     LARGE_FLOPS,
     LARGE_TILE,
     MEMORY_SHARE,
@@ -47,6 +49,7 @@ __all__ = [
     "MemoryBudgetError",
     "TensorState",
     "WithinBudget",
+    "constant",
     "free_memory",
     "large_operation",
     "memory_budget",
@@ -54,6 +57,7 @@ __all__ = [
     "one_thread",
     "require_memory",
     "tile_rows",
+    "to_arrays",
 ]
 
 # ---- threads
@@ -286,6 +290,39 @@ def _free_of_group(paths: tuple[str, str]) -> float | None:
     return max(numbers[0] - numbers[1], 0.0)
 
 
+# ---- to a device, and back to NumPy
+
+
+def constant(
+    values: Any, *, dtype: torch.dtype, device: torch.device | str | None = None
+) -> Tensor:
+    """A few numbers on a device, where they stay: equal ones cross once. Not to be changed."""
+    device = torch.device("cpu" if device is None else device)
+    if device.type == "cpu":
+        return torch.as_tensor(values, dtype=dtype)
+    array = np.asarray(values, dtype=np.float64)
+    return _kept(array.tobytes(), array.shape, dtype, device)
+
+
+@functools.lru_cache(maxsize=KEPT_CONSTANTS)
+def _kept(numbers: bytes, shape: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
+    array = np.frombuffer(numbers).reshape(shape)
+    return torch.tensor(array, dtype=dtype, device=device)
+
+
+def to_arrays(*tensors: Tensor) -> tuple[np.ndarray, ...]:
+    """Arrays of some tensors of one device, in a single transfer; of the CPU without a copy."""
+    tensors = tuple(tensor.detach() for tensor in tensors)
+    if len(tensors) > 1 and tensors[0].device.type != "cpu":
+        parts = (
+            torch.cat([t.double().reshape(-1) for t in tensors])
+            .cpu()
+            .split([t.numel() for t in tensors])
+        )
+        tensors = tuple(p.reshape(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True))
+    return tuple(tensor.cpu().numpy() for tensor in tensors)
+
+
 # ---- tensors in pickles
 
 
@@ -319,6 +356,11 @@ class TensorState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(_restored(state))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie; the CPU where it has none."""
+        return next(_devices(self._lasting()), torch.device("cpu"))
 
     def to(self, *args: Any) -> Any:
         """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest.
@@ -355,6 +397,17 @@ def _moved(value: Any, args: tuple) -> Any:
     if isinstance(value, Tensor | TensorState):
         return value.to(*args)
     return _mapped(lambda part: _moved(part, args), value)
+
+
+def _devices(value: Any) -> Iterator[torch.device]:
+    """Devices of the tensors in states and plain containers."""
+    if isinstance(value, Tensor):
+        yield value.device
+    elif isinstance(value, TensorState):
+        yield from _devices(value._lasting())
+    elif type(value) in (list, tuple, dict):
+        for part in value.values() if type(value) is dict else value:
+            yield from _devices(part)
 
 
 def _mapped(function: Any, value: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from skgp.linalg import runtime
 from tests.devices.pretended_cuda import PretendedCuda
 from tests.golden.cases import GoldenCase, read_cases
 from tests.golden.problems import Problem, problem
@@ -44,6 +45,7 @@ class Device:
     @contextlib.contextmanager
     def entered(self) -> Iterator[Counter]:
         """The device is there; counts so far, which a real one does not keep."""
+        runtime._kept.cache_clear()  # as in a new process
         if self.is_real:
             yield Counter()
             return

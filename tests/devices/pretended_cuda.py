@@ -49,6 +49,9 @@ class CudaTensor(Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         return _call(function, args, kwargs or {})
 
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), self.detach().clone())
+
 
 class _Generator(torch.Generator):
     """A generator of either device, with the numbers of the CPU."""

@@ -68,6 +68,7 @@ from skgp.inference.relevance.steps import (
     DesignSource,
     Dictionary,
     EvidenceState,
+    all_rows,
     make_source,
     maximise_evidence,
 )
@@ -150,7 +151,7 @@ def fit_relevance(
     >>> fit.converged, len(fit.indices) < 15, 0.08 < fit.noise_variance**0.5 < 0.12
     (True, True, True)
     """
-    rows = torch.arange(len(X)) if candidates is None else candidates
+    rows = all_rows(X) if candidates is None else candidates
     basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
     source = make_source(basis, X, y, sample_weight)
     mean_square = source.sum_square / source.n_rows or 1.0  # of targets that are all 0, any unit
@@ -207,9 +208,9 @@ def choose_candidates(n: int, n_candidates: int | None, generator: torch.Generat
     A number of them is drawn; by default 2000 of more than 20000.
     """
     size = n_candidates or (n if n <= MOST_CANDIDATES else CANDIDATES)
-    return (
-        torch.arange(n) if size >= n else sample_without_replacement(n, size, generator=generator)
-    )
+    if size >= n:
+        return torch.arange(n, device=generator.device)
+    return sample_without_replacement(n, size, generator=generator)
 
 
 # ---- classification
@@ -255,8 +256,8 @@ def fit_relevance_classifier(
     leaves the columns not reached yet at the offset. An iteration is O(n m r).
     """
     Y = torch.as_tensor(Y, dtype=torch.float64)
-    X = take_rows(X, torch.arange(len(X)), torch.float64)
-    rows = torch.arange(len(X)) if candidates is None else candidates
+    X = take_rows(X, all_rows(X), torch.float64)
+    rows = all_rows(X) if candidates is None else candidates
     weight = Y.new_ones(len(Y)) if row_weight is None else row_weight.to(Y)
     check_sample_weight(weight, len(Y))
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset.to(Y)
@@ -351,7 +352,7 @@ def _fit_column(
     none = problem.y.new_zeros(0)
     mode = problem.mode(none.long(), none, none)
     state = EvidenceState(problem.source(mode), 1.0)
-    passed_over = torch.zeros(len(state.S), dtype=torch.bool)
+    passed_over = torch.zeros_like(state.S, dtype=torch.bool)
     history: list[float] = []
     n_steps, converged, stop = INNER_STEPS, False, callback.stopped
     while len(history) < max_iter and not stop and not converged:

@@ -126,15 +126,20 @@ def make_source(basis: KernelColumns, X: Array, y: Array, sample_weight: Tensor 
     kept = min(DICTIONARY_BYTES, KEPT_FEATURES * memory_budget())
     if n * m * 8 > kept >= m * m * 8:
         statistics = StreamingGram(basis)
-        for rows in torch.arange(n).split(MAPPED_ROWS):
+        for rows in all_rows(X).split(MAPPED_ROWS):
             weight = None if sample_weight is None else sample_weight[rows]
             X_chunk, y_chunk = (take_rows(A, rows, torch.float64) for A in (X, y))
             statistics.update(X_chunk, y_chunk, weight)
         return GramSource(statistics)
-    X, y = (take_rows(A, torch.arange(n), torch.float64) for A in (X, y))
+    X, y = (take_rows(A, all_rows(A), torch.float64) for A in (X, y))
     weight = torch.ones_like(y) if sample_weight is None else sample_weight.to(y)
     check_sample_weight(weight, n)
     return DesignSource(Dictionary(basis, X), y, weight)
+
+
+def all_rows(X: Array) -> Tensor:
+    """Indices of the rows of a tensor or array, on its device."""
+    return torch.arange(len(X), device=X.device)
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,7 @@ class Move:
     """One step."""
 
     index: int  # basis function
+    place: int  # of it in the model; -1 where it is not
     precision: float  # the one to give it; inf takes it out
     gain: float  # of the log evidence, in nats
 
@@ -182,7 +188,9 @@ class EvidenceState:
         source, beta, r = self.source, 1 / self.noise_variance, len(self.indices)
         H = beta * self._gram[self.indices] + torch.diag(self.precision)
         self._factor = jittered_cholesky(H).factor if r else H
-        self.covariance = cho_solve(self._factor, torch.eye(r).to(H)) if r else H
+        self.covariance = (
+            cho_solve(self._factor, torch.eye(r, dtype=H.dtype, device=H.device)) if r else H
+        )
         # A solve loses less to rounding than the product with an inverse.
         moment = beta * source.moment[self.indices]
         self.mean = cho_solve(self._factor, moment) if r else moment
@@ -209,8 +217,14 @@ class EvidenceState:
         precision, gain = self.moves()
         if forbidden is not None:
             gain = torch.where(forbidden, 0.0, gain)
-        index = int(gain.argmax())
-        return Move(index, float(precision[index]), float(gain[index]))
+        index = gain.argmax()
+        place = precision.new_full((), -1)
+        if len(self.indices):
+            match = (self.indices == index).long()
+            place = torch.where(match.any(), match.argmax(), -1)
+        found = torch.stack([index, place, precision[index], gain[index]])  # read at once
+        index, place, *step = found.tolist()
+        return Move(int(index), int(place), *step)
 
     def moves(self) -> tuple[Tensor, Tensor]:
         """Best precision of every function given the others, and the gain in nats; both (m,).
@@ -247,37 +261,37 @@ class EvidenceState:
 
     def apply(self, move: Move) -> None:
         """Take a step: O(m r), and a Gram column when a function is added."""
-        at = torch.nonzero(self.indices == move.index)[:, 0]
-        if len(at):
-            self._change(int(at), move)
+        if move.place >= 0:
+            self._change(move.place, move)
         elif move.precision < math.inf:
             self._add(move)
         self.log_evidence += move.gain
 
     def _add(self, move: Move) -> None:
-        column = self.source.gram_columns(torch.tensor([move.index]))
+        index = self.indices.new_full((1,), move.index)
+        column = self.source.gram_columns(index)
         beta, r = 1 / self.noise_variance, len(self.indices)
         projection = beta * (self.covariance @ column[self.indices, 0])  # (r,)
         v = beta * (column[:, 0] - self._gram @ projection)  # Phi' C^-1 phi
-        S, Q = float(self.S[move.index]), float(self.Q[move.index])
+        S, Q = self.S[move.index], self.Q[move.index]
         variance = 1 / (move.precision + S)
         covariance = self.covariance.new_empty(r + 1, r + 1)
         covariance[:r, :r] = self.covariance + variance * torch.outer(projection, projection)
         covariance[:r, r] = covariance[r, :r] = -variance * projection
         covariance[r, r] = variance
         self.covariance = covariance
-        new = column.new_tensor([variance * Q])
-        self.mean = torch.cat([self.mean - new * projection, new])
+        new = variance * Q
+        self.mean = torch.cat([self.mean - new * projection, new[None]])
         self._gram = torch.cat([self._gram, column], dim=1)
-        self.indices = torch.cat([self.indices, torch.tensor([move.index])])
-        self.precision = torch.cat([self.precision, column.new_tensor([move.precision])])
+        self.indices = torch.cat([self.indices, index])
+        self.precision = torch.cat([self.precision, column.new_full((1,), move.precision)])
         self._n_aligned = self._n_aligned + self._aligned(column, self.indices[r:])[:, 0]
         self._rank_one(v, Q, variance)
 
     def _change(self, at: int, move: Move) -> None:
         """Give function number `at` of the model another precision, or take it out."""
-        s, column = self.precision[at].item(), self.covariance[:, at].clone()
-        variance, mean = column[at].item(), self.mean[at].item()
+        s, column = self.precision[at], self.covariance[:, at].clone()
+        variance, mean = column[at], self.mean[at]
         v = s / self.noise_variance * (self._gram @ column)  # Phi' C^-1 phi
         # s - S_at = s^2 Sigma_at,at > 0: the denominators below cannot vanish
         if move.precision == math.inf:
@@ -297,14 +311,15 @@ class EvidenceState:
             self._remove(at)
 
     def _remove(self, at: int) -> None:
-        keep = torch.arange(len(self.indices)) != at
+        rows = torch.arange(len(self.indices), device=self.indices.device)
+        keep = torch.cat([rows[:at], rows[at + 1 :]])
         aligned = self._aligned(self._gram[:, at, None], self.indices[at, None])
         self._n_aligned = self._n_aligned - aligned[:, 0]
         self.covariance = self.covariance[keep][:, keep]
         self.mean, self.precision = self.mean[keep], self.precision[keep]
         self.indices, self._gram = self.indices[keep], self._gram[:, keep]
 
-    def _rank_one(self, v: Tensor, Q: float, kappa: float) -> None:
+    def _rank_one(self, v: Tensor, Q: Tensor, kappa: Tensor) -> None:
         self.S = self.S - kappa * v.square()
         self.Q = self.Q - kappa * Q * v
 
@@ -316,12 +331,12 @@ class EvidenceState:
 
     def _exact_log_evidence(self) -> float:
         source, noise = self.source, self.noise_variance
-        fit = source.sum_square - float(self.mean @ source.moment[self.indices])
+        fit = source.sum_square - self.mean @ source.moment[self.indices]
         log_dets = -self.precision.log().sum()
         if len(self.indices):
             log_dets = log_dets + log_det(self._factor)
         constant = source.n_rows * math.log(2 * math.pi * noise)
-        return -0.5 * (constant + float(log_dets) + fit / noise)
+        return float(-0.5 * (constant + log_dets + fit / noise))
 
 
 def maximise_evidence(

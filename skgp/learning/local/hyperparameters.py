@@ -45,6 +45,7 @@ from torch import Tensor
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
+from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
@@ -186,8 +187,9 @@ def _draw(model: KrigingModel, generator: torch.Generator, n_rows: int) -> _Left
     least = torch.full_like(frequency, math.inf).scatter_reduce(0, label, weight, "amin")
     unit = torch.minimum(weight, least.clamp_min(1.0)[label])
     if len(row) > n_rows:
-        generator = torch.Generator().manual_seed(generator.initial_seed())
-        some = torch.randperm(len(row), generator=generator)[:n_rows].to(row.device)
+        generator = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        order = torch.randperm(len(row), generator=generator, device=generator.device)
+        some = order[:n_rows].to(row.device)
         row, label, weight, unit = row[some], label[some], weight[some], unit[some]
     others = None if len(model.X) < 2 else model.others(row, is_shared(weight, unit))
     return _LeftOut(row, label, weight, unit, others, frequency, lapse)
@@ -325,7 +327,8 @@ class _Search:
     def __init__(self, data: Data, n_points: int, n_neighbors: int, generator, callback) -> None:
         self.generator, self.callback, self.n_points = generator, callback, n_points
         self.numbers = _labels_as_numbers(data, generator)
-        data = data.take(torch.randperm(len(data), generator=generator)[:n_points])
+        order = torch.randperm(len(data), generator=generator, device=generator.device)
+        data = data.take(order[:n_points])
         self.labels: dict[str, Any] = {
             "X": data.X,
             "labels": label_codes(data.y),
@@ -390,7 +393,8 @@ def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
     """Labels, of several columns a random combination, as standardised targets."""
     y = data.y[:, 0]
     if data.y.shape[1] > 1:
-        y = data.y @ torch.randn(data.y.shape[1], generator=generator, dtype=torch.float64)
+        direction = standard_normal(data.y.shape[1], 1, generator)[:, 0]
+        y = data.y @ direction.to(data.y.device)
     y = (y - y.mean()) / y.std().clamp_min(1e-12)
     weight = None if data.weight is None else data.weight.numpy()
     return merge_replicates(data.X.numpy(), y.numpy(), weight, torch.device("cpu"))

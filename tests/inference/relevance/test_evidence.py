@@ -90,7 +90,7 @@ def test_state_takes_out_a_function_exactly():
     after = reference.log_evidence(
         Phi, y, state.noise_variance, removed, state.precision[keep].numpy()
     )
-    state.apply(Move(index, np.inf, after - before))
+    state.apply(Move(index, 2, np.inf, after - before))
     assert state.indices.tolist() == removed
     assert_exact(state, Phi, y)
 
