@@ -273,12 +273,13 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         inputs, targets = validate_data(self, X, y, reset=False, dtype=np.float64, **checks)
         return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
 
-    def _evaluate(self, functions: str, X: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What functions of the posterior say of X (n, d), in one transfer to its device and back.
+    def _evaluate(self, functions: str, X: np.ndarray) -> Any:
+        """Arrays of what the posterior says of X (n, d), by one transfer to its device and back.
 
-        Their names are separated by spaces; tensors of a function that returns several follow.
+        Of functions by name, separated by spaces; of one that returns several tensors, each.
         """
-        rows, found = to_tensor(X, device=self._posterior.device), []
+        rows = to_tensor(X, device=self._posterior.device)
+        found: list[torch.Tensor] = []
         for function in functions.split():
             values = getattr(self._posterior, function)(rows)
             found += [values] if isinstance(values, torch.Tensor) else values
