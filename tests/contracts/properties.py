@@ -190,16 +190,19 @@ def company_scale(case, estimator, near, alone):
     """Return the function that gives the unit in which a prediction may err, by its name.
 
     Rounding errs by the digits of the prior variance, which that of a linear kernel grows with x,
-    and by their quotient with the noise where there is nearly none: of a signal of 1e5 over noise
-    of 1e-10, which nearly equal rows of unlike targets ask for, no digit is left.
+    and by their quotient with the noise, the condition number of K + D: of a signal of 1e5 over
+    noise of 1e-10, which nearly equal rows of unlike targets ask for, no digit is left, and none of
+    a linear kernel of inputs of 1e9. Labels are as good as noise of at least 1, the inverse of the
+    largest curvature of probit.
     """
     var = alone["latent variance"].max()
     loss = 1e4 if case.kernel == "noise-free" or case.is_ill_conditioned else 1.0
+    prior, noise = estimator.kernel_.diag(near).max(), 1.0
     if not case.is_classifier:
-        prior = estimator.kernel_.diag(near).max() * estimator.y_scale_**2
+        prior *= estimator.y_scale_**2
         var = max(var, 1e-6 * prior)
         noise = getattr(estimator, "noise_variance_", np.inf)  # counts have none
-        loss += 1e7 * np.finfo(float).eps * prior / noise if noise > 0 else 0.0
+    loss += 1e7 * np.finfo(float).eps * prior / noise if noise > 0 else 0.0
     std = np.sqrt(var) + 1e-300
     size = {
         "latent variance": var,
