@@ -85,6 +85,11 @@ class GramWithGradient:
             D = squared_differences(X).numpy()
             self._D = D if self._leaf.is_vector else D.sum(0, keepdims=True)  # (e, n^2)
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether the expression is constants times one stationary leaf."""
+        return self._leaf is not None
+
     def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
         """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
 

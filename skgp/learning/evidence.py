@@ -76,30 +76,22 @@ class ExactEvidence:
         arrays: Any = (data.y, weight)
         self._y, self._weight = (a.cpu().numpy() if self._gram.few else a for a in arrays)
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether an evaluation of these few rows is in arrays of NumPy, without autograd."""
+        return self._gram.few and self._gram.in_closed_form
+
+    def value(self, theta: np.ndarray) -> float:
+        """The log marginal likelihood alone, in nats; as `__call__`."""
+        *_, L = self._factored(theta)
+        return self._value(theta, L, cho_solve(L, self._y))
+
     def __call__(self, theta: np.ndarray) -> EvidenceAt:
         """Evaluate at theta (n_theta,); a NotPositiveDefiniteError without a Cholesky factor."""
-        at = self._of_distinct(theta)
         data, place = self.data, self.noise_place
-        if data.weight is None or data.scatter is None:
-            return at
-        noise = data.y.new_tensor(self._noise if place is None else math.exp(theta[place]))
-        if place is not None:
-            within = 1 - data.weight + data.scatter / noise
-            at.gradient[place] += 0.5 * float(within.sum())
-        return at._replace(value=at.value + float(data.log_power(noise).sum()))
-
-    def _of_distinct(self, theta: np.ndarray) -> EvidenceAt:
-        """Of distinct inputs."""
-        y, n, place = self._y, len(self._y), self.noise_place
-        noise = self._noise if place is None else math.exp(theta[place])
-        row_noise = noise / self._weight
-        K, of_signal = self._gram(theta[self._places])
-        A = K + 0.0
-        raise_diagonal_(A, row_noise)
-        L = jittered_cholesky(A).factor
-        del A
-        alpha = cho_solve(L, y)
-        value = -0.5 * float(y @ alpha + log_det(L) + n * math.log(2 * math.pi))
+        row_noise, of_signal, L = self._factored(theta)
+        alpha = cho_solve(L, self._y)
+        value = self._value(theta, L, alpha)
         W = cho_inverse(L)
         scale = W.diagonal() + 0.0
         W -= alpha[:, None] * alpha
@@ -108,11 +100,33 @@ class ExactEvidence:
         gradient[self._places] = of_signal(W)
         if place is not None:
             gradient[place] = float(W.diagonal() @ row_noise)
+            if data.weight is not None and data.scatter is not None:
+                within = 1 - data.weight + data.scatter / math.exp(theta[place])
+                gradient[place] += 0.5 * float(within.sum())
         residual: Any = alpha / scale
         variance: Any = 1 / scale
         if not self._gram.few:
             residual, variance = residual.cpu().numpy(), variance.cpu().numpy()
         return EvidenceAt(value, gradient, residual, variance)
+
+    def _noise_at(self, theta: np.ndarray) -> float:
+        return self._noise if self.noise_place is None else math.exp(theta[self.noise_place])
+
+    def _factored(self, theta: np.ndarray) -> tuple[Any, Any, Any]:
+        """Noises (n,) of distinct inputs, the pullback of K, and L (n, n) of A = L L'."""
+        row_noise = self._noise_at(theta) / self._weight
+        K, of_signal = self._gram(theta[self._places])
+        A = K + 0.0
+        raise_diagonal_(A, row_noise)
+        return row_noise, of_signal, jittered_cholesky(A).factor
+
+    def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> float:
+        """Of distinct inputs, and of the scatter within them."""
+        data, n = self.data, len(self._y)
+        value = -0.5 * float(self._y @ alpha + log_det(L) + n * math.log(2 * math.pi))
+        if data.weight is None or data.scatter is None:
+            return value
+        return value + float(data.log_power(data.y.new_tensor(self._noise_at(theta))).sum())
 
 
 # ---- given neighbours

@@ -8,6 +8,7 @@ hyper-parameters.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import evaluate_tile, variance
 from skgp.kernels.pairwise import PairwiseKernel
+from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior import defaults as tuned
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
@@ -93,21 +95,29 @@ class LogPosterior(Density):
         self.medians = np.log([prior.median for prior in self.priors])
         self.prior_sd = np.array([getattr(p, "log_sd", tuned.PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
-        self.signal, self._bind = signal, Binder(signal)
+        self.signal, self._bind, self._built_in = signal, Binder(signal), built_in(signal)
         self.places, self.noise_place, self._noise = theta_places(kernel)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_pairwise"}
+        return {k: v for k, v in vars(self).items() if k not in ("_pairwise", "_evidence")}
 
     @cached_property
     def _pairwise(self) -> PairwiseKernel:
         """The signal over the data; made again where the posterior was pickled."""
         return PairwiseKernel(self.signal, self.data.X)
 
+    @cached_property
+    def _evidence(self) -> ExactEvidence | None:
+        """Of few observations and closed forms, which one u after the other takes less time."""
+        if not self.batched:
+            return None
+        found = ExactEvidence(self.kernel, self.data)
+        return found if found.in_closed_form else None
+
     @property
     def batched(self) -> bool:
         """Whether many u are evaluated at once."""
-        return len(self.data.y) <= tuned.FEW_ROWS and built_in(self.signal)
+        return len(self.data.y) <= tuned.FEW_ROWS and self._built_in
 
     # ---- prior and posterior: -inf, and a gradient of 0, outside the bounds and where the kernel
     # matrix cannot be factored
@@ -165,6 +175,9 @@ class LogPosterior(Density):
         form a tile of many.
         """
         data, place, X = self.data, self.noise_place, self.data.X
+        evidence = self._evidence
+        if evidence is not None and (slope or len(data.y) > tuned.SIDE_BY_SIDE):
+            return self._one_by_one(evidence, theta.numpy(), slope)
         noise = self.noise_variance(theta)  # (k, 1)
         if self.batched:
             K, pull = self._pairwise(theta[:, self.places])
@@ -196,6 +209,18 @@ class LogPosterior(Density):
         if place is not None:
             gradient[:, place] = self.noise_gradient(W.diagonal(dim1=-2, dim2=-1), noise)
         return value.cpu().numpy(), gradient.cpu().numpy()
+
+    @staticmethod
+    def _one_by_one(evidence: ExactEvidence, theta: np.ndarray, slope: bool):
+        """As `_likelihoods`, of closed forms."""
+        values, gradients = np.full(len(theta), math.nan), np.zeros_like(theta)
+        for i, each in enumerate(theta):
+            with suppress(NotPositiveDefiniteError):
+                if slope:
+                    values[i], gradients[i], *_ = evidence(each)
+                else:
+                    values[i] = evidence.value(each)
+        return values, gradients if slope else None
 
     def noise_variance(self, theta: Tensor) -> Tensor:
         """(..., 1) at theta (..., n_dims)."""
