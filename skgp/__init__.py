@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from skgp.estimators._bayesian import BayesianGPRegressor
     from skgp.estimators._dlm import DLMGPRegressor
     from skgp.estimators._dlm_classifier import DLMGPClassifier
+    from skgp.estimators._gpr import GaussianProcessRegressor
     from skgp.estimators._qsgp import QSGPRegressor
     from skgp.estimators._qsgp_classifier import QSGPClassifier
     from skgp.estimators._state_space import StateSpaceGPRegressor
@@ -24,6 +25,7 @@ __all__ = [
     "BayesianGPRegressor",
     "DLMGPClassifier",
     "DLMGPRegressor",
+    "GaussianProcessRegressor",
     "QSGPClassifier",
     "QSGPRegressor",
     "SWSGPClassifier",
@@ -36,6 +38,7 @@ _MODULES = {
     "BayesianGPRegressor": "skgp.estimators._bayesian",
     "DLMGPClassifier": "skgp.estimators._dlm_classifier",
     "DLMGPRegressor": "skgp.estimators._dlm",
+    "GaussianProcessRegressor": "skgp.estimators._gpr",
     "QSGPClassifier": "skgp.estimators._qsgp_classifier",
     "QSGPRegressor": "skgp.estimators._qsgp",
     "SWSGPClassifier": "skgp.estimators._swsgp_classifier",

@@ -123,3 +123,12 @@ COLUMN_BINS = 512
 STREAM_ROWS = 1000
 #: Rows below which a coupling of classes is not chosen, and those by which it is.
 COUPLING_ROWS, LEFT_OUT_ROWS = 100, 20_000
+
+# -- The front door
+
+#: Rows up to which the exact process is the quickest (tests/benchmarks/bench_front_door.py).
+EXACT_ROWS = 2000
+#: Matrices of the size of the covariance that an exact fit holds at most.
+EXACT_MATRICES = 7
+#: Columns up to which neighbours are taken beyond: as places on a map, they are close.
+PLACES = 3

@@ -31,7 +31,7 @@ from .gram import covariance, variance
 from .leaves import LEAVES
 from .specs import ActiveDims
 
-__all__ = ["GramWithGradient", "PairwiseKernel"]
+__all__ = ["GramWithGradient", "PairwiseKernel", "closed_form"]
 
 Pull = Callable[[Tensor], Tensor]
 Evaluate = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
@@ -73,6 +73,7 @@ class GramWithGradient:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
         self._leaf = _stationary_leaf(self._bind.part)
+        self.has_leaf = self._leaf is not None
         few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES
         self.few = few and X.dtype == torch.float64
         if self.few:
@@ -111,7 +112,7 @@ class GramWithGradient:
         """By the differences of all pairs, in arrays of NumPy."""
         precision = (leaf.root / leaf.scale(theta)) ** 2  # (e,)
         s = np.minimum(precision @ self._D, LARGEST_SQUARE)  # beyond, rows are infinitely far apart
-        k, slope = _profile_of_few(leaf.nu, s)  # (n^2,)
+        k, slope = profile_of_few(leaf.nu, s)  # (n^2,)
         amplitude = leaf.amplitude(theta)
         k *= amplitude
 
@@ -198,7 +199,7 @@ class _StationaryLeaf:
         return self.factor * math.exp(sum(float(theta[place.start]) for place in self.constants))
 
 
-def _profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.leaves`.
 
     In NumPy, whose exponential of some thousand numbers takes a third of torch's time.
@@ -245,7 +246,7 @@ class PairwiseKernel:
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         self._X, self._bind, self._n = X, Binder(kernel), len(X)
         self._evaluate: Evaluate | None = None
-        if _closed_form(kernel) and X.shape[1] * self._n**2 <= MOST_NUMBERS:
+        if closed_form(kernel) and X.shape[1] * self._n**2 <= MOST_NUMBERS:
             self._evaluate = _compiled(self._bind.part, squared_differences(X))
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Pull]:
@@ -332,7 +333,8 @@ def _stationary(part: Part, squares: Tensor) -> Evaluate:
     return evaluate
 
 
-def _closed_form(kernel: Kernel) -> bool:
+def closed_form(kernel: Kernel) -> bool:
+    """Whether a `PairwiseKernel` of an expression without noise takes no autograd."""
     if type(kernel) in (Sum, Product, ActiveDims):
-        return all(map(_closed_form, children_of(kernel)))
+        return all(map(closed_form, children_of(kernel)))
     return type(kernel) in (ConstantKernel, RBF, Matern)

@@ -399,3 +399,11 @@ FAR = 10.0
 #: prior); wider is overconfident where columns are many, a search from the median ends at noise
 #: alone where there is little.
 PRIOR_LOG_SD, PRIOR_START_NOISE = 1.0, 0.1
+
+# ---- searches from many starts (multi_start.py)
+#: scikit-learn's own of L-BFGS-B: relative fall of the loss, greatest projected gradient, steps.
+EXACT_TOL, EXACT_GTOL, EXACT_ITERATIONS = 2.2e-9, 1e-5, 15_000
+#: Nats that a batched search still expects to gain when it ends; the best of them goes on.
+BATCH_TOL = 1e-6
+#: Numbers of the matrices of a batch: 32 MB each, of which some ten are held.
+BATCH_NUMBERS = 2**22

@@ -39,7 +39,7 @@ from skgp.linalg.cholesky import (
     raise_diagonal_,
 )
 
-__all__ = ["EvidenceAt", "ExactEvidence", "leave_one_out_log_density"]
+__all__ = ["EvidenceAt", "ExactEvidence", "TargetsEvidence", "leave_one_out_log_density"]
 
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
 
@@ -92,10 +92,9 @@ class ExactEvidence:
         row_noise, of_signal, L = self._factored(theta)
         alpha = cho_solve(L, self._y)
         value = self._value(theta, L, alpha)
-        W = cho_inverse(L)
-        scale = W.diagonal() + 0.0
-        W -= alpha[:, None] * alpha
-        W *= -0.5
+        inverse = cho_inverse(L)
+        scale = inverse.diagonal() + 0.0
+        W = slope_(inverse, alpha)
         gradient = np.zeros(len(theta))
         gradient[self._places] = of_signal(W)
         if place is not None:
@@ -122,11 +121,89 @@ class ExactEvidence:
 
     def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> float:
         """Of distinct inputs, and of the scatter within them."""
-        data, n = self.data, len(self._y)
-        value = -0.5 * float(self._y @ alpha + log_det(L) + n * math.log(2 * math.pi))
+        data, value = self.data, log_density(L, self._y, alpha)
         if data.weight is None or data.scatter is None:
             return value
         return value + float(data.log_power(data.y.new_tensor(self._noise_at(theta))).sum())
+
+
+class TargetsEvidence:
+    r"""The same of t targets that share a kernel, rows of known noise variances, for a minimiser.
+
+    .. math:: \sum_{j=1}^t \log N(y_j; 0, K_\theta + \operatorname{diag}(v))
+
+    Parameters
+    ----------
+    gram : object
+        K at theta, noise of the kernel included: :func:`skgp.kernels.training.training_gram`.
+    Y : ndarray of shape (n, t)
+    row_noise : float or ndarray of shape (n,)
+        v.
+
+    Notes
+    -----
+    No diagonal is raised: a covariance without a Cholesky factor is a NotPositiveDefiniteError.
+    """
+
+    def __init__(self, gram: Any, Y: np.ndarray, row_noise: float | np.ndarray) -> None:
+        self._gram = gram
+        Y = np.asarray(Y, dtype=float)
+        noise = np.broadcast_to(np.asarray(row_noise, dtype=float), len(Y))
+        self._tensors = torch.tensor(Y), torch.tensor(noise)
+        self._arrays: Any = (Y, noise)
+        if not gram.few:
+            self._arrays = tuple(a.to(gram.device) for a in self._tensors)
+
+    @property
+    def has_many(self) -> bool:
+        """Whether :meth:`of_many` can be: the kernel has a batch."""
+        return self._gram.has_many
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log marginal likelihood at theta (n_theta,), in nats, and its gradient."""
+        Y, row_noise = self._arrays
+        K, gradient = self._gram(theta)
+        A = K + 0.0
+        raise_diagonal_(A, row_noise)
+        L = jittered_cholesky(A, max_jitter=0.0).factor
+        del A
+        alpha = cho_solve(L, Y)
+        return -log_density(L, Y, alpha), -gradient(slope_(cho_inverse(L), alpha))
+
+    def of_many(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same at theta (k, n_theta): (k,), infinite without a factor, and (k, n_theta)."""
+        (K, gradient), (Y, row_noise) = self._gram.of_many(theta), self._tensors
+        A = K.clone()
+        A.diagonal(dim1=1, dim2=2).add_(row_noise)
+        L, failed = torch.linalg.cholesky_ex(A)
+        L[failed != 0] = torch.eye(len(Y), dtype=L.dtype)
+        Y = Y.expand(len(theta), *Y.shape)
+        alpha = cho_solve(L, Y)
+        loss = torch.where(failed == 0, -log_density(L, Y, alpha), math.inf)
+        return loss.numpy(), -gradient(slope_(cho_inverse(L), alpha))
+
+
+def log_density(L: Any, Y: Any, alpha: Any) -> Any:
+    """Of Y under N(0, A), in nats, given A's factor L (..., n, n) and alpha = A^-1 Y.
+
+    Y is (n,), or (..., n, t) of t targets, which are summed over.
+    """
+    if Y.ndim == 1:
+        return -0.5 * float(Y @ alpha + log_det(L) + len(Y) * _LOG_2PI)
+    n, n_targets = Y.shape[-2:]
+    value = -0.5 * ((Y * alpha).sum((-2, -1)) + n_targets * (log_det(L) + n * _LOG_2PI))
+    return value if Y.ndim > 2 else float(value)
+
+
+def slope_(inverse: Any, alpha: Any) -> Any:
+    """Derivative W (..., n, n) of `log_density` in A, in the place of A^-1."""
+    if alpha.ndim == 1:
+        inverse -= alpha[:, None] * alpha
+    else:
+        inverse *= alpha.shape[-1]
+        inverse -= alpha @ alpha.swapaxes(-2, -1)
+    inverse *= -0.5
+    return inverse
 
 
 # ---- given neighbours

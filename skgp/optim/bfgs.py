@@ -172,13 +172,15 @@ def minimize_within(
     *,
     max_iter: int,
     tol: float,
+    gtol: float = 1e-4,
     tell: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[np.ndarray, float]:
     """The best point (p,) that L-BFGS-B sees, and its loss; infinite where the start is not usable.
 
     The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
-    iteration below which to stop, absolute below a loss of 1; `tell` hears of the loss of each
-    evaluation, and ends the search by True.
+    iteration below which to stop, absolute below a loss of 1, `gtol` the greatest element of the
+    projected gradient at which to; `tell` hears of the loss of each evaluation, and ends the search
+    by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
     guarded = _Refusing(objective, start, strict=False, tell=tell)
@@ -192,7 +194,7 @@ def minimize_within(
             jac=True,
             method="L-BFGS-B",
             bounds=Bounds(*bounds.T),
-            options={"maxiter": max_iter, "ftol": tol, "gtol": 1e-4},
+            options={"maxiter": max_iter, "ftol": tol, "gtol": gtol},
         )
     except StopIteration:
         pass

@@ -12,6 +12,7 @@ from sklearn.utils.estimator_checks import (
 from skgp import (
     BayesianGPRegressor,
     DLMGPRegressor,
+    GaussianProcessRegressor,
     QSGPClassifier,
     QSGPRegressor,
     StateSpaceGPClassifier,
@@ -45,6 +46,7 @@ QUICK = {make: make(optimizer=None, random_state=0) for make in CHEAP} | {
     QSGPClassifier: QSGPClassifier(random_state=0),
     StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=2),
     StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=2),
+    GaussianProcessRegressor: GaussianProcessRegressor(),
 }
 test_quick_settings = sklearn_checks(*QUICK.values(), DenseGPRegressor(), DenseGPClassifier())
 

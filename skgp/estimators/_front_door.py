@@ -1,0 +1,160 @@
+"""Which family serves `GaussianProcessRegressor` and `...Classifier`, and its set-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
+
+from skgp.estimators.defaults import EXACT_ROWS, NOISE_BOUNDS, PLACES
+from skgp.kernels.expression import split_noise
+from skgp.kernels.sde import has_state_space
+from skgp.kernels.training import can_evaluate
+
+__all__ = ["choose_method", "classifier_of", "noise_of_alpha", "regressor_of"]
+
+#: Likelihoods that a method has; "exact" has the Gaussian one.
+LIKELIHOODS = {
+    "qsgp": {"gaussian", "laplace"},
+    "neighbors": {"gaussian", "student_t", "poisson"},
+    "state_space": {"gaussian", "student_t", "poisson"},
+}
+
+
+def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
+    """Why no other method than "exact" takes a problem; None where others do."""
+    kernel = estimator.kernel
+    if kernel is not None and not (kernel.requires_vector_input and can_evaluate(kernel)):
+        return f"kernel={kernel} is one that is evaluated by calling it"
+    if callable(estimator.optimizer):
+        return f"optimizer={estimator.optimizer!r} is a function of theta"
+    if y.ndim > 1 and y.shape[1] > 1:
+        return f"y has {y.shape[1]} targets, which share a kernel"
+    return None
+
+
+def choose_method(
+    estimator: Any, X: Any, y: np.ndarray, likelihood: str = "gaussian"
+) -> tuple[str, str]:
+    """The method, and why it was taken. ValueError if what was asked for cannot be."""
+    asked, reason = estimator.method, only_exact(estimator, X, y)
+    if asked != "auto" and asked != "exact":
+        if reason is not None:
+            raise ValueError(f"method={asked!r} cannot be: {reason}. Set method='exact'.")
+        if likelihood not in LIKELIHOODS[asked] | {"logit"}:
+            raise ValueError(
+                f"method={asked!r} has the likelihoods {sorted(LIKELIHOODS[asked])}; got "
+                f"likelihood={likelihood!r}. Set method='auto'."
+            )
+        return asked, "as asked for"
+    conjugate = likelihood in ("gaussian", "logit")
+    if not conjugate and (asked == "exact" or reason is not None):
+        cause = "method='exact'" if reason is None else reason
+        raise ValueError(
+            f"likelihood={likelihood!r} needs another method than 'exact'; got {cause}. Set "
+            "likelihood='gaussian', or method='auto' with what other methods take."
+        )
+    if asked == "exact":
+        return "exact", "as asked for"
+    if reason is not None:
+        return "exact", reason
+    n, d = X.shape
+    return _by_size(n, d, estimator.kernel, likelihood, conjugate)
+
+
+def _by_size(
+    n: int, d: int, kernel: Kernel | None, likelihood: str, conjugate: bool
+) -> tuple[str, str]:
+    if conjugate and n <= EXACT_ROWS:
+        return "exact", f"{n} rows are no more than {EXACT_ROWS}"
+    why = f"{n} rows are more than {EXACT_ROWS}" if conjugate else f"likelihood={likelihood!r}"
+    if likelihood == "laplace":
+        return "qsgp", why
+    if d == 1 and (kernel is None or has_state_space(split_noise(kernel)[0])):
+        return "state_space", f"{why}, and X has one column"
+    if not conjugate:
+        return "neighbors", why
+    if d <= PLACES:
+        return "neighbors", f"{why}, and X has no more than {PLACES} columns"
+    return "qsgp", f"{why}, and X has {d} columns"
+
+
+def noise_of_alpha(alpha: float | np.ndarray, scale: float) -> float | None:
+    """Noise variance that `alpha` stands for; None where it only makes matrices invertible.
+
+    That is a number below the least noise that default kernels allow, for targets of standard
+    deviation `scale`.
+    """
+    if np.ndim(alpha) == 0 and float(alpha) <= NOISE_BOUNDS[0] * scale**2:
+        return None
+    return float(np.mean(alpha))
+
+
+def regressor_of(
+    estimator: Any, y: np.ndarray, alpha: float | np.ndarray
+) -> tuple[Any, np.ndarray | None, bool]:
+    """The estimator of ``method_``, sample weights, and whether the noise is `alpha` alone.
+
+    y (n,) are the targets. Row i has the noise variance `noise / weight[i]`.
+    """
+    kernel = None if estimator.kernel is None else clone(estimator.kernel)
+    scale = 1.0 if estimator.normalize_y else float(np.std(y))
+    noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else None
+    weight, of_alpha = None, False
+    if noise is not None:
+        kernel = ConstantKernel() * RBF() if kernel is None else kernel
+        if split_noise(kernel)[1] is None:
+            kernel, of_alpha = kernel + WhiteKernel(noise, "fixed"), True
+        if np.ndim(alpha):
+            if not np.all(np.asarray(alpha) > 0):
+                raise ValueError(
+                    f"alpha must be positive for method={estimator.method_!r}, which divides by "
+                    f"it; its least is {np.min(alpha):g}. Set method='exact'."
+                )
+            weight = noise / np.asarray(alpha, dtype=float)
+    shared = dict(
+        kernel=kernel,
+        likelihood=estimator.likelihood,
+        normalize_y=estimator.normalize_y or kernel is None,
+        **_common(estimator),
+    )
+    if estimator.method_ == "qsgp":
+        from skgp.estimators._qsgp import QSGPRegressor
+
+        return QSGPRegressor(**shared), weight, of_alpha
+    if estimator.method_ == "state_space":
+        from skgp.estimators._state_space import StateSpaceGPRegressor
+
+        return StateSpaceGPRegressor(**shared), weight, of_alpha
+    from skgp.estimators._swsgp import SWSGPRegressor
+
+    method = "kriging" if estimator.likelihood == "gaussian" else "variational"
+    return SWSGPRegressor(method=method, **shared), weight, of_alpha
+
+
+def classifier_of(estimator: Any) -> Any:
+    """The estimator of ``method_``."""
+    shared = dict(kernel=estimator.kernel, **_common(estimator))
+    if estimator.method_ == "qsgp":
+        from skgp.estimators._qsgp_classifier import QSGPClassifier
+
+        return QSGPClassifier(**shared)
+    if estimator.method_ == "state_space":
+        from skgp.estimators._state_space_classifier import StateSpaceGPClassifier
+
+        return StateSpaceGPClassifier(**shared)
+    from skgp.estimators._swsgp_classifier import SWSGPClassifier
+
+    return SWSGPClassifier(**shared)
+
+
+def _common(estimator: Any) -> dict[str, Any]:
+    return dict(
+        optimizer=None if estimator.optimizer is None else "auto",
+        random_state=estimator.random_state,
+        device=estimator.device,
+        n_jobs=estimator.n_jobs,
+        verbose=estimator.verbose,
+    )

@@ -1,0 +1,284 @@
+"""Regression under scikit-learn's name and interface: exact, and beyond it by another family."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
+from sklearn.callback import CallbackSupportMixin
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+
+from skgp.estimators._base import resolve_device
+from skgp.estimators._exact import (
+    check_exact_memory,
+    evidence_or_infinity,
+    learn_theta,
+    theta_starts,
+    validated,
+)
+from skgp.estimators._fitting import FitSession, fit_context, fit_session
+from skgp.estimators._front_door import choose_method, regressor_of
+from skgp.estimators._gpr_prediction import RegressorPredictions
+from skgp.estimators._parameters import Interval, StrOptions, options
+from skgp.inference.dense import condition
+from skgp.kernels.training import training_gram
+from skgp.learning.evidence import TargetsEvidence
+from skgp.linalg import NotPositiveDefiniteError
+
+
+class GaussianProcessRegressor(
+    RegressorPredictions, CallbackSupportMixin, MultiOutputMixin, RegressorMixin, BaseEstimator
+):
+    r"""scikit-learn's ``GaussianProcessRegressor``, quicker, and for any number of rows.
+
+    Parameters, attributes, methods and numbers are those of
+    :class:`sklearn.gaussian_process.GaussianProcessRegressor`; the user guide ("From scikit-learn")
+    says what differs. Beyond some thousand rows another family of skgp takes the same model over.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f. None is ``ConstantKernel() * RBF()``, and the default kernels of the other
+        methods. Any scikit-learn kernel is exact: those that skgp does not know are called.
+    alpha : float or ndarray of shape (n,), default=1e-10
+        Added to the diagonal of the covariance: a noise variance of all or of each observation
+        (of the scaled targets with `normalize_y`), which predictions leave out.
+    optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
+        None keeps the kernel's hyper-parameters. A callable is
+        ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
+    n_restarts_optimizer : int, default=0
+        Further starts of the search, drawn within the bounds, which have to be finite. Those of up
+        to 150 rows run as one batch.
+    normalize_y : bool, default=False
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+    copy_X_train : bool, default=True
+        Keep a copy of the training data.
+    n_targets : int or None, default=None
+        Targets of draws and predictions before `fit`.
+    method : {"auto", "exact", "qsgp", "neighbors", "state_space"}, default="auto"
+        "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "neighbors"
+        `SWSGPRegressor`, by kriging where noise is Gaussian, "state_space"
+        `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is "exact" up to
+        2000 rows and where no other can be (several targets, a callable `optimizer`, a kernel that
+        has to be called), then "state_space" for one column, "neighbors" for up to three and "qsgp"
+        for more.
+    likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
+        Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
+        "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one, else "cpu".
+    n_jobs : int or None, default=None
+        Threads. None is one, but all that torch has for large matrix operations.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    method_ : str
+        The method taken.
+    reason_ : str
+        Why.
+    kernel_ : Kernel
+        With the hyper-parameters learned.
+    log_marginal_likelihood_value_ : float
+        In nats, of "exact", and of other methods where they have it.
+    X_train_ : ndarray of shape (n, d) or list of object
+        This and the next three of "exact" alone.
+    y_train_ : ndarray of shape (n,) or (n, t)
+        Scaled with `normalize_y`.
+    L_ : ndarray of shape (n, n)
+        Lower Cholesky factor of the covariance of the training targets.
+    alpha_ : ndarray of shape (n,) or (n, t)
+        Weights of the predictive mean.
+    estimator_ : estimator
+        That of any other method.
+    noise_variance_ : float
+        Of the observations, in squared units of y: that of a WhiteKernel summand, and of any
+        `alpha` for all. Not of several targets.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+
+    See Also
+    --------
+    sklearn.gaussian_process.GaussianProcessRegressor : The model.
+    QSGPRegressor, SWSGPRegressor, StateSpaceGPRegressor : The other methods and their options.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+    >>> from skgp import GaussianProcessRegressor
+    >>> X = np.linspace(0, 10, 60)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> model = GaussianProcessRegressor(1.0 * RBF() + WhiteKernel(1e-3), random_state=0)
+    >>> mean, std = model.fit(X, y).predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.01)
+    True
+    >>> model.method_, model.reason_
+    ('exact', '60 rows are no more than 2000')
+    """
+
+    _parameter_constraints: dict = {
+        "kernel": [None, Kernel],
+        "alpha": [Interval(Real, 0, None, closed="left"), np.ndarray],
+        "optimizer": [StrOptions({"fmin_l_bfgs_b"}), callable, None],
+        "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
+        "normalize_y": ["boolean"],
+        "copy_X_train": ["boolean"],
+        "n_targets": [Interval(Integral, 1, None, closed="left"), None],
+        "method": [StrOptions({"auto", "exact", "qsgp", "neighbors", "state_space"})],
+        "likelihood": [StrOptions({"gaussian", "laplace", "student_t", "poisson"})],
+        "random_state": ["random_state"],
+        "device": [str, torch.device],
+        "n_jobs": [Integral, None],
+        "verbose": ["verbose"],
+    }
+    _option_rules = (options("n_restarts_optimizer", method=("exact",)),)
+    _n_stages = 1
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        alpha=1e-10,
+        optimizer="fmin_l_bfgs_b",
+        n_restarts_optimizer=0,
+        normalize_y=False,
+        copy_X_train=True,
+        n_targets=None,
+        method="auto",
+        likelihood="gaussian",
+        random_state=None,
+        device="auto",
+        n_jobs=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.alpha = alpha
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.normalize_y = normalize_y
+        self.copy_X_train = copy_X_train
+        self.n_targets = n_targets
+        self.method = method
+        self.likelihood = likelihood
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    @property
+    def _n_threads(self) -> int | None:
+        return self.n_jobs
+
+    # ---- training ------------------------------------------------------------------------
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any):
+        """Learn the hyper-parameters, then the posterior of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or list of object
+        y : array-like of shape (n,) or (n, t)
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        with fit_session(self, X, y) as session:
+            X, y = validated(self, X, y, multi_output=True, y_numeric=True)
+            n_targets = y.shape[1] if y.ndim > 1 else 1
+            if self.n_targets not in (None, n_targets):
+                raise ValueError(
+                    "The number of targets seen in `y` is different from the parameter "
+                    f"`n_targets`. Got {n_targets} != {self.n_targets}. Leave n_targets at None, "
+                    "or give as many columns of y."
+                )
+            alpha = self._checked_alpha(y)
+            for name in ("X_train_", "y_train_", "L_", "alpha_", "estimator_", "_noise_is_alpha"):
+                self.__dict__.pop(name, None)
+            self.method_, self.reason_ = choose_method(self, X, y, self.likelihood)
+            if self.method_ == "exact":
+                self._fit_exact(X, y, alpha, session)
+            else:
+                self._fit_estimator(X, y.ravel(), alpha, session)
+        return self
+
+    def _fit_exact(
+        self, X: Any, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
+    ) -> None:
+        device = resolve_device(self.device)
+        check_exact_memory(len(y), device)
+        kernel = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
+        y = self._standardised(y)
+        self.X_train_ = np.copy(X) if self.copy_X_train else X
+        self.y_train_ = np.copy(y) if self.copy_X_train else y
+        Y = np.asarray(y, dtype=float).reshape(len(y), -1)
+        evidence = TargetsEvidence(training_gram(kernel, self.X_train_, device), Y, alpha)
+        theta = kernel.theta
+        if self.optimizer is None or kernel.n_dims == 0:
+            least = evidence_or_infinity(evidence, theta)[0]
+        else:
+            starts = theta_starts(kernel, self.n_restarts_optimizer, self.random_state)
+            with session.stage("hyperparameters") as callback:
+                count = iter(range(1, 2**63))
+                theta, least = learn_theta(
+                    evidence,
+                    kernel,
+                    self.optimizer,
+                    starts,
+                    of_many=evidence.of_many if evidence.has_many else None,
+                    n_rows=len(y),
+                    tell=lambda loss: callback(next(count), {"loss": loss}),
+                )
+            kernel.theta = theta
+            kernel._check_bounds_params()
+        self.log_marginal_likelihood_value_ = -np.float64(least)
+        A = np.array(kernel(self.X_train_), dtype=float)
+        A[np.diag_indices_from(A)] += alpha
+        try:
+            self.L_, weights = condition(A, Y)
+        except NotPositiveDefiniteError as error:
+            raise np.linalg.LinAlgError(
+                f"The kernel, {kernel}, is not returning a positive definite matrix. Try gradually "
+                "increasing the 'alpha' parameter of your GaussianProcessRegressor estimator. "
+                f"{error}"
+            ) from error
+        self.alpha_ = weights.reshape(y.shape)
+        self.kernel_ = kernel
+
+    def _standardised(self, y: np.ndarray) -> np.ndarray:
+        """Set mean and scale of y (n,) or (n, t), each () or (t,), and return what is scaled."""
+        self._y_train_mean, self._y_train_std = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
+        if not self.normalize_y:
+            return y
+        std, least = y.std(axis=0), 10 * np.finfo(float).eps * np.abs(y).max(axis=0)
+        self._y_train_mean = y.mean(axis=0)
+        self._y_train_std = np.where(std <= least, 1.0, std)
+        return (y - self._y_train_mean) / self._y_train_std
+
+    def _fit_estimator(
+        self, X: np.ndarray, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
+    ) -> None:
+        estimator, weight, self._noise_is_alpha = regressor_of(self, y, alpha)
+        context = session.context.subcontext(task_name=self.method_)
+        with context.propagate_callback_context(estimator):
+            estimator.fit(X, y, sample_weight=weight)
+        self.estimator_, self.kernel_ = estimator, estimator.kernel_
+        self._y_train_mean, self._y_train_std = estimator.y_mean_, estimator.y_scale_
+        self.__dict__.pop("log_marginal_likelihood_value_", None)
+        if hasattr(estimator, "log_marginal_likelihood_value_"):
+            self.log_marginal_likelihood_value_ = estimator.log_marginal_likelihood_value_
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags

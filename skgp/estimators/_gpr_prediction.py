@@ -1,0 +1,310 @@
+"""Predictions of `GaussianProcessRegressor`, and its evidence at theta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
+from scipy.stats import norm
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from skgp.estimators._base import resolve_device
+from skgp.estimators._exact import evidence_or_infinity, validated
+from skgp.estimators._fitting import in_few_threads
+from skgp.estimators._parameters import warn_caller
+from skgp.estimators._validation import check_joint_memory
+from skgp.inference.dense import covariance, variance
+from skgp.kernels.defaults import CALLED_PAIRS
+from skgp.kernels.expression import split_noise
+from skgp.kernels.training import can_evaluate, cross_gram, training_gram
+from skgp.learning.evidence import TargetsEvidence
+from skgp.linalg import NumericalWarning
+
+
+class RegressorPredictions:
+    """Prior, exact posterior, or what the estimator of another method predicts."""
+
+    kernel: Any
+    alpha: Any
+    n_targets: int | None
+    device: Any
+    method_: str
+    reason_: str
+    kernel_: Any
+    estimator_: Any
+    X_train_: Any
+    y_train_: np.ndarray
+    L_: np.ndarray
+    alpha_: np.ndarray
+    log_marginal_likelihood_value_: float
+    _y_train_mean: np.ndarray
+    _y_train_std: np.ndarray
+    _noise_is_alpha: bool
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
+        """Predict at each row of X, by the prior before `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        return_std : bool, default=False
+            Also return the standard deviation: with the noise of the kernel, without that of
+            `alpha`.
+        return_cov : bool, default=False
+            Also return the joint covariance, likewise.
+
+        Returns
+        -------
+        mean : ndarray of shape (p,) or (p, t)
+        std : ndarray of shape (p,) or (p, t)
+            Only when ``return_std`` is True.
+        covariance : ndarray of shape (p, p) or (p, p, t)
+            Only when ``return_cov`` is True.
+        """
+        if return_std and return_cov:
+            raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        X = validated(self, X)
+        if not hasattr(self, "kernel_"):
+            return self._prior(X, return_std, return_cov)
+        if self.method_ != "exact":
+            return self._predict_by_estimator(X, return_std, return_cov)
+        large = len(X) * len(self.X_train_) > CALLED_PAIRS  # fewer end before threads are set
+        return (self._in_threads if large else self._posterior)(X, return_std, return_cov)
+
+    def _prior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
+        fixed = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
+        kernel = fixed if self.kernel is None else self.kernel
+        targets = () if self.n_targets in (None, 1) else (self.n_targets,)
+        mean = np.zeros((len(X), *targets))
+        if not return_std and not return_cov:
+            return mean
+        spread = kernel(X) if return_cov else np.sqrt(kernel.diag(X))
+        return mean, _of_targets(spread, np.ones(targets))
+
+    def _posterior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
+        """Mean in the units of y, and the standard deviation or covariance where asked for."""
+        K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
+        mean = self._y_train_mean + self._y_train_std * (K @ self.alpha_)
+        mean = mean[:, 0] if mean.shape[1:] == (1,) else mean
+        scale = self._y_train_std.reshape(() if mean.ndim == 1 else -1)
+        if return_cov:
+            check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
+            return mean, _of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)
+        if not return_std:
+            return mean
+        var = variance(self.L_, K, self.kernel_.diag(X))
+        if (var < 0).any():
+            warn_caller(
+                f"{(var < 0).sum()} of {len(var)} predicted variances were negative by rounding, "
+                f"the least {var.min():.3g}, and were set to 0. Raise alpha, or add a WhiteKernel.",
+                NumericalWarning,
+            )
+        return mean, _of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
+
+    _in_threads = in_few_threads(_posterior)
+
+    def _predict_by_estimator(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
+        found = self.estimator_.predict(X, return_std=return_std, return_cov=return_cov)
+        if not (return_std or return_cov) or not self._noise_is_alpha:
+            return found
+        mean, spread = found
+        noise = self.estimator_.noise_variance_
+        if return_cov:
+            return mean, spread - noise * np.eye(len(spread))
+        return mean, np.sqrt(np.maximum(spread**2 - noise, 0.0))
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
+        """Draw jointly over the rows of X, from the prior before `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=0
+
+        Returns
+        -------
+        ndarray of shape (p, n_samples) or (p, t, n_samples)
+        """
+        if getattr(self, "method_", "exact") != "exact" and not self._noise_is_alpha:
+            return self.estimator_.sample_y(validated(self, X), n_samples, random_state)
+        rng = check_random_state(random_state)
+        mean, cov = self.predict(X, return_cov=True)
+        if mean.ndim == 1:
+            return rng.multivariate_normal(mean, cov, n_samples).T
+        draws = [
+            rng.multivariate_normal(mean[:, j], cov[..., j], n_samples).T
+            for j in range(mean.shape[1])
+        ]
+        return np.stack(draws, axis=1)
+
+    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and variance of f, without the noise of the kernel.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+
+        Returns
+        -------
+        mean, var : ndarray of shape (p,) or (p, t)
+            In the units of y, and in squared units of y.
+        """
+        check_is_fitted(self, "kernel_")
+        if self.method_ != "exact":
+            return self.estimator_.latent_mean_and_variance(validated(self, X))
+        mean, std = self.predict(X, return_std=True)
+        return mean, np.maximum(std**2 - self._white() * np.square(self._y_train_std), 0.0)
+
+    def _white(self) -> float:
+        """Noise variance of the kernel, of scaled targets."""
+        white = split_noise(self.kernel_)[1] if can_evaluate(self.kernel_) else None
+        return 0.0 if white is None else float(white.noise_level)
+
+    @property
+    def noise_variance_(self) -> Any:
+        """Variance of the observation noise, in squared units of y."""
+        check_is_fitted(self, "kernel_")
+        if self.method_ != "exact":
+            return self.estimator_.noise_variance_
+        alpha = float(self.alpha) if np.size(self.alpha) == 1 else 0.0
+        return (self._white() + alpha) * np.square(self._y_train_std)
+
+    def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of new observations, noise included."""
+        mean, var = self.latent_mean_and_variance(X)
+        return mean, np.sqrt(np.maximum(var + self.noise_variance_, np.finfo(float).tiny))
+
+    def predict_interval(
+        self, X: ArrayLike, coverage: float = 0.95
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the central interval that holds a new observation y with given probability.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        coverage : float, default=0.95
+            Strictly between 0 and 1.
+
+        Returns
+        -------
+        lower, upper : ndarray of shape (p,) or (p, t)
+            The noise of an array `alpha`, which says nothing of new rows, is left out.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
+        tail = (1 - coverage) / 2
+        found = self.predict_quantiles(X, [tail, 1 - tail])
+        return found[..., 0], found[..., 1]
+
+    def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike) -> np.ndarray:
+        """Predict quantiles of a new observation y at each row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        quantiles : float or array-like of shape (q,)
+            Probabilities, strictly between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (p, q) or (p, t, q), without the last axis for one number
+        """
+        check_is_fitted(self, "kernel_")
+        if self.method_ != "exact":
+            return self.estimator_.predict_quantiles(validated(self, X), quantiles)
+        levels = np.asarray(quantiles, dtype=float)
+        if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(
+                "quantiles must be one probability or a list of them, strictly between 0 and 1; "
+                f"got {quantiles!r}."
+            )
+        mean, std = self._observed(X)
+        return mean[(...,) + (None,) * levels.ndim] + np.multiply.outer(std, ndtri(levels))
+
+    def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        """Return the log-density of each observation under its own prediction.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        y : array-like of shape (p,) or (p, t)
+
+        Returns
+        -------
+        ndarray of shape (p,) or (p, t)
+            In nats, for y in its own units. The noise of an array `alpha`, which says nothing of
+            new rows, is left out.
+        """
+        check_is_fitted(self, "kernel_")
+        if self.method_ != "exact":
+            return self.estimator_.log_predictive_density(validated(self, X), y)
+        mean, std = self._observed(X)
+        return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
+
+    # ---- evidence ------------------------------------------------------------------------
+
+    def log_marginal_likelihood(
+        self,
+        theta: ArrayLike | None = None,
+        eval_gradient: bool = False,
+        clone_kernel: bool = True,
+    ):
+        """Return the log marginal likelihood of the (scaled) training targets, in nats.
+
+        Parameters
+        ----------
+        theta : array-like of shape (n_theta,) or None, default=None
+            Logarithms of the kernel's free hyper-parameters; None is those of ``kernel_``. Of
+            "exact" alone.
+        eval_gradient : bool, default=False
+            Also return the gradient with respect to theta.
+        clone_kernel : bool, default=True
+            False leaves theta in ``kernel_``.
+
+        Returns
+        -------
+        value : float
+            Minus infinity where the covariance has no Cholesky factor.
+        gradient : ndarray of shape (n_theta,)
+            Only when ``eval_gradient`` is True.
+        """
+        check_is_fitted(self, "kernel_")
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("Gradient can only be evaluated for theta!=None")
+            return self.log_marginal_likelihood_value_
+        if self.method_ != "exact":
+            raise ValueError(
+                f"The log marginal likelihood at other theta needs method='exact'; {self.method_!r}"
+                f" was taken: {self.reason_}."
+            )
+        theta = np.array(theta, dtype=float)
+        if not clone_kernel:
+            self.kernel_.theta = theta
+        Y = np.asarray(self.y_train_, dtype=float).reshape(len(self.y_train_), -1)
+        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device))
+        evidence = TargetsEvidence(gram, Y, self._checked_alpha(self.y_train_))
+        value, gradient = evidence_or_infinity(evidence, theta)
+        value = np.float64(value)  # scikit-learn's type, which keeps its digits beside a float32
+        return (-value, -gradient) if eval_gradient else -value
+
+    def _checked_alpha(self, y: np.ndarray) -> float | np.ndarray:
+        """`alpha` as a number or an array (n,)."""
+        if np.ndim(self.alpha) == 0:
+            return float(self.alpha)
+        if self.alpha.shape not in ((1,), (len(y),)):
+            raise ValueError(
+                "alpha must be a scalar or an array with same number of entries as y. "
+                f"({self.alpha.shape[0]} != {y.shape[0]})"
+            )
+        return float(self.alpha[0]) if self.alpha.shape == (1,) else self.alpha
+
+
+def _of_targets(spread: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """`spread` times `scale` () or (t,), with an axis of targets where there are several."""
+    return spread * scale if np.ndim(scale) == 0 else np.multiply.outer(spread, scale)

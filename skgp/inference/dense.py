@@ -1,0 +1,54 @@
+r"""The exact Gaussian process given its covariance matrices, whatever the inputs are.
+
+With A the covariance of n observations, noise included, L its Cholesky factor and Y (n, t) the
+observations of t targets that share it (Rasmussen and Williams, 2006, Algorithm 2.1):
+
+.. math:: E[f_*] = K_*\, \alpha, \quad \alpha = A^{-1} Y, \qquad
+          V[f_*] = K_{**} - V^T V, \quad V = L^{-1} K_*^T .
+
+Arrays are NumPy's: the kernel may be one of strings or graphs. Larger ones pass through torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.linalg.blas import dtrsm
+
+from skgp.inference.defaults import DENSE_ENTRIES
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
+
+__all__ = ["condition", "covariance", "variance"]
+
+
+def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """L (n, n), lower, and alpha, of the shape of Y: (n,) or (n, t). ``O(n^3)``.
+
+    A NotPositiveDefiniteError where A (n, n) has no factor.
+    """
+    if A.size <= DENSE_ENTRIES:
+        few = jittered_cholesky(A, max_jitter=0.0).factor  # type: ignore[arg-type]
+        return few, cho_solve(few, Y)  # type: ignore[arg-type,return-value]
+    L = jittered_cholesky(torch.from_numpy(A), max_jitter=0.0).factor
+    return L.numpy(), cho_solve(L, torch.from_numpy(Y)).numpy()
+
+
+def variance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Posterior variances (p,) given K_* (p, n) and the prior ones; ``O(n^2 p)``. May round < 0."""
+    V = _whitened(L, K_new)
+    return prior - np.einsum("ij,ij->j", V, V)
+
+
+def covariance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Posterior covariance (p, p) given K_* (p, n) and K_** (p, p)."""
+    V = _whitened(L, K_new)
+    return prior - V.T @ V
+
+
+def _whitened(L: np.ndarray, K_new: np.ndarray) -> np.ndarray:
+    """V (n, p)."""
+    if K_new.size <= DENSE_ENTRIES:
+        if L.flags.f_contiguous:  # either way nothing is copied
+            return dtrsm(1.0, L, K_new.T, lower=1)
+        return dtrsm(1.0, L.T, K_new.T, trans_a=1)
+    return tri_solve(torch.from_numpy(L), torch.from_numpy(K_new.T), upper=False).numpy()

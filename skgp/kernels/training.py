@@ -1,0 +1,203 @@
+r"""Training covariances :math:`K_\theta(X, X)` of any scikit-learn kernel at many theta.
+
+:func:`training_gram` evaluates what skgp knows in closed forms (`skgp.kernels.pairwise`), with the
+noise of a ``WhiteKernel`` summand on the diagonal, and calls any other kernel itself: those on
+strings and graphs, ``PairwiseKernel``, ``CompoundKernel``, classes of a user's own. Either way
+
+``gram(theta)``
+    is K (n, n), which is not to be changed, and the gradient (n_theta,) of
+    :math:`\sum_{ij} W_{ij} K_{ij}` as a function of a symmetric W (n, n);
+``gram.few``
+    says whether K and W are arrays of NumPy, in place of tensors;
+``gram.of_many(theta)``
+    is the same for a batch of theta (k, n_theta): K (k, n, n) and the gradients (k, n_theta) of
+    W (k, n, n), tensors; where ``gram.has_many`` is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Kernel,
+    Matern,
+    Product,
+    Sum,
+    WhiteKernel,
+)
+from torch import Tensor
+
+from skgp.linalg.cholesky import raise_diagonal_
+
+from .defaults import CALLED_PAIRS, CALLED_ROWS, LARGEST_SQUARE
+from .expression import MATERN_NU, split_noise, theta_places
+from .gram import gram_tile
+from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few
+
+__all__ = ["can_evaluate", "cross_gram", "training_gram"]
+
+
+def can_evaluate(kernel: Kernel) -> bool:
+    """Whether skgp evaluates an expression itself, its noise a summand at the top.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF, PairwiseKernel
+    >>> can_evaluate(RBF()), can_evaluate(PairwiseKernel())
+    (True, False)
+    """
+    try:
+        split_noise(kernel)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def training_gram(kernel: Kernel, X: Any, device: torch.device | str = "cpu") -> Any:
+    """The evaluator of a kernel over training inputs X, an array (n, d) or a list of objects.
+
+    A kernel that is called computes on the CPU whatever `device` is. A ValueError if the kernel
+    does not fit the columns of X.
+    """
+    if kernel.requires_vector_input and can_evaluate(kernel):
+        on_cpu = torch.device(device).type == "cpu"
+        if not on_cpu or len(X) > CALLED_ROWS or closed_form(split_noise(kernel)[0]):
+            return ExpressionGram(kernel, torch.tensor(X, dtype=torch.float64, device=device))
+    return CalledGram(kernel, X)
+
+
+class ExpressionGram:
+    """An expression that skgp evaluates, noise included; X (n, d) in float64."""
+
+    def __init__(self, kernel: Kernel, X: Tensor) -> None:
+        signal, white = split_noise(kernel)
+        self._X, self._signal, self.device = X, signal, X.device
+        self._gram = GramWithGradient(signal, X)
+        self._pairs: PairwiseKernel | None = None
+        self.few = self._gram.few
+        if not self._gram.has_leaf and closed_form(signal):
+            self._pairs = PairwiseKernel(signal, X)
+        self._of_signal = self._gram if self._pairs is None else self._by_pairs
+        self._places, self._noise_place, self._noise = (
+            (list(range(signal.n_dims)), None, 0.0) if white is None else theta_places(kernel)
+        )
+
+    def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
+        K, of_signal = self._of_signal(theta[self._places])
+        noise = self._noise_at(theta)
+        if noise:
+            K = K + 0.0
+            raise_diagonal_(K, float(noise))
+
+        def gradient(W: Any) -> np.ndarray:
+            found = np.zeros(len(theta))
+            found[self._places] = of_signal(W)
+            if self._noise_place is not None:
+                found[self._noise_place] = noise * float(W.diagonal().sum())
+            return found
+
+        return K, gradient
+
+    def _by_pairs(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
+        """One theta as a batch: sums and products of leaves, in closed form."""
+        K, pull = self._pairs(torch.tensor(theta[None], device=self.device))  # type: ignore[misc]
+
+        def gradient(W: Any) -> np.ndarray:
+            return pull(torch.as_tensor(W)[None])[0].cpu().numpy()
+
+        return (K[0].numpy() if self.few else K[0]), gradient
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there is a batch: of many rows it saves nothing."""
+        return self.few
+
+    def of_many(self, theta: np.ndarray) -> tuple[Tensor, Callable[[Tensor], np.ndarray]]:
+        """Covariances of a batch of theta (k, n_theta), and their pullback."""
+        if self._pairs is None:
+            self._pairs = PairwiseKernel(self._signal, self._X)
+        K, of_signal = self._pairs(torch.from_numpy(theta[:, self._places]))
+        noise = self._noise_at(theta.T)
+        if self._noise_place is not None or self._noise:
+            K = K.clone()
+            K.diagonal(dim1=1, dim2=2).add_(torch.as_tensor(noise).reshape(-1, 1))
+
+        def gradient(W: Tensor) -> np.ndarray:
+            found = np.zeros(theta.shape)
+            found[:, self._places] = of_signal(W).numpy()
+            if self._noise_place is not None:
+                found[:, self._noise_place] = noise * W.diagonal(dim1=1, dim2=2).sum(1).numpy()
+            return found
+
+        return K, gradient
+
+    def _noise_at(self, theta: np.ndarray) -> Any:
+        return self._noise if self._noise_place is None else np.exp(theta[self._noise_place])
+
+
+class CalledGram:
+    """A kernel that is called, with its own ``eval_gradient``."""
+
+    few = True
+    has_many = False  # the kernel takes one theta at a time
+
+    def __init__(self, kernel: Kernel, X: Any) -> None:
+        self._kernel, self._X = kernel.clone_with_theta(kernel.theta), X
+
+    def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        self._kernel.theta = theta
+        if len(theta) == 0:
+            return np.asarray(self._kernel(self._X), dtype=float), lambda W: np.zeros(0)
+        K, derivatives = self._kernel(self._X, eval_gradient=True)  # (n, n), (n, n, n_theta)
+
+        def gradient(W: np.ndarray) -> np.ndarray:
+            return W.reshape(-1) @ derivatives.reshape(W.size, -1)
+
+        return np.asarray(K, dtype=float), gradient
+
+
+def cross_gram(kernel: Kernel, X: Any, Z: Any) -> np.ndarray:
+    """K(X, Z), (p, n), of new inputs X and training inputs Z, in NumPy, without noise.
+
+    Many pairs take one product of matrices (`skgp.kernels.gram.gram_tile`), a few of constants
+    times one stationary leaf one pass over the distances; any other kernel is called.
+    """
+    if not kernel.requires_vector_input:
+        return kernel(X, Z)
+    if len(X) * len(Z) <= CALLED_PAIRS:
+        found = _of_few_pairs(kernel, X, Z)
+        return kernel(X, Z) if found is None else found
+    if not can_evaluate(kernel):
+        return kernel(X, Z)
+    tensors = (torch.tensor(array, dtype=torch.float64) for array in (X, Z))
+    return gram_tile(split_noise(kernel)[0], *tensors).numpy()
+
+
+def _of_few_pairs(kernel: Kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray | None:
+    """Constants times one RBF or Matern, and noise; None of any other expression."""
+    amplitude = 1.0
+    while type(kernel) in (Sum, Product):
+        dropped = WhiteKernel if type(kernel) is Sum else ConstantKernel
+        parts = sorted((kernel.k1, kernel.k2), key=lambda part: type(part) is dropped)
+        if type(parts[1]) is not dropped:
+            return None
+        kernel, constant = parts
+        amplitude *= constant.constant_value if dropped is ConstantKernel else 1.0
+    if type(kernel) not in (RBF, Matern) or getattr(kernel, "nu", np.inf) not in MATERN_NU:
+        return None
+    nu = getattr(kernel, "nu", np.inf)
+    if np.size(kernel.length_scale) not in (1, X.shape[1]):
+        return None  # a call says what does not fit
+    s = cdist(X / kernel.length_scale, Z / kernel.length_scale, "sqeuclidean")
+    if nu != np.inf:
+        s *= 2 * nu
+    np.minimum(s, LARGEST_SQUARE, out=s)  # beyond, inputs are infinitely far apart
+    K = profile_of_few(nu, s)[0]
+    K *= amplitude
+    return K

@@ -1,0 +1,297 @@
+"""GaussianProcessRegressor beside scikit-learn's, and what it hands to other methods."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor as Original
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    PairwiseKernel,
+    RationalQuadratic,
+    WhiteKernel,
+)
+from sklearn.gaussian_process.tests._mini_sequence_kernel import MiniSeqKernel
+
+from skgp import (
+    GaussianProcessRegressor,
+    QSGPRegressor,
+    StateSpaceGPRegressor,
+    SWSGPRegressor,
+)
+from skgp.estimators import _front_door
+from skgp.kernels import training
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-2, 2, (40, 2))
+Y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.1 * RNG.standard_normal(40)
+X_NEW = RNG.uniform(-2, 2, (7, 2))
+NOISE = WhiteKernel(0.1)
+KERNELS = {
+    "none": None,
+    "ard": 2.0 * RBF([1.0, 2.0]) + NOISE,
+    "matern12": 1.0 * Matern(nu=0.5) + NOISE,
+    "matern32": NOISE + Matern(0.7, nu=1.5) * 2.0,
+    "matern52": 1.0 * Matern([1.0, 1.0], nu=2.5),
+    "any nu": 1.0 * Matern(nu=0.9) + NOISE,
+    "sum": 1.0 * RBF() + 0.5 * Matern(3.0, nu=1.5) + ConstantKernel(0.3) + NOISE,
+    "linear": DotProduct() + NOISE,
+    "rational": 1.0 * RationalQuadratic() + NOISE,
+    "power": RBF() ** 2 + NOISE,
+    "scaled noise": 1.0 * (RBF() + WhiteKernel(0.2)),
+    "pairwise": 1.0 * PairwiseKernel(metric="rbf") + NOISE,
+    "fixed": 1.0 * RBF(1.0, "fixed") + WhiteKernel(0.1, "fixed"),
+}
+#: 0.1 and noise that differs from row to row.
+ALPHAS = {"number": 0.01, "array": np.linspace(0.01, 0.1, 40)}
+
+
+def both(kernel, y=Y, **params):
+    """scikit-learn's and ours, fitted."""
+    params = {"random_state": 0, "alpha": 0.01, **params}
+    return [cls(kernel, **params).fit(X, y) for cls in (Original, GaussianProcessRegressor)]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("normalize_y", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_numbers_are_those_of_scikit_learn(name, normalize_y, alpha):
+    options = dict(normalize_y=normalize_y, alpha=ALPHAS[alpha], optimizer=None)
+    theirs, ours = both(KERNELS[name], **options)
+    np.testing.assert_allclose(ours.kernel_.theta, theirs.kernel_.theta)
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(
+        theirs.log_marginal_likelihood_value_, rel=1e-10
+    )
+    for attribute in ("L_", "alpha_", "X_train_", "y_train_", "_y_train_std"):
+        np.testing.assert_allclose(getattr(ours, attribute), getattr(theirs, attribute), rtol=1e-9)
+    for asked in ({}, {"return_std": True}, {"return_cov": True}):
+        for mine, other in zip(
+            ours.predict(X_NEW, **asked), theirs.predict(X_NEW, **asked), strict=True
+        ):
+            np.testing.assert_allclose(mine, other, rtol=1e-8, atol=1e-10)
+    if name != "linear":  # whose equal eigenvalues leave the basis of the draws open
+        np.testing.assert_allclose(ours.sample_y(X_NEW, 3), theirs.sample_y(X_NEW, 3), atol=1e-6)
+    theta = theirs.kernel_.theta + 0.3
+    value, gradient = ours.log_marginal_likelihood(theta, eval_gradient=True)
+    expected, slope = theirs.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(expected, rel=1e-10)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", set(KERNELS) - {"fixed"})
+def test_optima_are_at_least_those_of_scikit_learn(name):
+    theirs, ours = both(KERNELS[name])
+    gained = ours.log_marginal_likelihood_value_ - theirs.log_marginal_likelihood_value_
+    assert gained > -1e-3
+    at_theirs = theirs.log_marginal_likelihood(ours.kernel_.theta)
+    assert at_theirs == pytest.approx(ours.log_marginal_likelihood_value_, abs=1e-6)
+
+
+@pytest.mark.parametrize("device_rows", [40, 30])
+def test_rows_beyond_those_of_numpy_give_the_same_fit(device_rows, monkeypatch):
+    few = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
+    monkeypatch.setattr("skgp.kernels.pairwise.FEW_ROWS", device_rows - 1)
+    monkeypatch.setattr("skgp.inference.dense.DENSE_ENTRIES", 0)
+    monkeypatch.setattr(training, "CALLED_PAIRS", 0)
+    monkeypatch.setattr("skgp.estimators._gpr_prediction.CALLED_PAIRS", 0)
+    many = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
+    assert many.log_marginal_likelihood_value_ == pytest.approx(few.log_marginal_likelihood_value_)
+    for mine, other in zip(many.predict(X_NEW, True), few.predict(X_NEW, True), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_targets_share_a_kernel():
+    y = np.column_stack([Y, X[:, 0] ** 2, -Y])
+    theirs, ours = both(KERNELS["ard"], y, normalize_y=True)
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(
+        theirs.log_marginal_likelihood_value_, abs=1e-3
+    )
+    theirs, ours = both(KERNELS["ard"], y, normalize_y=True, optimizer=None)
+    for asked in ({"return_std": True}, {"return_cov": True}):
+        for mine, other in zip(
+            ours.predict(X_NEW, **asked), theirs.predict(X_NEW, **asked), strict=True
+        ):
+            np.testing.assert_allclose(mine, other, rtol=1e-8, atol=1e-10)
+    density = ours.log_predictive_density(X_NEW, y[:7])
+    assert density.shape == (7, 3)
+    single = GaussianProcessRegressor(KERNELS["ard"], normalize_y=True, alpha=0.01, optimizer=None)
+    alone = single.fit(X, y[:, 1]).log_predictive_density(X_NEW, y[:7, 1])
+    np.testing.assert_allclose(density[:, 1], alone, rtol=1e-9)
+
+
+def test_strings_are_compared_by_their_kernel():
+    words, y = ["A", "AB", "B", "ABC", "AAB"], np.array([0.1, 0.5, 0.9, 0.4, 0.3])
+    kernel = MiniSeqKernel(0.5)
+    theirs, ours = (
+        cls(kernel, alpha=0.1).fit(words, y) for cls in (Original, GaussianProcessRegressor)
+    )
+    np.testing.assert_allclose(ours.kernel_.theta, theirs.kernel_.theta, atol=1e-4)
+    np.testing.assert_allclose(ours.predict(["BA"]), theirs.predict(["BA"]), rtol=1e-4)
+    assert "by calling it" in ours.reason_
+
+
+def test_restarts_find_what_one_start_does_not_and_are_the_same_alone_and_in_a_batch(monkeypatch):
+    kernel = ConstantKernel(1.0, (1e-2, 1e2)) * RBF(1e-3, (1e-4, 1e2)) + WhiteKernel(
+        1e-5, (1e-5, 10.0)
+    )
+    once, often = (
+        GaussianProcessRegressor(kernel, n_restarts_optimizer=k, random_state=0).fit(X, Y)
+        for k in (0, 6)
+    )
+    assert often.log_marginal_likelihood_value_ > once.log_marginal_likelihood_value_ + 10
+    monkeypatch.setattr(training.ExpressionGram, "has_many", False)
+    alone = GaussianProcessRegressor(kernel, n_restarts_optimizer=6, random_state=0).fit(X, Y)
+    assert alone.log_marginal_likelihood_value_ == pytest.approx(
+        often.log_marginal_likelihood_value_, abs=1e-5
+    )
+
+
+def test_length_scales_of_a_callable_optimizer_are_kept():
+    def optimizer(objective, initial_theta, bounds):
+        value, gradient = objective(initial_theta)
+        assert gradient.shape == initial_theta.shape == bounds[:, 0].shape
+        return initial_theta + 0.1, objective(initial_theta + 0.1, eval_gradient=False)
+
+    model = GaussianProcessRegressor(1.0 * RBF(), alpha=0.1, optimizer=optimizer).fit(X, Y)
+    np.testing.assert_allclose(model.kernel_.theta, [0.1, 0.1])
+
+
+def test_prediction_before_a_fit_is_of_the_prior():
+    model = GaussianProcessRegressor(2.0 * RBF(), n_targets=2)
+    mean, std = model.predict(X_NEW, return_std=True)
+    assert mean.shape == std.shape == (7, 2) and not mean.any()
+    np.testing.assert_allclose(std, np.sqrt(2.0))
+
+
+def test_the_density_and_the_interval_are_of_a_new_observation():
+    model = GaussianProcessRegressor(1.0 * RBF() + NOISE, alpha=0.05, normalize_y=True).fit(X, Y)
+    mean, var = model.latent_mean_and_variance(X_NEW)
+    std = np.sqrt(var + model.noise_variance_)
+    lower, upper = model.predict_interval(X_NEW, 0.5)
+    np.testing.assert_allclose(model.predict_quantiles(X_NEW, 0.75), upper)
+    np.testing.assert_allclose(upper - lower, 2 * 0.6744897501960817 * std)
+    expected = -0.5 * (np.log(2 * np.pi * std**2) + ((1.0 - mean) / std) ** 2)
+    np.testing.assert_allclose(model.log_predictive_density(X_NEW, np.ones(7)), expected)
+
+
+# ---- other methods
+
+SERIES = X[:, :1]
+
+
+@pytest.fixture
+def few_exact(monkeypatch):
+    monkeypatch.setattr(_front_door, "EXACT_ROWS", 20)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params", "method", "reason"),
+    [
+        (SERIES, {}, "state_space", "40 rows are more than 20, and X has one column"),
+        (X, {}, "neighbors", "X has no more than 3 columns"),
+        (np.tile(X, 3), {}, "qsgp", "X has 6 columns"),
+        (SERIES, {"kernel": DotProduct()}, "neighbors", "no more than 3 columns"),
+        (X, {"likelihood": "student_t"}, "neighbors", "likelihood='student_t'"),
+        (SERIES, {"likelihood": "student_t"}, "state_space", "likelihood='student_t'"),
+        (X, {"likelihood": "laplace"}, "qsgp", "likelihood='laplace'"),
+        (X, {"kernel": 1.0 * PairwiseKernel()}, "exact", "evaluated by calling it"),
+        (X[:20], {}, "exact", "20 rows are no more than 20"),
+        (X, {"method": "exact"}, "exact", "as asked for"),
+    ],
+)
+def test_auto_takes_the_method_that_suits(few_exact, inputs, params, method, reason):
+    model = GaussianProcessRegressor(optimizer=None, random_state=0, **params)
+    model.fit(inputs, Y[: len(inputs)])
+    assert model.method_ == method and reason in model.reason_
+    assert np.isfinite(model.predict(inputs[:3], return_std=True)).all()
+    assert hasattr(model, "L_") == (method == "exact")
+
+
+@pytest.mark.parametrize(
+    ("method", "cls", "options"),
+    [
+        ("qsgp", QSGPRegressor, {}),
+        ("neighbors", SWSGPRegressor, {"method": "kriging"}),
+        ("state_space", StateSpaceGPRegressor, {}),
+    ],
+)
+def test_another_method_is_its_estimator(method, cls, options):
+    kernel = 1.0 * Matern(nu=1.5) + NOISE
+    shared = dict(kernel=kernel, optimizer=None, random_state=0)
+    model = GaussianProcessRegressor(method=method, normalize_y=True, **shared).fit(SERIES, Y)
+    direct = cls(**shared, **options).fit(SERIES, Y)
+    for asked in ({}, {"return_std": True}, {"return_cov": True}):
+        for mine, other in zip(
+            model.predict(SERIES[:5], **asked), direct.predict(SERIES[:5], **asked), strict=True
+        ):
+            np.testing.assert_array_equal(mine, other)
+    for call in (
+        lambda m: m.sample_y(SERIES[:5], 2, random_state=1),
+        lambda m: m.log_predictive_density(SERIES, Y),
+        lambda m: m.predict_interval(SERIES),
+        lambda m: m.score(SERIES, Y),
+    ):
+        np.testing.assert_array_equal(call(model), call(direct))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_alpha_is_the_noise_of_another_method_and_left_out_of_its_predictions(alpha):
+    params = dict(kernel=1.0 * Matern(nu=1.5), alpha=ALPHAS[alpha], optimizer=None)
+    exact = GaussianProcessRegressor(method="exact", **params).fit(SERIES, Y)
+    other = GaussianProcessRegressor(method="state_space", **params).fit(SERIES, Y)
+    for asked in ({"return_std": True}, {"return_cov": True}):
+        for mine, expected in zip(
+            other.predict(SERIES[:6], **asked), exact.predict(SERIES[:6], **asked), strict=True
+        ):
+            np.testing.assert_allclose(mine, expected, atol=1e-6)
+    assert other.sample_y(SERIES[:3], 4).shape == (3, 4)
+
+
+def test_a_refit_by_another_method_leaves_nothing_behind():
+    model = GaussianProcessRegressor(method="exact", optimizer=None).fit(SERIES, Y)
+    model.set_params(method="state_space").fit(SERIES, Y)
+    assert not hasattr(model, "L_") and hasattr(model, "estimator_")
+    with pytest.raises(ValueError, match="needs method='exact'; 'state_space' was taken"):
+        model.log_marginal_likelihood(model.kernel_.theta)
+    model.set_params(method="exact").fit(SERIES, Y)
+    assert not hasattr(model, "estimator_") and model.L_.shape == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("params", "y", "message"),
+    [
+        ({"method": "qsgp"}, np.column_stack([Y, Y]), "2 targets, which share a kernel. Set meth"),
+        ({"method": "qsgp", "kernel": PairwiseKernel()}, Y, "by calling it. Set method='exact'"),
+        ({"method": "qsgp", "likelihood": "poisson"}, Y, "'laplace'.; got likelihood='poisson'"),
+        ({"method": "exact", "likelihood": "poisson"}, Y, "likelihood='poisson' needs another"),
+        ({"method": "neighbors", "alpha": np.zeros(40) + 0.1 * (X[:, 0] > 0)}, Y, "alpha must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(params, y, message):
+    with pytest.raises(ValueError, match=message):
+        GaussianProcessRegressor(**params).fit(X, y)
+
+
+def test_a_fit_without_room_is_refused(monkeypatch):
+    monkeypatch.setattr("skgp.estimators._exact.free_memory", lambda device: 1e4)
+    with pytest.raises(MemoryError, match='7 matrices of 40 x 40 numbers.*method="qsgp"'):
+        GaussianProcessRegressor().fit(X, Y)
+
+
+@pytest.mark.parametrize("method", ["exact", "neighbors"])
+def test_pickles_predict_the_same(method):
+    model = GaussianProcessRegressor(1.0 * RBF() + NOISE, method=method, optimizer=None).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X_NEW, True), model.predict(X_NEW, True))
+
+
+def test_kernels_without_a_closed_form_here_are_called():
+    for kernel in (1.0 * ExpSineSquared(), PairwiseKernel(), RBF() * WhiteKernel()):
+        assert type(training.training_gram(kernel, X)) is training.CalledGram
