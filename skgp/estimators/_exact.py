@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 
 from skgp.estimators.defaults import EXACT_MATRICES
 from skgp.learning.multi_start import search_from_starts
-from skgp.linalg.runtime import free_memory
+from skgp.linalg.runtime import memory_budget
 
 __all__ = ["check_exact_memory", "learn_theta", "theta_starts", "validated"]
 
@@ -80,11 +80,12 @@ def evidence_or_infinity(evidence: Any, theta: np.ndarray) -> tuple[float, np.nd
 
 
 def check_exact_memory(n_rows: int, device: torch.device) -> None:
-    """Raise MemoryError where the matrices of an exact fit do not fit in what is free."""
-    needed, free = 8.0 * EXACT_MATRICES * n_rows**2, free_memory(device)
-    if needed > free:
+    """Raise MemoryError where the matrices of an exact fit exceed the budget."""
+    needed, budget = 8.0 * EXACT_MATRICES * n_rows**2, memory_budget(device)
+    if needed > budget:
         raise MemoryError(
             f"An exact fit of {n_rows} rows holds {EXACT_MATRICES} matrices of {n_rows} x {n_rows} "
-            f"numbers, {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free. Fit fewer rows, or set "
+            f"numbers, {needed / 1e9:.3g} GB, of a budget of {budget / 1e9:.3g} GB. Fit fewer "
+            "rows, raise memory_budget, or set "
             'method="qsgp", "neighbors" or "state_space" where kernel and targets allow.'
         )

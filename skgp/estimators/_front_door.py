@@ -156,5 +156,6 @@ def _common(estimator: Any) -> dict[str, Any]:
         random_state=estimator.random_state,
         device=estimator.device,
         n_jobs=estimator.n_jobs,
+        memory_budget=estimator.memory_budget,
         verbose=estimator.verbose,
     )

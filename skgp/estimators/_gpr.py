@@ -73,6 +73,9 @@ class GaussianProcessRegressor(
         Of the fit; "auto" is "cuda" where there is one, else "cpu".
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations.
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. What cannot fit is refused before it begins.
     verbose : int, default=0
         1 prints a line a stage, 2 a line an iteration.
 
@@ -137,6 +140,7 @@ class GaussianProcessRegressor(
         "random_state": ["random_state"],
         "device": [str, torch.device],
         "n_jobs": [Integral, None],
+        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
         "verbose": ["verbose"],
     }
     _option_rules = (options("n_restarts_optimizer", method=("exact",)),)
@@ -157,6 +161,7 @@ class GaussianProcessRegressor(
         random_state=None,
         device="auto",
         n_jobs=None,
+        memory_budget=None,
         verbose=0,
     ):
         self.kernel = kernel
@@ -171,6 +176,7 @@ class GaussianProcessRegressor(
         self.random_state = random_state
         self.device = device
         self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
         self.verbose = verbose
 
     @property

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
 from skgp.estimators._exact import evidence_or_infinity, validated
-from skgp.estimators._fitting import in_few_threads
+from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import warn_caller
 from skgp.estimators._validation import check_joint_memory
 from skgp.inference.dense import covariance, variance
@@ -105,7 +105,7 @@ class RegressorPredictions:
             )
         return mean, _of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
 
-    _in_threads = in_few_threads(_posterior)
+    _in_threads = within_limits(_posterior)
 
     def _predict_by_estimator(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
         found = self.estimator_.predict(X, return_std=return_std, return_cov=return_cov)
