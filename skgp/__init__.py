@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from skgp.estimators._bayesian import BayesianGPRegressor
     from skgp.estimators._dlm import DLMGPRegressor
     from skgp.estimators._dlm_classifier import DLMGPClassifier
+    from skgp.estimators._gpc import GaussianProcessClassifier
     from skgp.estimators._gpr import GaussianProcessRegressor
     from skgp.estimators._qsgp import QSGPRegressor
     from skgp.estimators._qsgp_classifier import QSGPClassifier
@@ -25,6 +26,7 @@ __all__ = [
     "BayesianGPRegressor",
     "DLMGPClassifier",
     "DLMGPRegressor",
+    "GaussianProcessClassifier",
     "GaussianProcessRegressor",
     "QSGPClassifier",
     "QSGPRegressor",
@@ -38,6 +40,7 @@ _MODULES = {
     "BayesianGPRegressor": "skgp.estimators._bayesian",
     "DLMGPClassifier": "skgp.estimators._dlm_classifier",
     "DLMGPRegressor": "skgp.estimators._dlm",
+    "GaussianProcessClassifier": "skgp.estimators._gpc",
     "GaussianProcessRegressor": "skgp.estimators._gpr",
     "QSGPClassifier": "skgp.estimators._qsgp_classifier",
     "QSGPRegressor": "skgp.estimators._qsgp",

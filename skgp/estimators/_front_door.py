@@ -21,6 +21,8 @@ LIKELIHOODS = {
     "neighbors": {"gaussian", "student_t", "poisson"},
     "state_space": {"gaussian", "student_t", "poisson"},
 }
+#: Of classes, which every method has.
+LINKS = {"logit", "probit"}
 
 
 def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
@@ -32,25 +34,26 @@ def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
         return f"optimizer={estimator.optimizer!r} is a function of theta"
     if y.ndim > 1 and y.shape[1] > 1:
         return f"y has {y.shape[1]} targets, which share a kernel"
+    if getattr(estimator, "multi_class", None) == "one_vs_one" and estimator.n_classes_ > 2:
+        return "multi_class='one_vs_one'"
     return None
 
 
-def choose_method(
-    estimator: Any, X: Any, y: np.ndarray, likelihood: str = "gaussian"
-) -> tuple[str, str]:
+def choose_method(estimator: Any, X: Any, y: np.ndarray) -> tuple[str, str]:
     """The method, and why it was taken. ValueError if what was asked for cannot be."""
     asked, reason = estimator.method, only_exact(estimator, X, y)
+    likelihood = estimator.likelihood
     if asked != "auto" and asked != "exact":
         if reason is not None:
             raise ValueError(f"method={asked!r} cannot be: {reason}. Set method='exact'.")
-        if likelihood not in LIKELIHOODS[asked] | {"logit"}:
+        if likelihood not in LIKELIHOODS[asked] | LINKS:
             raise ValueError(
                 f"method={asked!r} has the likelihoods {sorted(LIKELIHOODS[asked])}; got "
                 f"likelihood={likelihood!r}. Set method='auto'."
             )
         return asked, "as asked for"
-    conjugate = likelihood in ("gaussian", "logit")
-    if not conjugate and (asked == "exact" or reason is not None):
+    has_exact = likelihood in {"gaussian"} | LINKS
+    if not has_exact and (asked == "exact" or reason is not None):
         cause = "method='exact'" if reason is None else reason
         raise ValueError(
             f"likelihood={likelihood!r} needs another method than 'exact'; got {cause}. Set "
@@ -61,20 +64,20 @@ def choose_method(
     if reason is not None:
         return "exact", reason
     n, d = X.shape
-    return _by_size(n, d, estimator.kernel, likelihood, conjugate)
+    return _by_size(n, d, estimator.kernel, likelihood, has_exact)
 
 
 def _by_size(
-    n: int, d: int, kernel: Kernel | None, likelihood: str, conjugate: bool
+    n: int, d: int, kernel: Kernel | None, likelihood: str, has_exact: bool
 ) -> tuple[str, str]:
-    if conjugate and n <= EXACT_ROWS:
+    if has_exact and n <= EXACT_ROWS:
         return "exact", f"{n} rows are no more than {EXACT_ROWS}"
-    why = f"{n} rows are more than {EXACT_ROWS}" if conjugate else f"likelihood={likelihood!r}"
+    why = f"{n} rows are more than {EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
     if likelihood == "laplace":
         return "qsgp", why
     if d == 1 and (kernel is None or has_state_space(split_noise(kernel)[0])):
         return "state_space", f"{why}, and X has one column"
-    if not conjugate:
+    if not has_exact:
         return "neighbors", why
     if d <= PLACES:
         return "neighbors", f"{why}, and X has no more than {PLACES} columns"
@@ -136,7 +139,7 @@ def regressor_of(
 
 def classifier_of(estimator: Any) -> Any:
     """The estimator of ``method_``."""
-    shared = dict(kernel=estimator.kernel, **_common(estimator))
+    shared = dict(kernel=estimator.kernel, likelihood=estimator.likelihood, **_common(estimator))
     if estimator.method_ == "qsgp":
         from skgp.estimators._qsgp_classifier import QSGPClassifier
 

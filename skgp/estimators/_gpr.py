@@ -211,7 +211,7 @@ class GaussianProcessRegressor(
             alpha = self._checked_alpha(y)
             for name in ("X_train_", "y_train_", "L_", "alpha_", "estimator_", "_noise_is_alpha"):
                 self.__dict__.pop(name, None)
-            self.method_, self.reason_ = choose_method(self, X, y, self.likelihood)
+            self.method_, self.reason_ = choose_method(self, X, y)
             if self.method_ == "exact":
                 self._fit_exact(X, y, alpha, session)
             else:

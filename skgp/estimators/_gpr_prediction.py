@@ -72,8 +72,8 @@ class RegressorPredictions:
             return self._prior(X, return_std, return_cov)
         if self.method_ != "exact":
             return self._predict_by_estimator(X, return_std, return_cov)
-        large = len(X) * len(self.X_train_) > CALLED_PAIRS  # fewer end before threads are set
-        return (self._in_threads if large else self._posterior)(X, return_std, return_cov)
+        limited = return_cov or len(X) * len(self.X_train_) > CALLED_PAIRS  # else it is too quick
+        return (self._within_limits if limited else self._posterior)(X, return_std, return_cov)
 
     def _prior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
         fixed = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
@@ -105,7 +105,7 @@ class RegressorPredictions:
             )
         return mean, _of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
 
-    _in_threads = within_limits(_posterior)
+    _within_limits = within_limits(_posterior)
 
     def _predict_by_estimator(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
         found = self.estimator_.predict(X, return_std=return_std, return_cov=return_cov)

@@ -29,8 +29,8 @@ def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if A.size <= DENSE_ENTRIES:
         few = jittered_cholesky(A, max_jitter=0.0).factor  # type: ignore[arg-type]
         return few, cho_solve(few, Y)  # type: ignore[arg-type,return-value]
-    L = jittered_cholesky(torch.from_numpy(A), max_jitter=0.0).factor
-    return L.numpy(), cho_solve(L, torch.from_numpy(Y)).numpy()
+    L = jittered_cholesky(_tensor(A), max_jitter=0.0).factor
+    return L.numpy(), cho_solve(L, _tensor(Y)).numpy()
 
 
 def variance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -51,4 +51,9 @@ def _whitened(L: np.ndarray, K_new: np.ndarray) -> np.ndarray:
         if L.flags.f_contiguous:  # either way nothing is copied
             return dtrsm(1.0, L, K_new.T, lower=1)
         return dtrsm(1.0, L.T, K_new.T, trans_a=1)
-    return tri_solve(torch.from_numpy(L), torch.from_numpy(K_new.T), upper=False).numpy()
+    return tri_solve(_tensor(L), _tensor(K_new.T), upper=False).numpy()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """Without a copy, but of memory that is not to be written to."""
+    return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)

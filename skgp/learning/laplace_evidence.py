@@ -69,8 +69,9 @@ class LaplaceEvidence:
 
     The last term is the motion of the mode. The kernel, without WhiteKernel, is of X (n, d); Y
     (n, c) are labels -1 and +1, `offset` (c,) the constants of the latent functions and
-    `row_weight` (n,), not negative, factors of the log-likelihoods. ``O(c n^3)`` time: a few
-    Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
+    `row_weight` (n,), not negative, factors of the log-likelihoods. A `gram`
+    (:func:`skgp.kernels.training.training_gram`) stands for kernel and X, noise included.
+    ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
 
     Attributes
     ----------
@@ -83,15 +84,19 @@ class LaplaceEvidence:
     def __init__(
         self,
         kernel,
-        X: Tensor,
+        X: Any,
         Y: Tensor,
         *,
         likelihood,
         offset: Tensor | None = None,
         row_weight: Tensor | None = None,
+        gram: Any = None,
+        max_newton: int = MAX_NEWTON,
     ) -> None:
-        check_no_noise(kernel)
-        self._gram = GramWithGradient(kernel, X)
+        if gram is None:
+            check_no_noise(kernel)
+        self._gram = GramWithGradient(kernel, X) if gram is None else gram
+        self._max_newton = max_newton
         self.offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
         weight = torch.ones_like(Y[:, 0]) if row_weight is None else row_weight
         self._columns = [
@@ -124,7 +129,7 @@ class LaplaceEvidence:
 
     def _solve(self, K: Any, j: int) -> tuple["_Mode", Any, float]:
         """Of column j the mode, which is remembered, the factor of B there, and the evidence."""
-        mode = _mode(K, self._columns[j], self.latents[j])
+        mode = _mode(K, self._columns[j], self.latents[j], self._max_newton)
         self.latents[j] = mode.g
         L = _factor(K, mode.curvature**0.5)
         return mode, L, mode.value - 0.5 * float(log_det(L))
@@ -203,14 +208,14 @@ class _Column:
         return _Mode(alpha, g, value - 0.5 * float(alpha @ g), slope, curvature)
 
 
-def _mode(K: Any, column: _Column, start: Any) -> _Mode:
+def _mode(K: Any, column: _Column, start: Any, max_newton: int) -> _Mode:
     """Newton's method with step halving (Algorithm 3.1)."""
     mode = column.at(column.zero, column.zero)
     if start is not None:
         # K^-1 start is unknown, so that the step itself is judged, not what it starts from.
         alpha = _newton(K, *column.derivatives(start)[1:], start)
         mode = max(mode, column.at(alpha, K @ alpha), key=lambda mode: mode.value)
-    for _ in range(MAX_NEWTON):
+    for _ in range(max_newton):
         step = _newton(K, mode.slope, mode.curvature, mode.g) - mode.alpha
         moved = K @ step
         if float((mode.slope - mode.alpha) @ moved) <= LAST_STEP:

@@ -12,6 +12,7 @@ from sklearn.utils.estimator_checks import (
 from skgp import (
     BayesianGPRegressor,
     DLMGPRegressor,
+    GaussianProcessClassifier,
     GaussianProcessRegressor,
     QSGPClassifier,
     QSGPRegressor,
@@ -47,6 +48,7 @@ QUICK = {make: make(optimizer=None, random_state=0) for make in CHEAP} | {
     StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=2),
     StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=2),
     GaussianProcessRegressor: GaussianProcessRegressor(),
+    GaussianProcessClassifier: GaussianProcessClassifier(),
 }
 test_quick_settings = sklearn_checks(*QUICK.values(), DenseGPRegressor(), DenseGPClassifier())
 
