@@ -49,7 +49,7 @@ from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
-from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
+from skgp.linalg.runtime import TensorState, memory_budget, tile_rows, to_arrays
 
 RNG = np.random.Generator | np.random.RandomState
 
@@ -140,7 +140,8 @@ class MixtureState(TensorState):
         if few is not None:
             half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
             var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
-            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy(), var.cpu().numpy()
+            moments = to_arrays((self._alpha[:, None] @ few)[:, 0], var)
+            return moments[0], moments[1]
         mean = self._X.new_empty(self.n_samples, len(X))
         var = torch.empty_like(mean)
         for s, node, inverse in self._components():
@@ -148,7 +149,8 @@ class MixtureState(TensorState):
             for rows, K in self._tiles(node, Z):
                 mean[s, rows] = self._alpha[s] @ K
                 var[s, rows] = (prior[rows] - inverse.explained(K)).clamp_(min=0.0)
-        return mean.cpu().numpy(), var.cpu().numpy()
+        moments = to_arrays(mean, var)
+        return moments[0], moments[1]
 
     def mean(self, X: np.ndarray) -> np.ndarray:
         """Mean (t,) of f at the rows of X (t, d)."""
@@ -169,7 +171,8 @@ class MixtureState(TensorState):
         weights = self._X.new_tensor(self.weights)
         centred = means - weights @ means
         total.addmm_(centred.T * weights, centred)
-        return (weights @ means).cpu().numpy(), total.cpu().numpy()
+        found = to_arrays(weights @ means, total)
+        return found[0], found[1]
 
     def draws(self, X: np.ndarray, n_samples: int, rng: RNG, *, noise: bool = False) -> np.ndarray:
         """Joint draws (t, n_samples) of f at the rows of X (t, d), or of observations.
@@ -182,10 +185,10 @@ class MixtureState(TensorState):
         chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
         jointly = len(Z) <= defaults.MOST_JOINT or not has_spectral_density(self._signal)
         draw = self._joint_draws if jointly else self._corrected_draws
-        out = np.empty((len(Z), n_samples))
+        out, parts = np.empty((len(Z), n_samples)), []
         for component in self._components(np.unique(chosen)):
-            columns = np.flatnonzero(chosen == component[0])
-            out[:, columns] = draw(*component, Z, len(columns), rng).cpu().numpy()
+            parts.append(draw(*component, Z, int((chosen == component[0]).sum()), rng))
+        out[:, np.argsort(chosen, kind="stable")] = torch.cat(parts, 1).cpu().numpy()
         if noise:
             out += np.sqrt(self.noise[chosen]) * rng.standard_normal(out.shape)
         return out

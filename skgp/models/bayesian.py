@@ -231,7 +231,7 @@ def sample_stochastic(
     start = set_up(field, rng=rng, rank=rank, starts=starts, callback=recorder)
     if recorder.stopped or not start.converged:
         return _mode_alone(sampler, start, STOPPED if recorder.stopped else _REFUSED)
-    generator = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
+    generator = field.generator(int(rng.integers(SEEDS)))
     try:
         target, error = _noisy_gradient(sampler, start, of_field, generator, recorder)
     except Stopped:

@@ -27,6 +27,7 @@ from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior import defaults as tuned
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
+from skgp.linalg.runtime import to_arrays
 from skgp.priors import Prior
 
 
@@ -150,7 +151,7 @@ class LogPosterior(Density):
         for start in range(0, len(inside), size):
             points = inside[start : start + size]
             try:
-                value, gradient = self._likelihoods(self.data.X.new_tensor(u[points]), slope)
+                value, gradient = self._likelihoods(u[points], slope)
             except NotPositiveDefiniteError:
                 continue
             usable = np.isfinite(value)
@@ -164,11 +165,11 @@ class LogPosterior(Density):
 
     def log_likelihood(self, u: np.ndarray) -> float:
         """Log marginal likelihood at u (n_dims,), in nats; NaN where it has none."""
-        return float(self._likelihoods(self.data.X.new_tensor(u)[None], slope=False)[0][0])
+        return float(self._likelihoods(np.asarray(u, dtype=float)[None], slope=False)[0][0])
 
     @torch.no_grad()
-    def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        r"""Log likelihoods (k,) at theta (k, n_dims), NaN where there is none, and gradients.
+    def _likelihoods(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        r"""Log likelihoods (k,) at u (k, n_dims), NaN where there is none, and gradients.
 
         :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W` (Rasmussen and
         Williams, 2006, eq. 5.9): (k, n, n) at once of few observations, and one n x n with a closed
@@ -177,7 +178,8 @@ class LogPosterior(Density):
         data, place, X = self.data, self.noise_place, self.data.X
         evidence = self._evidence
         if evidence is not None and (slope or len(data.y) > tuned.SIDE_BY_SIDE):
-            return self._one_by_one(evidence, theta.numpy(), slope)
+            return self._one_by_one(evidence, u, slope)
+        theta = X.new_tensor(u)
         noise = self.noise_variance(theta)  # (k, 1)
         if self.batched:
             K, pull = self._pairwise(theta[:, self.places])
@@ -208,7 +210,8 @@ class LogPosterior(Density):
         gradient[:, self.places] = of_signal
         if place is not None:
             gradient[:, place] = self.noise_gradient(W.diagonal(dim1=-2, dim2=-1), noise)
-        return value.cpu().numpy(), gradient.cpu().numpy()
+        values, gradients = to_arrays(value, gradient)
+        return values, gradients
 
     @staticmethod
     def _one_by_one(evidence: ExactEvidence, theta: np.ndarray, slope: bool):

@@ -27,6 +27,7 @@ from skgp.kernels import split_noise
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
+from skgp.linalg.runtime import to_arrays
 from skgp.optim.bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
 
@@ -248,16 +249,18 @@ class NeighborPosterior(LogPosterior):
         ]
         return self
 
-    def _likelihoods(self, theta: Tensor, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        value, gradient = self.first._likelihoods(theta, slope)
-        theta = theta.detach().requires_grad_(slope)
+    def _likelihoods(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        value, gradient = self.first._likelihoods(u, slope)
+        theta = self.data.X.new_tensor(u).requires_grad_(slope)
         conditional = theta.new_zeros(())
         with torch.set_grad_enabled(slope):
             for (_, rows, weight), neighbors in zip(self.blocks, self._neighbors, strict=True):
                 each = leave_one_out_log_density(self.kernel, self.data, rows, neighbors, theta[0])
                 conditional = conditional + weight * each.sum()
         if gradient is not None and self.blocks:
-            gradient = gradient + torch.autograd.grad(conditional, theta)[0].cpu().numpy()
+            slopes = torch.autograd.grad(conditional, theta)[0]
+            conditional_value, of_conditional = to_arrays(conditional, slopes)
+            return value + conditional_value, gradient + of_conditional
         return value + conditional.item(), gradient
 
 

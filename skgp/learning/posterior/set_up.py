@@ -85,7 +85,7 @@ def set_up(
     """
     recorder = StopRecorder(callback)
     start = find_start(field.posterior, rng, starts, recorder)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    generator = field.generator(int(rng.integers(2**63)))
     gradient = first_gradient(field, generator, rank, start.u)
     found = ModeSearch(gradient, start.u, start.spread).run(max_iter, recorder)
     covariance = found.metric

@@ -47,6 +47,7 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
 from skgp.linalg.cg import ulisse
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
+from skgp.linalg.runtime import to_arrays
 
 Tell = Callable[[dict], None]
 SEEDS = 2**31 - 1  # mathematical
@@ -109,11 +110,17 @@ class StochasticGradient:
         r"""New probes: normal, or :math:`\pm 1` where there is no preconditioner, as in [1]_."""
         k = self.n_probes if n_probes is None else n_probes
         if len(self._pivots) == 0:
-            signs = torch.randint(0, 2, (k, len(self._y)), generator=generator)
+            shape = k, len(self._y)
+            signs = torch.randint(0, 2, shape, generator=generator, device=generator.device)
             return Probes(self._y.new_empty(k, 0), (2 * signs - 1).to(self._y))
-        e1 = torch.randn(k, len(self._pivots), generator=generator, dtype=torch.float32)
-        e2 = torch.randn(k, len(self._y), generator=generator, dtype=torch.float32)
+        options: dict[str, Any] = {"dtype": torch.float32, "device": generator.device}
+        e1 = torch.randn(k, len(self._pivots), generator=generator, **options)
+        e2 = torch.randn(k, len(self._y), generator=generator, **options)
         return Probes(e1.to(self._y), e2.to(self._y))
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Of the device of the data."""
+        return torch.Generator(self._y.device).manual_seed(seed)
 
     @torch.no_grad()
     def estimate(
@@ -156,10 +163,11 @@ class StochasticGradient:
         of_noise = (U * V).double().sum(0)  # (n,)
         signal_P, of_noise_P = nystrom.control(P, v)
         gradient = posterior.prior_gradient(u)
-        gradient[posterior.places] += (signal - signal_P).cpu().numpy()
+        by_noise = posterior.noise_gradient(of_noise - of_noise_P, noise)
+        slopes = to_arrays(signal - signal_P, by_noise)
+        gradient[posterior.places] += slopes[0]
         if place is not None:
-            by_noise = posterior.noise_gradient(of_noise - of_noise_P, noise)
-            gradient[place] += float(by_noise)
+            gradient[place] += slopes[1]
         return GradientEstimate(
             gradient, solved.n_iter, solved.converged, solved.iterate[0].clone()
         )
@@ -172,7 +180,7 @@ class _Nystrom:
         X = operator.inputs
         self._kernel, self._theta, self._X, self._M = kernel, theta, X, X[pivots]
         L = nystrom_root(kernel, self._M.double(), theta, operator.dtype)
-        eye = torch.eye(len(L)).to(L)
+        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
         #: Inverse of L_m, (r, r) in float64.
         self._inverse_root = torch.linalg.solve_triangular(L, eye, upper=False)
         root = without_subnormals(self._inverse_root, operator.dtype)
@@ -341,7 +349,7 @@ class SampledGradient:
     ) -> tuple[np.ndarray, Memory]:
         """Gradient (p,), NaN where the kernel matrix is singular, and what to remember."""
         memory = Memory() if memory is None else memory
-        coins = torch.Generator().manual_seed(int(rng.integers(SEEDS)))
+        coins = torch.Generator().manual_seed(int(rng.integers(SEEDS)))  # which Python looks at
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # counted instead
@@ -363,6 +371,6 @@ class SampledGradient:
         if self.anchor is not None:
             return self.anchor.estimate(field, u, entry, coins, memory.warm)
         if memory.entry != entry:
-            memory.probes = field.draw_probes(torch.Generator().manual_seed(entry))
+            memory.probes = field.draw_probes(field.generator(entry))
             memory.entry = entry
         return field.estimate(u, memory.probes, coins, warm=memory.warm)
