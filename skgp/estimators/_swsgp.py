@@ -18,6 +18,7 @@ from skgp.estimators.defaults import SWSGP_EXACT_ROWS
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.gram import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
+from skgp.linalg.runtime import to_arrays
 
 
 class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
@@ -132,7 +133,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
         learns from all rows afterwards. Below 100 rows none are held out.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+        Of fit and predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
@@ -312,7 +313,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
                 likelihood = self._make_likelihood(white)
                 offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
                 self._fit_variational(kernel, likelihood, rows, offset, backend, callback)
-                kernel, parameters = self._posterior.state.kernel, self._posterior.state.likelihood
+                state = self._posterior.state
+                kernel, parameters = state.kernel, state.likelihood.cpu()
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -362,7 +364,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
 
     def _append_kriging(self, data: Data) -> None:
         """Krige from these rows too."""
-        rows = data.to("cpu")
+        rows = data.to(self._posterior.device)
         model = self._posterior.appended(rows.X, rows.y[:, None], rows.weight)
         n = len(model.X)
         self.n_neighbors_ = self._neighbors_of(n, each_row=self._each_row, n_latent=1)
@@ -374,7 +376,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean_and_covariance(self, X):
-        X = to_tensor(self._inputs(X))
+        rows = to_tensor(self._inputs(X), device=self._posterior.device)
         union = self.joint_prediction == "union"
-        mean, covariance = self._posterior.mean_and_covariance(X, union=union)
-        return mean[:, 0].numpy(), covariance[0].numpy()
+        mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows, union=union))
+        return mean[:, 0], covariance[0]

@@ -141,7 +141,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         rows. q learns from all rows afterwards. Below 100 rows none are held out.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+        Of fit and predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
@@ -368,7 +368,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
             found = search_label_kernel(
                 found,
                 kernels,
-                data.to("cpu", torch.float64),
+                data.to(torch.float64),
                 n_neighbors=SWSGP_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),
@@ -402,7 +402,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
 
     def _fit_kriging(self, kernel: Kernel, data: Data, backend: Backend) -> None:
         """Keep the rows that labels are kriged from, with noise and link."""
-        rows = self._kriging_rows(data, backend).to("cpu", torch.float64)
+        rows = self._kriging_rows(data, backend)
         self._set_neighbors(len(distinct(rows.X)[0]), each_row=False, n_latent=1)
         model = krige_labels(
             kernel,
@@ -418,7 +418,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
 
     def _append_kriging(self, data: Data, backend: Backend) -> None:
         """Krige from these rows too; the link is learned anew."""
-        rows = data.to("cpu", torch.float64)
+        rows = data.to(self._posterior.device, torch.float64)
         targets = label_targets(label_codes(rows.y), len(self.classes_), torch.float64)
         model = self._posterior.appended(rows.X, targets, rows.weight)
         self.n_neighbors_ = self._neighbors_of(len(model.X), each_row=False, n_latent=1)
@@ -436,4 +436,4 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         return self._by_chunks(self._kriged_log_proba, X)
 
     def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
-        return self._posterior.log_probabilities(to_tensor(self._inputs(X))).numpy()
+        return self._evaluate("log_probabilities", self._inputs(X))[0]

@@ -296,14 +296,12 @@ class SWSGPMixin(BaseGP):
     def _set_summary(self, summary: Summary | None) -> None:
         """Keep what `partial_fit` must know of the rows seen."""
         self._summary = summary
-        if summary is not None:
-            self._summary = replace(summary, precision=summary.precision.cpu())
 
     def _set_posterior(self, state: SWSGPState) -> None:
         """Predict from this state from now on."""
-        state = state.to("cpu", torch.float64)
+        state = state.to(torch.float64)
         self._posterior = SWSGPPosterior(state, self.n_neighbors_, self.neighbors)
-        self.inducing_points_ = state.Z.numpy()
+        self.inducing_points_ = state.Z.cpu().numpy()
         self.n_inducing_ = state.n_inducing
 
     def _set_kriging(self, model: KrigingModel) -> None:
@@ -311,13 +309,13 @@ class SWSGPMixin(BaseGP):
         for name in ("kl_weight_", "elbo_", "polished_", "coupling_"):  # of an earlier method
             self.__dict__.pop(name, None)
         self._posterior = model
-        self.inducing_points_ = self._posterior.X.numpy()
+        self.inducing_points_ = self._posterior.X.cpu().numpy()
         self.n_inducing_ = len(self.inducing_points_)
         self.n_iter_ = 1
 
     def _kriging_rows(self, data: Data, backend: Backend) -> Data:
-        """Rows to krige from, on the CPU: all, or as many at random as ``n_inducing`` says."""
-        data = data.to("cpu", torch.float64)
+        """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
+        data = data.to(torch.float64)
         n = len(data)
         self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
         if self.n_inducing is None or self.n_inducing >= n:
@@ -331,7 +329,7 @@ class SWSGPMixin(BaseGP):
 
         ValueError if what was learned cannot be summed up.
         """
-        state, summary = self._posterior.state, self._summary
+        state, summary = self._posterior.state.to(backend.device), self._summary
         closed = state.root is not None and self.n_neighbors_ >= state.n_inducing and self._is_fixed
         if summary is None and not closed:
             raise ValueError(
@@ -344,18 +342,18 @@ class SWSGPMixin(BaseGP):
         M = min(max(room, state.n_inducing), state.n_inducing + len(data))
         self._each_row = self._each_row and state.n_inducing + len(data) <= room
         H = self._neighbors_of(M, each_row=self._each_row, n_latent=state.n_latent)
-        likelihood = likelihood.with_parameters(state.likelihood.to(backend.device))
+        likelihood = likelihood.with_parameters(state.likelihood)
         kl_weight = None if self.kl_weight == "auto" else float(self.kl_weight)
         steps: dict[str, Any] = {"max_inducing": room, "tol": self.tol}
         if closed and H >= M:
-            data, state = data.to(torch.float64), state.to(backend.device)
+            data = data.to(torch.float64)
             state = update_full(state, data, likelihood, kl_weight=kl_weight or 1.0, **steps)
         else:
             if summary is None:
                 state, summary = localized(state)
             state, summary = update(
-                state.to(backend.device).to(backend.dtype),
-                summary,
+                state.to(backend.dtype),
+                summary.to(backend.device),
                 data,
                 likelihood,
                 n_neighbors=H,
@@ -391,12 +389,12 @@ class SWSGPMixin(BaseGP):
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
-        mean, var = self._posterior.mean_and_variance(to_tensor(self._inputs(X)))
-        return mean.numpy(), var.reshape(len(mean), -1).expand_as(mean).numpy()
+        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
+        return mean, np.broadcast_to(var.reshape(len(mean), -1), mean.shape)
 
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
-        return self._posterior.mean(to_tensor(self._inputs(X))).numpy()
+        return self._evaluate("mean", self._inputs(X))[0]
 
 
 def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

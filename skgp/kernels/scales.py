@@ -146,7 +146,7 @@ def inverse_length_scales(kernel: Kernel, X: Tensor) -> Tensor | None:
     relative = inverse / inverse[:, :1]
     if not np.allclose(relative, relative[0], rtol=ALIKE, atol=0.0):
         return None
-    return torch.tensor(inverse[0], device=X.device)
+    return constant(inverse[0], dtype=torch.float64, device=X.device)
 
 
 def _length_scales(kernel: Kernel) -> list[np.ndarray] | None:

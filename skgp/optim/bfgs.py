@@ -124,7 +124,8 @@ def minimize_lbfgs(
         if isinstance(loss, tuple):
             return loss[0], _to_vector(loss[1][name] for name in leaves)
         parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return loss.item(), _to_vector(parts)
+        value_and_gradient = _to_vector([loss, *parts])
+        return float(value_and_gradient[0]), value_and_gradient[1:]
 
     def after_iteration(intermediate_result) -> None:
         result.n_iter += 1
@@ -153,8 +154,8 @@ def minimize_lbfgs(
 
 
 def _to_vector(tensors) -> np.ndarray:
-    """Concatenate tensors to one float64 vector."""
-    return np.concatenate([t.detach().cpu().double().numpy().ravel() for t in tensors])
+    """Concatenate tensors of one device to one float64 vector, in one transfer."""
+    return torch.cat([t.detach().double().reshape(-1) for t in tensors]).cpu().numpy()
 
 
 def _box(start: Mapping[str, Tensor], bounds) -> tuple[np.ndarray, np.ndarray]:

@@ -93,8 +93,8 @@ class PriorAssembly:
         self._constant = tiles.Z.new_zeros(())
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._n_pending = 0
-        dtype = self._constant.cpu().numpy().dtype
-        self._half = sparse.csr_matrix((len(tiles.Z), len(tiles.Z)), dtype=dtype)
+        make = _HalfOnHost if self.Z.device.type == "cpu" else _HalfOnDevice
+        self._half: _HalfOnHost | _HalfOnDevice = make(tiles.Z)
 
     def add(self, local: LocalConditionals, share: Tensor) -> None:
         """Add rows of the shares (b,)."""
@@ -114,22 +114,66 @@ class PriorAssembly:
     def prior(self) -> LocalPrior:
         """What was added so far."""
         self._flush()
-        # Conversions sort the columns of each row, without which sums are slow.
-        lower = self._half.T.tocsr()
-        matrix = lower + lower.T.tocsr()
-        arrays = matrix.indptr, matrix.indices, matrix.data
-        starts, columns, values = (torch.from_numpy(array).to(self.Z.device) for array in arrays)
-        Q = compressed_rows(starts, columns, values, matrix.shape)
+        M = len(self.Z)
+        Q = compressed_rows(*self._half.symmetric(), (M, M))
         sums = self._diagonal.clone(), self._mass.clone(), self._constant.clone()
         return LocalPrior(Q, *sums, prior_variance(self.kernel, self.Z))
 
     def _flush(self) -> None:
         if not self._pending:
             return
-        pending = zip(*self._pending, strict=True)
-        active, upper = (torch.cat(part).cpu().numpy() for part in pending)
+        active, upper = map(torch.cat, zip(*self._pending, strict=True))
         self._pending, self._n_pending = [], 0
-        self._half = self._half + _scatter(active, upper, len(self.Z))
+        self._half.add(active, upper)
+
+
+class _HalfOnHost:
+    """The sum of upper triangles of local inverses, diagonals halved, by SciPy."""
+
+    def __init__(self, Z: Tensor) -> None:
+        self._sum = sparse.csr_matrix((len(Z), len(Z)), dtype=Z[:0].numpy().dtype)
+
+    def add(self, active: Tensor, upper: Tensor) -> None:
+        """Add triangles (n, H (H + 1) / 2) of the points `active` (n, H)."""
+        self._sum = self._sum + _scatter(active.numpy(), upper.numpy(), self._sum.shape[0])
+
+    def symmetric(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum and its transpose: starts (M + 1,) of the rows, columns and values (nnz,)."""
+        # Conversions sort the columns of each row, without which sums are slow.
+        lower = self._sum.T.tocsr()
+        matrix = lower + lower.T.tocsr()
+        starts, columns, values = map(
+            torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data)
+        )
+        return starts, columns, values
+
+
+class _HalfOnDevice:
+    """The same where a GPU sorts the entries."""
+
+    def __init__(self, Z: Tensor) -> None:
+        self._M = len(Z)
+        self._key = torch.empty(0, dtype=torch.int64, device=Z.device)  # row M + column, rising
+        self._values = Z.new_empty(0)
+
+    def add(self, active: Tensor, upper: Tensor) -> None:
+        """As of `_HalfOnHost`."""
+        row, column = torch.triu_indices(*(active.shape[1],) * 2, device=active.device)
+        key = (active[:, row] * self._M + active[:, column]).reshape(-1)
+        self._key, self._values = self._summed(key, upper.reshape(-1))
+
+    def symmetric(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As of `_HalfOnHost`."""
+        M = self._M
+        key, values = self._summed(self._key % M * M + self._key // M, self._values)
+        counts = (key // M).bincount(minlength=M).cumsum(0)
+        return torch.cat([counts.new_zeros(1), counts]), key % M, values
+
+    def _summed(self, key: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum so far and more entries (k,)."""
+        key, place = torch.cat([self._key, key]).unique(return_inverse=True)
+        values = torch.cat([self._values, values])
+        return key, values.new_zeros(len(key)).index_add_(0, place, values)
 
 
 def _scatter(active: np.ndarray, upper: np.ndarray, M: int) -> sparse.csr_matrix:

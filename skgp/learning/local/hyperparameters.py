@@ -396,5 +396,5 @@ def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
         direction = standard_normal(data.y.shape[1], 1, generator)[:, 0]
         y = data.y @ direction.to(data.y.device)
     y = (y - y.mean()) / y.std().clamp_min(1e-12)
-    weight = None if data.weight is None else data.weight.numpy()
-    return merge_replicates(data.X.numpy(), y.numpy(), weight, torch.device("cpu"))
+    weight = None if data.weight is None else data.weight.cpu().numpy()
+    return merge_replicates(data.X.cpu().numpy(), y.cpu().numpy(), weight, data.X.device)

@@ -1,0 +1,105 @@
+"""SWSGPRegressor and SWSGPClassifier on a device: equal to the CPU, few transfers."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from skgp.inference.neighbors import system
+from tests.devices.common import (
+    PRETENDED,
+    cases,
+    check,
+    fit_counts,
+    more_rows,
+    predict_counts,
+)
+from tests.golden.problems import problem
+
+CASES = cases(
+    """
+[SWSGPRegressor]
+weighted:
+smooth2: dtype=float32 n_inducing=20 n_neighbors=8 max_iter=5
+smooth2: n_inducing=20 n_neighbors=8 max_iter=5 covariance=full init=k-means
+smooth2: n_inducing=20 n_neighbors=8 max_iter=5 solver=adam batch_size=30
+wide: n_inducing=20 n_neighbors=8 max_iter=5 projection=2 joint_prediction=union
+smooth2/parts: method=kriging n_neighbors=8
+smooth2/parts: n_inducing=20 n_neighbors=8 max_iter=5 inducing=fixed
+outliers: likelihood=student_t n_inducing=15 n_neighbors=6 max_iter=3 optimizer=None
+exposed: likelihood=poisson n_inducing=20 n_neighbors=8 max_iter=3
+
+[SWSGPClassifier]
+moons: n_inducing=20 n_neighbors=8 max_iter=3 init=greedy
+iris: n_inducing=20 n_neighbors=8 max_iter=3 likelihood=logit optimizer=None
+moons/parts: method=kriging n_neighbors=8
+"""
+)
+NATURAL, MINIBATCHES, KRIGING = cases(
+    """
+[SWSGPRegressor]
+smooth2: n_inducing=20 n_neighbors=8 optimizer=None
+smooth2: n_inducing=20 n_neighbors=8 optimizer=None solver=adam batch_size=30 max_iter=4
+smooth2: method=kriging n_neighbors=8 optimizer=None
+"""
+)
+
+
+@pytest.fixture
+def same_sums(monkeypatch):
+    """The divergences are summed on the CPU as on a device: the same numbers in the same order."""
+    monkeypatch.setattr(system, "_HalfOnHost", system._HalfOnDevice)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.estimator}-{case}")
+def test_routes_are_those_of_the_cpu(case, device, same_sums):
+    check(case, device)
+
+
+def test_divergences_summed_on_a_device_are_those_of_scipy():
+    generator = torch.Generator().manual_seed(0)
+    Z = torch.zeros(30, 1, dtype=torch.float64)
+    halves = system._HalfOnHost(Z), system._HalfOnDevice(Z)
+    for _ in range(2):
+        active = torch.stack([torch.randperm(30, generator=generator)[:4] for _ in range(50)])
+        upper = torch.randn(50, 10, generator=generator, dtype=torch.float64)
+        for half in halves:
+            half.add(active, upper)
+    host, there = (
+        system.compressed_rows(*half.symmetric(), (30, 30)).to_dense() for half in halves
+    )
+    torch.testing.assert_close(there, host, rtol=0, atol=1e-13)
+
+
+def _crossings(counts) -> tuple[int, int]:
+    return counts["to_device"], counts["to_host"]
+
+
+@pytest.mark.parametrize("case", [NATURAL, MINIBATCHES, KRIGING], ids=str)
+def test_no_more_crosses_for_more_rows(case):
+    assert _crossings(fit_counts(case, more_rows)) == _crossings(fit_counts(case))
+
+
+def test_no_more_crosses_for_more_minibatches():
+    few = fit_counts(MINIBATCHES)
+    assert _crossings(fit_counts(MINIBATCHES, max_iter=12)) == _crossings(few)
+
+
+@pytest.mark.parametrize("case", [NATURAL, KRIGING], ids=str)
+def test_a_prediction_crosses_once_each_way(case):
+    again = predict_counts(case, "predict", return_std=True)
+    assert again["to_host"] == 1
+    assert again["to_device"] <= 8  # the rows; at the first prediction, what they are searched by
+
+
+@pytest.mark.parametrize("case", [NATURAL, KRIGING], ids=str)
+def test_rows_may_join_a_model_that_was_stored(case):
+    data = problem(case.problem)
+    with PRETENDED.entered():
+        model = case.make(data.X.shape[1], device="cuda")
+        model.fit(data.X[:30], data.y[:30])
+        stored = pickle.loads(pickle.dumps(model))  # on the CPU, and the device is there
+        for each in (model, stored):
+            each.partial_fit(data.X[30:], data.y[30:])
+        np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
