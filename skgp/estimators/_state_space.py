@@ -19,6 +19,7 @@ from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.kernels import split_noise
+from skgp.linalg.runtime import to_arrays
 
 
 class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
@@ -74,7 +75,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     random_state : int, RandomState instance or None, default=None
         Not used by the fit, which draws nothing.
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+        Of fit and predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64"}, default="float64"
         Single precision is refused.
     n_jobs : int or None, default=None
@@ -242,12 +243,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     # ---- prediction ------------------------------------------------------------------------
 
     def _latent_mean_and_covariance(self, X):
-        mean, covariance = self._states[0].covariance(self._inputs(X))
-        return mean.numpy(), covariance.numpy()
+        mean, covariance = to_arrays(*self._states[0].covariance(self._inputs(X)))
+        return mean, covariance
 
     def _latent_samples(self, X, n_samples, rng):
-        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-        return self._states[0].samples(self._inputs(X), n_samples, generator).numpy()
+        x, seed = self._inputs(X), int(rng.randint(2**31 - 1))
+        generator = torch.Generator(x.device).manual_seed(seed)
+        return self._states[0].samples(x, n_samples, generator).cpu().numpy()
 
 
 def observed_rows(

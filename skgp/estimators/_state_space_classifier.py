@@ -55,7 +55,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     random_state : int, RandomState instance or None, default=None
         Not used by the fit, which draws nothing.
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu". Predictions run on the CPU.
+        Of fit and predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64"}, default="float64"
         Single precision is refused.
     n_jobs : int or None, default=None

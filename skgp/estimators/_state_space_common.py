@@ -31,6 +31,7 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
 State = SeriesState | InducingState | AdditiveState
@@ -78,7 +79,7 @@ class StateSpaceMixin(BaseGP):
         state = self._states[0]
         if not isinstance(state, InducingState):
             raise AttributeError("There are no inducing states; give n_inducing and one column.")
-        return state.knots.numpy()[:, None]
+        return state.knots.cpu().numpy()[:, None]
 
     @property
     def component_kernels_(self) -> list[Kernel]:
@@ -109,7 +110,7 @@ class StateSpaceMixin(BaseGP):
         """
         x = self._inputs(self._validate_prediction(X))
         found = [state.components(x) for state in self._states]
-        mean, var = (torch.stack(part, dim=2).numpy() for part in zip(*found, strict=True))
+        mean, var = to_arrays(*(torch.stack(part, dim=2) for part in zip(*found, strict=True)))
         if len(found) == 1:
             mean, var = mean[:, :, 0], var[:, :, 0]
         scale = getattr(self, "y_scale_", 1.0)
@@ -248,7 +249,7 @@ class StateSpaceMixin(BaseGP):
             return
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
-            state.with_rows(series, learned).to("cpu")  # type: ignore[union-attr]
+            state.to(backend.device).with_rows(series, learned)
             for state, series in zip(self._states, _series(data), strict=True)
         ]
 
@@ -261,11 +262,12 @@ class StateSpaceMixin(BaseGP):
                 f"{STREAM_ROWS} rows, which keeps nothing that others could join. Call fit with "
                 "all rows, or begin the stream with partial_fit on a new estimator."
             )
-        if isinstance(self._stream, AdditiveStatistics):
-            stream = copy.deepcopy(self._stream)
+        before = self._stream.to(data.X.device)
+        if isinstance(before, AdditiveStatistics):
+            stream = copy.deepcopy(before)
             stream.add(data.X, data.y[:, 0], data.weight)
         else:
-            stream = self._stream_of(joined(self._stream, data), likelihood)
+            stream = self._stream_of(joined(before, data), likelihood)
         fits = self._fit_additive(
             [_parts(state) for state in self._states],
             stream,
@@ -287,7 +289,7 @@ class StateSpaceMixin(BaseGP):
         self.history_ = {"solve": [value for fit in fits for value in fit.history]}
 
     def _set_states(self, fits: Sequence[Fit]) -> None:
-        self._states = [state.to("cpu") for fit in fits for state in fit.states]
+        self._states = [state for fit in fits for state in fit.states]
         self._evidence = float(sum(fit.value for fit in fits))
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
@@ -308,14 +310,14 @@ class StateSpaceMixin(BaseGP):
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         """Rows as the states take them: times (n,), or the columns that have a component."""
-        x = to_tensor(X[:, self._columns])
+        x = to_tensor(X[:, self._columns], device=self._states[0].device)
         return x[:, 0] if isinstance(self._states[0], SeriesState | InducingState) else x
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""
         x = self._inputs(X)
         found = [state.moments(x) for state in self._states]
-        mean, var = (torch.stack(part, dim=1).numpy() for part in zip(*found, strict=True))
+        mean, var = to_arrays(*(torch.stack(part, dim=1) for part in zip(*found, strict=True)))
         return mean, var
 
     def _means(self, X: np.ndarray) -> np.ndarray:

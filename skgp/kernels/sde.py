@@ -34,6 +34,8 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
+from skgp.linalg.runtime import constant_like
+
 from .defaults import TILE_ENTRIES, TOLERANCE
 from .expression import Binder, check_kernel, summands
 from .sde_expression import check_one_input, expand
@@ -207,6 +209,14 @@ class Dynamics:
         """P0, (d, d), covariance of the state at any one time."""
         return torch.block_diag(*(block.stationary for _, block in self.blocks))
 
+    def prior_at(self, x: Tensor) -> Tensor:
+        """P0 (d, d) where x lies."""
+        return constant_like(self.stationary, x)
+
+    def observation_at(self, x: Tensor) -> Tensor:
+        """H (d,) where x lies."""
+        return constant_like(self.observation, x)
+
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Transition matrices F and noise covariances Q (d, d, n), s' = F s + N(0, Q).
 
@@ -337,8 +347,9 @@ class Block:
                 by_rate[i] += (barred * self._noise_slope(factors, i, gap)).sum()
         by_rate *= self.variance
         for i in range(len(self.primitives)):
-            by_rate[i] += (self._generator(i).to(spread) * spread).sum()
-        return float(by_variance) * self.variance, by_rate.tolist()
+            by_rate[i] += (constant_like(self._generator(i), spread) * spread).sum()
+        value, *slopes = torch.cat([by_variance[None], by_rate]).tolist()
+        return value * self.variance, slopes
 
     def _finite(self, gaps: Tensor) -> Tensor:
         """Gaps capped where the component has forgotten all: there F = 0 and Q = P0."""
@@ -371,9 +382,9 @@ class Block:
             one = gap.new_ones(1, 1, len(gap))
             return one, torch.zeros_like(one)
         (F, Q), noisy = factors[0], self.primitives[0].is_noisy
-        P = self.primitives[0].stationary.to(gap)[..., None]
+        P = constant_like(self.primitives[0].stationary, gap)[..., None]
         for p, (F2, Q2) in zip(self.primitives[1:], factors[1:], strict=True):
-            P2 = p.stationary.to(gap)[..., None]
+            P2 = constant_like(p.stationary, gap)[..., None]
             product = _kron(Q, P2)
             if p.is_noisy:
                 product += _kron(P - Q if noisy else P, Q2)
@@ -385,10 +396,10 @@ class Block:
         parts = []
         for j, (p, (F, Q)) in enumerate(zip(self.primitives, factors, strict=True)):
             if j == i:
-                w = F[:, -1] * p.noise[-1].to(F)
+                w = F[:, -1] * float(p.noise[-1])
                 parts.append(w[:, None] * (self.rates[i] * gap * w))
             else:
-                P = p.stationary.to(Q)[..., None]
+                P = constant_like(p.stationary, Q)[..., None]
                 parts.append(P - Q if p.is_noisy else P)
         return reduce(_kron, parts)
 

@@ -54,6 +54,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.linalg.runtime import constant_like
+
 __all__ = [
     "GAUSSIAN4",
     "GAUSSIAN6",
@@ -308,19 +310,19 @@ class Rational(Primitive):
         self._fill_modes(r, F, Q)
         if low < self.switch:
             near = (r < self.switch).nonzero()[:, 0]
-            small = [torch.empty(*F.shape[:2], len(near)).to(r) for _ in range(2)]
+            small = [r.new_empty(*F.shape[:2], len(near)) for _ in range(2)]
             self._fill_series(r[near], self.switch, *small)
             F[..., near], Q[..., near] = small
 
     def _fill_series(self, r: Tensor, high: float, F: Tensor, Q: Tensor) -> None:
         d = self.n_states
         n_terms = _n_terms(self._spread * high, 2 * d - 1)
-        powers = torch.ones(n_terms, len(r)).to(r)
+        powers = r.new_ones(n_terms, len(r))
         for n in range(1, n_terms):
             torch.mul(powers[n - 1], r, out=powers[n])
         decay = torch.exp(-self._shift * r)
         for out, series, factor in zip((F, Q), self._series, (decay, decay * decay), strict=True):
-            coefficients = torch.from_numpy(series[..., :n_terms]).to(r).reshape(d * d, -1)
+            coefficients = constant_like(series[..., :n_terms], r).reshape(d * d, -1)
             torch.mul((coefficients @ powers).reshape(out.shape), factor, out=out)
 
     @property
@@ -331,14 +333,14 @@ class Rational(Primitive):
 
     def _fill_modes(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         d = self.n_states
-        a, b = (torch.from_numpy(v).to(r)[:, None] for v in (self._decays, self._frequencies))
+        a, b = (constant_like(v, r)[:, None] for v in (self._decays, self._frequencies))
         decay, phase = torch.exp(-a * r), b * r
         waves = torch.cat([decay * phase.cos(), decay * phase.sin()])  # (d, m)
-        modes, squares = (torch.from_numpy(m).to(r).reshape(d * d, -1) for m in self._modes)
+        modes, squares = (constant_like(m, r).reshape(d * d, -1) for m in self._modes)
         F.copy_((modes @ waves).reshape(F.shape))
-        u, v = torch.triu_indices(d, d)
+        u, v = torch.triu_indices(d, d, device=r.device)
         lost = (squares @ (waves[u] * waves[v])).reshape(Q.shape)
-        torch.sub(self.stationary.to(r)[..., None], lost, out=Q)
+        torch.sub(constant_like(self.stationary, r)[..., None], lost, out=Q)
 
 
 def _moments(poles: np.ndarray, count: int) -> np.ndarray:

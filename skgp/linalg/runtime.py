@@ -50,6 +50,7 @@ __all__ = [
     "TensorState",
     "WithinBudget",
     "constant",
+    "constant_like",
     "free_memory",
     "large_operation",
     "memory_budget",
@@ -304,7 +305,13 @@ def constant(
     return _kept(array.tobytes(), array.shape, dtype, device)
 
 
+def constant_like(values: Any, x: Tensor) -> Tensor:
+    """`constant` in the dtype and on the device of x."""
+    return constant(values, dtype=x.dtype, device=x.device)
+
+
 @functools.lru_cache(maxsize=KEPT_CONSTANTS)
+@torch.inference_mode(False)  # whatever the mode of who asks first
 def _kept(numbers: bytes, shape: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
     array = np.frombuffer(numbers).reshape(shape)
     return torch.tensor(array, dtype=dtype, device=device)

@@ -52,13 +52,13 @@ from skgp.inference.markov.additive_bins import (
 )
 from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
 from skgp.inference.markov.sites import SiteBound, SiteFit
-from skgp.inference.markov.smoother import DensePrior
+from skgp.inference.markov.smoother import Prior
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, constant_like
 
 
 class AdditiveState(TensorState, ABC):
@@ -89,7 +89,8 @@ class AdditiveState(TensorState, ABC):
     def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws of the sum, (n, n_samples). O(n^3)."""
         mean, covariance = self.covariance(X)
-        noise = torch.randn(len(X), n_samples, generator=generator, dtype=X.dtype)
+        shape = len(X), n_samples
+        noise = torch.randn(shape, generator=generator, dtype=X.dtype, device=X.device)
         return mean[:, None] + jittered_cholesky(covariance).factor @ noise
 
 
@@ -232,7 +233,7 @@ class RowsState(LazyState, AdditiveState):
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """O(n m^2 c)."""
         q, levels = self.posterior
-        prior_var = X.new_tensor(q.prior.covariances.variances)
+        prior_var = constant_like(q.prior.covariances.variances, X)
         mean, var = torch.empty_like(X), torch.empty_like(X)
         for rows, x in self._batches(X):
             k = q.prior.covariances.each(x, q.prior.x)  # (c, b, m)
@@ -315,13 +316,11 @@ class BinnedRows(Rows):
         """Of each bin, (M,)."""
         return bin_sums(self.bins, self.index, self.weighted(values))
 
-    def prior(self, dynamics: Sequence[Any]) -> list[DensePrior]:
+    def prior(self, dynamics: Sequence[Any]) -> list[Prior]:
         """Covariances at the bins of each column."""
         return bin_priors(dynamics, self.bins.columns)
 
-    def posterior(
-        self, prior: list[DensePrior], linear: Tensor, curved: Tensor
-    ) -> AdditivePosterior:
+    def posterior(self, prior: list[Prior], linear: Tensor, curved: Tensor) -> AdditivePosterior:
         """From the cross tables of the sites; O(n c^2) and O(M^3)."""
         size = len(self.bins.values)
         cross = linear.new_zeros(size, size)

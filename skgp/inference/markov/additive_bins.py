@@ -62,9 +62,9 @@ from torch import Tensor
 
 from skgp.inference.defaults import CELLS, FEWEST_BINS
 from skgp.inference.markov.series import Lags
-from skgp.inference.markov.smoother import DensePrior
+from skgp.inference.markov.smoother import DensePrior, DevicePrior, Prior
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, constant
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Bins(TensorState):
                 f"{tuple(X.shape)}."
             )
         dtype = torch.int16 if max(self.sizes) <= torch.iinfo(torch.int16).max else torch.int32
-        found = torch.empty(X.shape[1], len(X), dtype=dtype)
+        found = torch.empty(X.shape[1], len(X), dtype=dtype, device=X.device)
         for column, part in enumerate(self.slices):
             edges = self.edges[part][:-1].contiguous()
             found[column] = torch.bucketize(X[:, column].contiguous(), edges, out_int32=True)
@@ -180,8 +180,9 @@ def add_cross_tables(table: Tensor, bins: Bins, index: Tensor, weight: Tensor | 
             some = slice(first, min(first + width, c))
             across = slice(parts[first].start, parts[some.stop - 1].stop)
             size = across.stop - across.start
-            starts = torch.tensor([part.start - across.start for part in parts[some]])
-            cell = index[some] + starts.to(index.device)[:, None] + size * index[j].long()
+            starts = [part.start - across.start for part in parts[some]]
+            offsets = constant(starts, dtype=torch.int64, device=index.device)[:, None]
+            cell = index[some] + offsets + size * index[j].long()
             each = None if weight is None else weight.expand_as(cell).reshape(-1)
             counts = torch.bincount(cell.reshape(-1), each, sizes[j] * size)
             counts = counts.reshape(sizes[j], size)
@@ -222,8 +223,8 @@ class AdditiveStatistics(TensorState):
     def empty(cls, bins: Bins, origin: float = 0.0) -> "AdditiveStatistics":
         """Statistics of no rows."""
         size = len(bins.values)
-        cross = torch.zeros(size, size, dtype=torch.float64)
-        return cls(bins, cross, torch.zeros(size, dtype=torch.float64), origin=origin)
+        cross = bins.values.new_zeros(size, size)
+        return cls(bins, cross, bins.values.new_zeros(size), origin=origin)
 
     def add(self, X: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Take in a batch of rows X (n, c), y (n,), in O(n c^2); a weight of 2 is two rows."""
@@ -262,9 +263,11 @@ class Tables:
         return self.cross.diagonal() * self.scale
 
 
-def bin_priors(dynamics: Sequence[Any], columns: Sequence[Tensor]) -> list[DensePrior]:
+def bin_priors(dynamics: Sequence[Any], columns: Sequence[Tensor]) -> list[Prior]:
     """Covariances of the components at the bins (m_j,) of each column."""
     pairs = zip(dynamics, columns, strict=True)
+    if any(t.device.type != "cpu" for t in columns):
+        return [DevicePrior(each, t) for each, t in pairs]
     return [DensePrior(each, Lags.between(t.diff(prepend=t[:1]))) for each, t in pairs]
 
 
@@ -277,10 +280,10 @@ class AdditivePosterior:
     of M x M.
     """
 
-    def __init__(self, priors: Sequence[DensePrior], tables: Tables, joint: bool) -> None:
+    def __init__(self, priors: Sequence[Prior], tables: Tables, joint: bool) -> None:
         self.priors, self.tables, self.joint = priors, tables, joint
         self.weight = tables.weight
-        ends = torch.tensor([0] + [len(prior.K) for prior in priors]).cumsum(0).tolist()
+        ends = torch.tensor([0] + [len(prior.covariance) for prior in priors]).cumsum(0).tolist()
         self.parts = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.roots, log_dets = zip(*map(self._root, self.priors, self.parts), strict=True)
         self._OR = self._others_root()
@@ -352,7 +355,7 @@ class AdditivePosterior:
             if self.joint:
                 U = self._T[part] - D[:, None] * self._ST[j]
                 K_bar += U @ U.T
-            found.append(prior.contract(K_bar.numpy()))
+            found.append(prior.pull(K_bar))
         return found
 
     @property
@@ -368,9 +371,9 @@ class AdditivePosterior:
         """``S_j T_j``, (m_j, M) each."""
         return [R @ (R.T @ self._T[p]) for R, p in zip(self.roots, self.parts, strict=True)]
 
-    def _root(self, prior: DensePrior, part: slice) -> tuple[Tensor, Tensor]:
+    def _root(self, prior: Prior, part: slice) -> tuple[Tensor, Tensor]:
         """R (m, m) and log|I + K D|."""
-        L = jittered_cholesky(torch.from_numpy(prior.K)).factor
+        L = jittered_cholesky(prior.covariance).factor
         inner = (L.T * self.weight[part]) @ L
         inner.diagonal().add_(1.0)
         C = jittered_cholesky(inner).factor

@@ -40,6 +40,7 @@ from torch import Tensor
 from skgp.inference.defaults import COVARIANCES
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.runtime import constant, constant_like
 
 
 def _matern12(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,11 +96,12 @@ class _Group:
 
     def gaps(self, left: Tensor, right: Tensor) -> Tensor:
         """Distances (g, n, m) of the inputs (c, n) and (c, m)."""
-        return (left[self.columns, :, None] - right[self.columns, None]).abs_()
+        columns = constant(self.columns, dtype=torch.int64, device=left.device)
+        return (left[columns, :, None] - right[columns, None]).abs_()
 
     def factors(self, gaps: Tensor) -> list[tuple[Tensor, Tensor]]:
         """c and r c' of each factor, (g, n, m)."""
-        rates = gaps.new_tensor(self.rates)
+        rates = constant_like(self.rates, gaps)
         return [
             CORRELATIONS[name](gaps * rates[:, i, None, None]) for i, name in enumerate(self.names)
         ]
@@ -114,7 +116,7 @@ class _Group:
     def slopes(self, left: Tensor, right: Tensor, K_bar: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Contractions (g,) of K_bar (n, m) with the derivatives in log variances and log rates."""
         gaps = self.gaps(left, right)
-        variances, bar = gaps.new_tensor(self.variances), K_bar.reshape(-1)
+        variances, bar = constant_like(self.variances, gaps), K_bar.reshape(-1)
 
         def contract(values: Tensor) -> Tensor:
             return variances * (values.reshape(len(values), -1) @ bar)
@@ -169,8 +171,8 @@ class Covariances:
         """Covariances of the components between inputs (c, n) and (c, m), (c, n, m)."""
         found = left.new_zeros(len(left), left.shape[1], right.shape[1])
         for group in self._groups:
-            variances = left.new_tensor(group.variances)[:, None, None]
-            columns = torch.tensor(group.columns, device=left.device)
+            variances = constant_like(group.variances, left)[:, None, None]
+            columns = constant(group.columns, dtype=torch.int64, device=left.device)
             found.index_add_(0, columns, group.correlations(left, right).mul_(variances))
         return found
 
@@ -201,16 +203,16 @@ class Covariances:
             bar = lower[rows, : rows.stop]
             for group in self._groups:
                 slope, slopes = group.slopes(x[:, rows], x[:, : rows.stop], bar)
-                total[group.places] += slope
-                for at, each in zip(zip(*group.rate_places, strict=True), slopes, strict=True):
-                    total[list(at)] += each
+                places = [group.places, *zip(*group.rate_places, strict=True)]
+                for at, each in zip(places, [slope, *slopes], strict=True):
+                    total[constant(at, dtype=torch.int64, device=x.device)] += each
         return list(total.cpu().split(self._sizes))
 
     def _sum(self, left: Tensor, right: Tensor) -> Tensor:
         found = left.new_zeros(left.shape[1] * right.shape[1])
         for group in self._groups:
             values = group.correlations(left, right).reshape(len(group.columns), -1)
-            found += left.new_tensor(group.variances) @ values
+            found += constant_like(group.variances, left) @ values
         return found.reshape(left.shape[1], -1)
 
     def _rows(self, n: int, m: int) -> Iterator[slice]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from skgp.inference.defaults import ENTRIES, PAIRS
 from skgp.inference.markov.elements import Chain, PairPosterior, PairSites
 from skgp.kernels.sde import Dynamics
+from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import inner, inverse_and_log_det, matmul, matvec, outer
 
 
@@ -50,7 +51,7 @@ class Conditionals:
         """Joint covariance of f, (n, n); O((n + M d)^2 d)."""
         d, n_knots = len(self.h) // 2, len(self.knots)
         weights = self.h.new_zeros(len(self.x), n_knots + 2, d)
-        row = torch.arange(len(self.x))
+        row = torch.arange(len(self.x), device=self.x.device)
         weights[row, self.interval], weights[row, self.interval + 1] = self.h.T.split(d, 1)
         weights = weights[:, 1:-1].reshape(len(self.x), -1)
         return weights @ pairs.joint_covariance() @ weights.T + self._residual_covariance()
@@ -66,7 +67,11 @@ class Conditionals:
         first, second = later.nonzero(as_tuple=True)
         values = self.x.new_empty(len(first))
         for i, j, at in zip(
-            *(t.split(PAIRS) for t in (first, second, torch.arange(len(first)))), strict=True
+            *(
+                t.split(PAIRS)
+                for t in (first, second, torch.arange(len(first), device=first.device))
+            ),
+            strict=True,
         ):
             F, _ = self.chain.dynamics.transition(self.x[j] - self.x[i])
             ahead = inner(self.observation[:, None], matvec(F, legs.q[:, i]))
@@ -136,7 +141,7 @@ def condition(
         chain,
         knots,
         x,
-        dynamics.observation.to(x) if observation is None else observation,
+        dynamics.observation_at(x) if observation is None else observation,
         interval,
         x.new_empty(2 * dynamics.n_states, len(x)),
         torch.empty_like(x),
@@ -178,7 +183,7 @@ class _Legs:
         H = rows_of.observation[:, None]
         F1, Q1 = dynamics.transition(before)
         F1 = F1 * has_before
-        outside = matvec(dynamics.stationary.to(x)[..., None], H)
+        outside = matvec(dynamics.prior_at(x)[..., None], H)
         q = torch.where(has_before, matvec(Q1, H), outside)
         F2, Q2 = dynamics.transition(after)
         c = matvec(F2, q) * has_after
@@ -227,7 +232,7 @@ class _Backward:
         chain = self.forward.chain
         parameters = self.parameters + chain.gradient(self.F_bar, self.Q_bar)
         between = self.slope(chain.F, self.F_bar, self.Q_bar)
-        between[[0, -1]] = 0.0
+        between[0] = between[-1] = 0.0
         # Knot k ends interval k and begins interval k + 1.
         sums, size = self.forward._interval_sums, len(between)
         ends, begins = sums(self.after, size) + between, sums(self.before, size) + between
@@ -243,7 +248,7 @@ class _GapSlope:
         self.L = -(product + product.mT)
 
     def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
-        A, L = self.A.to(F)[..., None], self.L.to(F)[..., None]
+        A, L = (constant_like(each, F)[..., None] for each in (self.A, self.L))
         spread = matmul(matmul(F, L), F.transpose(0, 1))
         return (F_bar * matmul(A, F) + Q_bar * spread).sum((0, 1))
 

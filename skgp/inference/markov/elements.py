@@ -265,7 +265,7 @@ class Chain:
         """The chain at knots (M,), rising; O(M d^2)."""
         gaps = knots.diff()
         F, Q = dynamics.transition(gaps)
-        outside = dynamics.stationary.to(knots)[..., None]
+        outside = dynamics.prior_at(knots)[..., None]
         apart = torch.zeros_like(outside)
         F = torch.cat([apart, F, apart], -1)
         return Chain(dynamics, gaps, F, torch.cat([outside, Q, outside], -1))

@@ -168,7 +168,7 @@ def place_knots(times: Tensor, n_knots: int | None = None, *, scale: float | Non
         raise ValueError(f"n_knots must be at least 1; got {n_knots}.")
     n = len(times)
     size = min(n, MAX_KNOTS if n_knots is None else n_knots)
-    index = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
+    index = torch.linspace(0, n - 1, size, dtype=torch.float64, device=times.device).round().long()
     if n_knots is None and scale is not None and size > 1:
         index = _refined(times, index, scale / PER_SCALE)
     return times[index]
@@ -177,7 +177,7 @@ def place_knots(times: Tensor, n_knots: int | None = None, *, scale: float | Non
 def _refined(times: Tensor, index: Tensor, spacing: float) -> Tensor:
     """Positions of knots among the times, with those added that wide intervals ask for."""
     start = times[index[:-1]]
-    owner = torch.searchsorted(index, torch.arange(len(times)), right=True) - 1
+    owner = torch.searchsorted(index, torch.arange(len(times), device=times.device), right=True) - 1
     owner = owner.clamp_max(len(start) - 1)
     # The first time of every cell of the spacing, counted from the knot before.
     cell = ((times - start[owner]) / spacing).floor()
@@ -205,11 +205,11 @@ def draw_jointly(
     if most > CROWDED:
         some = times[:: math.isqrt(most)]
         some = some[~torch.isin(some, knots)]
-        rows = torch.eye(dynamics.n_states, dtype=x.dtype)
+        rows = torch.eye(dynamics.n_states, dtype=x.dtype, device=x.device)
         found = _given_states(dynamics, knots, states, some, rows, generator)
         knots, order = torch.cat([knots, some]).sort()
         states = torch.cat([states, found])[order]
-    H = dynamics.observation.to(x)[None]
+    H = dynamics.observation_at(x)[None]
     return _given_states(dynamics, knots, states, times, H, generator)[place, 0]
 
 
@@ -220,11 +220,15 @@ def _draw_states(pairs: PairPosterior, n_samples: int, generator: torch.Generato
     own, regression = cov[:M, d:, d:], pairs.regressions()
     spread = own.clone()
     spread[1:] -= regression @ own[:-1] @ regression.mT
-    noise = torch.randn(M, d, n_samples, generator=generator, dtype=own.dtype)
+    noise = _standard_normal((M, d, n_samples), own, generator)
     states = square_root(spread.movedim(0, -1)).movedim(-1, 0) @ noise
     for k in range(1, M):
         states[k] += regression[k - 1] @ states[k - 1]
     return states + mean[..., None]
+
+
+def _standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _given_states(
@@ -262,11 +266,13 @@ def _prior_paths(
     The latter are 0 where an interval has no end or holds no time.
     """
     d, M = dynamics.n_states, len(knots)
-    first = torch.searchsorted(interval, torch.arange(M + 1))  # row where an interval begins
+    first = torch.searchsorted(
+        interval, torch.arange(M + 1, device=times.device)
+    )  # row where an interval begins
     count = torch.bincount(interval, minlength=M + 1)
 
     def draw(Q: Tensor) -> Tensor:
-        noise = torch.randn(d, n_samples, Q.shape[-1], generator=generator, dtype=Q.dtype)
+        noise = _standard_normal((d, n_samples, Q.shape[-1]), Q, generator)
         return matmul(square_root(Q), noise).movedim(-1, 0)
 
     def walk(states: Tensor, gaps: Tensor) -> Tensor:
@@ -275,7 +281,7 @@ def _prior_paths(
         return F.movedim(-1, 0) @ states + draw(Q)
 
     states, path = times.new_zeros(M + 1, d, n_samples), times.new_empty(len(times), d, n_samples)
-    states[:1] = draw(dynamics.stationary.to(times)[..., None])
+    states[:1] = draw(dynamics.prior_at(times)[..., None])
     last = torch.cat([times[:1] if len(times) else knots[:1], knots])  # of each interval's state
     for j in range(int(count.max())):
         here = (count > j).nonzero()[:, 0]

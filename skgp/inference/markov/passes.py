@@ -234,7 +234,7 @@ class Moments(Visitor):
         self._dynamics = dynamics
         # Over an infinite gap F = 0 and nothing depends on a rate.
         self._gaps = gaps.nan_to_num(posinf=0.0)
-        self._prior = dynamics.stationary.to(gaps)
+        self._prior = dynamics.prior_at(gaps)
         zero = torch.zeros_like(self._prior)
         self._transition, self._noise, self._scale = zero.clone(), zero.clone(), zero.clone()
 
@@ -265,26 +265,27 @@ class Moments(Visitor):
                 self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
 
     def gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the dynamics' parameters, (q,).
+        """Derivative of the log normaliser in the dynamics' parameters, (q,), in main memory.
 
         The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
         to them, over which F is easily inverted.
         """
+        transition, noise, scale = torch.stack([self._transition, self._noise, self._scale]).cpu()
         gap, F = self._short_gap()
         inverse = torch.linalg.inv(F)
-        F_bar = self._transition @ inverse.T / gap
-        Q_bar = inverse.T @ self._noise @ inverse / (2 * gap)
+        F_bar = transition @ inverse.T / gap
+        Q_bar = inverse.T @ noise @ inverse / (2 * gap)
         gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
         for i, (states, _) in enumerate(self._dynamics.blocks):
-            gradient[i] = 0.5 * self._scale[states, states].sum()
+            gradient[i] = 0.5 * scale[states, states].sum()
         return gradient
 
     def _short_gap(self) -> tuple[Tensor, Tensor]:
         """A gap (1,) over which the state hardly moves, and its F (d, d)."""
-        gap = self._gaps.new_ones(1)
+        gap = torch.ones(1, dtype=torch.float64)
         while True:
             F = self._dynamics.transition(gap)[0][..., 0]
-            if float((F - torch.eye(len(F)).to(F)).abs().max()) < 0.1:
+            if float((F - torch.eye(len(F), dtype=F.dtype)).abs().max()) < 0.1:
                 return gap, F
             gap = gap / 16
 

@@ -15,7 +15,7 @@ from zero to learn what a chunk does to its start, then, the starts being known,
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Posterior:
     def marginals(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at times in any order, each (m,)."""
         m, P, r, N = self._states(x_new)
-        return _project(self._dynamics.observation.to(m), m, P, r, N)
+        return _project(self._dynamics.observation_at(m), m, P, r, N)
 
     def latent(self, x_new: Tensor, projections: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (m, p) of the projections (p, d) of the state, one by one."""
@@ -98,7 +98,7 @@ class Posterior:
         # Row i: state at time i against f at the times before, from Cov(s_i, f_i) = V_i H'.
         forward = _chain_products(smoother, places)
         V_h = self._model.observe(V)  # (d, m)
-        H, covariance = self._dynamics.observation.to(V), V.new_zeros(len(x_new), len(x_new))
+        H, covariance = self._dynamics.observation_at(V), V.new_zeros(len(x_new), len(x_new))
         with_past = torch.zeros_like(V_h)
         for i in range(len(x_new)):
             with_past[:, :i] = forward[..., i] @ with_past[:, :i]
@@ -288,7 +288,7 @@ def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator
     """Draw the state before the first point, given all data, (d, n_samples)."""
     _, P = smoother.prior
     total = smoother.tree.total
-    cov = torch.linalg.solve(torch.eye(len(P)).to(P) + P @ total.J[..., 0], P)
+    cov = torch.linalg.solve(torch.eye(len(P), **_like(P)) + P @ total.J[..., 0], P)
     noise = _draw(P.new_empty, (len(P), n_samples), generator)
     return cov @ total.eta + square_root(symmetrize(cov)) @ noise
 
@@ -296,7 +296,7 @@ def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator
 def _run(model: Model, T: Tensor, moves: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """Run ``s = T s + move`` through a tile from a state (d, S): f (S, L, C) and the last state."""
     d, n_samples, length, n_chunks = moves.shape
-    A = torch.eye(d).to(T)[..., None].expand(d, d, n_chunks)
+    A = torch.eye(d, **_like(T))[..., None].expand(d, d, n_chunks)
     s = moves.new_zeros(d, n_samples, n_chunks)
     for j in range(length):
         A, s = matmul(T[:, :, j], A), matmul(T[:, :, j], s).add_(moves[:, :, j])
@@ -326,7 +326,7 @@ def _marked_products(T: Tensor, marks: Tensor, carry: Tensor) -> tuple[Tensor, T
 
     `marks` (L, C); `carry` (d, d) is the product that comes into the tile.
     """
-    eye = torch.eye(len(T)).to(T)[..., None]
+    eye = torch.eye(len(T), **_like(T))[..., None]
     since = eye.expand(*T.shape[:2], T.shape[3])
     products = torch.empty_like(T)
     for j in range(T.shape[2]):
@@ -350,6 +350,11 @@ def _scan_products(since: Tensor, has_mark: Tensor, carry: Tensor) -> Tensor:
         closed = torch.cat([closed[:shift], closed[shift:] | closed[:-shift]])
         shift *= 2
     return products
+
+
+def _like(x: Tensor) -> dict[str, Any]:
+    """Dtype and device."""
+    return {"dtype": x.dtype, "device": x.device}
 
 
 def _draw(new_empty, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -106,14 +106,15 @@ class Series:
     def thinned(self, n_rows: int) -> "Series":
         """About `n_rows` rows, spread evenly over all."""
         step = max(1, len(self.y) // n_rows)
-        return self.rows(torch.arange(0, len(self.y), step))
+        return self.rows(torch.arange(0, len(self.y), step, device=self.y.device))
 
     def stretches(self, n_rows: int, size: int) -> "Series":
         """About `n_rows` rows in stretches of `size` consecutive ones, apart for ever."""
         n_stretches = max(1, n_rows // size)
-        starts = torch.linspace(0, len(self.y) - size, n_stretches).long()
-        rows = (starts[:, None] + torch.arange(size)).reshape(-1)
-        return self.rows(rows, torch.arange(size, len(rows), size))
+        device = self.y.device
+        starts = torch.linspace(0, len(self.y) - size, n_stretches, device=device).long()
+        rows = (starts[:, None] + torch.arange(size, device=device)).reshape(-1)
+        return self.rows(rows, torch.arange(size, len(rows), size, device=device))
 
 
 def make_series(

@@ -80,6 +80,46 @@ class DensePrior:
         upper[self._lags.pairs.diagonal()] *= 0.5  # the others stand for both triangles
         return torch.tensor([slope @ upper for slope in self._slopes], dtype=torch.float64)
 
+    @property
+    def covariance(self) -> Tensor:
+        """K."""
+        return torch.from_numpy(self.K)
+
+    def pull(self, bar: Tensor) -> Tensor:
+        """`contract`, of a tensor."""
+        return self.contract(bar.numpy())
+
+
+class DevicePrior:
+    """The covariance (m, m) of f at a few times (m,) of a device, by the transitions there."""
+
+    def __init__(self, dynamics: Dynamics, times: Tensor) -> None:
+        m = len(times)
+        row, column = torch.tril_indices(m, m, device=times.device)
+        self._dynamics, self._pairs = dynamics, (row, column)
+        self._lags = times[row] - times[column]  # (p,), p = m (m + 1) / 2
+        H, P0 = dynamics.observation_at(times), dynamics.prior_at(times)
+        self._slope = torch.outer(H, P0 @ H)[..., None]  # (d, d, 1), of k in F
+        F, _ = dynamics.transition(self._lags)
+        self._parts = [
+            (self._slope[s, s] * F[s, s]).sum((0, 1)) for s, _ in dynamics.blocks
+        ]  # (p,) of each block
+        self.covariance = times.new_empty(m, m)
+        self.covariance[row, column] = self.covariance[column, row] = sum(self._parts)
+
+    def pull(self, bar: Tensor) -> Tensor:
+        """As of `DensePrior`."""
+        row, column = self._pairs
+        upper = torch.where(row == column, 0.5, 1.0) * bar[row, column]
+        F_bar = self._slope * upper
+        gradient = self._dynamics.transition_gradient(self._lags, F_bar, torch.zeros_like(F_bar))
+        by_variance = torch.stack([part @ upper for part in self._parts]).cpu()
+        gradient[: len(by_variance)] += by_variance
+        return gradient
+
+
+Prior = DensePrior | DevicePrior
+
 
 class DensePosterior:
     r"""Log normaliser of sites (m,), its slopes, and the marginals of f; see `Evidence`.
@@ -226,7 +266,7 @@ class Smoother:
         self.chunks = Chunks(len(gaps))
         self.sites = self.chunks.spread(beta), self.chunks.spread(weight)  # (L, C) each
         self.transitions = Transitions(dynamics, gaps, self.chunks)
-        P0 = dynamics.stationary.to(beta)
+        P0 = dynamics.prior_at(beta)
         self.prior = torch.zeros_like(P0[0]), P0
         self.has_negative_weights = bool((weight < 0).any())
 

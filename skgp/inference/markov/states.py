@@ -27,7 +27,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, constant_like
 
 
 class LazyState(TensorState):
@@ -80,7 +80,7 @@ class SeriesState(LazyState):
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
         rows = torch.stack([row for _, row in state_space(self.kernel).summands()])
-        return self.posterior.latent(x, rows)
+        return self.posterior.latent(x, constant_like(rows, x))
 
     def with_rows(self, series: Series, likelihood: Likelihood) -> "SeriesState":
         """The posterior given more rows: sites at the union of the times, of equal ones added.
@@ -142,7 +142,7 @@ class InducingState(LazyState):
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
         pairs = self.posterior[1]
-        rows = [row for _, row in state_space(self.kernel).summands()]
+        rows = [constant_like(row, x) for _, row in state_space(self.kernel).summands()]
         found = [self._at(x, row).marginals(pairs) for row in rows]
         mean, var = (torch.stack(each, -1) for each in zip(*found, strict=True))
         return mean, var

@@ -225,7 +225,8 @@ class VariationalEvidence:
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         """The ELBO at its best over the sites."""
-        likelihood, series = self.likelihood.with_parameters(parameters), self.series
+        series, parameters = self.series, parameters.to(self.series.y)
+        likelihood = self.likelihood.with_parameters(parameters)
         found = find_sites(
             dynamics[0], series, likelihood, self.offset, knots, start=self.sites, tol=tol
         )

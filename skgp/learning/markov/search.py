@@ -250,7 +250,7 @@ class Climb:
         found = self.evaluate(thetas, place)
         pairs = zip(self.components, thetas, found.gradients(), strict=True)
         slopes = [each.pull(theta, bar.to(theta)) for each, theta, bar in pairs]
-        slopes.append(found.likelihood_gradient)
+        slopes.append(found.likelihood_gradient.to(place))
         value, gradient = found.value, torch.cat(slopes)
         if self._medians is not None:
             log_prior, in_theta = self._log_prior(torch.cat([*thetas, self.parameters(place)]))

@@ -1,0 +1,100 @@
+"""StateSpaceGPRegressor and StateSpaceGPClassifier on a device: equal to the CPU, few transfers."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from skgp.inference.markov.series import Lags
+from skgp.inference.markov.smoother import DensePrior, DevicePrior
+from skgp.kernels import Cosine, state_space
+from tests.devices.common import (
+    PRETENDED,
+    cases,
+    check,
+    fit_counts,
+    more_rows,
+    predict_counts,
+)
+from tests.golden.problems import problem
+
+FIXED = cases(
+    """
+[StateSpaceGPRegressor]
+gaps: kernel=matern32 optimizer=None
+seasonal/parts: kernel=matern12 optimizer=None
+seasonal/parts: n_inducing=8 kernel=matern12 optimizer=None
+additive: n_inducing=8 optimizer=None posterior=mean_field
+additive/parts: optimizer=None
+
+[StateSpaceGPClassifier]
+moons: optimizer=None
+"""
+)
+SEARCHED = cases(
+    """
+[StateSpaceGPRegressor]
+gaps: kernel=matern12 max_iter=2
+gaps: n_inducing=8 inducing=learned kernel=matern12 max_iter=2
+outliers: likelihood=student_t n_inducing=8 kernel=matern12 max_iter=1
+counts2: likelihood=poisson max_iter=2
+additive: posterior=joint max_iter=3
+
+[StateSpaceGPClassifier]
+interval: n_inducing=8 kernel=matern12 max_iter=1
+"""
+)
+SERIES, ADDITIVE = FIXED[2], FIXED[4]
+
+
+@pytest.mark.parametrize("case", FIXED, ids=lambda case: f"{case.estimator}-{case}")
+def test_routes_are_those_of_the_cpu(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", SEARCHED, ids=lambda case: f"{case.estimator}-{case}")
+def test_searches_are_those_of_the_cpu(case, device):
+    # The root of a covariance that is nearly singular makes much of what the last digits of a
+    # hyper-parameter are.
+    check(case, device, but=("samples",))
+
+
+@pytest.mark.parametrize(
+    "kernel", [2.0 * RBF(0.7), Matern(0.5, nu=1.5) * Cosine(0.4), RBF() + Matern()]
+)
+def test_covariances_by_transitions_are_those_in_closed_form(kernel):
+    times = torch.tensor([0.0, 0.1, 0.35, 1.2, 3.0], dtype=torch.float64)
+    bar = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bar = bar + bar.T
+    dynamics = state_space(kernel).at()
+    here = DensePrior(dynamics, Lags.between(times.diff(prepend=times[:1])))
+    there = DevicePrior(dynamics, times)
+    torch.testing.assert_close(there.covariance, here.covariance, rtol=0, atol=1e-13)
+    torch.testing.assert_close(there.pull(bar), here.pull(bar), rtol=1e-11, atol=1e-12)
+
+
+def _crossings(counts) -> tuple[int, int]:
+    return counts["to_device"], counts["to_host"]
+
+
+@pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
+def test_no_more_crosses_for_more_rows(case):
+    assert _crossings(fit_counts(case, more_rows)) == _crossings(fit_counts(case))
+
+
+@pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
+def test_a_prediction_crosses_once_back(case):
+    assert predict_counts(case, "predict", return_std=True)["to_host"] == 1
+
+
+@pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
+def test_rows_may_join_a_model_that_was_stored(case):
+    data = problem(case.problem)
+    with PRETENDED.entered():
+        model = case.make(data.X.shape[1], device="cuda").partial_fit(data.X[:40], data.y[:40])
+        stored = pickle.loads(pickle.dumps(model))  # on the CPU, and the device is there
+        for each in (model, stored):
+            each.partial_fit(data.X[40:], data.y[40:])
+        np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
