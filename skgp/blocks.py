@@ -7,6 +7,7 @@ given, and nowhere else.
 
 import math
 import operator
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,6 +41,9 @@ class Blocks(Protocol):
 
     def take(self, index: np.ndarray) -> Data:
         """The observations of rising row numbers (k,), without those of weight 0."""
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """X (n, d) and y (n,), of which rows are to be read at random, many times."""
 
 
 def some_rows(blocks: Blocks, size: int, generator: torch.Generator) -> Data:
@@ -120,6 +124,10 @@ class ArrayBlocks:
         """See `Blocks`."""
         return self._read(index)
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `Blocks`: as they are."""
+        return self.X, self.y
+
     def _read(self, rows: slice | np.ndarray, first_row: int = 0) -> Data:
         weight = None if self.weight is None else self.weight[rows]
         return observations(first_row, self.X[rows], self.y[rows], weight)
@@ -183,6 +191,19 @@ class DaskBlocks:
         weights = [data.weight for data in found if data.weight is not None]
         X, y = torch.cat([data.X for data in found]), torch.cat([data.y for data in found])
         return Data(X, y, torch.cat(weights) if weights else None)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `Blocks`: maps of a temporary file, written block by block."""
+        import dask
+
+        with tempfile.TemporaryFile() as file:
+            shape = len(self), self.n_columns + 1
+            table = np.memmap(file, np.float64, "w+", shape=shape)
+        for first, length, part in zip(self._firsts(), self.lengths, self.parts, strict=True):
+            X, y, _ = dask.compute(*part)
+            rows = slice(first, first + length)
+            table[rows, :-1], table[rows, -1] = X, np.asarray(y).reshape(-1)
+        return table[:, :-1], table[:, -1]
 
     def _firsts(self) -> list[int]:
         """Number of the first row of each part."""

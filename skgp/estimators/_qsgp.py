@@ -21,6 +21,7 @@ from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
+from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.hyperparameters import learn_hyperparameters, robust_location_scale
 from skgp.learning.plan import (
     Fit,
@@ -344,20 +345,31 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         self._keep_relevance(fit, session)
 
     def _takes_blocks(self, n_columns: int) -> bool:
-        sums = self.basis in ("auto", "fourier", "inducing") and self.solver in ("auto", "cholesky")
-        return sums and self.likelihood == "gaussian"
+        if self.likelihood != "gaussian" or self.basis not in ("auto", "fourier", "inducing"):
+            return False
+        if self.solver == "sgd":
+            fourier = self.kernel is None or has_spectral_density(split_noise(self.kernel)[0])
+            return self.basis != "inducing" and fourier and not self.early_stopping
+        return self.solver in ("auto", "cholesky")
 
     def _learn_blocks(
         self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
     ) -> None:
-        generator = backend.generator()
+        generator, asked = backend.generator(), self._asked()
         rows = self._distinct(some, backend)
         kernel, _ = self._learn_kernel(session, some, rows, rows, generator)
         with session.stage("solve") as callback:
             problem = self._problem(kernel, rows, backend, generator, callback)
-            target = {"shift": self.y_mean_, "scale": self.y_scale_}
-            fit = qsgp.fit_blocks(problem, self._asked(), blocks, **target)
-        self._statistics = cast(StreamingGram, fit.statistics)
+            if self.solver == "sgd":
+                X, y = blocks.arrays()  # of which minibatches are read
+                data = Data(cast(torch.Tensor, X), self._to_z(to_tensor(y)))
+                fit = qsgp.fit_regression(replace(problem, data=data), asked)
+            else:
+                target = {"shift": self.y_mean_, "scale": self.y_scale_}
+                fit = qsgp.fit_blocks(problem, asked, blocks, **target)
+        self.__dict__.pop("_statistics", None)
+        if fit.statistics is not None:
+            self._statistics = fit.statistics
         self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
 
     def _update(self, data: Data, backend: Backend) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,14 +12,17 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils import check_consistent_length
 
+from skgp.blocks import Blocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
-from skgp.estimators._fitting import FitSession
+from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
+from skgp.inference.markov.inducing import GaussianSums
+from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
 
@@ -216,7 +221,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         return super()._training_data(X, y, sample_weight, exposure, reset=reset)
 
     def _learn(
-        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+        self,
+        data: Data,
+        session: FitSession,
+        backend: Backend,
+        *,
+        stream: bool = False,
+        blocks: Blocks | None = None,
     ) -> None:
         given, white = self._split_kernel(data.X.numpy())
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
@@ -225,9 +236,29 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
             kernel, parameters = self._fit_states(
                 data, given, likelihood, [offset], backend, callback, stream=stream
             )
+            if blocks is not None:
+                self._sum_over(blocks, float(parameters[0].exp()), callback)
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
+
+    def _takes_blocks(self, n_columns: int) -> bool:
+        sums = self.n_inducing is not None and n_columns == 1 and not self.warm_start
+        return sums and self.likelihood == "gaussian"
+
+    def _learn_blocks(
+        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
+    ) -> None:
+        self._learn(some, session, backend, blocks=blocks)
+
+    def _sum_over(self, blocks: Blocks, noise: float, callback: Callback) -> None:
+        """Sites of all rows at the inducing states found, in place of those of some."""
+        state = cast(InducingState, self._states[0])
+        prior: dict[str, Any] = {"kernel": state.kernel, "knots": state.knots}
+        target: dict[str, Any] = {"noise": noise, "shift": self.y_mean_, "scale": self.y_scale_}
+        sums = blocks.sum(partial(GaussianSums.of, **prior, **target), callback)
+        self._states = [replace(state, sites=sums.sites)]
+        self._evidence = sums.elbo(**prior)
 
     def _update(self, data: Data, backend: Backend) -> None:
         self._add(data, self._make_likelihood(split_noise(self.kernel_)[1]), backend)

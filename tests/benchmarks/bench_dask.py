@@ -113,6 +113,8 @@ if __name__ == "__main__":
     parser.add_argument("--scheduler")
     asked = parser.parse_args()
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    where = asked.scheduler or LocalCluster(4, threads_per_worker=1, dashboard_address=None)
+    where = asked.scheduler or LocalCluster(
+        n_workers=4, threads_per_worker=1, dashboard_address=None
+    )
     with Client(where) as client:
         compare(client, int(asked.rows), asked.basis)

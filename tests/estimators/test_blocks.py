@@ -214,3 +214,61 @@ def test_arrays_and_memory_maps_do_not_need_dask(data, tmp_path, monkeypatch):
     X = memory_map(tmp_path / "X.npy", data[0])
     model = make(memory_budget=BUDGET, optimizer=None).fit(X, data[1])
     assert len(model.predict(X)) == 500
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "dask"])
+def test_minibatches_come_from_maps_and_files(data, tmp_path, kind):
+    X, y = data
+    settings = {"solver": "sgd", "n_basis": 200, "max_iter": 30, "optimizer": None}
+    expected = make(**settings).fit(X, y)
+    given = X, y
+    if kind == "dask":
+        given = da.from_array(X, (200, 2)), da.from_array(y, 150)
+    elif kind == "float32":
+        given = memory_map(tmp_path / "X.npy", X.astype(kind)), y
+    model = make(memory_budget=BUDGET, **settings).fit(*given)
+    rtol = 1e-4 if kind == "float32" else 1e-10
+    found, expected = (each.predict(X, return_std=True) for each in (model, expected))
+    np.testing.assert_allclose(found, expected, rtol=rtol)
+
+
+# ---- state space
+
+
+@pytest.fixture(scope="module")
+def series():
+    """X (600, 1), y (600,) and weights (600,), not in the order of time."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 30, (600, 1))
+    y = 5 + 3 * np.sin(X[:, 0]) + rng.standard_normal(600)
+    return X, y, rng.integers(0, 3, 600) / 2.0
+
+
+@pytest.mark.parametrize("settings", [{"n_inducing": 20}, {"n_inducing": "auto"}])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_series_in_blocks_gives_the_fit_to_all_rows(series, settings, weighted):
+    series = series if weighted else series[:2]
+    kernel = ConstantKernel(1.0) * RBF(2.0) + WhiteKernel(0.1)
+    settings = {"kernel": kernel, "max_iter": 3, **settings}
+    expected = skgp.StateSpaceGPRegressor(**settings).fit(*series)
+    lazy = [da.from_array(column, 200) for column in series]
+    for given in (series, lazy):
+        model = skgp.StateSpaceGPRegressor(memory_budget=BUDGET, **settings).fit(*given)
+        for name in ("inducing_points_", "log_marginal_likelihood_value_", "noise_variance_"):
+            found, wanted = (getattr(each, name) for each in (model, expected))
+            np.testing.assert_allclose(found, wanted, rtol=1e-8, err_msg=name)
+        found, wanted = (each.predict(series[0], return_std=True) for each in (model, expected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-8)
+
+
+def test_series_of_blocks_with_hyperparameters_of_some_rows(series, monkeypatch):
+    monkeypatch.setattr("skgp.estimators._base_regressor.SUBSET_ROWS", 300)
+    kernel = ConstantKernel(1.0) * RBF(2.0) + WhiteKernel(0.1)
+    model = skgp.StateSpaceGPRegressor(kernel, n_inducing=20, memory_budget=BUDGET, random_state=0)
+    model.fit(*series)
+    again = skgp.StateSpaceGPRegressor(model.kernel_, n_inducing=20, optimizer=None)
+    again.fit(*series)
+    # Their inducing states lie at other times, of which there are enough.
+    np.testing.assert_allclose(model.predict(series[0]), again.predict(series[0]), atol=0.02)
+    gap = model.log_marginal_likelihood_value_ - again.log_marginal_likelihood_value_
+    assert abs(gap) < 0.5

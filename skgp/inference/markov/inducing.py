@@ -39,13 +39,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.defaults import CROWDED, MAX_KNOTS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.elements import PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
-from skgp.kernels.sde import Dynamics
+from skgp.kernels.sde import Dynamics, state_space
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import TensorState
 from skgp.linalg.small_matrices import matmul, square_root
 
 
@@ -110,6 +112,38 @@ def infer_inducing(
     pairs = infer_pairs(rows.chain, sites)
     value = pairs.log_normalizer - 0.5 * float(weight @ rows.T)
     return InducingPosterior(rows, sites, pairs, beta, weight, value, *rows.marginals(pairs))
+
+
+@dataclass(frozen=True)
+class GaussianSums(TensorState):
+    r"""What q of the states at fixed knots needs of rows under Gaussian noise; it adds over rows.
+
+    The best sites are sums over the rows, :math:`\beta_n = w_n y_n / \sigma^2` and
+    :math:`\omega_n = w_n / \sigma^2`, and so is what the ELBO has beside their normaliser.
+    """
+
+    sites: PairSites
+    constant: float  # sum of w [log 2 pi sigma^2 + (y^2 + T) / sigma^2]
+
+    @staticmethod
+    def of(
+        data: Data, *, kernel: Any, knots: Tensor, noise: float, shift: float, scale: float
+    ) -> "GaussianSums":
+        """Of rows (n, 1) with targets (n,) that are to be standardised, at knots (M,), rising."""
+        y = (data.y - shift) / scale
+        weight = (torch.ones_like(y) if data.weight is None else data.weight) / noise
+        rows = condition(state_space(kernel).at(), knots, data.X[:, 0])
+        level = noise * math.log(2 * math.pi * noise)
+        constant = float(weight @ (level + y.square() + rows.T))
+        return GaussianSums(rows.collect(weight * y, weight), constant)
+
+    def __add__(self, other: "GaussianSums") -> "GaussianSums":
+        return GaussianSums(self.sites.plus(other.sites), self.constant + other.constant)
+
+    def elbo(self, kernel: Any, knots: Tensor) -> float:
+        """Of all these rows, in nats."""
+        chain = Chain.of(state_space(kernel).at(), knots)
+        return infer_pairs(chain, self.sites).log_normalizer - 0.5 * self.constant
 
 
 class _InducingBound(SeriesBound):
