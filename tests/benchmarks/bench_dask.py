@@ -3,7 +3,8 @@
 Run with ``python tests/benchmarks/bench_dask.py``, or with ``--scheduler tcp://127.0.0.1:8786`` on
 workers that are there already (``doc/user_guide/large_data.rst``). Rows are drawn on the workers,
 from one seed a block: 80 MB at the default of 2e6 rows of four columns, and nowhere all in memory
-but in the prediction. The worker is killed by SIGKILL when a third of the blocks are in memory.
+but in the prediction. The worker is
+killed by SIGKILL in the second pass, that of the Gram matrix, when a third of the blocks are done.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def compare(client, n, m, log=print):
         alone, expected, t_fit, t_predict = fit_and_predict(X, y, m)
     log(f"one process         fit {t_fit:6.1f} s  predict {t_predict:6.1f} s")
     for kills in (False, True):
-        thread = kill_one(client, 10, log) if kills else None
+        thread = kill_one(client, 42, log) if kills else None
         with client.as_current():
             found, mean, s_fit, s_predict = fit_and_predict(X, y, m)
         if thread is not None:

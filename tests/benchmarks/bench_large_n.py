@@ -1,6 +1,7 @@
 """1e7 rows of a memory map: seconds and peak memory of fit and predict, beyond the page cache.
 
-Run with ``python tests/benchmarks/bench_large_n.py`` (``--rows 1e7 --budget 1e9``; ``--fixed`` for a given kernel).
+Run with ``python tests/benchmarks/bench_large_n.py --rows 1e7 --budget 1e9``; with ``--fixed`` the
+hyper-parameters are given and not learned from 60000 rows.
 The files, X (n, 4) and y (n,) in float64, 400 MB, are written to ``--folder`` once and stay there.
 Each case runs in a process of its own, in one thread, whose anonymous memory (``RssAnon``) is
 sampled every 20 ms; "beyond" is its peak less what there was after the imports. "rss" is the most
