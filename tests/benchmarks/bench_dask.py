@@ -64,7 +64,7 @@ def kill_one(client, n_done, log):
 
 def statistics_done(dask_scheduler=None):
     """Number of statistics of blocks that workers have finished so far."""
-    prefix = dask_scheduler.task_prefixes.get("_statistic")
+    prefix = dask_scheduler.task_prefixes.get("statistic")
     return 0 if prefix is None else prefix.state_counts["memory"]
 
 
