@@ -1,0 +1,92 @@
+"""GaussianProcessRegressor beside scikit-learn's: seconds of a fit and of predictions, and optima.
+
+Run with ``pytest tests/benchmarks/bench_front_door.py -m benchmark -s``, or as a program with sizes
+as arguments. Seconds are of the processor (`time.process_time`), medians of fits that alternate.
+"""
+
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor as Original
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+
+from skgp import GaussianProcessRegressor
+
+pytestmark = pytest.mark.benchmark
+D, N_NEW = 4, 1000
+#: Repetitions by size; beyond the last, scikit-learn's is left out.
+SIZES = {50: 7, 200: 5, 1000: 3, 3000: 1}
+LARGE = (10_000, 100_000)
+KERNELS = {
+    "RBF, a scale a column": 1.0 * RBF(np.ones(D)) + WhiteKernel(0.1),
+    "Matern 3/2": 1.0 * Matern(nu=1.5) + WhiteKernel(0.1),
+}
+
+
+def data(n):
+    """X (n, 4), y (n,), and new rows."""
+    rng = np.random.default_rng(0)
+    X, X_new = rng.uniform(-2, 2, (n, D)), rng.uniform(-2, 2, (N_NEW, D))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.standard_normal(n), X_new
+
+
+def seconds(model, X, y, X_new):
+    """Of the fit, of means, and of standard deviations with them."""
+    clock = [time.process_time()]
+    for step in (
+        lambda: model.fit(X, y),
+        lambda: model.predict(X_new),
+        lambda: model.predict(X_new, return_std=True),
+    ):
+        step()
+        clock.append(time.process_time())
+    return np.diff(clock)
+
+
+def compare(n, kernel, rounds):
+    """Median seconds of scikit-learn's and ours (3,), and how much greater our optimum is."""
+    X, y, X_new = data(n)
+    theirs, ours = Original(kernel), GaussianProcessRegressor(kernel, method="exact")
+    times = np.array([[seconds(m, X, y, X_new) for m in (theirs, ours)] for _ in range(rounds)])
+    at = [theirs.log_marginal_likelihood(m.kernel_.theta) for m in (theirs, ours)]
+    return *np.median(times, axis=0), at[1] - at[0]
+
+
+def show(sizes):
+    """Print a line a size and kernel."""
+    warnings.simplefilter("ignore")
+    for n in sizes:
+        for name, kernel in KERNELS.items():
+            if n in SIZES:
+                theirs, ours, gained = compare(n, kernel, SIZES[n])
+                print(
+                    f"{n} rows, {name}: fit, mean, mean and std in ms: scikit-learn "
+                    f"{1e3 * theirs.round(5)}, skgp {1e3 * ours.round(5)}, ratios "
+                    f"{(ours / theirs).round(2)}, of all {ours.sum() / theirs.sum():.2f}; "
+                    f"optimum {gained:+.1e} nats",
+                    flush=True,
+                )
+                yield ours, theirs, gained
+            else:
+                X, y, X_new = data(n)
+                model = GaussianProcessRegressor(kernel, random_state=0)
+                print(f"{n} rows, {name}: {seconds(model, X, y, X_new).round(3)} s,", end=" ")
+                error = model.predict(X_new) - data_mean(X_new)
+                print(f"{model.method_}, RMSE of f {np.sqrt(np.mean(error**2)):.3f}", flush=True)
+
+
+def data_mean(X):
+    """What `data` adds noise to."""
+    return np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
+
+
+def test_bench_front_door():
+    for ours, theirs, gained in show([*SIZES, *LARGE]):
+        assert gained > -1e-3 and ours.sum() < 0.8 * theirs.sum()
+
+
+if __name__ == "__main__":
+    list(show(map(int, sys.argv[1:])))
