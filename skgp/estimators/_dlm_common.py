@@ -30,7 +30,7 @@ from skgp.learning.sparse.objective import (
 )
 from skgp.learning.sparse.start import has_evidence, is_conjugate
 from skgp.likelihoods import Likelihood
-from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
+from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, require_room
 from skgp.optim.stopping import StopRecorder
 
 
@@ -151,6 +151,7 @@ class SparseGPMixin(BaseGP):
         X, weight = arrays(data)
         most = len(data) if exact else min(defaults.AUTO_INDUCING, len(data))
         size: int = most if self.n_inducing == "auto" else self.n_inducing
+        require_room(objective, len(data), min(size, len(data)), len(offset))
 
         def inducing(kernel: Kernel, n_points: int = size) -> torch.Tensor:
             points = inducing_points(

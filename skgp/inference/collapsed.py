@@ -49,6 +49,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import defaults
@@ -63,6 +64,7 @@ from skgp.inference.sparse import (
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
+from skgp.linalg.runtime import memory_budget, tile_rows
 
 __all__ = [
     "Statistics",
@@ -105,18 +107,29 @@ class Statistics:
 def statistics(
     kernel, data: Data, Z: Tensor, theta: Tensor | None = None, *, tile: int = 2**15
 ) -> Statistics:
-    """Sums over the observations, differentiable in `theta` and `Z`; O(n M^2)."""
+    """Sums over the observations, differentiable in `theta` and `Z`; O(n M^2).
+
+    A derivative keeps the features of all observations, or, where they exceed half of the budget,
+    makes those of each tile again.
+    """
     L = inducing_factor(kernel, Z, theta)
+    bytes_of_row = defaults.FEATURES_OF_ROW * Z.element_size() * len(Z)
+    tile = tile_rows(bytes_of_row, bytes_of_row * tile)
+    anew = torch.is_grad_enabled() and bytes_of_row * len(data) > memory_budget(Z.device) / 2
     prior = data.weighted_sum(gram_diag(kernel, data.X, theta=theta))
     weight = None if data.weight is None else data.weight[:, None]
     y = data.y if weight is None else weight * data.y
     G, b = Z.new_zeros(len(Z), len(Z)), Z.new_zeros(len(Z), 1)
-    for rows in torch.arange(len(data)).split(tile):
-        part = slice(int(rows[0]), int(rows[-1]) + 1)
+
+    def sums(part: slice, Z: Tensor, L: Tensor, theta: Tensor | None) -> tuple[Tensor, Tensor]:
         K = gram(kernel, data.X[part], Z, theta=theta, method="expand")
         scaled = K if weight is None else weight[part].sqrt() * K
-        G = G + _WhitenedGram.apply(scaled, L)
-        b = b + tri_solve(L, K.mT @ y[part], upper=False)
+        return _WhitenedGram.apply(scaled, L), tri_solve(L, K.mT @ y[part], upper=False)
+
+    for start in range(0, len(data), tile):
+        given = slice(start, start + tile), Z, L, theta
+        added = checkpoint(sums, *given, use_reentrant=False) if anew else sums(*given)
+        G, b = G + added[0], b + added[1]
     return Statistics(G, b, (y * data.y).sum(), prior, data.total)
 
 

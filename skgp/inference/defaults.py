@@ -11,6 +11,8 @@ import torch
 # Jitter of Kuu relative to its mean diagonal. It bounds ||L^-1||, by which the rounding of kernel
 # values is magnified: with 1e-8 searches for q(u) and inducing points stop where they begin.
 JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
+# Numbers an observation and inducing point that sums over the observations hold: K, Phi, L^-1 K'.
+FEATURES_OF_ROW = 3
 LEAST_CALIBRATED_NOISE = 1e-8  # after a square loss: the residuals of a constant are 0
 RIDGE_RATIOS = np.logspace(-6, 3, 46)  # noise over prior variance, where the search of it begins
 
@@ -23,11 +25,15 @@ NEARLY_EXACT = 1e12
 PIVOT_TOLERANCE = 1e-14
 
 # ---- weight space
+# Of the budget: a partial Cholesky factor of K.
+PIVOT_SHARE = 0.25
 # Of the budget: features that a design keeps between passes, and what a sweep of Gauss-Seidel holds
 # of them or keeps of their factors.
 KEPT_FEATURES, KEPT_FACTORS = 0.5, 0.125
 # Features of a tile of observations; larger tiles leave the processor's caches and gain nothing.
 TILE_BYTES = 2**25
+# What a float32 tile of features is made of, in float64: covariances and those whitened.
+MADE_OF = 4
 # Of a chunk whose Gram matrix is added up, Hessians that are formed together, and a preconditioner.
 CHUNK_BYTES, HESSIAN_BYTES, PRECONDITIONER_BYTES = 2**29, 2**29, 2**29
 # Columns of a tile of a Gram matrix: full matrix-multiply speed, little of the upper triangle.
@@ -203,13 +209,15 @@ ADDED_ITER, ADDED_TOL = 50, 1e-10
 # ---- state space, additive models
 #: Bins that a column keeps where all columns together would have too many.
 FEWEST_BINS = 16
+#: Matrices (M, M) of all bins that are held at once.
+BIN_MATRICES = 8
 #: Cells of cross tables that are counted at once: they stay in the cache.
 CELLS = 2**16
 #: Numbers of a block of covariances, whose temporaries stay in the cache.
 COVARIANCES = 2**16
-#: Of a batch of predictions: rows, values whose covariance with the bins is held, and numbers of
-#: the covariances with training rows.
-BATCH_ROWS, BATCH_VALUES, BATCH_NUMBERS = 2**14, 1024, 2**22
+#: Of a batch of predictions: rows, values whose covariance with the bins is held, numbers of the
+#: covariances with training rows, and bytes of those with all bins.
+BATCH_ROWS, BATCH_VALUES, BATCH_NUMBERS, BATCH_BYTES = 2**14, 1024, 2**22, 2**29
 
 # ---- natural-gradient steps (natural.py, sparse.py)
 SITE_STEP = 0.8  # of whitened q; prototypes converged in 6 to 14 steps with .7 to .8
@@ -263,7 +271,12 @@ DIRECT_COLUMNS = 10  # up to which differences are as fast as a matrix product
 CACHED_NUMBERS = 2**18
 NEIGHBOR_TILE, SEARCH_CACHED = 2**22, 2**16
 UNION_POINTS = 2048  # whose covariances with a union are in memory at once
-ASSEMBLED = 2**25  # entries of local inverses held while Q is assembled: 400 MB with their indices
+# Entries of local inverses held while Q is assembled, and what each takes with its index.
+ASSEMBLED, ENTRY_BYTES = 2**25, 32
+# Matrices (n, M) and (M, M) of the system of a full covariance.
+DENSE_SYSTEM = 3
+# Bytes of an entry of a sparse matrix; inducing points at which entries are counted beforehand.
+SPARSE_ENTRY, COUNTED_POINTS = 12, 200
 
 # ---- mixtures of exact GPs (mixture.py): none moves a prediction by more than the tolerances
 FACTOR_BYTES = 1e9  # kept for later predictions, at most

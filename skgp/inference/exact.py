@@ -35,6 +35,7 @@ from skgp.data import Data
 from skgp.inference.nearly_exact import PivotCovariance, nearly_exact, pivot_posterior
 from skgp.inference.pathwise import (
     PathwiseCovariance,
+    affordable_rank,
     leave_one_out_z2,
     perturbed_targets,
     pivoted_factor,
@@ -259,7 +260,7 @@ def fit_iterative(
     Parameters
     ----------
     rank : int
-        Of the Nystrom preconditioner.
+        Of the Nystrom preconditioner; less where memory holds no more.
     dtype : torch.dtype
         Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
     **limits
@@ -283,7 +284,7 @@ def fit_iterative(
     X = data.X
     root_weight = X.new_ones(len(X), 1) if data.weight is None else data.weight.sqrt()[:, None]
     B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
-    low_rank = pivoted_factor(kernel, X, rank, generator=generator)
+    low_rank = pivoted_factor(kernel, X, affordable_rank(len(X), rank), generator=generator)
     preconditioner = NystromPreconditioner(low_rank.factor.mul_(root_weight), noise)
     operator = KernelOperator(kernel, X, dtype=dtype)
     B = root_weight * B

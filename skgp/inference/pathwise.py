@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import PIVOT_SHARE
 from skgp.inference.weights.design import (
     Basis,
     StreamedDesign,
@@ -26,7 +27,7 @@ from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul
 from skgp.kernels.spectral import FourierFeatures, split_spectral
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
-from skgp.linalg.runtime import TensorState, tile_rows
+from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
 
 __all__ = [
     "PathwiseCovariance",
@@ -135,6 +136,23 @@ def pivoted_factor(
         generator=generator,
         tol=tol,
     )
+
+
+def pivots_of(kernel, X: Tensor, rank: int, *, generator: torch.Generator) -> Tensor:
+    """Pivots (r,) of K(X, X); of a random part of X where the factor of all takes too much memory.
+
+    A quarter of the budget holds the factor.
+    """
+    n_rows = max(rank, int(PIVOT_SHARE * memory_budget(X.device) / (8 * rank)))
+    if n_rows >= len(X):
+        return pivoted_factor(kernel, X, rank, generator=generator).pivots
+    rows = torch.randperm(len(X), generator=generator)[:n_rows].to(X.device)
+    return rows[pivoted_factor(kernel, X[rows], rank, generator=generator).pivots]
+
+
+def affordable_rank(n: int, rank: int) -> int:
+    """`rank`, or as much of it as a quarter of the budget holds a factor (n, r) of."""
+    return max(1, min(rank, int(PIVOT_SHARE * memory_budget() / (8 * max(n, 1)))))
 
 
 def prior_features(

@@ -85,6 +85,9 @@ MOST_HELD_OUT = 0.2  # of the rows, for each purpose
 # Weight of the old posterior under the log-loss of numbers: on rows of Gaussian and Student-t noise
 # and on counts it came nearer to all rows at once than 1 did.
 LOG_LOSS_WEIGHT = 10.0
+# Matrices that a sparse fit holds at once: (M, M), besides two of each latent function; (n, M) of
+# FITC.
+SPARSE_MATRICES, FITC_MATRICES = 6, 6
 # Choices of the estimators. Rows below which too few could be held out to say when to stop a joint
 # search, or to couple classes; entries of the c matrices n x M that are made of those left out.
 FEW_ROWS, LEFT_OUT_NUMBERS = 100, 1e7
@@ -210,6 +213,10 @@ FALL_BACK_RESIDUAL = 0.1
 
 FALL_BACK_POINTS = 2_000
 """Inducing points that replace it, or that stand for summands without a spectral density."""
+
+GRAM_MATRICES, DENSE_MATRICES, HESSIANS = 5, 3, 3
+"""Square float64 matrices held at once by a solution with a Gram matrix, by one with the kernel
+matrix, and by Newton's method beside the covariances that it ends with."""
 
 LOW_RANK = 1_000
 """Largest numerical rank at which K is treated as of that rank (keggdirected: 240)."""

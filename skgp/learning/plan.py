@@ -31,8 +31,11 @@ from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
+    DENSE_MATRICES,
     FULL_COVARIANCE_NUMBERS,
     FULL_ROWS,
+    GRAM_MATRICES,
+    HESSIANS,
     LAPLACE_FLOPS,
     LAPLACE_ROWS,
     MOST_FEATURES,
@@ -42,6 +45,7 @@ from skgp.learning.defaults import (
     STREAMING_FEATURES,
 )
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import memory_budget, require_memory
 
 CLASSIFIER_COVARIANCES = {"newton": ("full", "chevron", "diagonal"), "sgd": ("diagonal", "chevron")}
 
@@ -148,6 +152,27 @@ class Fit:
     amplitude: float = 1.0  # of a classifier's prior, times its kernel
     moderation: float = 0.0  # factor of the latent variance that class probabilities average over
     scores: dict = field(default_factory=dict)  # held-out log densities by amplitude, moderation
+
+
+def check_memory(plan: Plan, n: int, n_problems: int = 1) -> None:
+    """Refuse a resolved plan whose matrices do not fit in memory: MemoryBudgetError.
+
+    Of `n_problems` latent functions.
+    """
+    m, solver = plan.n_basis or 0, plan.solver
+    fewer = f"Use a smaller n_basis than {m}"
+    if plan.space(n) == "function" and solver == "cholesky":
+        what = f"solver='cholesky' with kernel matrices of {n} rows"
+        count = GRAM_MATRICES if plan.covariance == "chevron" else DENSE_MATRICES
+        require_memory(8.0 * count * n**2, what, "Use solver='cg', or n_basis below the rows")
+    elif plan.space(n) == "weight" and solver == "cholesky":
+        what = f"solver='cholesky' with Gram matrices of {m} basis functions"
+        require_memory(8.0 * GRAM_MATRICES * m**2, what, f"{fewer}, or solver='cg'")
+    elif solver == "newton":
+        kept = n_problems if plan.covariance == "full" else 0
+        what = f"The Hessians of {n_problems} latent functions of {m} basis functions"
+        remedy = f"{fewer}, or covariance='diagonal'" if kept else fewer
+        require_memory(8.0 * (HESSIANS + kept) * m**2, what, remedy)
 
 
 def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
@@ -264,10 +289,13 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
 
 
 def affordable_points(n: int) -> int:
-    """Basis functions m of Newton's method: all rows of few, else about 1e12 / n = m^2, <= 4096."""
-    if n <= FULL_ROWS:
-        return n
-    return int(min(MOST_FEATURES, n, max(256.0, (NEWTON_FLOPS / n) ** 0.5)))
+    """Basis functions m of Newton's method: all rows of few, else about 1e12 / n = m^2, <= 4096.
+
+    Or as many as memory has room for.
+    """
+    room = (memory_budget() / (8 * (HESSIANS + 1))) ** 0.5
+    most = n if n <= FULL_ROWS else min(MOST_FEATURES, n, max(256.0, (NEWTON_FLOPS / n) ** 0.5))
+    return max(1, int(min(most, room)))
 
 
 def _classifier_covariance(asked: Plan, solver: str, m: int, n_problems: int) -> str:

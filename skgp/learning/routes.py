@@ -43,7 +43,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.pathwise import pivoted_factor
+from skgp.inference.pathwise import affordable_rank, pivoted_factor
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectral import has_spectral_density
@@ -52,6 +52,7 @@ from skgp.learning.defaults import (
     CG_ITERATIONS,
     CHOLESKY_FEATURES,
     CHOLESKY_ROWS,
+    DENSE_MATRICES,
     DISC_ROWS,
     DISC_SHARE,
     DISCS,
@@ -60,6 +61,7 @@ from skgp.learning.defaults import (
     EXACT_SCORED,
     FACTOR_ROWS,
     GRAM_FLOPS,
+    GRAM_MATRICES,
     LEAST_GAIN,
     LOW_RANK,
     LOW_RANK_RESIDUAL,
@@ -110,7 +112,7 @@ def resolve(asked: Plan, n: int, kernel) -> Plan:
         refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
         refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
         return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
-    fits = stored_solve_bytes(n) <= memory_budget()
+    fits = _dense_fits(n) or stored_solve_bytes(n) <= memory_budget()
     if basis == "auto":
         basis, reason = _choose_basis(asked, n, kernel, fits)
     n_basis = _choose_size(asked, basis, n, fits)
@@ -118,6 +120,11 @@ def resolve(asked: Plan, n: int, kernel) -> Plan:
     if solver == "auto":
         solver = _choose_solver(basis, n_basis, n)
     return with_covariance(Plan(basis, n_basis, solver, "auto", reason), asked.covariance, n)
+
+
+def _dense_fits(n: int) -> bool:
+    """Whether a Cholesky factor of the kernel matrix of n rows is affordable, memory included."""
+    return n <= CHOLESKY_ROWS and 8.0 * DENSE_MATRICES * n**2 <= memory_budget()
 
 
 def stored_solve_bytes(n: int) -> float:
@@ -193,14 +200,18 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
 
 
 def affordable_features(n: int) -> int:
-    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192, at most 4 n."""
-    most = min(CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5)
+    """Even m whose Gram matrix, ``n m^2`` flops, takes about a minute; 256 to 8192, at most 4 n.
+
+    Or as many as memory has room for.
+    """
+    room = (memory_budget() / (8 * GRAM_MATRICES)) ** 0.5
+    most = min(CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5, room)
     return 2 * round(max(256.0, most) / 2)
 
 
 def _choose_solver(basis: str, n_basis: int, n: int) -> str:
     if basis == "inducing" and n_basis == n:
-        return "cholesky" if n <= CHOLESKY_ROWS else "cg"
+        return "cholesky" if _dense_fits(n) else "cg"
     if n_basis <= CHOLESKY_FEATURES:
         return "cholesky"
     return "gauss-seidel" if basis == "fourier" else "cg"
@@ -231,7 +242,8 @@ def low_rank_factor(
 def _low_rank(kernel, X: Tensor, noise: float, generator: torch.Generator) -> LowRank | None:
     trace = float(gram_diag(kernel, X).sum())
     tol = LOW_RANK_RESIDUAL * noise * len(X) / trace
-    factor = pivoted_factor(kernel, X, LOW_RANK, generator=generator, tol=tol)
+    rank = affordable_rank(len(X), LOW_RANK)
+    factor = pivoted_factor(kernel, X, rank, generator=generator, tol=tol)
     return factor if factor.residual_trace <= tol * trace else None
 
 

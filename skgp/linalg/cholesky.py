@@ -80,9 +80,10 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     failed = info != 0
     if not failed.any():
         return CholeskyResult(factor, 0.0)
+    del factor  # two more are held below: what was raised, and its factor
     with torch.no_grad():
         jitter = A.new_zeros(A.shape[:-2])
-        jitter[failed] = _smallest_jitter(A[failed], max_jitter)
+        jitter[failed] = _smallest_jitter(_some(A, failed), max_jitter)
     factor = torch.linalg.cholesky(_add_to_diagonal(A, jitter))
     return CholeskyResult(factor, float(jitter.max()))
 
@@ -186,13 +187,19 @@ def _smallest_jitter(A: Tensor, max_jitter: float) -> Tensor:
     pending = torch.ones_like(scale, dtype=torch.bool)
     for epsilon in _escalation(torch.finfo(A.dtype).eps, max_jitter):
         relative[pending] = epsilon
-        attempt = _add_to_diagonal(A[pending], (relative * scale)[pending])
+        attempt = _add_to_diagonal(_some(A, pending), (relative * scale)[pending])
         pending[pending.clone()] = torch.linalg.cholesky_ex(attempt).info != 0
+        del attempt
         if not pending.any():
             break
     else:
         raise NotPositiveDefiniteError(_failure_message(A, scale, pending, max_jitter))
     return relative * scale
+
+
+def _some(A: Tensor, chosen: Tensor) -> Tensor:
+    """Those of the matrices (..., n, n) that are chosen (...), as (k, n, n); of all, no copy."""
+    return A.reshape(-1, *A.shape[-2:]) if chosen.all() else A[chosen]
 
 
 def _add_to_diagonal(A: Tensor, jitter: Tensor) -> Tensor:

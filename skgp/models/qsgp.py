@@ -63,7 +63,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
-from skgp.learning.plan import Fit, Options, Plan, Problem, streaming_plan
+from skgp.learning.plan import Fit, Options, Plan, Problem, check_memory, streaming_plan
 from skgp.learning.routes import (
     affordable_features,
     compare_routes,
@@ -108,6 +108,7 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
 
             plan = compare_routes(p.kernel, data, p.noise, plan, trial, generator=p.generator)
             plan = with_covariance(plan, "auto", n)
+    check_memory(plan, n)
     if plan.space(n) == "local":
         return Fit(local_posterior(p.kernel, data, p.noise, plan.size), plan, p.kernel, p.noise)
     return fit_exact(p, plan) if plan.space(n) == "function" else fit_weights(p, plan)
@@ -182,7 +183,7 @@ def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
     """
     o, data, low_rank = p.options, p.data, pivots is not None
     if pivots is None and plan.basis == "inducing":
-        pivots = pathwise.pivoted_factor(p.kernel, data.X, plan.size, generator=p.generator).pivots
+        pivots = pathwise.pivots_of(p.kernel, data.X, plan.size, generator=p.generator)
     Z = None if pivots is None else data.X[pivots]
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
     if plan.solver == "cholesky":
@@ -249,6 +250,7 @@ def fit_laplace(
     o, data = p.options, p.data
     if plan.basis == "inducing" and Z is not None:
         plan = replace(plan, n_basis=len(Z))
+    check_memory(replace(plan, basis="fourier"), len(data))
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
     recorder, limits = StopRecorder(p.callback), o.limits(tol=1e-4, max_iter=50)
     fit = fit_robust(
@@ -340,6 +342,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     in one: a pass over all observations costs less than the thousands of iterations it replaces.
     """
     o, X, Y = p.options, p.data.X, p.data.y
+    check_memory(plan, len(Y), Y.shape[1])
     weight = torch.ones_like(Y[:, 0]) if p.data.weight is None else p.data.weight
     basis = unit_prior_basis(p.kernel, X, plan, o, Z)
     design = training_design(basis, X, "newton", o)

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
+from skgp.inference.defaults import BATCH_BYTES, BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     Bins,
@@ -58,7 +58,7 @@ from skgp.kernels.sde import state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState, constant_like
+from skgp.linalg.runtime import TensorState, constant_like, tile_rows
 
 
 class AdditiveState(TensorState, ABC):
@@ -113,7 +113,10 @@ class BinnedState(AdditiveState):
         means, variances = self._marginals(X)
         mean, var = means.sum(1) + self.offset, variances.sum(1)
         if self.coupling is not None:
-            batches = [self._shared_var(rows, self.coupling) for rows in X.split(BATCH_ROWS)]
+            # Covariances with the bins of all columns, and three products with those of one.
+            row_bytes = 8 * (len(self.shares) + 3 * max(len(each.times) for each in self.series))
+            n_rows = min(BATCH_ROWS, tile_rows(row_bytes, BATCH_BYTES))
+            batches = [self._shared_var(rows, self.coupling) for rows in X.split(n_rows)]
             var = var - torch.cat(batches)
         return mean, var.clamp_(min=0)
 
@@ -259,7 +262,7 @@ class RowsState(LazyState, AdditiveState):
 
     def _batches(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Batches of new rows: which, and as columns."""
-        size = max(1, BATCH_NUMBERS // self.X.numel())
+        size = tile_rows(8 * self.X.numel(), 8 * BATCH_NUMBERS)
         for a in range(0, len(X), size):
             rows = slice(a, min(len(X), a + size))
             yield rows, X[rows].T.contiguous()

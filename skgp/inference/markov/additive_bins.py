@@ -60,11 +60,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import CELLS, FEWEST_BINS
+from skgp.inference.defaults import BIN_MATRICES, CELLS, FEWEST_BINS
 from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior, DevicePrior, Prior
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.runtime import TensorState, constant
+from skgp.linalg.runtime import TensorState, constant, memory_budget
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,12 @@ def make_bins(
     """Choose the bins of every column of X (n, c); O(c n log n).
 
     A weight of 2 counts as two rows. Where `most_bins`, of all columns together, is less than they
-    would have, those with most bins share the loss, down to 16 a column.
+    would have, those with most bins share the loss, down to 16 a column; so they do where memory
+    has no room for the matrices of so many.
     """
     if n_bins < 2:
         raise ValueError(f"n_bins must be at least 2; got {n_bins}.")
+    most_bins = min(most_bins, int((memory_budget(X.device) / (8 * BIN_MATRICES)) ** 0.5))
     distinct = [_distinct(X[:, j].contiguous(), weight) for j in range(X.shape[1])]
     level = _level([len(values) for values, _ in distinct], n_bins, most_bins)
     columns = [_bin_column(*each, level) for each in distinct]

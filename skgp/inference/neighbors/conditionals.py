@@ -69,6 +69,7 @@ from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.sparse import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
+from skgp.linalg.runtime import tile_rows
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class SharedConditionals:
     def features(self, X: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
         parts = []
-        for rows in X.split(max(1, NEIGHBOR_TILE // len(self.Z))):
+        for rows in X.split(tile_rows(8 * len(self.Z), 8 * NEIGHBOR_TILE)):
             cross = gram(self.kernel, rows, self.Z).mT  # (M, n)
             psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
             left = gram_diag(self.kernel, rows) - psi.square().sum(1)

@@ -29,6 +29,7 @@ from skgp.inference.defaults import (
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
+from skgp.linalg.runtime import tile_rows
 
 
 class ScaledDistance:
@@ -61,7 +62,8 @@ class ScaledDistance:
     def tile_rows(self, size: int) -> int:
         """Queries whose temporaries fit a tile."""
         width = size * self.Z.shape[1]
-        return max(1, NEIGHBOR_TILE // max(width, 0 if self.tree is not None else len(self.Z)))
+        width = max(width, 0 if self.tree is not None else len(self.Z))
+        return tile_rows(8 * width, 8 * NEIGHBOR_TILE)
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         """Indices of `size` points and their distances, (n, size), as the fast search sees them."""
@@ -96,7 +98,7 @@ class ScaledDistance:
 
     def measure_all(self, X: Tensor) -> Tensor:
         """Distances (n, M) from all points, in float64."""
-        step = max(1, NEIGHBOR_TILE // (len(X) * X.shape[1]))
+        step = tile_rows(8 * X.numel(), 8 * NEIGHBOR_TILE)
         return torch.cat([self._differences(X, piece[None]) for piece in self.Z.split(step)], 1)
 
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:
@@ -143,7 +145,7 @@ class Correlation:
 
     def tile_rows(self, size: int) -> int:
         """Queries whose temporaries fit a tile."""
-        return max(1, NEIGHBOR_TILE // max(len(self.Z), size * self.Z.shape[1]))
+        return tile_rows(8 * max(len(self.Z), size * self.Z.shape[1]), 8 * NEIGHBOR_TILE)
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         """Indices of `size` points and their values, (n, size), as the fast search sees them."""

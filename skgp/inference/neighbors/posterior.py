@@ -35,7 +35,7 @@ from skgp.inference.neighbors.conditionals import (
     sparse_rows,
 )
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, tile_rows
 
 
 class LocalPredictor(TensorState):
@@ -121,7 +121,7 @@ class LocalPredictor(TensorState):
     def _tile_rows(self, H: int | None) -> int:
         """Rows of a tile, of H neighbours each or None for all points."""
         M, d = self.points.shape
-        return max(1, NEIGHBOR_TILE // (M if H is None else H * (H + d)))
+        return tile_rows(8 * (M if H is None else H * (H + d)), 8 * NEIGHBOR_TILE)
 
     def _weights(self, X: Tensor) -> tuple[Any, Tensor, Tensor]:
         """Active points (n, H), None for all; their weights; the variance of f given them (n,)."""

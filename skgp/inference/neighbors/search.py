@@ -37,6 +37,7 @@ from skgp.inference.defaults import NEIGHBOR_TILE, SPREAD_ROWS
 from skgp.inference.neighbors.metrics import Correlation, ScaledDistance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import inverse_length_scales, robust_std
+from skgp.linalg.runtime import tile_rows
 
 _METHODS = ("auto", "exact", "faiss")
 
@@ -139,7 +140,7 @@ class NeighborSearch:
                 out[rows], sure = self._among_candidates(X[rows], k, exclude[rows], stage, size)
                 unsure.append(rows[~sure])
             pending = torch.cat(unsure)
-        for rows in _tiles(pending, max(1, NEIGHBOR_TILE // (8 * m))):
+        for rows in _tiles(pending, tile_rows(64 * m, 8 * NEIGHBOR_TILE)):
             values = metric.measure_all(X[rows])
             _mask(values, torch.arange(m, device=X.device)[None], exclude[rows])
             out[rows] = _stable_smallest(values, k)
@@ -215,7 +216,7 @@ class CandidateSearch:
         size = min(k + 1, len(self.candidates))
         out = torch.empty(len(rows), k, dtype=torch.int64, device=rows.device)
         # A kernel's inputs are scaled for every tile: let it have as many rows as they columns.
-        tile = max(1, NEIGHBOR_TILE // len(self.candidates), self.X.shape[1])
+        tile = max(tile_rows(8 * len(self.candidates), 8 * NEIGHBOR_TILE), self.X.shape[1])
         for some, near in zip(rows.split(tile), out.split(tile), strict=True):
             found, values = self._metric.candidates(self.X[some], size, 0)
             _mask(values, found, self._place[some])

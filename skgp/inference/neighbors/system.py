@@ -35,7 +35,14 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from skgp.inference.defaults import ASSEMBLED, SHARED_JITTER
+from skgp.inference.defaults import (
+    ASSEMBLED,
+    COUNTED_POINTS,
+    DENSE_SYSTEM,
+    ENTRY_BYTES,
+    SHARED_JITTER,
+    SPARSE_ENTRY,
+)
 from skgp.inference.natural import FullSystem, Posterior, Sites
 from skgp.inference.neighbors.conditionals import (
     LocalConditionals,
@@ -45,6 +52,7 @@ from skgp.inference.neighbors.conditionals import (
 )
 from skgp.kernels.gram import gram_diag
 from skgp.linalg.cg import CGResult, block_cg
+from skgp.linalg.runtime import require_memory, tile_rows
 
 # ---- the sparse matrices: A of the rows, and Q of their divergences
 
@@ -81,7 +89,8 @@ class PriorAssembly:
     """Accumulates a `LocalPrior` over tiles.
 
     Q is symmetric: of each local inverse the upper triangle is added up, its diagonal halved, and
-    the transpose of the sum at the end, in half the time.
+    the transpose of the sum at the end, in half the time. Neighbours are put in the order of their
+    numbers first, so that the sum is upper triangular and has half of the entries.
     """
 
     def __init__(self, tiles: Tiles) -> None:
@@ -98,17 +107,21 @@ class PriorAssembly:
 
     def add(self, local: LocalConditionals, share: Tensor) -> None:
         """Add rows of the shares (b,)."""
-        flat, (b, H) = local.active.reshape(-1), local.active.shape
+        b, H = local.active.shape
+        active, order = local.active.sort(1)
+        flat = active.reshape(-1)
         scaled = share[:, None, None] * local.precision
+        scaled = scaled.gather(1, order[:, :, None].expand_as(scaled))
+        scaled = scaled.gather(2, order[:, None].expand_as(scaled))
         diagonal = scaled.diagonal(dim1=-2, dim2=-1)
         self._diagonal.index_add_(0, flat, diagonal.reshape(-1))
         self._mass.index_add_(0, flat, share.repeat_interleave(H))
         self._constant += share @ (local.log_det - H)
         diagonal.mul_(0.5)
         upper = scaled.view(b, H * H).index_select(1, self._upper[0] * H + self._upper[1])
-        self._pending.append((local.active, upper))
+        self._pending.append((active, upper))
         self._n_pending += upper.numel()
-        if self._n_pending > ASSEMBLED:
+        if self._n_pending > tile_rows(ENTRY_BYTES, ENTRY_BYTES * ASSEMBLED):
             self._flush()
 
     def prior(self) -> LocalPrior:
@@ -139,9 +152,9 @@ class _HalfOnHost:
 
     def symmetric(self) -> tuple[Tensor, Tensor, Tensor]:
         """The sum and its transpose: starts (M + 1,) of the rows, columns and values (nnz,)."""
-        # Conversions sort the columns of each row, without which sums are slow.
-        lower = self._sum.T.tocsr()
-        matrix = lower + lower.T.tocsr()
+        # Sums are slow unless the columns of each row are sorted, as a conversion does.
+        self._sum.sort_indices()
+        matrix = self._sum + self._sum.T.tocsr()
         starts, columns, values = map(
             torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data)
         )
@@ -354,6 +367,7 @@ def nested_systems(
 
     The KL weight is that of all rows: the divergences of fewer weigh less in proportion.
     """
+    _require_room(parts)
     each = parts[0].X.new_ones(sum(len(p.X) for p in parts)) if weight is None else weight
     share = kl_weight * each / each.sum()
     assembly, active, weights, variance, systems = PriorAssembly(parts[0]), [], [], [], []
@@ -372,9 +386,28 @@ def nested_systems(
     return systems
 
 
+def _require_room(parts: list[Tiles]) -> None:
+    """Refuse rows and inducing points whose sparse matrices do not fit in memory.
+
+    Entries of Q are counted at some inducing points: those that share a row with each.
+    """
+    active = torch.cat([tiles.active for tiles in parts]).cpu().numpy()
+    (n, H), M = active.shape, len(parts[0].Z)
+    ends = np.arange(0, n * H + 1, H)
+    member = sparse.csr_matrix((np.ones(n * H, np.float32), active.reshape(-1), ends), (n, M))
+    some = np.arange(0, M, -(-M // COUNTED_POINTS))
+    shared = (member.tocsc()[:, some].T @ member).nnz / len(some)
+    needed = SPARSE_ENTRY * (2 * n * H + 2 * M * shared)
+    what = f"A system of {n} rows with H={H} neighbours each among M={M} inducing points"
+    require_memory(needed, what, "Use a smaller n_neighbors or n_inducing")
+
+
 def full_system(
     kernel, X: Tensor, Z: Tensor, *, kl_weight: float = 1.0, weight: Tensor | None = None
 ) -> FullSystem:
     """The system of rows X (n, d), float64, given all of Z (M, d); memory O(n M + c M^2)."""
+    n, M = len(X), len(Z)
+    what = f"A system of {n} rows and a full covariance of M={M} inducing points"
+    require_memory(8.0 * DENSE_SYSTEM * (n * M + M**2), what, "Use a smaller n_inducing")
     given = SharedConditionals(kernel, Z, SHARED_JITTER * gram_diag(kernel, Z))
     return FullSystem(*given.features(X), kl_weight, weight, given.factor)

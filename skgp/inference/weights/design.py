@@ -15,6 +15,7 @@ from torch import Tensor
 from skgp.inference.defaults import (
     GRAM_TILE,
     KEPT_FEATURES,
+    MADE_OF,
     SINGLE_TOLERANCE,
     TILE_BYTES,
 )
@@ -359,7 +360,7 @@ def row_chunks(
     n_rows: int, row_bytes: int, cap: int, max_rows: int | None = None
 ) -> Iterator[slice]:
     """Cut ``0..n_rows`` into slices of at most `max_rows` rows, and as `tile_rows` says."""
-    step = tile_rows(row_bytes, cap)
+    step = tile_rows(MADE_OF * row_bytes, MADE_OF * cap)
     step = step if max_rows is None else min(step, max_rows)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))

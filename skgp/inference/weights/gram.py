@@ -61,8 +61,6 @@ class StreamingGram(TensorState):
         Precision of the features and of the products within a chunk of rows. With float32 (twice
         as fast) chunks have at most 4096 rows and their sums are added in float64, which leaves a
         relative error of about 1e-6 in A.
-    memory_budget : int, default=2**29
-        Bytes of features held at once; decides the rows of a chunk.
     shift : float, default=0.0
         Near the targets: sums are of :math:`y - \mathrm{shift}`, whose squares keep the digits of
         the variance.

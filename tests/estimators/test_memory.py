@@ -1,0 +1,79 @@
+"""A small budget changes no result, and what cannot fit in it is refused before it begins."""
+
+import numpy as np
+import pytest
+
+from skgp import (
+    BayesianGPRegressor,
+    DLMGPRegressor,
+    QSGPClassifier,
+    QSGPRegressor,
+    SWSGPRegressor,
+)
+from skgp.linalg.runtime import MemoryBudgetError
+from tests.contracts.catalogue import CHEAP, cheap, rows
+
+#: Bytes in which the matrices of sixty rows fit, and no tile of 400 new ones.
+SMALL = 2e5
+FOURIER = {"basis": "fourier", "n_basis": 64}
+#: Routes that keep or tile something else than the default of few rows does.
+ROUTES = [
+    *((make, {}) for make in CHEAP),
+    (QSGPRegressor, {"solver": "cg", "tol": 1e-9}),
+    (QSGPRegressor, {**FOURIER, "solver": "cg", "tol": 1e-10}),
+    (QSGPRegressor, {**FOURIER, "solver": "cholesky"}),
+    (QSGPRegressor, {"basis": "relevance"}),
+    (QSGPRegressor, {"basis": "neighbors", "n_basis": 8}),
+    (QSGPRegressor, {"likelihood": "laplace", "n_basis": 20}),
+    (QSGPClassifier, {**FOURIER}),
+    (DLMGPRegressor, {"objective": "elbo"}),
+    (BayesianGPRegressor, {"solver": "cg", "optimizer": None}),
+]
+
+
+def predictions(make, budget, **params):
+    """Means and variances of f at 400 new rows, optimiser off."""
+    X, y = rows(make, 60)
+    new = np.linspace(-1, 6, 400)[:, None]
+    params = {**params, "optimizer": None, "memory_budget": budget}
+    return np.array(cheap(make, **params).fit(X, y).latent_mean_and_variance(new))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("make", "params"), ROUTES, ids=str)
+def test_a_small_budget_changes_no_result(make, params):
+    expected = predictions(make, 1e10, **params)
+    found = predictions(make, SMALL, **params)
+    # Conjugate gradients end with another iterate where products are rounded otherwise.
+    tol = 1e-5 if params.get("solver") == "cg" else 1e-8
+    np.testing.assert_allclose(found, expected, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(
+    ("make", "params", "message"),
+    [
+        # With less, sums over blocks of rows take the place of what rows would hold.
+        (
+            QSGPRegressor,
+            {"solver": "cholesky", "memory_budget": 8e4},
+            "kernel matrices of 60 rows takes .* solver='cg'",
+        ),
+        (QSGPRegressor, {**FOURIER, "solver": "cholesky"}, "of 64 basis functions .* n_basis"),
+        (QSGPRegressor, {"likelihood": "laplace", "n_basis": 40}, "of 40 basis functions"),
+        (QSGPClassifier, {"n_basis": 50}, "Hessians of 1 latent functions of 50 .* smaller n_b"),
+        (DLMGPRegressor, {"n_inducing": 40}, "at M=40 inducing points takes .* n_inducing"),
+        (DLMGPRegressor, {"objective": "fitc", "n_inducing": 11}, "60 rows by 'fitc' .*='elbo'"),
+        (SWSGPRegressor, {"n_inducing": 50}, "60 rows with H=6 neighbours .* M=50 .* n_neighbors"),
+        (SWSGPRegressor, {"n_neighbors": 50, "n_inducing": 50}, "full covariance of M=50"),
+        (BayesianGPRegressor, {"solver": "cholesky"}, "of 60 distinct rows takes .* solver='cg'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_fit_is_refused_with_sizes_and_remedy(make, params, message):
+    X, y = rows(make, 60)
+    model = cheap(make, **{"memory_budget": 1e4, **params})
+    with pytest.raises(MemoryBudgetError, match=message) as caught:
+        model.fit(X, y)
+    assert f"the budget is {model.memory_budget / 1e9:.3g} GB" in str(caught.value)
+    assert "or raise memory_budget" in str(caught.value)
+    assert not hasattr(model, "kernel_")
