@@ -58,7 +58,11 @@ def test_a_small_budget_changes_no_result(make, params):
             {"solver": "cholesky", "memory_budget": 8e4},
             "kernel matrices of 60 rows takes .* solver='cg'",
         ),
-        (QSGPRegressor, {**FOURIER, "solver": "cholesky"}, "of 64 basis functions .* n_basis"),
+        (
+            QSGPRegressor,
+            {**FOURIER, "solver": "cholesky", "memory_budget": 8e4},
+            "of 64 basis functions .* n_basis",
+        ),
         (QSGPRegressor, {"likelihood": "laplace", "n_basis": 40}, "of 40 basis functions"),
         (QSGPClassifier, {"n_basis": 50}, "Hessians of 1 latent functions of 50 .* smaller n_b"),
         (DLMGPRegressor, {"n_inducing": 40}, "at M=40 inducing points takes .* n_inducing"),
