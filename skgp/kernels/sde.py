@@ -249,15 +249,15 @@ class Dynamics:
         by_variance, by_rate = [], []
         for s, block in self.blocks:
             slope, slopes = block.gradient(gaps, F_bar[s, s], Q_bar[s, s])
-            by_variance.append(slope)
-            by_rate += slopes
-        return torch.tensor(by_variance + by_rate, dtype=torch.float64)
+            by_variance.append(slope[None])
+            by_rate.append(slopes)
+        return torch.cat(by_variance + by_rate)
 
     def stationary_gradient(self, P_bar: Tensor) -> Tensor:
         """Contraction of P_bar (d, d) with the derivatives of P0, (q,): rates do not move it."""
-        gradient = torch.zeros(self.n_parameters, dtype=torch.float64)
+        gradient = P_bar.new_zeros(self.n_parameters)
         for i, (s, block) in enumerate(self.blocks):
-            gradient[i] = (P_bar[s, s].cpu() * block.stationary).sum()
+            gradient[i] = (P_bar[s, s] * constant_like(block.stationary, P_bar)).sum()
         return gradient
 
 
@@ -329,7 +329,7 @@ class Block:
             for slope, rest in zip(slopes, others, strict=True)
         ]
 
-    def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[float, list[float]]:
+    def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, Tensor]:
         """Return the contraction with d/dlog variance and with each d/dlog rate."""
         gaps = self._finite(gaps)
         d = self.n_states
@@ -348,8 +348,7 @@ class Block:
         by_rate *= self.variance
         for i in range(len(self.primitives)):
             by_rate[i] += (constant_like(self._generator(i), spread) * spread).sum()
-        value, *slopes = torch.cat([by_variance[None], by_rate]).tolist()
-        return value * self.variance, slopes
+        return by_variance * self.variance, by_rate
 
     def _finite(self, gaps: Tensor) -> Tensor:
         """Gaps capped where the component has forgotten all: there F = 0 and Q = P0."""

@@ -99,9 +99,12 @@ class LaplaceEvidence:
         self._max_newton = max_newton
         self.offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
         weight = torch.ones_like(Y[:, 0]) if row_weight is None else row_weight
+        labels, offsets = Y.mT.contiguous(), self.offset
+        if self._gram.few:
+            labels, offsets, weight = (each.cpu() for each in (labels, offsets, weight))
         self._columns = [
             _Column(y, likelihood, b, weight, self._gram.few)
-            for y, b in zip(Y.mT.contiguous(), self.offset, strict=True)
+            for y, b in zip(labels, offsets, strict=True)
         ]
         self.latents: list = [None] * len(self._columns)
 
@@ -181,8 +184,6 @@ class _Column:
     """Log likelihood of one column as a function of g: in tensors, of arrays like K."""
 
     def __init__(self, y: Tensor, likelihood, offset: Tensor, weight: Tensor, few: bool) -> None:
-        if few:
-            y, offset, weight = y.cpu(), offset.cpu(), weight.cpu()
         self.y, self.likelihood, self.offset, self.weight = y, likelihood, offset, weight
         self._like_K = Tensor.numpy if few else lambda tensor: tensor
         self.zero = self._like_K(torch.zeros_like(self.y))

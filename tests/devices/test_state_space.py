@@ -7,9 +7,13 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
+from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior, DevicePrior
 from skgp.kernels import Cosine, state_space
+from skgp.learning.markov.objectives import BinnedEvidence
+from skgp.learning.markov.search import Climb
+from skgp.likelihoods import Gaussian
 from tests.devices.common import (
     PRETENDED,
     cases,
@@ -98,3 +102,17 @@ def test_rows_may_join_a_model_that_was_stored(case):
         for each in (model, stored):
             each.partial_fit(data.X[40:], data.y[40:])
         np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
+
+
+@pytest.mark.parametrize("n_columns", [2, 5])
+def test_the_gradients_of_all_columns_cross_together(n_columns):
+    X = torch.linspace(0, 1, 40 * n_columns, dtype=torch.float64).reshape(40, n_columns)
+    with PRETENDED.entered() as counts:
+        X, y = X.to("cuda"), X.sin().sum(1).to("cuda")
+        statistics = AdditiveStatistics.empty(make_bins(X, n_bins=8))
+        statistics.add(X, y)
+        climb = Climb([Matern()] * n_columns, BinnedEvidence(statistics, 0.0, True), Gaussian(0.1))
+        place = climb.start()
+        before = counts["to_host"]
+        climb.loss({"place": place})
+        assert counts["to_host"] == before + 1

@@ -5,8 +5,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.neighbors import system
+from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.likelihoods import Bernoulli
 from tests.devices.common import (
     PRETENDED,
     cases,
@@ -103,3 +106,16 @@ def test_rows_may_join_a_model_that_was_stored(case):
         for each in (model, stored):
             each.partial_fit(data.X[30:], data.y[30:])
         np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
+
+
+@pytest.mark.parametrize("n_classes", [2, 6])
+def test_the_labels_of_all_classes_cross_together(n_classes):
+    X = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
+    Y = 2 * torch.nn.functional.one_hot(torch.arange(20) % n_classes).double() - 1
+    with PRETENDED.entered() as counts:
+        X, Y = X.to("cuda"), Y.to("cuda")
+        evidence = LaplaceEvidence(RBF(), X, Y, likelihood=Bernoulli("probit"))
+        made = counts["to_host"]
+        assert made <= 4
+        evidence(RBF().theta)
+        assert counts["to_host"] == made

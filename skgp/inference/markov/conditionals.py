@@ -198,7 +198,7 @@ class _Backward:
         self.F_bar = torch.zeros_like(forward.chain.F)
         self.Q_bar = torch.zeros_like(forward.chain.Q)
         self.inverse = _noise_inverse(forward.chain.Q)
-        self.parameters = torch.zeros(self.dynamics.n_parameters, dtype=torch.float64)
+        self.parameters = forward.x.new_zeros(self.dynamics.n_parameters)
         self.slope = _GapSlope(self.dynamics)
         # Derivatives in the gaps to the knots before and after, (n,).
         self.before, self.after = torch.zeros_like(forward.T), torch.zeros_like(forward.T)

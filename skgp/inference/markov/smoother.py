@@ -113,7 +113,7 @@ class DevicePrior:
         upper = torch.where(row == column, 0.5, 1.0) * bar[row, column]
         F_bar = self._slope * upper
         gradient = self._dynamics.transition_gradient(self._lags, F_bar, torch.zeros_like(F_bar))
-        by_variance = torch.stack([part @ upper for part in self._parts]).cpu()
+        by_variance = torch.stack([part @ upper for part in self._parts])
         gradient[: len(by_variance)] += by_variance
         return gradient
 

@@ -308,8 +308,8 @@ class _Search:
         judge, weight = self.likelihood.at(self.held_out.offset), self.held_out.weight
         coupling = 0.0
         if self.data.y.shape[1] > 1:
-            Y, m, v = (each.cpu().double() for each in (self.held_out.y, mean, var))
-            w = None if weight is None else weight.cpu().double()
+            Y, m, v = (each.double() for each in (self.held_out.y, mean, var))
+            w = None if weight is None else weight.double()
             coupling = best_coupling(cast(Bernoulli, judge), Y, m, v, w)  # others have one column
         losses = negative_log_score(judge, self.held_out.y, mean, var, coupling)
         weight = torch.ones_like(losses) if weight is None else weight

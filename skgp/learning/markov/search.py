@@ -248,9 +248,15 @@ class Climb:
         place = leaves["place"].detach()
         thetas, slope = self.thetas(place)
         found = self.evaluate(thetas, place)
-        pairs = zip(self.components, thetas, found.gradients(), strict=True)
-        slopes = [each.pull(theta, bar.to(theta)) for each, theta, bar in pairs]
-        slopes.append(found.likelihood_gradient.to(place))
+        *bars, of_likelihood, of_knots = _beside(
+            place,
+            *found.gradients(),
+            found.likelihood_gradient,
+            place[:0] if found.knot_gradient is None else found.knot_gradient,
+        )
+        pairs = zip(self.components, thetas, bars, strict=True)
+        slopes = [each.pull(theta, bar) for each, theta, bar in pairs]
+        slopes.append(of_likelihood)
         value, gradient = found.value, torch.cat(slopes)
         if self._medians is not None:
             log_prior, in_theta = self._log_prior(torch.cat([*thetas, self.parameters(place)]))
@@ -259,11 +265,10 @@ class Climb:
             gradient[: len(slope)] *= slope
         slopes = [gradient]
         if self._moves:
-            knots = cast(Tensor, found.knot_gradient).to(place)
             # A gap moves all knots behind it.
-            behind = knots[1:].flip(0).cumsum(0).flip(0)
+            behind = of_knots[1:].flip(0).cumsum(0).flip(0)
             gaps = place[self._likelihood.stop + 1 :].exp()
-            slopes += [knots.sum()[None], behind * gaps]
+            slopes += [of_knots.sum()[None], behind * gaps]
         scale = -1 / self.objective.total
         return scale * value, {"place": scale * torch.cat(slopes)}
 
@@ -277,6 +282,13 @@ class Climb:
         z = log_ratio / PRIOR_LOG_SD
         loss = torch.where(is_amplitude, of_amplitude, 0.5 * z.square()).sum()
         return -float(loss), -torch.where(is_amplitude, 0.5 * of_amplitude, z / PRIOR_LOG_SD)
+
+
+def _beside(place: Tensor, *vectors: Tensor) -> list[Tensor]:
+    """Vectors on the device of a place; those of another come in one transfer."""
+    far = [each for each in vectors if each.device != place.device]
+    moved = iter(torch.cat(far).to(place).split([len(each) for each in far]) if far else ())
+    return [each if each.device == place.device else next(moved) for each in vectors]
 
 
 # ---- the choice of a kernel for a series --------------------------------------------------------
