@@ -173,12 +173,12 @@ def fit_sites(
     at_once, converged = likelihood.is_gaussian, False
     haste = 1.0 if at_once else HASTE
     rate = 1.0 if at_once or start is None else damping
-    signed, is_last = False, likelihood.is_log_concave or not system.is_signed
+    signed, ends_signed = False, system.is_signed and not likelihood.is_log_concave
     target = problem.sites(fit.q)
-    while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or not is_last):
+    while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or signed != ends_signed):
         ended = converged or rate <= SHORTEST_SITE_STEP or 2 * len(history) >= max_iter
-        if ended and not is_last:
-            signed = is_last = True
+        if ended and signed != ends_signed:
+            signed = True
             converged, rate, target = False, damping, problem.sites(fit.q, signed=True)
         found, entry = problem.solved(fit.sites.towards(target, rate), fit.q.mean, haste)
         # Slack for means that are not solved for to the last digit.
@@ -194,10 +194,10 @@ def fit_sites(
         converged = at_once or (still and haste == 1.0 and rate >= damping)
         haste = min(max(1.0, change / (10 * tol * abs(fit.bound))), haste)
         stops = callback is not None and callback(len(history) - 1, history[-1])
-        if stops or (converged and is_last):
+        if stops or (converged and signed == ends_signed):
             break
         rate, target = min(damping, 2 * rate), problem.sites(fit.q, signed=signed)
-    return replace(fit, history=history, converged=converged and is_last)
+    return replace(fit, history=history, converged=converged and signed == ends_signed)
 
 
 @dataclass(frozen=True)

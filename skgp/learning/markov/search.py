@@ -256,21 +256,19 @@ class Climb:
         )
         pairs = zip(self.components, thetas, bars, strict=True)
         slopes = [each.pull(theta, bar) for each, theta, bar in pairs]
-        slopes.append(of_likelihood)
-        value, gradient = found.value, torch.cat(slopes)
+        value, gradient = found.value, torch.cat([*slopes, of_likelihood])
         if self._medians is not None:
             log_prior, in_theta = self._log_prior(torch.cat([*thetas, self.parameters(place)]))
             value, gradient = value + log_prior, gradient + in_theta
         if slope is not None:
             gradient[: len(slope)] *= slope
-        slopes = [gradient]
         if self._moves:
             # A gap moves all knots behind it.
             behind = of_knots[1:].flip(0).cumsum(0).flip(0)
             gaps = place[self._likelihood.stop + 1 :].exp()
-            slopes += [of_knots.sum()[None], behind * gaps]
+            gradient = torch.cat([gradient, of_knots.sum()[None], behind * gaps])
         scale = -1 / self.objective.total
-        return scale * value, {"place": scale * torch.cat(slopes)}
+        return scale * value, {"place": scale * gradient}
 
     def _log_prior(self, at: Tensor) -> tuple[float, Tensor]:
         """Log-density, but for a constant, of theta and the likelihood's (t + p,); its gradient."""
