@@ -357,9 +357,7 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
             # Hyper-parameters that overfit must not be passed on: it is the best state that is.
             way.append(fit_at(beta, way[-1].state, warm))
         tried += way[1:]
-    # How far beta is from 1; of equals the greater first, which regularises more.
-    ordered = sorted(tried, key=lambda point: (abs(math.log(point.beta)), -point.beta))
-    chosen = ordered[choose([point.losses for point in ordered])]
+    chosen = _nearest_to_one(tried)
     path = {point.beta: point.loss for point in sorted(tried, key=lambda point: -point.beta)}
     history["validation"] = list(path.values())
     reported = float(held_out_losses(chosen.state, chosen.objective, reporting).mean())
@@ -390,6 +388,12 @@ class _Point:
     @property
     def loss(self) -> float:
         return float(self.losses.mean())
+
+
+def _nearest_to_one(tried: list[_Point]) -> _Point:
+    """Of those within a standard error of the best; of equals the greater, regularising more."""
+    ordered = sorted(tried, key=lambda point: (abs(math.log(point.beta)), -point.beta))
+    return ordered[choose([point.losses for point in ordered])]
 
 
 def _four_parts(problem: Problem) -> tuple[Data, Data, Data, Data]:

@@ -26,6 +26,7 @@ References
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -265,11 +266,9 @@ def fit_minibatch(
         batch = data
         if size < n:
             batch = data.take(sample_without_replacement(n, size, generator=generator))
-        here, theta = around.values(leaves), leaves.get("theta")
-        return (
-            objective.posterior_loss(here, batch, theta, scale=n / size, generator=generator)
-            / total
-        )
+        how: dict[str, Any] = {"scale": n / size, "generator": generator}
+        values = around.values(leaves)
+        return objective.posterior_loss(values, batch, leaves.get("theta"), **how) / total
 
     def watching(iteration: int, loss: float) -> bool:
         due = watch is not None and iteration % defaults.WATCH_EVERY == 0
@@ -278,8 +277,8 @@ def fit_minibatch(
     patience, smoothing = defaults.SPARSE_PATIENCE, defaults.SPARSE_SMOOTHING
     plateau = LossPlateau(tol=tol, patience=patience, smoothing=smoothing)
     # The usual epsilon: that of the curvature changed objectives and held-out losses of whole
-    # batches by less than 4e-4 (labels, 400 observations, 60 to 240 steps; q(u) starts far from its
-    # optimum).
+    # batches by less than 4e-4 (labels and counts, 400 observations, 60 to 240 steps; q(u) starts
+    # far from its optimum).
     loop = BoundedAdam(
         leaves, loss, around.bounds(), shares=defaults.RATE_SHARES, eps={}, callback=recorder
     )
@@ -290,10 +289,9 @@ def fit_minibatch(
         stopping=[plateau, watching],
         while_falling=[lambda iteration, loss: watching(iteration, loss) and False],
     )
-    found = around.to_state(leaves)
+    found, history = around.to_state(leaves), loop.history["loss"]
     if watch is not None:
         watch.score(found)
-    history = loop.history["loss"]
     last = history[-(-len(history) * 9 // 10) :] or history
     return Training(found, total * sum(last) / len(last), history, converged, recorder.stopped)
 
