@@ -181,6 +181,10 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     becomes there. The first call learns the hyper-parameters and chooses the basis; later calls
     keep both and learn the noise variance and the standardisation of y from all observations.
 
+    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: with
+    Gaussian noise and ``solver="cholesky"``, of which "auto" is Fourier features, or Fourier
+    features and "sgd". Hyper-parameters are then learned from 60000 rows at random.
+
     References
     ----------
     .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.

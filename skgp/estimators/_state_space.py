@@ -140,6 +140,10 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     over bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
     likelihoods keep the rows. A `fit` of more than 1000 rows keeps neither and cannot go on.
 
+    With ``n_inducing``, one column and Gaussian noise, rows that dask holds, or that exceed
+    `memory_budget` in memory, are read in blocks. Hyper-parameters and the places of the inducing
+    states are then learned from 60000 rows at random.
+
     References
     ----------
     .. [1] Adam, Eleftheriadis, Durrande, Artemev and Hensman (2020), Doubly sparse variational

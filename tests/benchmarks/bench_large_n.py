@@ -24,7 +24,7 @@ pytestmark = pytest.mark.benchmark
 
 CASES = {
     "fourier": ("QSGPRegressor", {"basis": "fourier", "n_basis": 128, "solver": "cholesky"}),
-    "sgd": ("QSGPRegressor", {"basis": "fourier", "n_basis": 2000, "solver": "sgd"}),
+    "sgd": ("QSGPRegressor", {"basis": "fourier", "n_basis": 500, "solver": "sgd"}),
     "inducing": ("QSGPRegressor", {"basis": "inducing", "n_basis": 128}),
     "series": ("StateSpaceGPRegressor", {"n_inducing": 1000}),
 }
