@@ -126,7 +126,8 @@ COUPLING_ROWS, LEFT_OUT_ROWS = 100, 20_000
 
 # -- The front door
 
-#: Rows up to which the exact process is the quickest (tests/benchmarks/bench_front_door.py).
+#: Rows up to which fits are exact: 1000 take 2 s, so that 2000 take about 18, as 10000 by "qsgp" do
+#: (8 to 26; tests/benchmarks/bench_front_door.py).
 EXACT_ROWS = 2000
 #: Matrices of the size of the covariance that an exact fit holds at most.
 EXACT_MATRICES = 7

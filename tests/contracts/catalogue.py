@@ -32,7 +32,7 @@ CHEAP = {
 
 def cheap(estimator_class, **params):
     """Return an unfitted estimator; `params` go before the cheap settings."""
-    return estimator_class(**{"random_state": 0, **CHEAP[estimator_class], **params})
+    return estimator_class(**{"random_state": 0, **CHEAP.get(estimator_class, {}), **params})
 
 
 def rows(estimator_class, n=30, *, seed=0, scale=1.0):

@@ -11,6 +11,8 @@ import torch
 from skgp import (
     BayesianGPRegressor,
     DLMGPRegressor,
+    GaussianProcessClassifier,
+    GaussianProcessRegressor,
     QSGPClassifier,
     QSGPRegressor,
     StateSpaceGPRegressor,
@@ -25,6 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 #: What each estimator holds by default, and other states that it may hold.
 STATES = [
     *((make, {}) for make in CHEAP),
+    (GaussianProcessRegressor, {}),
+    (GaussianProcessRegressor, {"method": "neighbors"}),
+    (GaussianProcessClassifier, {}),
+    (GaussianProcessClassifier, {"method": "qsgp"}),
     (DLMGPRegressor, {"likelihood": "student_t"}),
     (DLMGPRegressor, {"likelihood": "poisson", "kernel": None}),
     (SWSGPRegressor, {"likelihood": "student_t"}),
