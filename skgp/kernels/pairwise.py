@@ -58,8 +58,8 @@ class GramWithGradient:
     autograd.
 
     The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Of `few`
-    rows, whose differences are kept, K and W are arrays of NumPy, in place of tensors like X: no
-    device is as fast.
+    rows, whose differences are kept, K, W and the gradient are arrays of NumPy, in place of tensors
+    like X: no device is as fast.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class GramWithGradient:
         """Whether the expression is constants times one stationary leaf."""
         return self._leaf is not None
 
-    def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], Any]]:
         """K (n, n) at theta (n_theta,), and the gradient (n_theta,) as a function of W (n, n).
 
         W is symmetric. K is not to be changed; O(n^2 d) each.
@@ -103,10 +103,9 @@ class GramWithGradient:
                 return found
         K, of_tensor = self._by_autograd(torch.as_tensor(theta).to(self._X))
 
-        def gradient(W: Any) -> np.ndarray:
-            return of_tensor(torch.as_tensor(W)).cpu().numpy().astype(float)
-
-        return K.numpy() if self.few else K, gradient
+        if not self.few:
+            return K, of_tensor
+        return K.numpy(), lambda W: of_tensor(torch.as_tensor(W)).numpy()
 
     def _of_few(self, leaf: _StationaryLeaf, theta: np.ndarray):
         """By the differences of all pairs, in arrays of NumPy."""
@@ -142,15 +141,15 @@ class GramWithGradient:
         k *= amplitude
 
         @torch.no_grad()
-        def gradient(W: Tensor) -> np.ndarray:
-            found = np.zeros(len(theta))
+        def gradient(W: Tensor) -> Tensor:
+            found = W.new_zeros(len(theta))
             for place in leaf.constants:
-                found[place] = float(W.reshape(-1) @ k.reshape(-1))
+                found[place] = W.reshape(-1) @ k.reshape(-1)
             if leaf.place is not None:
                 H = slope * W
                 # -2 sum_ij H_ij (a_i - a_j)^2 of each column, H symmetric
                 each = (4 * amplitude) * ((A * (H @ A)).sum(0) - H.sum(1) @ squares)
-                found[leaf.place] = (each if leaf.is_vector else each.sum()).cpu().numpy()
+                found[leaf.place] = each if leaf.is_vector else each.sum()
             return found
 
         return k, gradient

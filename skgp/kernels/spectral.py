@@ -119,7 +119,7 @@ class FourierFeatures:
         self.block_size = min(int(block_size), self.n_features // 2)
         self.n_blocks = -(-(self.n_features // 2) // self.block_size)
         self.block_features = 2 * self.block_size
-        self._cache: OrderedDict[int, list[list[Draws]]] = OrderedDict()
+        self._cache: OrderedDict[tuple, list[list[Draws]]] = OrderedDict()
         self._shares = self._term_shares()
         last = self._block_counts(self.n_blocks - 1)
         full = self._block_counts(0)
@@ -198,7 +198,7 @@ class FourierFeatures:
         amplitude : Tensor of shape (b,), float64
             sqrt(a_t / N_t) of each frequency.
         """
-        draws, counts = self._draws(block), self._block_counts(block)
+        draws, counts = self._draws(block, device), self._block_counts(block)
         terms = self._terms(theta, device)
         parts = [
             self._term_frequencies(term, raws, count, total, device)
@@ -222,7 +222,6 @@ class FourierFeatures:
         variance = torch.full((count,), 1 / total, dtype=torch.float64, device=device)
         variance = variance * term.variance
         for factor, raw in zip(term.factors, raws, strict=True):
-            raw = tuple(r.to(device) for r in raw)
             kernel, params, _ = factor.node
             added, weight = LEAVES[type(kernel)].frequencies(kernel, params, raw)
             added = _spread(added, factor.dims, self.n_inputs)
@@ -230,12 +229,13 @@ class FourierFeatures:
             variance = variance if weight is None else variance * weight
         return (variance.new_zeros(count, self.n_inputs) if W is None else W), variance
 
-    def _draws(self, block: int) -> list[list[Draws]]:
+    def _draws(self, block: int, device: torch.device | None = None) -> list[list[Draws]]:
         """Draw the randomness of a block, one tuple of tensors for each factor of each term."""
         self._check_block(block)
-        if block in self._cache:
-            self._cache.move_to_end(block)
-            return self._cache[block]
+        place = block, device or torch.device("cpu")
+        if place in self._cache:
+            self._cache.move_to_end(place)
+            return self._cache[place]
         # Philox is a counter-based generator: the key alone decides the stream.
         key = np.array([self.seed, block], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(key=key))
@@ -243,14 +243,19 @@ class FourierFeatures:
         terms, counts = self._terms(None, None), self._block_counts(block)
         draws = [
             [
-                LEAVES[type(f.node.kernel)].draw(*f.node[:2], count, len(f.dims), rows, rng)
+                tuple(
+                    raw.to(device)
+                    for raw in LEAVES[type(f.node.kernel)].draw(
+                        *f.node[:2], count, len(f.dims), rows, rng
+                    )
+                )
                 for f in term.factors
             ]
             for term, count in zip(terms, counts, strict=True)
         ]
         size = sum(r.numel() * r.element_size() for term in draws for raw in term for r in raw)
         if size <= CACHE_BYTES:
-            self._cache[block] = draws
+            self._cache[place] = draws
         while len(self._cache) * size > CACHE_BYTES:
             self._cache.popitem(last=False)
         return draws

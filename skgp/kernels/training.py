@@ -77,10 +77,11 @@ class ExpressionGram:
 
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         signal, white = split_noise(kernel)
-        self._X, self._signal, self.device = X, signal, X.device
         self._gram = GramWithGradient(signal, X)
         self._pairs: PairwiseKernel | None = None
         self.few = self._gram.few
+        X = X.cpu() if self.few else X
+        self._X, self._signal, self.device = X, signal, X.device
         if not self._gram.has_leaf and closed_form(signal):
             self._pairs = PairwiseKernel(signal, X)
         self._of_signal = self._gram if self._pairs is None else self._by_pairs
@@ -97,7 +98,7 @@ class ExpressionGram:
 
         def gradient(W: Any) -> np.ndarray:
             found = np.zeros(len(theta))
-            found[self._places] = of_signal(W)
+            found[self._places] = torch.as_tensor(of_signal(W)).cpu().numpy()
             if self._noise_place is not None:
                 found[self._noise_place] = noise * float(W.diagonal().sum())
             return found

@@ -38,6 +38,7 @@ from skgp.linalg.cholesky import (
     log_det,
     raise_diagonal_,
 )
+from skgp.linalg.runtime import to_arrays
 
 __all__ = ["EvidenceAt", "ExactEvidence", "TargetsEvidence", "leave_one_out_log_density"]
 
@@ -67,14 +68,15 @@ class ExactEvidence:
     """
 
     def __init__(self, kernel, data: Data) -> None:
-        self.kernel, self.data = kernel, data
+        self.kernel = kernel
         places, self.noise_place, self._noise = theta_places(kernel)
         contiguous = places == list(range(len(places)))  # a slice takes no copy
         self._places = slice(len(places)) if contiguous else places
         self._gram = GramWithGradient(split_noise(kernel)[0], data.X)
+        self.data = data = data.to("cpu") if self._gram.few else data
         weight = torch.ones_like(data.y) if data.weight is None else data.weight
         arrays: Any = (data.y, weight)
-        self._y, self._weight = (a.cpu().numpy() if self._gram.few else a for a in arrays)
+        self._y, self._weight = (a.numpy() if self._gram.few else a for a in arrays)
 
     @property
     def in_closed_form(self) -> bool:
@@ -84,7 +86,7 @@ class ExactEvidence:
     def value(self, theta: np.ndarray) -> float:
         """The log marginal likelihood alone, in nats; as `__call__`."""
         *_, L = self._factored(theta)
-        return self._value(theta, L, cho_solve(L, self._y))
+        return float(self._value(theta, L, cho_solve(L, self._y)))
 
     def __call__(self, theta: np.ndarray) -> EvidenceAt:
         """Evaluate at theta (n_theta,); a NotPositiveDefiniteError without a Cholesky factor."""
@@ -95,18 +97,22 @@ class ExactEvidence:
         inverse = cho_inverse(L)
         scale = inverse.diagonal() + 0.0
         W = slope_(inverse, alpha)
-        gradient = np.zeros(len(theta))
-        gradient[self._places] = of_signal(W)
-        if place is not None:
-            gradient[place] = float(W.diagonal() @ row_noise)
-            if data.weight is not None and data.scatter is not None:
-                within = 1 - data.weight + data.scatter / math.exp(theta[place])
-                gradient[place] += 0.5 * float(within.sum())
-        residual: Any = alpha / scale
-        variance: Any = 1 / scale
+        of_noise = W.diagonal() @ row_noise
+        if place is not None and data.weight is not None and data.scatter is not None:
+            within = 1 - data.weight + data.scatter / math.exp(theta[place])
+            of_noise = of_noise + 0.5 * self._like_K(within.sum())
+        found = value, of_signal(W), of_noise, alpha / scale, 1 / scale
         if not self._gram.few:
-            residual, variance = residual.cpu().numpy(), variance.cpu().numpy()
-        return EvidenceAt(value, gradient, residual, variance)
+            found = to_arrays(*found)  # at once
+        gradient = np.zeros(len(theta))
+        gradient[self._places] = found[1]
+        if place is not None:
+            gradient[place] = found[2]
+        return EvidenceAt(float(found[0]), gradient, *found[3:])
+
+    def _like_K(self, total: Tensor) -> Any:
+        """A sum, which is a float where K is an array."""
+        return float(total) if self._gram.few else total
 
     def _noise_at(self, theta: np.ndarray) -> float:
         return self._noise if self.noise_place is None else math.exp(theta[self.noise_place])
@@ -119,12 +125,13 @@ class ExactEvidence:
         raise_diagonal_(A, row_noise)
         return row_noise, of_signal, jittered_cholesky(A).factor
 
-    def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> float:
+    def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> Any:
         """Of distinct inputs, and of the scatter within them."""
         data, value = self.data, log_density(L, self._y, alpha)
         if data.weight is None or data.scatter is None:
             return value
-        return value + float(data.log_power(data.y.new_tensor(self._noise_at(theta))).sum())
+        noise = data.y.new_full((), self._noise_at(theta))
+        return value + self._like_K(data.log_power(noise).sum())
 
 
 class TargetsEvidence:
@@ -168,7 +175,7 @@ class TargetsEvidence:
         L = jittered_cholesky(A, max_jitter=0.0).factor
         del A
         alpha = cho_solve(L, Y)
-        return -log_density(L, Y, alpha), -gradient(slope_(cho_inverse(L), alpha))
+        return -float(log_density(L, Y, alpha)), -gradient(slope_(cho_inverse(L), alpha))
 
     def of_many(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same at theta (k, n_theta): (k,), infinite without a factor, and (k, n_theta)."""
@@ -189,10 +196,9 @@ def log_density(L: Any, Y: Any, alpha: Any) -> Any:
     Y is (n,), or (..., n, t) of t targets, which are summed over.
     """
     if Y.ndim == 1:
-        return -0.5 * float(Y @ alpha + log_det(L) + len(Y) * _LOG_2PI)
+        return -0.5 * (Y @ alpha + log_det(L) + len(Y) * _LOG_2PI)
     n, n_targets = Y.shape[-2:]
-    value = -0.5 * ((Y * alpha).sum((-2, -1)) + n_targets * (log_det(L) + n * _LOG_2PI))
-    return value if Y.ndim > 2 else float(value)
+    return -0.5 * ((Y * alpha).sum((-2, -1)) + n_targets * (log_det(L) + n * _LOG_2PI))
 
 
 def slope_(inverse: Any, alpha: Any) -> Any:

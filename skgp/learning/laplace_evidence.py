@@ -45,6 +45,7 @@ from skgp.linalg.cholesky import (
     raise_diagonal_,
     tri_solve,
 )
+from skgp.linalg.runtime import to_arrays
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ class LaplaceEvidence:
             mode, L, value = self._solve(K, j)
             values.append(value)
             total = total + _gradient(K, column, mode, L)
-        return np.array(values), of_K(total)
+        gradient = of_K(total)
+        return np.array(values), gradient if self._gram.few else to_arrays(gradient)[0]
 
     @torch.no_grad()
     def fit(self, theta: np.ndarray) -> LaplaceFit:

@@ -27,6 +27,7 @@ from scipy.special import roots_hermitenorm
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skgp.linalg.runtime import constant
 from skgp.likelihoods.defaults import N_WIDE, NARROW, QUADRATURE_CHUNK, WIDE_REACH
 
 __all__ = [
@@ -56,7 +57,10 @@ def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_n_points(n_points)
     nodes, weights = _standard_normal_rule(n_points)
-    return like.new_tensor(nodes), like.new_tensor(weights)
+    nodes, weights = (
+        constant(values, dtype=like.dtype, device=like.device) for values in (nodes, weights)
+    )
+    return nodes, weights
 
 
 def check_n_points(n_points: int) -> None:

@@ -38,6 +38,7 @@ from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
+from skgp.linalg.runtime import constant
 from skgp.likelihoods.defaults import (
     FEW_NODES,
     HARD,
@@ -198,10 +199,10 @@ class StudentT(NumericLikelihood):
         return self._scale(like) * self._df(like).sqrt()
 
     def _scale(self, like: Tensor) -> Tensor:
-        return torch.as_tensor(self.scale, dtype=like.dtype, device=like.device)
+        return constant(self.scale, dtype=like.dtype, device=like.device)
 
     def _df(self, like: Tensor) -> Tensor:
-        return torch.as_tensor(self.df, dtype=like.dtype, device=like.device)
+        return constant(self.df, dtype=like.dtype, device=like.device)
 
 
 def _log_one_plus_square(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

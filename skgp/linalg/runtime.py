@@ -299,8 +299,8 @@ def constant(
 ) -> Tensor:
     """A few numbers on a device, where they stay: equal ones cross once. Not to be changed."""
     device = torch.device("cpu" if device is None else device)
-    if device.type == "cpu":
-        return torch.as_tensor(values, dtype=dtype)
+    if device.type == "cpu" or isinstance(values, Tensor):
+        return torch.as_tensor(values, dtype=dtype, device=device)
     array = np.asarray(values, dtype=np.float64)
     return _kept(array.tobytes(), array.shape, dtype, device)
 

@@ -187,6 +187,7 @@ def _count(counts, name, args, on_device, on_host, asked) -> None:
     if on_device and (name in _SYNCHRONISING or (name == "__getitem__" and any(masks))):
         counts["synchronisations"] += 1
     moves = name in ("to", "type_as", *_COPYING) and asked == CUDA and not on_device
+    moves = moves or (name == "new_tensor" and bool(on_device))
     writes = name in ("copy_", "__getitem__", "__setitem__", "index_put_") and on_device
     if moves or (writes and _lies_on_device(args[0]) and any(x.dim() > 0 for x in on_host)):
         counts["to_device"] += 1

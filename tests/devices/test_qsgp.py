@@ -2,17 +2,71 @@
 
 import pytest
 
-from tests.devices.common import cases, check
+from tests.devices.common import assert_few_transfers, cases, check, fit_counts, predict_counts
 
 CASES = cases(
     """
 [QSGPRegressor]
-smooth4: basis=fourier n_basis=40 feature_map=hadamard
-smooth2: basis=fourier n_basis=40 kernel=rational
+few:
+weighted:
+smooth2: kernel=linear optimizer=None
+smooth2: kernel=product optimizer=None
+seasonal: basis=fourier n_basis=40 kernel=periodic optimizer=None
+smooth2: basis=inducing n_basis=20 covariance=chevron n_dense_columns=5 optimizer=None
+replicated: basis=inducing n_basis=20 augment=False optimizer=None
+weighted: basis=inducing solver=cg covariance=samples optimizer=None
+smooth4: basis=fourier n_basis=40 feature_map=hadamard dtype=float32 optimizer=None
+weighted: basis=fourier n_basis=60 solver=gauss-seidel basis_batch_size=16 optimizer=None
+weighted: basis=relevance n_basis=10
+smooth2: basis=neighbors kernel=matern32 optimizer=None
+weighted/parts: basis=inducing n_basis=10 solver=cholesky optimizer=None
+outliers: likelihood=laplace
+[QSGPClassifier]
+moons:
+iris: likelihood=probit basis=inducing n_basis=20 covariance=diagonal optimizer=None
+moons: basis=fourier n_basis=40 covariance=chevron n_dense_columns=5 optimizer=None
+weighted classes: basis=relevance likelihood=probit optimizer=None
+iris/parts: basis=inducing n_basis=10 optimizer=None
+"""
+)
+ITERATED = cases(
+    """
+[QSGPRegressor]
+smooth2: basis=inducing solver=cg optimizer=None
+smooth2: basis=fourier n_basis=60 solver=gauss-seidel basis_batch_size=16 optimizer=None
+smooth2: basis=relevance optimizer=None
+outliers: likelihood=laplace basis=fourier n_basis=40 optimizer=None
+[QSGPClassifier]
+moons: basis=fourier n_basis=40 optimizer=None
 """
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.estimator}-{case}")
+def name(case):
+    return f"{case.estimator}-{case}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
 def test_routes_are_those_of_the_cpu(case, device):
     check(case, device)
+
+
+@pytest.mark.parametrize("case", ITERATED, ids=name)
+def test_transfers_do_not_depend_on_iterations(case):
+    few, many = (fit_counts(case, max_iter=size, tol=1e-12) for size in (2, 12))
+    assert few["operations"] < many["operations"]
+    for way in ("to_device", "to_host"):
+        assert few[way] == many[way] <= 40
+
+
+def test_an_evaluation_of_the_evidence_has_a_transfer_each_way():
+    (case,) = cases("[QSGPRegressor]\nsmooth2: kernel=ard")
+    assert_few_transfers(case, evaluations=lambda model: len(model.history_["hyperparameters"]))
+
+
+@pytest.mark.parametrize("case", CASES[1:3] + CASES[8:10] + CASES[-3:-1], ids=name)
+def test_a_prediction_goes_over_and_comes_back_once(case):
+    arguments = {} if "Classifier" in case.estimator else {"return_std": True}
+    method = "predict" if arguments else "predict_proba"
+    counts = predict_counts(case, method, **arguments)
+    assert (counts["to_device"], counts["to_host"]) == (1, 1)

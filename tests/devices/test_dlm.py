@@ -1,0 +1,60 @@
+"""DLMGPRegressor and DLMGPClassifier on a device: equal to the CPU, few transfers."""
+
+import pytest
+
+from tests.devices.common import cases, check, fit_counts, predict_counts
+
+CASES = cases(
+    """
+[DLMGPRegressor]
+weighted:
+smooth2: n_inducing=10 max_iter=5 kernel=linear
+smooth2: n_inducing=10 max_iter=5 objective=fitc
+smooth2: n_inducing=10 max_iter=5 objective=square_loss dtype=float32
+smooth2: n_inducing=10 max_iter=5 init=greedy learning_rate=0.05 batch_size=20
+smooth2/parts: n_inducing=10 max_iter=5
+heavy tails: likelihood=student_t n_inducing=10 max_iter=4
+exposed: likelihood=poisson n_inducing=10 max_iter=4
+counts1: likelihood=poisson n_inducing=10 max_iter=2 link=softplus gradient=bmc n_gradient_samples=3
+heavy tails: likelihood=student_t n_inducing=10 max_iter=2 gradient=ups n_gradient_samples=3
+[DLMGPClassifier]
+iris: n_inducing=10 max_iter=5 likelihood=logit
+moons: n_inducing=10 max_iter=3 beta=auto
+weighted classes: max_iter=5
+moons/parts: n_inducing=10 max_iter=5
+"""
+)
+#: Iterations of Adam, whose parameters stay on the device.
+STOCHASTIC = cases(
+    """
+[DLMGPRegressor]
+smooth2: n_inducing=10 init=random batch_size=20 hyperparameters=fixed optimizer=None
+[DLMGPClassifier]
+interval: n_inducing=10 init=random gradient=bmc n_gradient_samples=3 optimizer=None
+"""
+)
+
+
+def name(case):
+    return f"{case.estimator}-{case}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_routes_are_those_of_the_cpu(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", STOCHASTIC, ids=name)
+def test_transfers_of_stochastic_steps_do_not_depend_on_their_number(case):
+    few, many = (fit_counts(case, max_iter=size, tol=0.0) for size in (5, 25))
+    assert few["operations"] < many["operations"]
+    for way in ("to_device", "to_host"):
+        assert few[way] == many[way] <= 60
+
+
+@pytest.mark.parametrize("case", CASES[1:3] + CASES[-4:-2], ids=name)
+def test_a_prediction_goes_over_and_comes_back_once(case):
+    arguments = {} if "Classifier" in case.estimator else {"return_std": True}
+    method = "predict" if arguments else "predict_proba"
+    counts = predict_counts(case, method, **arguments)
+    assert (counts["to_device"], counts["to_host"]) == (1, 1)
