@@ -298,7 +298,7 @@ class FourierFeatures:
             )
         W, amplitude = self.frequencies(block, theta, X.device)
         if self.origin is not None:
-            X = X - constant(self.origin, dtype=X.dtype, device=X.device)
+            X = X - constant(self.origin, dtype=torch.float64, device=X.device).to(X.dtype)
         X = within_reach(X, W)
         W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
         shape = (X.shape[0], 2 * W.shape[0])

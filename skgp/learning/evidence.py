@@ -101,7 +101,7 @@ class ExactEvidence:
         if place is not None and data.weight is not None and data.scatter is not None:
             within = 1 - data.weight + data.scatter / math.exp(theta[place])
             of_noise = of_noise + 0.5 * self._like_K(within.sum())
-        found = value, of_signal(W), of_noise, alpha / scale, 1 / scale
+        found: Any = value, of_signal(W), of_noise, alpha / scale, 1 / scale
         if not self._gram.few:
             found = to_arrays(*found)  # at once
         gradient = np.zeros(len(theta))

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
-from skgp.linalg.runtime import constant
 from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
+from skgp.linalg.runtime import constant
 
 __all__ = ["Gaussian", "Laplace", "expected_absolute_residual"]
 

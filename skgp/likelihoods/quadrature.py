@@ -27,8 +27,8 @@ from scipy.special import roots_hermitenorm
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skgp.linalg.runtime import constant
 from skgp.likelihoods.defaults import N_WIDE, NARROW, QUADRATURE_CHUNK, WIDE_REACH
+from skgp.linalg.runtime import constant
 
 __all__ = [
     "NARROW",
@@ -57,10 +57,8 @@ def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_n_points(n_points)
     nodes, weights = _standard_normal_rule(n_points)
-    nodes, weights = (
-        constant(values, dtype=like.dtype, device=like.device) for values in (nodes, weights)
-    )
-    return nodes, weights
+    of_like: Any = {"dtype": like.dtype, "device": like.device}
+    return constant(nodes, **of_like), constant(weights, **of_like)
 
 
 def check_n_points(n_points: int) -> None:

@@ -38,7 +38,6 @@ from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
-from skgp.linalg.runtime import constant
 from skgp.likelihoods.defaults import (
     FEW_NODES,
     HARD,
@@ -50,6 +49,7 @@ from skgp.likelihoods.defaults import (
     STUDENT_T_MAX_NEWTON,
     STUDENT_T_SCALE,
 )
+from skgp.linalg.runtime import constant
 
 __all__ = ["StudentT"]
 

@@ -53,7 +53,7 @@ def test_routes_are_those_of_the_cpu(case, device):
 
 @pytest.mark.parametrize("case", ITERATED, ids=name)
 def test_transfers_do_not_depend_on_iterations(case):
-    few, many = (fit_counts(case, max_iter=size, tol=1e-12) for size in (2, 12))
+    few, many = (fit_counts(case, max_iter=size, tol=1e-12) for size in (1, 12))
     assert few["operations"] < many["operations"]
     for way in ("to_device", "to_host"):
         assert few[way] == many[way] <= 40
