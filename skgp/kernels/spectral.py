@@ -388,7 +388,8 @@ def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
     if twice:
         # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
         # one contiguous cosine makes both.
-        turn = constant([0.0, -math.pi / 2], dtype=W.dtype, device=W.device).repeat(W.shape[0])
+        turn = constant([0.0, -math.pi / 2], dtype=torch.float64, device=W.device)
+        turn = turn.to(W.dtype).repeat(W.shape[0])
         W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
         X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     # A product with few rows would spend its time on reading W: take d of them at least.

@@ -1,8 +1,19 @@
 """QSGPRegressor and QSGPClassifier on a device: equal to the CPU, few transfers."""
 
 import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF
 
-from tests.devices.common import assert_few_transfers, cases, check, fit_counts, predict_counts
+from skgp import QSGPRegressor
+from tests.devices.common import (
+    PRETENDED,
+    assert_few_transfers,
+    cases,
+    check,
+    fit_counts,
+    predict_counts,
+)
+from tests.devices.pretended_cuda import CUDA
 
 CASES = cases(
     """
@@ -49,6 +60,20 @@ def name(case):
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_routes_are_those_of_the_cpu(case, device):
     check(case, device)
+
+
+@pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0", torch.device("cuda")])
+def test_every_name_of_a_device_leads_there(named, rng):
+    X = rng.standard_normal((12, 2))
+    with PRETENDED.entered():
+        model = QSGPRegressor(RBF(), optimizer=None, device=named).fit(X, X[:, 0])
+        assert model._posterior.device == CUDA
+
+
+def test_devices_without_numbers_are_refused(rng):
+    X = rng.standard_normal((12, 2))
+    with pytest.raises(ValueError, match='device=.meta. cannot be used.* Use device="auto"'):
+        QSGPRegressor(device="meta").fit(X, X[:, 0])
 
 
 @pytest.mark.parametrize("case", ITERATED, ids=name)
