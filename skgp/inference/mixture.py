@@ -83,6 +83,7 @@ class MixtureState(TensorState):
         self._row_weight = None if data.weight is None else data.weight.clone()
         self._theta = data.X.new_tensor(u[:, places])
         self.weights = weights / weights.sum()  # (S,), of sum one
+        self._shares = data.X.new_tensor(self.weights)  # the same
         noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
         self.noise, self.solver = noise, solver  # noise (S,): variances
         self._dtype, self._rank = dtype, rank
@@ -168,7 +169,7 @@ class MixtureState(TensorState):
         for s, node, inverse in self._components():
             means[s], covariance = self._joint(s, node, inverse, Z)
             total.add_(covariance, alpha=float(self.weights[s]))
-        weights = self._X.new_tensor(self.weights)
+        weights = self._shares
         centred = means - weights @ means
         total.addmm_(centred.T * weights, centred)
         found = to_arrays(weights @ means, total)
@@ -318,7 +319,7 @@ class MixtureState(TensorState):
         """Pivots of a preconditioner for all samples, at the mean of their logarithms."""
         if rank == 0:
             return torch.empty(0, dtype=torch.int64, device=self._X.device)
-        theta = self._X.new_tensor(self.weights) @ self._theta
+        theta = self._shares @ self._theta
         kernel = self._signal.clone_with_theta(theta.cpu().numpy())
         generator = torch.Generator().manual_seed(defaults.PIVOT_SEED)
         return pivoted_factor(kernel, self._X, rank, generator=generator).pivots

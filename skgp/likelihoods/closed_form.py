@@ -28,7 +28,7 @@ from torch import Tensor
 
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
 from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
-from skgp.linalg.runtime import constant
+from skgp.linalg.runtime import constant_like
 
 __all__ = ["Gaussian", "Laplace", "expected_absolute_residual"]
 
@@ -121,7 +121,7 @@ class Gaussian(NumericLikelihood):
         return self._noise(f)
 
     def _noise(self, like: Tensor) -> Tensor:
-        return constant(self.noise_variance, dtype=like.dtype, device=like.device)
+        return constant_like(self.noise_variance, like)
 
 
 def _log_normal(residual: Tensor, var: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class Laplace(NumericLikelihood):
         return 2 * self._scale(f) ** 2
 
     def _scale(self, like: Tensor) -> Tensor:
-        return constant(self.scale, dtype=like.dtype, device=like.device)
+        return constant_like(self.scale, like)
 
 
 def expected_absolute_residual(y: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods.defaults import N_WIDE, NARROW, QUADRATURE_CHUNK, WIDE_REACH
-from skgp.linalg.runtime import constant
+from skgp.linalg.runtime import constant_like
 
 __all__ = [
     "NARROW",
@@ -57,8 +57,7 @@ def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_n_points(n_points)
     nodes, weights = _standard_normal_rule(n_points)
-    of_like: Any = {"dtype": like.dtype, "device": like.device}
-    return constant(nodes, **of_like), constant(weights, **of_like)
+    return constant_like(nodes, like), constant_like(weights, like)
 
 
 def check_n_points(n_points: int) -> None:

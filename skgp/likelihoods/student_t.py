@@ -49,7 +49,7 @@ from skgp.likelihoods.defaults import (
     STUDENT_T_MAX_NEWTON,
     STUDENT_T_SCALE,
 )
-from skgp.linalg.runtime import constant
+from skgp.linalg.runtime import constant_like
 
 __all__ = ["StudentT"]
 
@@ -199,10 +199,10 @@ class StudentT(NumericLikelihood):
         return self._scale(like) * self._df(like).sqrt()
 
     def _scale(self, like: Tensor) -> Tensor:
-        return constant(self.scale, dtype=like.dtype, device=like.device)
+        return constant_like(self.scale, like)
 
     def _df(self, like: Tensor) -> Tensor:
-        return constant(self.df, dtype=like.dtype, device=like.device)
+        return constant_like(self.df, like)
 
 
 def _log_one_plus_square(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
