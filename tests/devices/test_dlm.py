@@ -24,13 +24,11 @@ weighted classes: max_iter=5
 moons/parts: n_inducing=10 max_iter=5
 """
 )
-#: Iterations of Adam, whose parameters stay on the device.
+#: Steps with minibatches alone: L-BFGS, which other starts take, has a transfer an evaluation.
 STOCHASTIC = cases(
     """
 [DLMGPRegressor]
 smooth2: n_inducing=10 init=random batch_size=20 hyperparameters=fixed optimizer=None
-[DLMGPClassifier]
-interval: n_inducing=10 init=random gradient=bmc n_gradient_samples=3 optimizer=None
 """
 )
 
