@@ -283,10 +283,10 @@ class Climb:
 
 
 def _beside(place: Tensor, *vectors: Tensor) -> list[Tensor]:
-    """Vectors on the device of a place; those of another come in one transfer."""
+    """Vectors on the device and in the dtype of a place; of another device, in one transfer."""
     far = [each for each in vectors if each.device != place.device]
     moved = iter(torch.cat(far).to(place).split([len(each) for each in far]) if far else ())
-    return [each if each.device == place.device else next(moved) for each in vectors]
+    return [each.to(place) if each.device == place.device else next(moved) for each in vectors]
 
 
 # ---- the choice of a kernel for a series --------------------------------------------------------
