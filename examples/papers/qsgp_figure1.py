@@ -58,6 +58,7 @@ class SingleFunctions:
     unit_size = 1
     diagonal_precision = True
     dtype = torch.float32
+    device = torch.device("cpu")
 
     def __init__(self, fourier: FourierFeatures) -> None:
         self.kernel = fourier.kernel
@@ -71,6 +72,10 @@ class SingleFunctions:
         """Return columns of Phi; sin(u) = cos(u - pi / 2)."""
         phases = X @ self.W[indices].T - self.phase[indices]
         return phases.cos_() * self.amplitude[indices]
+
+    def sampled(self, X: Tensor, sample: IndexSet, theta: Tensor | None = None) -> Tensor:
+        """Return the columns of a sample."""
+        return self.features(X, sample.indices, theta)
 
     def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return the prior's precision, left out of figure 1."""
@@ -117,7 +122,7 @@ def controls(
         sums = (factor @ mu[:, None]).double()
         # A dense gradient of the expectation is a constant: leaving it out shifts no variance.
         made[rank] = LowRankControlVariate(
-            lambda k, F=factor: F[:, k],
+            lambda k, F=factor: F[:, k.indices],
             sums if kind == "draws" else torch.zeros_like(sums),
             weights=weights,
         )

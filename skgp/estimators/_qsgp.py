@@ -117,8 +117,7 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         Rows held out by `early_stopping`, at most 1000. They are not trained on.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu". "sgd" runs
-        on the CPU.
+        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of features, Gram matrices and stochastic gradients. Beyond 16000
         rows the kernel matrix of "cg" is stored in float32 either way, from entries computed in
@@ -322,8 +321,6 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        if self.solver == "sgd":
-            backend = replace(backend, device=torch.device("cpu"))
         asked, generator = self._asked(), backend.generator()
         rows = distinct = self._distinct(data, backend)
         if asked.basis == "relevance":  # which `relevance_` counts: none merged
@@ -406,12 +403,12 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         """Observations, those of equal inputs merged where the likelihood allows."""
         if self.solver != "sgd":
             return merged(data, backend.device, replicates=self.likelihood == "gaussian")
-        if data.weight is not None:  # as they are: a memory map is not read
+        if data.weight is not None:
             raise ValueError(
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
                 "'cg', or 'auto'."
             )
-        return data
+        return data.to(backend.device)
 
     def _target(self, y, sample_weight):
         """As for Gaussian noise, or by statistics that outliers leave alone."""

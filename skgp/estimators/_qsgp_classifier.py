@@ -88,8 +88,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         kernel, likelihood, basis, number of columns or set of classes begins anew.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu". "sgd" runs
-        on the CPU.
+        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
         either way, where a comparison shows that they can. Predictions are in float64.
@@ -257,8 +256,6 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         self.__dict__.pop("_online", None)  # a stream ends here
-        if self.solver == "sgd":
-            backend = replace(backend, device=torch.device("cpu"))
         if stream:
             self._start_stream(data, session, backend)
             return

@@ -116,8 +116,9 @@ NOISE_RATE = 0.1  # of the moving average that its noise variance is
 
 # ---- stochastic gradients
 BLOCK = 1000  # columns a block of a streamed kernel basis: that of the Fourier features
-# Bytes of the control variate's features kept between iterations (Fourier features only).
-SUPPORT_BYTES = 2**28
+# On a device that is not the CPU: bytes of samples drawn ahead and moved together, 16000 iterations
+# of 500 rows; iterations between two looks at the loss where `tol` asks for it.
+AHEAD_BYTES, LOOK_EVERY = 2**26, 50
 # Support rows that shape the directions of "nystrom": its cost is O(rank^2) a sampled function.
 NEWTON_RANK = 200
 # Damping of those directions, relative to the trace of the support rows' Gram matrix: the table of
@@ -138,8 +139,10 @@ HYPER_RATE = 0.01
 HYPER_REACH = 10.0
 # Iterations that a gradient of the complexity serves: theta moves by 1% in each.
 COMPLEXITY_EVERY = 10
-# Iterations between control variates while theta moves: a quarter more time at m = 1e5.
-RECENTRED = 20
+# Visits that a sampling unit has had on average before others are added to those drawn from.
+VISITS = 40
+# Iterations between two projections of the control variate while theta moves: 5% of their time.
+PROJECTED = 20
 FORGET = 0.95  # what an iteration keeps of the features' mean squares while theta moves
 # `tol` stops where the loss, smoothed over 50 iterations, has not fallen for `PATIENCE`.
 PATIENCE = 300
@@ -150,7 +153,6 @@ SCORE_PATIENCE = 5  # scores without a rise after which to stop
 SCORE_TOL = 1e-3  # least fall of the held-out error, relative to its whole fall so far, by default
 # As `DECAY`, for any likelihood: MNIST, odd or even (the table of `likelihood`).
 LIKELIHOOD_DECAY = 0.1
-LIKELIHOOD_HYPER_RATE = 1e-3  # Adam's rate for hyper-parameters under any likelihood
 # Rows and functions that the first variances are estimated from.
 LIKELIHOOD_START_ROWS = 100
 LIKELIHOOD_START_FUNCTIONS = 1000

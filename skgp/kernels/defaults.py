@@ -66,6 +66,8 @@ TWICE = 32
 # Bytes of draws that an instance keeps, those of the blocks used last: a few blocks are drawn once,
 # and one block for several sets of rows (a minibatch, the support rows) is drawn once.
 CACHE_BYTES = 16 * 2**20
+# Of the memory free on another device, for the draws that were moved there.
+DEVICE_SHARE = 0.25
 
 # ---- training
 CALLED_PAIRS = 2**18  # up to which a call of scikit-learn's kernel is as quick as a tile

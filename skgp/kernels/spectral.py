@@ -21,10 +21,10 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from skgp.linalg.runtime import constant
+from skgp.linalg.runtime import constant, free_memory
 
-from .defaults import CACHE_BYTES, LARGEST_PHASE, PHASE_PIECE, TWICE
-from .expression import bind, check_kernel
+from .defaults import CACHE_BYTES, DEVICE_SHARE, LARGEST_PHASE, PHASE_PIECE, TWICE
+from .expression import Binder, check_kernel
 from .leaves import LEAVES, Draws
 from .spectra import GAUSSIAN_ROWS, Term, expand, has_spectral_density, split_spectral
 
@@ -75,7 +75,8 @@ class FourierFeatures:
     -----
     Nothing of size m d is stored: a block is a function of (seed, block) alone, at a cost of
     O(block_size d) for "iid", times d for "orthogonal" and times log d for "hadamard". The blocks
-    used last are kept, up to 16 MiB.
+    used last are kept, up to 16 MiB; on another device than the CPU up to a quarter of the memory
+    free at first, where a block is moved there once.
 
     Values and gradients hold for every theta. Frequencies follow theta smoothly (length scales,
     periods, alpha); the harmonics of ExpSineSquared instead keep the choice made under the kernel's
@@ -119,7 +120,7 @@ class FourierFeatures:
         self.block_size = min(int(block_size), self.n_features // 2)
         self.n_blocks = -(-(self.n_features // 2) // self.block_size)
         self.block_features = 2 * self.block_size
-        self._cache: OrderedDict[tuple, list[list[Draws]]] = OrderedDict()
+        self._clear()
         self._shares = self._term_shares()
         last = self._block_counts(self.n_blocks - 1)
         full = self._block_counts(0)
@@ -139,8 +140,14 @@ class FourierFeatures:
         if not 0 <= block < self.n_blocks:
             raise ValueError(f"block must be in 0..{self.n_blocks - 1}, got {block}.")
 
+    def _clear(self) -> None:
+        """Forget what only saves time."""
+        self._cache: OrderedDict[tuple, list[list[Draws]]] = OrderedDict()
+        self._budgets: dict[torch.device, float] = {torch.device("cpu"): CACHE_BYTES}
+        self._bind = Binder(self.kernel)
+
     def _terms(self, theta: Tensor | None, device: torch.device | None) -> list[Term]:
-        node = bind(self.kernel, theta, dtype=torch.float64, device=device)
+        node = self._bind(theta, dtype=torch.float64, device=device)
         return expand(node, tuple(range(self.n_inputs)))
 
     def _term_shares(self) -> np.ndarray:
@@ -230,38 +237,44 @@ class FourierFeatures:
         return (variance.new_zeros(count, self.n_inputs) if W is None else W), variance
 
     def _draws(self, block: int, device: torch.device | None = None) -> list[list[Draws]]:
-        """Draw the randomness of a block, one tuple of tensors for each factor of each term."""
+        """Return the randomness of a block, one tuple of tensors a factor of each term."""
         self._check_block(block)
-        place = block, device or torch.device("cpu")
-        if place in self._cache:
-            self._cache.move_to_end(place)
-            return self._cache[place]
+        device = torch.device("cpu") if device is None else device
+        if (block, device) in self._cache:
+            self._cache.move_to_end((block, device))
+            return self._cache[block, device]
+        draws = self._drawn(block)
+        if device.type != "cpu":
+            draws = [[tuple(r.to(device) for r in raw) for raw in term] for term in draws]
+            self._budgets.setdefault(device, DEVICE_SHARE * free_memory(device))
+        size = sum(r.numel() * r.element_size() for term in draws for raw in term for r in raw)
+        if size <= self._budgets[device]:
+            self._cache[block, device] = draws
+        while len(self._cache) * size > self._budgets[device]:
+            self._cache.popitem(last=False)
+        return draws
+
+    def _drawn(self, block: int) -> list[list[Draws]]:
         # Philox is a counter-based generator: the key alone decides the stream.
         key = np.array([self.seed, block], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(key=key))
         rows = GAUSSIAN_ROWS[self.kind]
         terms, counts = self._terms(None, None), self._block_counts(block)
-        draws = [
+        return [
             [
-                tuple(
-                    raw.to(device)
-                    for raw in LEAVES[type(f.node.kernel)].draw(
-                        *f.node[:2], count, len(f.dims), rows, rng
-                    )
-                )
+                LEAVES[type(f.node.kernel)].draw(*f.node[:2], count, len(f.dims), rows, rng)
                 for f in term.factors
             ]
             for term, count in zip(terms, counts, strict=True)
         ]
-        size = sum(r.numel() * r.element_size() for term in draws for raw in term for r in raw)
-        if size <= CACHE_BYTES:
-            self._cache[place] = draws
-        while len(self._cache) * size > CACHE_BYTES:
-            self._cache.popitem(last=False)
-        return draws
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": OrderedDict()}
+        left = ("_cache", "_budgets", "_bind")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._clear()
 
     # Features -------------------------------------------------------------------------------
 
@@ -347,8 +360,6 @@ def within_reach(X: Tensor, W: Tensor) -> Tensor:
     # The mean of the roots stands for heavy tails and for columns that few frequencies see.
     typical = W.detach().abs().sqrt().mean(0).square().to(X)
     phase = X.detach().abs() @ typical
-    if not len(phase) or float(phase.max()) <= LARGEST_PHASE:
-        return X
     return X * (LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
 
 
@@ -384,13 +395,13 @@ def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
     """Write the features to ``out`` (n, 2b), piece by piece, each small enough for the cache."""
     n, d = X.shape
     twice = d <= TWICE
-    amplitude = amplitude.repeat_interleave(2)
+    amplitude = amplitude[:, None].expand(-1, 2).reshape(-1)
     if twice:
         # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
         # one contiguous cosine makes both.
         turn = constant([0.0, -math.pi / 2], dtype=torch.float64, device=W.device)
         turn = turn.to(W.dtype).repeat(W.shape[0])
-        W = torch.cat([W.repeat_interleave(2, 0), turn[:, None]], 1)
+        W = torch.cat([W[:, None].expand(-1, 2, -1).reshape(-1, d), turn[:, None]], 1)
         X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     # A product with few rows would spend its time on reading W: take d of them at least.
     step = max(1, n) if X.is_cuda else max(1, 2 * PHASE_PIECE // out.shape[1], d)

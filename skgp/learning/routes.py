@@ -44,7 +44,7 @@ from skgp.data import Data
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import affordable_rank, pivoted_factor
-from skgp.kernels.gram import gram_diag
+from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.defaults import (
@@ -62,7 +62,9 @@ from skgp.learning.defaults import (
     FACTOR_ROWS,
     GRAM_FLOPS,
     GRAM_MATRICES,
+    LARGEST_LEFT,
     LEAST_GAIN,
+    LEFT_ROWS,
     LOW_RANK,
     LOW_RANK_RESIDUAL,
     N_NEIGHBORS,
@@ -226,7 +228,7 @@ Fitter = Callable[[Data, Plan], tuple[object, float]]
 def low_rank_factor(
     kernel, data: Data, noise: float, *, seed: int, generator: torch.Generator
 ) -> LowRank | None:
-    """Factor of K where its rank, up to a hundredth of the noise, is low; None where not.
+    """Factor of K where its rank, up to what the noise hides, is low; None where not.
 
     That some observations alone exceed the rank is cheap to see.
     """
@@ -240,11 +242,24 @@ def low_rank_factor(
 
 
 def _low_rank(kernel, X: Tensor, noise: float, generator: torch.Generator) -> LowRank | None:
+    """A factor that leaves no function which the observations tell apart from noise.
+
+    Prior variances of a mean below that of the noise do not suffice: n observations show along an
+    eigenvector of what is left of K an eigenvalue n times as great.
+    """
     trace = float(gram_diag(kernel, X).sum())
-    tol = LOW_RANK_RESIDUAL * noise * len(X) / trace
     rank = affordable_rank(len(X), LOW_RANK)
-    factor = pivoted_factor(kernel, X, rank, generator=generator, tol=tol)
-    return factor if factor.residual_trace <= tol * trace else None
+    some = slice(None, None, -(-len(X) // LEFT_ROWS))
+    tol = LOW_RANK_RESIDUAL * noise * len(X) / trace
+    while True:
+        factor = pivoted_factor(kernel, X, rank, generator=generator, tol=tol)
+        if factor.residual_trace > tol * trace:
+            return None
+        F = factor.factor[some]
+        left = gram_tile(kernel, X[some], X[some]) - F @ F.T  # its eigenvalues grow with its rows
+        if float(torch.linalg.eigvalsh(left)[-1]) * len(X) / len(F) <= LARGEST_LEFT * noise:
+            return factor
+        tol /= 10
 
 
 @dataclass

@@ -2,13 +2,18 @@ r"""QSGP by stochastic gradients, from a plan to a posterior: Theorems 1 to 3 in
 
 :class:`.SGDSolver` and :class:`.LikelihoodSolver` iterate, and move the
 hyper-parameters after a tenth of the iterations; here are the basis, the warm start, observations
-held out to stop early or to choose the moderation, and what becomes of a learning rate that is too
-large.
+held out to stop early, to scale all variances or to choose the moderation, and what becomes of a
+learning rate that is too large.
+
+A descent that was stopped leaves errors that the posterior variances know nothing of, and those of
+a mean-field posterior tend to the prior's as m grows. Where observations are many, some are held
+out, and all variances are multiplied by their mean squared standardised residual.
 """
 
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +37,7 @@ from skgp.inference.weights.posterior import (
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
 from skgp.learning.defaults import (
+    CALIBRATION_ROWS,
     DIVERGED,
     MAX_RESTARTS,
     MODERATION_ROWS,
@@ -39,6 +45,7 @@ from skgp.learning.defaults import (
 from skgp.learning.plan import Fit, Options, Plan, Problem
 from skgp.learning.selection import held_out_rows, hold_out
 from skgp.linalg import NumericalWarning
+from skgp.optim import host_generator
 
 __all__ = ["fit_stochastic", "fit_stochastic_classifier"]
 
@@ -85,27 +92,31 @@ class _Regression:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.kernel, self.X, self.y = problem.kernel, problem.data.X, problem.data.y
         self.noise, self.plan, self.options = problem.noise, plan, problem.options
-        self.generator, self.callback = problem.generator, problem.callback
+        self.generator, self.callback = host_generator(problem.generator), problem.callback
         self.n_dense = min(self.options.n_dense_columns, plan.size)
         self.support_mse = 0.0  # of the mean on the support rows, after the last descent
+        self.held_out: tuple[Tensor, Tensor] = (self.y[:0, None], self.y[:0])
 
     def descend(self, previous: SGDState | None, rate: float, *, watch: bool) -> Fit | None:
         """Iterate to the end, or return None as soon as the support rows show divergence."""
         o, X, y = self.options, self.X, self.y
         rule = None
-        if o.early_stopping:
-            (X, y), held_out = hold_out(X, y, o.validation_fraction, o.seed)
+        fraction = CALIBRATION_ROWS / len(X)
+        in_memory = isinstance(X, Tensor)  # a memory map is not copied, to hold some of it out
+        if o.early_stopping or (in_memory and fraction <= 0.1):
+            fraction = o.validation_fraction if o.early_stopping else fraction
+            (X, y), self.held_out = hold_out(X, y, fraction, o.seed)
         basis, state = self._start(X, y, previous)
         if o.early_stopping:
-            rule = validation_rule(basis, state, *held_out, o.tol)
+            rule = validation_rule(basis, state, *self.held_out, o.tol)
         # Zero weights leave the mean square of y; only a diverging descent leaves more for long.
         limit = DIVERGED * float(y.square().mean())
-        diverged = False
+
+        def diverges(iteration: int, info: dict[str, float]) -> bool:
+            return watch and info["support_mse"] > limit
 
         def callback(iteration: int, info: dict) -> bool:
-            nonlocal diverged
-            diverged = watch and info["support_mse"] > limit
-            stop = diverged or (rule is not None and rule(iteration, info["loss"]))
+            stop = rule is not None and rule(iteration, 0.0)  # which scores the weights
             if self.callback is not None:
                 info = {**info, "fit": lambda: self._fit(basis, state, len(X))}
                 stop = bool(self.callback(iteration, info)) or stop
@@ -114,12 +125,14 @@ class _Regression:
         sgd = _settings(o, rate, o.learn_hyperparameters and basis.diagonal_precision)
         if o.early_stopping:
             sgd = replace(sgd, tol=None)
-        history = SGDSolver(X, y, basis, state, sgd, self.generator).run(callback)
-        if diverged:
+        solver = SGDSolver(X, y, basis, state, sgd, self.generator)
+        solver.rules.append(diverges)
+        history = solver.run(callback)
+        if any(diverges(0, {"support_mse": error}) for error in history["support_mse"]):
             return None
         self.support_mse = history["support_mse"][-1]
         fit = self._fit(basis, state, len(X))
-        fit.history = history["loss"]
+        fit.state, fit.history = state.to("cpu"), history["loss"]
         fit.validation = [] if rule is None else [-score for _, score in rule.scores]
         return fit
 
@@ -135,14 +148,16 @@ class _Regression:
         Z = None if previous is None else previous.Z
         if self.plan.basis == "inducing" and Z is None:  # all rows, or m at random; a copy
             n = len(self.X)
-            some = slice(None) if m == n else torch.randperm(n, generator=self.generator)[:m]
+            some: Any = slice(None)
+            if m < n:
+                some = torch.randperm(n, generator=self.generator)[:m].to(X.device)
             Z = self.X[some].clone()
-        basis = _basis(self.kernel, self.plan, o, X.shape[1], Z, fourier)
+        basis = _basis(self.kernel, self.plan, o, X, Z, fourier)
         if previous is not None:
             theta = None
             if fourier is not None:
-                theta = torch.as_tensor(self.kernel.theta, dtype=torch.float64)
-            return basis, previous.continued(basis, self.noise, theta)
+                theta = torch.as_tensor(self.kernel.theta, dtype=torch.float64, device=X.device)
+            return basis, previous.to(X.device).continued(basis, self.noise, theta)
         state = SGDState.start(
             X,
             y,
@@ -179,18 +194,25 @@ class _Regression:
 
     def _fit(self, basis: FourierBasis | InducingBasis, state: SGDState, n: int) -> Fit:
         """What the state of a fit to n rows predicts, also while it goes on."""
-        kernel, noise, q = self.kernel, state.noise_variance, state.covariance(basis, n)
-        posterior: LinearWeightsPosterior | FunctionSpacePosterior
+        kernel, noise = self.kernel, float(state.noise_variance)
+        posterior: Any
         if isinstance(basis, FourierBasis):
             if state.theta is not None:
                 kernel = kernel.clone_with_theta(state.theta.cpu().numpy())
-            columns = SpectralColumns(basis.fourier, state.theta)
+            columns = SpectralColumns(basis.fourier, state.theta, state.n_drawn_units)
+            m = columns.n_features
+            q = state.covariance(basis, n, m)
             posterior = LinearWeightsPosterior.from_gaussian(columns, q)
         else:
-            q = _in_float64(q)
+            q = _in_float64(state.covariance(basis, n))
             covariance = WeightCovariance(q, noise, self.options.augment, n / self.plan.size)
             posterior = FunctionSpacePosterior(kernel, torch.as_tensor(basis.Z), q.mean, covariance)
-        return Fit(posterior, self.plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
+        fit = Fit(posterior, self.plan, kernel, noise, n_iter=max(1, state.n_iter), state=state)
+        X, y = self.held_out
+        if len(X) >= CALIBRATION_ROWS:
+            mean, variance = posterior.mean_and_variance(X.double())
+            fit.calibration = float(((y - mean).square() / (variance + noise)).mean())
+        return fit
 
 
 def fit_stochastic_classifier(
@@ -202,14 +224,16 @@ def fit_stochastic_classifier(
     decide about moderation. `state` is that of an earlier fit to go on from.
     """
     kernel, likelihood, o = problem.kernel, problem.likelihood, problem.options
-    X, Y, generator = problem.data.X, problem.data.y, problem.generator
+    X, Y, generator = problem.data.X, problem.data.y, host_generator(problem.generator)
     n_held_out = min(MODERATION_ROWS, len(X) // 10)
     seed = torch.Generator().manual_seed(o.seed)
     out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, X=X, classes=True))
     X_held, Y_held, X, Y = X[out], Y[out], X[~out], Y[~out]
     k = min(o.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
-    basis = _basis(kernel, plan, o, X.shape[1], Z)
-    if state is None or not _continues(state, X, Y, plan, o, k):
+    basis = _basis(kernel, plan, o, X, Z)
+    if state is not None and _continues(state, X, Y, plan, o, k):
+        state = state.to(X.device)
+    else:
         n_support = min(o.n_support, len(X))
         state = LikelihoodState.start(
             X,
@@ -231,7 +255,7 @@ def fit_stochastic_classifier(
     losses = solver.run(watch)["loss"]
     last = losses[-(-len(losses) * 9 // 10) :] or losses
     fit = _classifier_fit(kernel, plan, basis, state, losses)
-    fit.elbo = -sum(last) / len(last)
+    fit.elbo, fit.state = -sum(last) / len(last), state.to("cpu")
     if len(X_held):
         mean, variance = fit.posterior.mean_and_variance(X_held)
         ones = torch.ones_like(mean[:, 0])
@@ -263,14 +287,14 @@ def _classifier_fit(
     columns: KernelColumns | SpectralColumns
     if isinstance(basis, FourierBasis):
         theta = None if state.theta is None else state.theta.detach().clone()
-        columns = SpectralColumns(basis.fourier, theta)
+        columns = SpectralColumns(basis.fourier, theta, state.n_drawn_units)
         if theta is not None:
-            kernel = kernel.clone_with_theta(theta.numpy())
+            kernel = kernel.clone_with_theta(theta.cpu().numpy())
     else:
         columns = KernelColumns(kernel, torch.as_tensor(basis.Z))
-    c = state.n_latent
-    q = [_in_float64(state.q(j)) for j in range(c)]
-    posterior = ClassifierPosterior(columns, state.weights[:, :c].clone(), state.offset, q)
+    c, m = state.n_latent, columns.n_features
+    q = [_in_float64(state.q(j, m)) for j in range(c)]
+    posterior = ClassifierPosterior(columns, state.weights[:m, :c].clone(), state.offset, q)
     return Fit(posterior, plan, kernel, n_iter=max(1, state.n_iter), history=history, state=state)
 
 
@@ -278,18 +302,18 @@ def _basis(
     kernel,
     plan: Plan,
     options: Options,
-    n_inputs: int,
+    X: Tensor,
     Z: Tensor | None,
     fourier: FourierFeatures | None = None,
 ) -> FourierBasis | InducingBasis:
-    """Columns of Phi and S for the samplers: Fourier features, those given or new, or k(., Z)."""
+    """Columns of Phi and S where X is: Fourier features, those given or new, or k(., Z)."""
     if plan.basis == "inducing" and Z is not None:
-        return InducingBasis(kernel, Z, dtype=options.dtype)
+        return InducingBasis(kernel, Z.to(X.device), dtype=options.dtype, device=X.device)
     if fourier is None:
         fourier = FourierFeatures(
-            kernel, plan.size, n_inputs, kind=options.feature_map, seed=options.seed
+            kernel, plan.size, X.shape[1], kind=options.feature_map, seed=options.seed
         )
-    return FourierBasis(fourier, dtype=options.dtype)
+    return FourierBasis(fourier, dtype=options.dtype, device=X.device)
 
 
 def _settings(options: Options, rate: float, learn_hyperparameters: bool) -> SGDOptions:

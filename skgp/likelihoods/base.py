@@ -337,10 +337,14 @@ def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"Shapes do not broadcast: {shapes}.") from error
 
 
+def fails(are_right: Tensor) -> bool:
+    """Whether some value is not right, NaN among them; unseen where the host had to wait for it."""
+    return are_right.device.type == "cpu" and not bool(are_right.all())
+
+
 def check_var(var: Tensor) -> None:
     """Raise a ValueError if a variance is negative or NaN."""
-    # Written as a negation so that NaN is refused as well.
-    if not (var >= 0).all():
+    if fails(var >= 0):
         raise ValueError(
             f"var must be non-negative and not NaN; its smallest value is {float(var.min()):.3g}. "
             "Clip rounding errors at 0 before calling."

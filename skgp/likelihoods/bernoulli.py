@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
-from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.base import Likelihood, fails
 from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
 
 __all__ = ["Bernoulli"]
@@ -169,5 +169,5 @@ class Bernoulli(Likelihood):
         return 1 - self._conditional_mean(f) ** 2
 
     def _check_targets(self, y: Tensor) -> None:
-        if not (y.abs() == 1).all():
+        if fails(y.abs() == 1):
             raise ValueError("y must hold labels -1 and +1 only; encode the classes first.")

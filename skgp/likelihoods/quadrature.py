@@ -201,8 +201,12 @@ def piecewise(
     """Apply one of two rules to each row, some rows at a time.
 
     Rules map columns (n,) to a tuple of results (n,). Each sees only rows of its kind, `chunk` at
-    once: no time for the rest, and no NaN gradients of it.
+    once: no time for the rest, and no NaN gradients of it. On another device than the CPU, which
+    would wait for the answer, all rows see both.
     """
+    if is_second.device.type != "cpu":
+        both = (chunked(rule, columns, chunk=chunk) for rule in (first, second))
+        return tuple(torch.where(is_second, b, a) for a, b in zip(*both, strict=True))
     for applies_to_all, rule in ((not is_second.any(), first), (is_second.all(), second)):
         if applies_to_all:
             return chunked(rule, columns, chunk=chunk)

@@ -97,7 +97,7 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
         found = low_rank_factor(p.kernel, data, p.noise, seed=o.seed, generator=p.generator)
         if found is not None:
             rank = found.factor.shape[1]
-            reason = f"K has numerical rank {rank}: the rest is below 1% of the noise variance"
+            reason = f"K has numerical rank {rank}: noise hides the rest"
             plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
             return fit_weights(p, with_covariance(plan, asked.covariance, n), found.pivots)
         if plan.space(n) != "function" and asked.covariance in ("auto", "full"):

@@ -5,6 +5,7 @@ from skgp.optim.loop import (
     NonFiniteLossError,
     TrainingLoop,
     exponential_decay,
+    host_generator,
     sample_without_replacement,
 )
 from skgp.optim.stopping import LossPlateau, Plateau, ValidationPlateau
@@ -17,5 +18,6 @@ __all__ = [
     "TrainingLoop",
     "ValidationPlateau",
     "exponential_decay",
+    "host_generator",
     "sample_without_replacement",
 ]

@@ -180,6 +180,16 @@ def sample_without_replacement(n: int, size: int, *, generator: torch.Generator)
     return chosen
 
 
+def host_generator(generator: torch.Generator) -> torch.Generator:
+    """Itself if it draws on the CPU, else one that does, of its state or at least of its seed."""
+    if generator.device.type == "cpu":
+        return generator
+    host, state = torch.Generator(), generator.get_state()
+    if len(state) == len(host.get_state()):
+        return host.set_state(state)
+    return host.manual_seed(generator.initial_seed())
+
+
 class TrainingLoop:
     """Minimise a (stochastic) loss by the steps of an optimizer.
 

@@ -428,6 +428,20 @@ def test_fit_refuses_what_cannot_be_had(params, error, message, data):
         make(**params).fit(*data)
 
 
+def test_sgd_scales_its_variances_by_observations_held_out_of_many():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, size=(4000, 1))
+    y = np.sin(3 * X[:, 0]) + 0.3 * rng.normal(size=len(X))
+    kernel = 1.0 * RBF(0.5) + WhiteKernel(1e-3)  # overconfident
+    options = dict(solver="sgd", n_basis=200, max_iter=60, optimizer=None, random_state=0)
+    fit = QSGPRegressor(kernel, basis="fourier", **options).fit(X[:3200], y[:3200])
+    mean, std = fit.predict(X[3200:], return_std=True)
+    assert fit.calibration_ > 10
+    assert 0.8 < np.mean(((y[3200:] - mean) / std) ** 2) < 1.25
+    few = QSGPRegressor(kernel, basis="fourier", **options).fit(X[:900], y[:900])
+    assert few.calibration_ == 1
+
+
 def test_sgd_refuses_weights(data):
     with pytest.raises(ValueError, match="sample_weight .* solver='sgd'; use solver='cholesky'"):
         make(solver="sgd").fit(*data, sample_weight=np.ones(60))

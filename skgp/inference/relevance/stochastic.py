@@ -56,7 +56,6 @@ from skgp.inference.stochastic.basis import (
     InducingBasis,
     KernelColumns,
     everything,
-    sample_indices,
     take_rows,
 )
 from skgp.inference.stochastic.engine import Callback, SGDOptions, SparseAdam, StochasticSolver
@@ -68,7 +67,7 @@ from skgp.inference.stochastic.estimators import (
 )
 from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import LinearWeightsPosterior
-from skgp.optim import sample_without_replacement
+from skgp.optim import host_generator, sample_without_replacement
 
 
 def fit_relevance_stochastic(
@@ -123,7 +122,9 @@ def fit_relevance_stochastic(
     if n_support < 1:
         raise ValueError(f"n_support must be positive, got {n_support}.")
     rows = torch.arange(len(X)) if candidates is None else candidates
-    state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator)
+    generator = host_generator(generator)
+    device = X.device if isinstance(X, Tensor) else torch.device("cpu")
+    state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator, device)
     solver = RelevanceSolver(X, y, state.basis, state, options, generator)
     solver.learn_noise = learn_noise
     watch = None if callback is None else lambda iteration, info: callback(iteration + 1, info)
@@ -151,7 +152,7 @@ class SparseBasis(InducingBasis):
     Z: Tensor
 
     def __init__(self, kernel: Any, Z: Tensor, log_precision: Tensor) -> None:
-        super().__init__(kernel, Z)
+        super().__init__(kernel, Z, device=Z.device)
         self.log_precision = log_precision
 
     def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
@@ -169,14 +170,14 @@ class SparseState:
     basis: SparseBasis
     rows: Tensor  # (m,), of X that the functions are centred on
     mean: Tensor  # (m, 1)
-    noise_variance: float
+    noise_variance: float | Tensor
     n: int  # rows of the data
     X_support: Tensor  # (n_support, d)
     y_support: Tensor  # (n_support,)
     optimizer: SparseAdam  # of log s
     control: LowRankControlVariate  # its sums are the mean on the support rows
     mean_squares: Tensor  # (m,), of the functions on the support rows
-    rate_factor: float = 1.0  # what divergence left of the learning rate
+    rate_factor: float | Tensor = 1.0  # what divergence left of the learning rate
     n_iter: int = 0
 
     @classmethod
@@ -189,25 +190,26 @@ class SparseState:
         noise_variance: float | None,
         n_support: int,
         generator: torch.Generator,
+        device: torch.device | str = "cpu",
     ) -> "SparseState":
         """Start from mu = 0 and hardly any prior, with support rows drawn from the data."""
         n = len(X)
         support = sample_without_replacement(n, min(n_support, n), generator=generator)
-        X_support, y_support = (take_rows(A, support, torch.float64) for A in (X, y))
+        X_support, y_support = (take_rows(A, support, torch.float64, device) for A in (X, y))
         scale = float(y_support.square().mean()) or 1.0
-        Z = take_rows(X, rows, torch.float64)
+        Z = take_rows(X, rows, torch.float64, device)
         # A prior variance of the size of y for every weight: hardly any prior at all.
-        basis = SparseBasis(kernel, Z, torch.full((len(rows),), -math.log(scale)).double())
+        basis = SparseBasis(kernel, Z, Z.new_full((len(rows),), -math.log(scale)))
         mean = Z.new_zeros(len(rows), 1)
         state = cls(
             basis=basis,
-            rows=rows,
+            rows=rows.to(device),
             mean=mean,
             noise_variance=float(noise_variance or defaults.SGD_START_NOISE * scale),
             n=n,
             X_support=X_support,
             y_support=y_support,
-            optimizer=SparseAdam((len(rows), 1), torch.float64),
+            optimizer=SparseAdam(mean),
             control=LowRankControlVariate(support_features(basis, X_support), mean[:0]),
             mean_squares=mean[:, 0],
         )
@@ -239,13 +241,13 @@ class SparseState:
     def set_control(self) -> None:
         """Sum the support rows anew, O(n_support m)."""
         factor = support_features(self.basis, self.X_support)
-        B = factor(torch.arange(self.basis.n_features))
+        B = factor(everything(self.basis))
         self.control = LowRankControlVariate(factor, B @ self.mean)
         self.mean_squares = B.square().mean(0)
 
-    def support_error(self) -> float:
-        """Mean squared error of the mean on the support rows."""
-        return float((self.y_support - self.control.sums[:, 0]).square().mean())
+    def support_error(self) -> Tensor:
+        """Mean squared error of the mean on the support rows, shape ()."""
+        return (self.y_support - self.control.sums[:, 0]).square().mean()
 
     def result(self, history: list[float]) -> RelevanceFit:
         """Wrap the mean-field posterior."""
@@ -258,7 +260,7 @@ class SparseState:
         return RelevanceFit(
             self.rows,
             posterior,
-            self.noise_variance,
+            float(self.noise_variance),
             self.basis.log_precision.exp(),
             log_evidence=float("nan"),
             n_iter=len(history),
@@ -274,9 +276,19 @@ class RelevanceSolver(StochasticSolver):
     learn_noise = True
     precision_rate = defaults.PRECISION_RATE
 
-    def iterate(self, iteration: int) -> dict[str, float]:
+    @property
+    def n_samples(self) -> int:  # type: ignore[override]
+        """None where every function is at hand."""
+        return 2 if self.options.basis_batch_size < len(self.state.rows) else 0
+
+    def n_ahead(self, n_numbers: int) -> int:
+        """Until the next pruning, at most."""
+        left = defaults.PRUNE_EVERY - self.n_done % defaults.PRUNE_EVERY
+        return min(left, super().n_ahead(n_numbers))
+
+    def iterate(self, iteration: int) -> dict[str, Tensor]:
         """One iteration; "loss" is the mean squared error on the support rows, after it."""
-        state = self.state
+        state, self.n_done = self.state, iteration
         if len(state.rows):
             self.step(iteration)
         loss = state.support_error()
@@ -284,20 +296,17 @@ class RelevanceSolver(StochasticSolver):
             self.move_noise(loss)
         if (iteration + 1) % defaults.PRUNE_EVERY == 0:
             state.prune(defaults.PRUNE)
-        noise, n_vectors = state.noise_variance, len(state.rows)
-        return {"loss": loss, "noise_variance": noise, "n_vectors": n_vectors}
+        numbers = {"noise_variance": state.noise_variance, "n_vectors": len(state.rows)}
+        return {"loss": loss, **{name: loss.new_zeros(()) + x for name, x in numbers.items()}}
 
     def step(self, iteration: int) -> None:
         """Theorem 1 with its control variate, and the moves of both samples."""
-        state, noise, size = self.state, self.state.noise_variance, self.options.basis_batch_size
+        state, noise = self.state, self.state.noise_variance
+        self.basis = state.basis  # of the functions that are left
         self.batch = self.draw_rows()
-        self.whole = everything(state.basis) if size >= len(state.rows) else None
         # A sample of every function is exact: the second would repeat the first.
-        samples = [
-            self.whole or sample_indices(state.basis, size, generator=self.generator)
-            for _ in range(2)
-        ]
-        i, j = samples
+        self.whole = None if self.n_samples else everything(state.basis)
+        i, j = (self.whole or self.draw_sample() for _ in range(2))
         X, y = self.batch
         design = sample_design(state.basis, X, i, j, n=self.n)
         V_i, V_j = state.mean[i.indices], state.mean[j.indices]
@@ -310,10 +319,10 @@ class RelevanceSolver(StochasticSolver):
         self.move_both(i, estimate.grad_i / i.weight, B_i, rate)
         if j is not i:
             self.move_both(j, estimate.grad_j / j.weight, B_j, rate)
-        if not state.support_error() <= 2 * float(state.y_support.square().mean()):
-            state.rate_factor /= 2
-            state.mean.zero_()
-            state.control.sums.zero_()
+        diverged = ~(state.support_error() <= 2 * state.y_support.square().mean())
+        state.rate_factor = torch.where(diverged, 0.5, 1.0) * state.rate_factor
+        state.mean.masked_fill_(diverged, 0)
+        state.control.sums.masked_fill_(diverged, 0)
 
     def move_both(self, sample: IndexSet, gradient: Tensor, B: Tensor, rate: float) -> None:
         """A part of a Newton step of the mean, then a step of Adam on log s."""
@@ -330,7 +339,7 @@ class RelevanceSolver(StochasticSolver):
         state.optimizer.commit(indices, moments)
         state.basis.log_precision[indices] += step[:, 0]
 
-    def move_noise(self, support_error: float) -> None:
+    def move_noise(self, support_error: Tensor) -> None:
         r"""Move towards the optimum :math:`(\|y - \Phi\mu\|^2 + \sum_j c_j^2 \phi_j^T \phi_j) / n`.
 
         The residuals are the batch's where every function is at hand, and else the support rows'.
@@ -339,12 +348,13 @@ class RelevanceSolver(StochasticSolver):
         error = support_error
         if self.whole is not None:
             fitted = state.basis.features(X, self.whole.indices) @ state.mean
-            error = float((y - fitted[:, 0]).square().mean())
-        target = error + state.noise_variance * float(state.determined().sum()) / self.n
-        bound = float(state.y_support.square().mean()) or 1.0
+            error = (y - fitted[:, 0]).square().mean()
+        target = error + state.noise_variance * state.determined().sum() / self.n
+        bound = state.y_support.square().mean()
+        bound = torch.where(bound > 0, bound, 1)
         rate = defaults.NOISE_RATE
         moved = (1 - rate) * state.noise_variance + rate * target
-        state.noise_variance = min(max(moved, defaults.NOISE_FLOOR * bound), bound)
+        state.noise_variance = moved.clamp(defaults.NOISE_FLOOR * bound, bound)
 
 
 def log_precision_gradient(precision: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -361,8 +371,9 @@ def newton_direction(root: Tensor, precision: Tensor, gradient: Tensor) -> Tenso
     `root` is (r, k), `precision` (k,) positive, `gradient` and x (k, q).
     """
     if root.shape[1] <= root.shape[0]:
-        return torch.linalg.solve(root.mT @ root + torch.diag(precision), gradient)
+        return torch.linalg.solve_ex(root.mT @ root + torch.diag(precision), gradient).result
     scaled = root / precision
     inner = scaled @ root.mT  # (r, r)
     inner.diagonal().add_(1)
-    return gradient / precision[:, None] - scaled.mT @ torch.linalg.solve(inner, scaled @ gradient)
+    solved = torch.linalg.solve_ex(inner, scaled @ gradient).result
+    return gradient / precision[:, None] - scaled.mT @ solved

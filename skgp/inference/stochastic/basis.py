@@ -26,6 +26,7 @@ The weight :math:`1 / \pi` is the paper's :math:`m / \tilde m` when all units ha
 the last block is short, the realised :math:`m / |\tilde i|` would be biased, not :math:`1 / \pi`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,18 +43,22 @@ Array = Tensor | np.ndarray
 
 
 class StochasticBasis(Protocol):
-    """What the estimators ask of a basis. Tensors are of `dtype`, on the CPU."""
+    """What the estimators ask of a basis. Tensors are of `dtype`, on `device`."""
 
     n_features: int
     n_units: int
     unit_size: int  # functions a sampling unit; the last may be shorter
     block_size: int  # functions at a time where all are streamed
     dtype: torch.dtype
+    device: torch.device
     diagonal_precision: bool
     kernel: Any  # a scikit-learn kernel expression without noise
 
     def features(self, X: Tensor, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Columns `indices` (k,) of Phi at the rows of X, of shape (n, k)."""
+
+    def sampled(self, X: Tensor, sample: "IndexSet", theta: Tensor | None = None) -> Tensor:
+        """Columns of Phi in a sample, of shape (n, |i|); no value of `sample` goes to the host."""
 
     def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Diagonal entries of S, of shape (k,)."""
@@ -71,13 +76,21 @@ class FourierBasis:
         Scaled such that Phi Phi' is about K.
     dtype : torch.dtype, default=torch.float64
         Of what the methods return.
+    device : torch.device or str, default="cpu"
+        Where X and theta lie, and what the methods return.
     """
 
     diagonal_precision = True
 
-    def __init__(self, fourier: FourierFeatures, *, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        fourier: FourierFeatures,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.fourier = fourier
-        self.dtype = dtype
+        self.dtype, self.device = dtype, torch.device(device)
         self.kernel = fourier.kernel
         self.n_features = fourier.n_features
         self.n_units = fourier.n_blocks
@@ -91,13 +104,19 @@ class FourierBasis:
         chosen = (indices % self.unit_size).split(counts.tolist())
         for block, within in zip(blocks.tolist(), chosen, strict=True):
             part = self.fourier.features(X, block, theta)
-            whole = torch.equal(within, torch.arange(part.shape[1]))
+            whole = torch.equal(within, torch.arange(part.shape[1], device=within.device))
             parts.append(part if whole else part[:, within])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def sampled(self, X: Tensor, sample: "IndexSet", theta: Tensor | None = None) -> Tensor:
+        """Return the columns of whole blocks, (n, |i|), in O(n |i| d)."""
+        X = X.to(self.dtype)
+        parts = [self.fourier.features(X, block, theta) for block in sample.units.tolist()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return ones."""
-        return torch.ones(len(indices), dtype=self.dtype)
+        return torch.ones(len(indices), dtype=self.dtype, device=self.device)
 
 
 class InducingBasis:
@@ -114,40 +133,54 @@ class InducingBasis:
         Inducing points; a memory map is read row by row.
     dtype : torch.dtype, default=torch.float64
         Of what the methods return.
+    device : torch.device or str, default="cpu"
+        Where X and theta lie, and what the methods return.
     """
 
     diagonal_precision = False
     unit_size = 1
     block_size = BLOCK
 
-    def __init__(self, kernel: Any, Z: Array, *, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        Z: Array,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.kernel = kernel
         self.Z = Z
-        self.dtype = dtype
+        self.dtype, self.device = dtype, torch.device(device)
         self.n_features = self.n_units = len(Z)
 
     def features(self, X: Tensor, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return columns of K(X, Z), in O(n k d)."""
-        X, Z = X.to(self.dtype), take_rows(self.Z, indices, self.dtype)
+        X, Z = X.to(self.dtype), take_rows(self.Z, indices, self.dtype, self.device)
         if theta is not None and theta.requires_grad:
             return gram(self.kernel, X, Z, theta)
         return gram_tile(self.kernel, X, Z, theta)
 
+    def sampled(self, X: Tensor, sample: "IndexSet", theta: Tensor | None = None) -> Tensor:
+        """Return the columns of a sample, (n, |i|)."""
+        return self.features(X, sample.indices, theta)
+
     def precision(self, rows: Tensor, columns: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return entries of K(Z, Z), of shape (|rows|, |columns|)."""
-        return self.features(take_rows(self.Z, rows, self.dtype), columns, theta)
+        return self.features(take_rows(self.Z, rows, self.dtype, self.device), columns, theta)
 
     def precision_diag(self, indices: Tensor, theta: Tensor | None = None) -> Tensor:
         """Return entries of the diagonal of K(Z, Z)."""
-        return gram_diag(self.kernel, take_rows(self.Z, indices, self.dtype), theta)
+        Z = take_rows(self.Z, indices, self.dtype, self.device)
+        return gram_diag(self.kernel, Z, theta)
 
 
 @torch.no_grad()
 def product(basis: StochasticBasis, X: Tensor, V: Tensor, theta: Tensor | None = None) -> Tensor:
     r"""Return :math:`\Phi V` (n, q) for V (m, q), block by block, in O(n m (d + q))."""
     out = V.new_zeros(len(X), V.shape[1])
-    for indices in torch.arange(basis.n_features).split(basis.block_size):
-        out += basis.features(X, indices, theta) @ V[indices]
+    for sample in blocks(basis):
+        out += basis.sampled(X, sample, theta) @ V[sample.indices]
     return out
 
 
@@ -158,13 +191,20 @@ class SpectralColumns:
     """Fourier features at learned hyper-parameters, block by block, for predictions.
 
     Frequencies are shared among the terms of a kernel as they were when the features were made;
-    features made anew under the learned kernel could share them otherwise.
+    features made anew under the learned kernel could share them otherwise. Only the first
+    `n_blocks`, by default all.
     """
 
-    def __init__(self, fourier: FourierFeatures, theta: Tensor | None = None) -> None:
+    def __init__(
+        self, fourier: FourierFeatures, theta: Tensor | None = None, n_blocks: int | None = None
+    ) -> None:
         self.fourier = fourier
         self.theta = None if theta is None else tuple(theta.tolist())
-        self.n_features, self.n_blocks = fourier.n_features, fourier.n_blocks
+        self.n_blocks = fourier.n_blocks if n_blocks is None else n_blocks
+        self.n_features = fourier.block_slice(self.n_blocks - 1).stop
+
+    def _theta(self) -> Tensor | None:
+        return None if self.theta is None else torch.tensor(self.theta, dtype=torch.float64)
 
     def block_slice(self, block: int) -> slice:
         """Columns of a block within ``0..m``."""
@@ -172,8 +212,7 @@ class SpectralColumns:
 
     def features(self, X: Tensor, block: int) -> Tensor:
         """Columns of a block, of shape (n, width), in the dtype of X."""
-        theta = None if self.theta is None else torch.tensor(self.theta, dtype=torch.float64)
-        return self.fourier.features(X, block, theta)
+        return self.fourier.features(X, block, self._theta())
 
 
 class KernelColumns(TensorState):
@@ -211,21 +250,33 @@ class KernelColumns(TensorState):
 class IndexSet:
     r"""A sample :math:`\tilde i` of basis functions."""
 
-    indices: Tensor  # (k,), distinct, increasing int64 positions in 0..m
+    indices: Tensor  # (k,), distinct, increasing int64 positions in 0..m, on the basis' device
     weight: float  # inverse of the probability of each function to be in the sample
-    units: Tensor  # (u,), distinct, increasing numbers of the sampled units
-    n_units: int  # of the population
+    # (u,), distinct, increasing numbers of the sampled units; on the CPU where a unit is a block
+    units: Tensor
+    n_units: int  # of the population, which the model has so far
     unit_size: int
+    n_all: int  # units of the basis
+
+    @property
+    def share(self) -> float:
+        """Prior precision of the population, which has the prior variance of f of all functions."""
+        return self.n_units / self.n_all
 
     def __len__(self) -> int:
         return len(self.indices)
 
 
-def sample_indices(basis: StochasticBasis, size: int, *, generator: torch.Generator) -> IndexSet:
-    """Draw about `size` functions: as many whole units as fit, at least one, at most all."""
+def n_sampled_units(basis: StochasticBasis, size: int) -> int:
+    """Whole units that fit into a sample of `size` functions, at least one, at most all."""
     if size < 1:
         raise ValueError(f"basis_batch_size must be at least 1, got {size}.")
-    n_draws = min(max(1, size // basis.unit_size), basis.n_units)
+    return min(max(1, size // basis.unit_size), basis.n_units)
+
+
+def sample_indices(basis: StochasticBasis, size: int, *, generator: torch.Generator) -> IndexSet:
+    """Draw about `size` functions: as many whole units as fit, at least one, at most all."""
+    n_draws = n_sampled_units(basis, size)
     return index_set(basis, sample_without_replacement(basis.n_units, n_draws, generator=generator))
 
 
@@ -234,20 +285,41 @@ def everything(basis: StochasticBasis) -> IndexSet:
     return index_set(basis, torch.arange(basis.n_units))
 
 
-def index_set(basis: StochasticBasis, units: Tensor) -> IndexSet:
-    """Return the sample made of the given distinct, increasing units, as if drawn uniformly."""
-    size = basis.unit_size
-    indices = (units[:, None] * size + torch.arange(size)).reshape(-1)
-    indices = indices[indices < basis.n_features]
-    return IndexSet(indices, basis.n_units / len(units), units, basis.n_units, size)
+def blocks(basis: StochasticBasis) -> Iterator[IndexSet]:
+    """All functions in turn, `basis.block_size` at a time; the weights are of no meaning."""
+    for units in torch.arange(basis.n_units).split(max(1, basis.block_size // basis.unit_size)):
+        yield index_set(basis, units)
 
 
-def take_rows(X: Array, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def index_set(basis: StochasticBasis, units: Tensor, n_units: int | None = None) -> IndexSet:
+    """Return the sample made of the given distinct, increasing units, as if drawn uniformly.
+
+    From the first `n_units`, by default all. Units of one function may lie on the device of the
+    basis; blocks are numbered on the CPU.
+    """
+    size, m, device = basis.unit_size, basis.n_features, basis.device
+    if size == 1:
+        units = indices = units.to(device)
+    else:  # made where they are used
+        indices = torch.cat(
+            [
+                torch.arange(unit * size, min((unit + 1) * size, m), device=device)
+                for unit in units.tolist()
+            ]
+        )
+    n_units = n_units or basis.n_units
+    return IndexSet(indices, n_units / len(units), units, n_units, size, basis.n_units)
+
+
+def take_rows(
+    X: Array, indices: Tensor, dtype: torch.dtype, device: torch.device | str | None = None
+) -> Tensor:
     """Copy the rows `indices` (k,), increasing, of a tensor, array or memory map; no other is read.
 
-    Increasing, so that a file is read forwards.
+    Increasing, so that a file is read forwards. They lie where X does, by default: an array, on
+    the CPU.
     """
     if isinstance(X, Tensor):
-        return X[indices.to(X.device)].to(dtype)
+        return X[indices.to(X.device)].to(device or X.device, dtype)
     # Fancy indexing copies: the result is writable whatever the array is.
-    return torch.from_numpy(np.asarray(X[indices.numpy()])).to(dtype)
+    return torch.from_numpy(np.asarray(X[indices.cpu().numpy()])).to(device, dtype)

@@ -7,20 +7,35 @@ step of what was sampled and lets the running sums of the support rows follow (P
 Hyper-parameters follow the bound by Adam (Proposition 2).
 
 The optimizers are sparse: each keeps its moments for all m functions but reads and writes those of
-the sample alone. ``step`` returns the change and the new moments; the caller checks the change
-before it is applied and before `commit` stores the moments, so that a bad gradient leaves nothing
-behind. Diagonal entries of dense columns of C stay positive because a step may at most halve them.
+the sample alone. ``step`` returns the change and the new moments, which `commit` stores; a step
+that is not finite changes neither, nor does any after it, until `Health` is read and the error
+raised. Diagonal entries of dense columns of C stay positive because a step may at most halve them.
+
+Everything lies on the device of the basis. On the CPU every iteration is looked at by the host as
+it ends. On another device the host looks at iterations 1, 2, 4, 8, ... of a run alone, and draws
+the samples of many iterations ahead: the number of transfers and synchronisations grows as the
+logarithm of the number of iterations. (``tol`` looks every 50th, and callbacks that read what they
+are told wait for it.)
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from skgp.inference import defaults
-from skgp.inference.stochastic.basis import Array, StochasticBasis, take_rows
+from skgp.inference.stochastic.basis import (
+    Array,
+    IndexSet,
+    StochasticBasis,
+    index_set,
+    n_sampled_units,
+    take_rows,
+)
 from skgp.linalg.runtime import TensorState
 from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement
 
@@ -34,16 +49,21 @@ Step = tuple[Tensor, dict[str, Tensor]]
 class AdaGrad(TensorState):
     r"""AdaGrad (Duchi et al., 2011), appendix I.1: :math:`-\rho\, g / \sqrt{\sum g^2}` an entry."""
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self.state = {"sum_squares": torch.zeros(shape, dtype=dtype)}
+    def __init__(self, weights: Tensor) -> None:
+        """For parameters of the shape, dtype and device of `weights` (m, q)."""
+        self.state = {"sum_squares": torch.zeros_like(weights)}
 
     def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
         """Return the change of the rows `indices` (k, q) and their new moments."""
         return self._scaled(indices, gradient, gradient.square(), rate)
 
-    def commit(self, indices: Tensor, moments: dict[str, Tensor]) -> None:
-        """Store the moments of a step, in place."""
+    def commit(
+        self, indices: Tensor, moments: dict[str, Tensor], good: Tensor | None = None
+    ) -> None:
+        """Store the moments of a step, in place; those of a step that was not taken are dropped."""
         for name, values in moments.items():
+            if good is not None:
+                values = torch.where(good, values, self.state[name][indices])
             self.state[name][indices] = values
 
     def _scaled(self, indices: Tensor, direction: Tensor, squares: Tensor, rate: float) -> Step:
@@ -73,22 +93,21 @@ class NystromAdaGrad(AdaGrad):
 
     def _direction(self, B: Tensor, gradient: Tensor) -> Tensor:
         inner = B @ B.T
-        damping = defaults.NEWTON_DAMPING * float(inner.diagonal().sum())
-        if not damping > 0:
-            return gradient
+        damping = defaults.NEWTON_DAMPING * inner.diagonal().sum()
         inner.diagonal().add_(damping)
-        L = torch.linalg.cholesky(inner)
-        return (gradient - B.T @ torch.cholesky_solve(B @ gradient, L)) / damping
+        L = torch.linalg.cholesky_ex(inner).L
+        direction = (gradient - B.T @ torch.cholesky_solve(B @ gradient, L)) / damping
+        return torch.where(damping > 0, direction, gradient)
 
 
 class SparseAdam(AdaGrad):
     """Adam (Kingma and Ba, 2015) whose moments age only when their row is sampled."""
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(self, weights: Tensor) -> None:
         self.state = {
-            "first": torch.zeros(shape, dtype=dtype),
-            "second": torch.zeros(shape, dtype=dtype),
-            "visits": torch.zeros(shape, dtype=torch.int32),
+            "first": torch.zeros_like(weights),
+            "second": torch.zeros_like(weights),
+            "visits": torch.zeros_like(weights, dtype=torch.int32),
         }
 
     def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
@@ -112,7 +131,7 @@ def make_optimizer(name: str | None, n_support: int, weights: Tensor) -> AdaGrad
         name = "nystrom" if n_support else "adagrad"
     if name not in known:
         raise ValueError(f"optimizer must be one of {sorted(known)}, got {name!r}.")
-    return known[name]((weights.shape[0], weights.shape[1]), weights.dtype)
+    return known[name](weights)
 
 
 # ---- state and iterations
@@ -131,6 +150,7 @@ class SolverState(TensorState):
     column_scale: Tensor  # (c (1 + k),), factor of the learning rate of each column
     optimizer: AdaGrad
     n_iter: int = 0  # so far
+    n_drawn_units: int | None = None  # the first units, which were drawn from; None for all
     hyper_moments: dict = field(default_factory=dict)  # state of the hyper-parameters' Adam
 
     @property
@@ -143,16 +163,16 @@ class SolverState(TensorState):
         """Dense columns k of C."""
         return self.weights.shape[1] // self.n_latent - 1
 
-    def pattern(self, indices: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Positions (row, column) in ``weights[indices]`` above the diagonal of C, and on it.
+    def pattern(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Masks of ``weights[indices]``: entries above the diagonal of C, and on it.
 
         Those above it are structurally 0.
         """
         c, k = self.n_latent, self.n_dense
-        # Column c + j k + r holds c_r of function j; rows from k on lie below every diagonal.
-        r = torch.cat([torch.full((c,), -1), torch.arange(k).repeat(c)])
-        head = indices[indices < k, None]
-        return torch.nonzero(head < r, as_tuple=True), torch.nonzero(head == r, as_tuple=True)
+        # Column c + j k + r holds c_r of function j; the means lie below every diagonal.
+        r = torch.arange(-c, c * k, device=indices.device)
+        r = torch.where(r < 0, -1, r % max(k, 1))
+        return indices[:, None] < r, indices[:, None] == r
 
 
 class NonFiniteStepError(FloatingPointError):
@@ -171,6 +191,33 @@ class NonFiniteStepError(FloatingPointError):
         self.iteration = iteration
         self.parameter = parameter
         self.state = state
+
+
+class Health:
+    """Whether every step so far was finite; known on the device, read by the host at times."""
+
+    PARAMETERS = ("mu", "C", "theta", "noise_variance")
+
+    def __init__(self, device: torch.device) -> None:
+        self.failure = torch.zeros((), dtype=torch.int64, device=device)  # 0 of none
+
+    def note(self, values: Tensor, iteration: int, parameter: str) -> Tensor:
+        """Whether these values and all before were finite, a tensor of shape ()."""
+        code = 1 + self.PARAMETERS.index(parameter) + len(self.PARAMETERS) * iteration
+        fails = (self.failure == 0) & ~torch.isfinite(values).all()
+        self.failure = torch.where(fails, code, self.failure)
+        return self.failure == 0
+
+    def passes(self, values: Tensor, iteration: int, parameter: str) -> bool:
+        """As `note`; True wherever the host had to wait for the answer."""
+        good = self.note(values, iteration, parameter)
+        return good.device.type != "cpu" or bool(good)
+
+    def check(self, state: "SolverState") -> None:
+        """Raise the error of the first step that was not finite; waits for the device."""
+        if code := int(self.failure):
+            state.n_iter, parameter = divmod(code - 1, len(self.PARAMETERS))
+            raise NonFiniteStepError(state.n_iter, self.PARAMETERS[parameter], state)
 
 
 @dataclass(frozen=True)
@@ -202,12 +249,15 @@ class SGDOptions:
 class StochasticSolver:
     """Minibatch iterations on an objective; a subclass says what `iterate` does.
 
+    `rules` are called with (iteration, entries of the history) when the host looks; True stops.
+
     Parameters
     ----------
     X, y : Tensor or ndarray of shape (n, d) and (n,) or (n, c)
-        A memory map is read by rows, as they are sampled; it is never loaded.
+        A memory map is read by rows, as they are sampled; it is never loaded. Tensors lie on the
+        device of the basis.
     basis : StochasticBasis
-        Its ``dtype`` is that of all parameters.
+        Its ``dtype`` and ``device`` are those of all parameters.
     state : SolverState
         Changed in place.
     options : SGDOptions
@@ -215,6 +265,7 @@ class StochasticSolver:
     """
 
     default_decay: ClassVar[float]
+    n_samples = 2  # of basis functions, an iteration
 
     def __init__(
         self,
@@ -231,45 +282,144 @@ class StochasticSolver:
         self.first = state.n_iter
         self.history: dict[str, list[float]] = {}
         self.hyper: HyperParameters | None = None
+        self.on_cpu = basis.device.type == "cpu"
+        self.health = Health(basis.device)
+        self.rules: list[Callable[[int, dict[str, float]], bool]] = []
+        # rows, units of each sample, and of how many these were drawn
+        self.draws: deque[tuple[Tensor, Tensor, int]] = deque()
+        self.n_drawn = 0  # iterations
+        before = getattr(state, "n_drawn_units", None)
+        head = -(-getattr(state, "n_dense", 0) // basis.unit_size)  # with dense columns
+        self.n_before = max(head, before or (basis.n_units if self.first else 1))
+        self.unread: list[Tensor] = []  # of the history, on the device
 
     def run(self, callback: Callback | None = None) -> dict[str, list[float]]:
-        """Iterate until `max_iter`, the smoothed loss or the callback stops.
+        """Iterate until `max_iter`, the smoothed loss, a rule or the callback stops.
 
-        ``callback(iteration, info)`` is told "loss" and what else the history holds; True stops.
-        The history has one entry an iteration, each from before its step. A step that is not finite
-        raises a NonFiniteStepError.
+        ``callback(iteration, info)`` is told "loss" and what else the history holds, as numbers or
+        tensors of shape (); True stops. The history has one entry an iteration, each from before
+        its step. A step that is not finite raises a NonFiniteStepError.
         """
-        tol, patience = self.options.tol, defaults.PATIENCE
-        rule = None
-        if tol is not None:
-            rule = LossPlateau(tol=tol, patience=patience, smoothing=defaults.SMOOTHING)
-        for iteration in range(self.first, self.first + self.options.max_iter):
-            info = self.iterate(iteration)
+        rules = [*self.rules, *self.plateau()]
+        last = self.first + self.options.max_iter - 1
+        for iteration in range(self.first, last + 1):
+            info: dict[str, Any] = self.iterate(iteration)
+            self.unread.append(torch.stack([value.double() for value in info.values()]))
+            rule_says = False
+            if iteration == last or self.looks(iteration + 1 - self.first):
+                self.health.check(self.state)
+                read = self.read(list(info))
+                begin = iteration + 1 - len(read)
+                told = [rule(begin + i, now) for i, now in enumerate(read) for rule in rules]
+                rule_says, info = any(told), read[-1]
             self.state.n_iter = iteration + 1
-            for name, value in info.items():
-                self.history.setdefault(name, []).append(value)
-            rule_says = rule is not None and rule(iteration, info["loss"])
-            caller_says = callback is not None and bool(callback(iteration, info))
-            if rule_says or caller_says:
+            if (callback is not None and bool(callback(iteration, info))) or rule_says:
                 break
+        if self.unread:
+            self.health.check(self.state)
+            self.read(list(info))
         return self.history
 
-    def iterate(self, iteration: int) -> dict[str, float]:
-        """One iteration; returns its entries of the history."""
+    def plateau(self) -> list[Callable[[int, dict[str, float]], bool]]:
+        """The rule of `tol`, if there is one."""
+        if self.options.tol is None:
+            return []
+        rule = LossPlateau(
+            tol=self.options.tol, patience=defaults.PATIENCE, smoothing=defaults.SMOOTHING
+        )
+        return [lambda iteration, info: rule(iteration, info["loss"])]
+
+    def looks(self, n_done: int) -> bool:
+        """Whether the host waits for the device after so many iterations of this run."""
+        at_times = self.options.tol is not None and n_done % defaults.LOOK_EVERY == 0
+        return self.on_cpu or at_times or n_done & (n_done - 1) == 0
+
+    def read(self, names: list[str]) -> list[dict[str, float]]:
+        """Move what the history lacks to the host, and return it by iteration."""
+        read = [
+            dict(zip(names, row, strict=True)) for row in torch.stack(self.unread).cpu().tolist()
+        ]
+        self.unread.clear()
+        for name in names:
+            self.history.setdefault(name, []).extend(row[name] for row in read)
+        return read
+
+    def iterate(self, iteration: int) -> dict[str, Tensor]:
+        """One iteration; returns its entries of the history, each of shape ()."""
         raise NotImplementedError
 
+    def draw_ahead(self) -> None:
+        """Draw rows and units of functions, those of many iterations where it saves transfers.
+
+        Row numbers go where the rows lie, unit numbers to the device if a unit is one function.
+        """
+        basis, n_draws = self.basis, 0
+        if self.n_samples:
+            n_draws = n_sampled_units(basis, self.options.basis_batch_size)
+        n_rows = min(self.options.batch_size, self.n)
+        several = 1 if self.on_cpu else self.n_ahead(n_rows + self.n_samples * n_draws)
+        drawn, populations = [], []
+        for _ in range(several):
+            populations.append(self.n_active(n_draws))
+            sizes = [(self.n, n_rows), *self.n_samples * [(populations[-1], n_draws)]]
+            drawn.append(
+                [sample_without_replacement(n, k, generator=self.generator) for n, k in sizes]
+            )
+            self.n_drawn += 1
+        rows = torch.stack([first for first, *_ in drawn])
+        units = torch.stack([torch.stack(rest) if rest else first[:0] for first, *rest in drawn])
+        if isinstance(self.X, Tensor):
+            rows = rows.to(self.X.device)
+        if basis.unit_size == 1:
+            units = units.to(basis.device)
+        self.draws.extend(zip(rows, units, populations, strict=True))
+
+    def n_active(self, n_draws: int) -> int:
+        """Units that the next iteration draws from: the first of them, which grow in number.
+
+        The model has so many functions so far, with a prior as wide as that of all of them (their
+        precision is `IndexSet.share`): a function that is met too seldom to be learned only adds
+        noise to what the others are told of f. Blocks of Fourier features are exchangeable;
+        inducing points are not.
+        """
+        n_units = self.basis.n_units
+        if self.basis.unit_size == 1:
+            return n_units
+        growing = min(self.n_drawn + 1, max(1, self.options.max_iter // 2))
+        visited = self.n_samples * n_draws * growing / defaults.VISITS
+        return min(n_units, max(n_draws, math.ceil(visited), self.n_before))
+
+    def n_ahead(self, n_numbers: int) -> int:
+        """Iterations whose samples, of so many numbers each, are moved to the device together."""
+        return max(1, min(self.options.max_iter, defaults.AHEAD_BYTES // (8 * n_numbers)))
+
     def draw_rows(self) -> tuple[Tensor, Tensor]:
-        """Sample rows of X and y, in the dtype of the basis."""
-        size = min(self.options.batch_size, self.n)
-        rows = sample_without_replacement(self.n, size, generator=self.generator)
-        X, y = (take_rows(a, rows, self.basis.dtype) for a in (self.X, self.y))
+        """Begin an iteration: sample rows of X and y, in the dtype of the basis."""
+        if not self.draws:
+            self.draw_ahead()
+        rows, units, self.population = self.draws.popleft()
+        if isinstance(self.state, SolverState):
+            self.state.n_drawn_units = self.population
+        self.units = deque(units)
+        X, y = (take_rows(a, rows, self.basis.dtype, self.basis.device) for a in (self.X, self.y))
         return X, y
+
+    def draw_sample(self) -> IndexSet:
+        """The next sample of basis functions of the iteration."""
+        return index_set(self.basis, self.units.popleft(), self.population)
 
     def rate(self, start: float, iteration: int) -> float:
         """Learning rate that begins at `start` with this call."""
         decay = self.default_decay if self.options.decay is None else self.options.decay
         schedule = exponential_decay(start, start * decay, self.options.max_iter)
         return schedule(iteration - self.first)
+
+    def hyper_rate(self, iteration: int) -> float:
+        """Adam's rate for hyper-parameters."""
+        start = self.options.hyper_learning_rate
+        if start is None:
+            start = min(defaults.HYPER_REACH / self.options.max_iter, defaults.HYPER_RATE)
+        return self.rate(start, iteration)
 
     @torch.no_grad()
     def move(self, iteration: int, indices: Tensor, gradient: Tensor, B: Tensor) -> Tensor:
@@ -278,19 +428,21 @@ class StochasticSolver:
         B (n_support, k) are the features of the support rows.
         """
         state, c = self.state, self.state.n_latent
-        rate = self.rate(self.options.learning_rate, iteration)
+        # A part of the functions has to be as large as all would be.
+        share = getattr(self, "population", self.basis.n_units) / self.basis.n_units
+        rate = self.rate(self.options.learning_rate, iteration) / share**0.5
         step, moments = state.optimizer.step(indices, gradient, rate, B)
         step = step * state.column_scale
         if state.n_dense:
-            upper, (at, column) = state.pattern(indices)
-            step[upper] = 0
-            half = -0.5 * state.weights[indices[at], column]
-            step[at, column] = torch.maximum(step[at, column], half)
-        if not bool(torch.isfinite(step).all()):
-            mean_is_finite = bool(torch.isfinite(step[:, :c]).all())
-            raise_non_finite(iteration, "C" if mean_is_finite else "mu", state)
+            upper, diagonal = state.pattern(indices)
+            least = -0.5 * state.weights[indices]
+            step = torch.where(diagonal, torch.maximum(step, least), step).masked_fill(upper, 0)
+        good = self.health.note(step[:, :c], iteration, "mu")
+        if state.n_dense:
+            good = self.health.note(step[:, c:], iteration, "C")
+        step = torch.where(good, step, 0)
         state.weights[indices] += step
-        state.optimizer.commit(indices, moments)
+        state.optimizer.commit(indices, moments, good)
         state.sums += (B @ step[:, : state.sums.shape[1]]).to(state.sums)
         return step
 
@@ -301,14 +453,22 @@ class HyperParameters:
     Reads the state and writes it after every step; Adam's moments outlast warm starts.
     """
 
-    def __init__(self, state: SolverState, kernel: Any, noise_variance: float | None = None):
-        self.state, self.kernel = state, kernel
+    def __init__(
+        self,
+        state: SolverState,
+        kernel: Any,
+        health: Health,
+        noise_variance: float | Tensor | None = None,
+    ) -> None:
+        self.state, self.kernel, self.health = state, kernel, health
+        numbers: Any = {"dtype": torch.float64, "device": state.weights.device}
         start = torch.as_tensor(kernel.theta) if state.theta is None else state.theta
-        self.theta = start.detach().to(torch.float64).clone().requires_grad_()
+        self.theta = start.detach().to(**numbers).clone().requires_grad_()
         self.leaves = {"theta": self.theta}
         if noise_variance is not None:
-            noise = torch.tensor(noise_variance, dtype=torch.float64)
+            noise = torch.as_tensor(noise_variance, **numbers)
             self.leaves["noise_variance"] = noise.log().requires_grad_()
+        self.bounds = torch.as_tensor(kernel.bounds, **numbers).T if len(start) else None
         self.adam = Adam(list(self.leaves.values()))
         if state.hyper_moments:
             self.adam.load_state_dict(state.hyper_moments)
@@ -320,22 +480,19 @@ class HyperParameters:
 
     @torch.no_grad()
     def move(self, iteration: int, gradients: Sequence[Tensor], rate: float) -> None:
-        """Step of Adam, kept within the kernel's bounds; none where a gradient is not finite."""
+        """Step of Adam, kept within the kernel's bounds; none once something was not finite."""
+        before = [leaf.clone() for leaf in self.leaves.values()]
         for (name, leaf), gradient in zip(self.leaves.items(), gradients, strict=True):
-            if not bool(torch.isfinite(gradient).all()):
-                raise_non_finite(iteration, name, self.state)
-            leaf.grad = gradient
+            good = self.health.note(gradient, iteration, name)
+            leaf.grad = torch.where(good, gradient, 0)
         self.adam.param_groups[0]["lr"] = rate
         self.adam.step()
-        if len(self.theta):
-            self.theta.clamp_(*torch.as_tensor(self.kernel.bounds).T)
+        if self.bounds is not None:
+            self.theta.clamp_(*self.bounds)
+        for leaf, old in zip(self.leaves.values(), before, strict=True):
+            leaf.copy_(torch.where(good, leaf, old))
         self.state.theta = self.theta.detach().clone()
         self.state.hyper_moments = self.adam.state_dict()
-
-
-def raise_non_finite(iteration: int, parameter: str, state: SolverState) -> NoReturn:
-    """Raise the error that carries the last good state."""
-    raise NonFiniteStepError(iteration, parameter, state)
 
 
 def check_learnable(basis: StochasticBasis) -> None:

@@ -51,7 +51,12 @@ low-rank :math:`B^T A B \approx M` is subtracted and its expectation :math:`(Bv)
 
 Proposition 3: as iterations move few entries of v, the running sums :math:`a = B v` are kept by
 :math:`a \mathrel{+}= B_{:,i}\,\Delta v_i`, at a cost independent of n and m. Under empirical Bayes
-the features of B stay where they were last built (F.3).
+the features of B would stay where they were first built (F.3), from which the hyper-parameters
+soon are too far to be of use: a length scale that halves stretches the function. Here every
+sampling unit has hyper-parameters of its own, those at which its columns were built last. A visit
+builds them anew and lets a follow, :math:`a \mathrel{+}= (B^\text{new}_{:,i} - B^\text{old}_{:,i})
+v_i`, still at a cost independent of n and m. Any columns leave the estimate unbiased as long as
+those of the estimate are those of a.
 
 The gradient :math:`2 B^T A a` of the expectation is dense, and must be estimated from the entries
 that an iteration touches. Each sample gets its own copy, :math:`(m / \tilde m) B_i^T A a`, of the
@@ -65,7 +70,7 @@ term alone, by :math:`2 (w - 1)` against :math:`4 (1 / (2/w - 1/w^2) - 1)` times
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,7 +81,7 @@ from skgp.inference.stochastic.basis import IndexSet, StochasticBasis
 from skgp.kernels import gram
 
 Scalar = float | Tensor
-Factor = Callable[[Tensor], Tensor]
+Factor = Callable[[IndexSet], Tensor]
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,10 @@ class SampledDesign:
     S_ji: Tensor | None = None  # (|j|, |i|), of a dense S
     s_i: Tensor | None = None  # (|i|,), of a diagonal S
     s_j: Tensor | None = None  # (|j|,)
+
+    def detached(self) -> "SampledDesign":
+        """Without the graph to theta."""
+        return replace(self, Phi_i=self.Phi_i.detach(), Phi_j=self.Phi_j.detach())
 
 
 @dataclass(frozen=True)
@@ -120,10 +129,10 @@ def sample_design(
 
     Gradients flow to theta.
     """
-    Phi_i, Phi_j = (basis.features(X_batch, k.indices, theta) for k in (i, j))
+    Phi_i, Phi_j = (basis.sampled(X_batch, k, theta) for k in (i, j))
     weight = n / len(X_batch)
     if basis.diagonal_precision:
-        s_i, s_j = (basis.precision_diag(k.indices, theta) for k in (i, j))
+        s_i, s_j = (k.share * basis.precision_diag(k.indices, theta) for k in (i, j))
         return SampledDesign(i, j, Phi_i, Phi_j, weight, s_i=s_i, s_j=s_j)
     S_ji = basis.precision(j.indices, i.indices, theta)  # type: ignore[attr-defined]
     return SampledDesign(i, j, Phi_i, Phi_j, weight, S_ji)
@@ -219,21 +228,21 @@ def constant_loss(
 def support_features(
     basis: StochasticBasis, X_support: Tensor, theta: Tensor | None = None
 ) -> Factor:
-    r"""Columns (n_support, k) of :math:`\Phi_{p,:}` by their indices, at a copy of theta (F.3)."""
+    r"""Columns (n_support, k) of :math:`\Phi_{p,:}` of a sample, at a copy of theta (F.3)."""
     fixed = None if theta is None else theta.detach().clone()
-    return lambda indices: basis.features(X_support, indices, fixed)
+    return lambda sample: basis.sampled(X_support, sample, fixed)
 
 
 def nystrom_factor(basis: StochasticBasis, U: Tensor, theta: Tensor | None = None) -> Factor:
-    r"""Columns (r, k) of :math:`L^{-1} K(U, Z)`, :math:`L L^T = K(U, U)`, by their indices (F.2).
+    r"""Columns (r, k) of :math:`L^{-1} K(U, Z)`, :math:`L L^T = K(U, U)`, of a sample (F.2).
 
     For inducing points, whose features are :math:`K(\cdot, Z)`, at a copy of theta.
     """
     features = support_features(basis, U, theta)
     L = _factor_of(basis.kernel, U.double(), theta, NYSTROM_JITTER)
 
-    def columns(indices: Tensor) -> Tensor:
-        Kuz = features(indices)
+    def columns(sample: IndexSet) -> Tensor:
+        Kuz = features(sample)
         return torch.linalg.solve_triangular(L.to(Kuz), Kuz, upper=False)
 
     return columns
@@ -263,7 +272,7 @@ def _factor_of(kernel: Any, U: Tensor, theta: Tensor | None, jitter: float) -> T
     """Cholesky factor of K(U, U) plus a jitter relative to the mean of its diagonal."""
     K = gram(kernel, U, theta=theta).detach()
     K.diagonal().add_(jitter * K.diagonal().mean())
-    return torch.linalg.cholesky(K)
+    return torch.linalg.cholesky_ex(K).L  # whose failure makes a step NaN
 
 
 class LowRankControlVariate:
@@ -272,57 +281,30 @@ class LowRankControlVariate:
     Parameters
     ----------
     factor : callable
-        Columns of B (see `support_features` and `nystrom_factor`).
+        Columns of B (see `support_features` and `nystrom_factor`), which B_i and B_j are.
     sums : Tensor of shape (rank, q)
         B V; kept, and moved by whoever moves V (Proposition 3). float64 whatever the precision of
         V, because rounding errors would add up.
     weights : Tensor of shape (rank, rank), optional
         A (`projection_weights`); the identity by default.
-    memory_budget : int, default=0
-        Bytes of columns of B kept, by sampling unit, first come first kept. Only for units of
-        several basis functions.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        sums: Tensor,
-        *,
-        weights: Tensor | None = None,
-        memory_budget: int = 0,
-    ) -> None:
+    def __init__(self, factor: Factor, sums: Tensor, *, weights: Tensor | None = None) -> None:
         self.sums = sums
         self.weights = weights
         self._factor = factor
-        self._bytes_left = memory_budget
-        self._kept: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def columns(self, sample: IndexSet) -> Tensor:
         """Return the columns of B in a sample, shape (rank, |i|)."""
-        if sample.unit_size == 1 or (self._bytes_left <= 0 and not self._kept):
-            return self._factor(sample.indices)
-        parts = torch.split(sample.indices, sample.unit_size)
-        return torch.cat(
-            [self._unit(u, p) for u, p in zip(sample.units.tolist(), parts, strict=True)], dim=1
-        )
-
-    def _unit(self, unit: int, indices: Tensor) -> Tensor:
-        if unit in self._kept:
-            return self._kept[unit]
-        part = self._factor(indices)
-        n_bytes = part.numel() * part.element_size()
-        if n_bytes <= self._bytes_left:
-            self._kept[unit] = part
-            self._bytes_left -= n_bytes
-        return part
+        return self._factor(sample)
 
     @torch.no_grad()
     def estimate(
         self,
         i: IndexSet,
         j: IndexSet,
-        B_i: Tensor,  # (rank, |i|), `columns` of i
+        B_i: Tensor,  # (rank, |i|), columns of B
         B_j: Tensor,  # (rank, |j|)
         V_i: Tensor,  # (|i|, q)
         V_j: Tensor,  # (|j|, q)

@@ -52,7 +52,7 @@ from (2, .5), m = 600                   .68, .144           1.02, .105     .64, 
 ======================================  ==================  =============  ========
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,8 +62,8 @@ from skgp.inference.stochastic.basis import (
     Array,
     IndexSet,
     StochasticBasis,
+    index_set,
     product,
-    sample_indices,
     take_rows,
 )
 from skgp.inference.stochastic.engine import (
@@ -101,9 +101,9 @@ class SGDSolver(StochasticSolver):
     r"""Fits :math:`N(\mu, C C^T)` by Theorems 1 and 2, and theta by Proposition 2.
 
     Its history holds "loss", an estimate of -ELBO in nats (up to :math:`\tfrac12 \log|S|` for a
-    dense S), "support_mse", the mean squared error of the mean on the support rows, at the
-    hyper-parameters of the control variates, and "noise_variance". Parameters, methods and errors
-    are those of `StochasticSolver`, with an :class:`SGDState`.
+    dense S), "support_mse", the mean squared error of the mean on the support rows, each unit's
+    part at the hyper-parameters of its last visit, and "noise_variance". Parameters, methods and
+    errors are those of `StochasticSolver`, with an :class:`SGDState`.
 
     Notes
     -----
@@ -140,83 +140,125 @@ class SGDSolver(StochasticSolver):
         super().__init__(X, y, basis, state, options, generator)
         if options.learn_hyperparameters:
             check_learnable(basis)
-            self.hyper = HyperParameters(state, basis.kernel, state.noise_variance)
+            self.hyper = HyperParameters(state, basis.kernel, self.health, state.noise_variance)
+            self.start_unit_theta()
+        elif state.unit_theta is not None:  # of a fit that learned them
+            state.sum_again(basis)
         self.by_support = len(state.X_support) > 0  # the complexity that theta pays for
-        self.complexity: list[Tensor] | None = None  # its slopes; None where not resolved
+        self.complexity: list[Tensor] | None = None  # its slopes
         self.n_slopes = 0
-        self.set_control_variates()
-
-    def set_control_variates(self) -> None:
-        """Build the control variates around the running sums of the state."""
-        state = self.state
         self.features_cv: LowRankControlVariate | None = None
         self.precision_cv: LowRankControlVariate | None = None
+        if self.by_support:
+            rows = torch.arange(0, self.n, -(-self.n // defaults.PROJECTED_ROWS))
+            # rows at even distances
+            self.X_projected = take_rows(self.X, rows, torch.float64, basis.device)
+            self.set_control_variates()
+
+    def start_unit_theta(self) -> None:
+        """Note at which hyper-parameters each unit is in the running sums."""
+        state, m = self.state, self.basis.n_features
+        self.projected = 0  # version that the projection is at
+        self.version = 1  # of theta: the units of an earlier fit are at another
+        if state.unit_theta is None:
+            assert self.hyper is not None
+            self.version = 0
+            theta = self.hyper.theta.detach()
+            state.unit_theta = theta.expand(self.basis.n_units, -1).clone()
+        # Version at which a unit was last visited, known to the host; -1 where its weights are 0.
+        is_zero = (state.weights == 0).all(1)
+        is_zero = torch.nn.functional.pad(is_zero, (0, -m % self.basis.unit_size), value=True)
+        zero_units = is_zero.view(-1, self.basis.unit_size).all(1).cpu()
+        self.visited = torch.where(zero_units, -1, 0)
+
+    def set_control_variates(self) -> None:
+        """Build the control variates around the running sums of the state, at its theta."""
+        state = self.state
         for factor, sums in state.running_sums(self.basis):
             if sums is state.precision_sums:
                 self.precision_cv = LowRankControlVariate(factor, sums)
                 continue
-            rows = torch.arange(0, self.n, -(-self.n // defaults.PROJECTED_ROWS))
-            X = take_rows(self.X, rows, torch.float64)  # rows at even distances
-            A = projection_weights(self.basis.kernel, state.X_support, X, state.initial_theta)
-            self.features_cv = LowRankControlVariate(
-                factor, sums, weights=A, memory_budget=defaults.SUPPORT_BYTES
-            )
+            inputs = state.X_support, self.X_projected
+            A = projection_weights(self.basis.kernel, *inputs, state.theta)
+            self.features_cv = LowRankControlVariate(factor, sums, weights=A)
 
-    def recentre(self) -> None:
-        """Build the control variates anew, from features at the current hyper-parameters.
-
-        Appendix F.3 leaves them at the initial ones, from which they soon are too far to be of use:
-        a length scale that halves stretches the function. O(n_support m).
-        """
-        if self.state.theta is not None and len(self.state.X_support):
-            self.state.initial_theta = self.state.theta.clone()
-            self.state.sum_again(self.basis)
-            self.set_control_variates()
-
-    def iterate(self, iteration: int) -> dict[str, float]:
+    def iterate(self, iteration: int) -> dict[str, Tensor]:
         """One iteration; returns its entries of the history."""
         state, options = self.state, self.options
+        moves = self.hyper is not None and iteration >= options.freeze_iterations
+        resolved = moves and self.is_resolved()
+        theta = self.hyper.theta if resolved else state.theta  # type: ignore[union-attr]
         X, y = self.draw_rows()
         i, j = (self.draw_side() for _ in range(2))
-        design = sample_design(self.basis, X, i.sample, j.sample, n=self.n, theta=state.theta)
-        plain = quadratic_loss(design, i.V, j.V, state.noise_variance, y=y)
+        design = sample_design(self.basis, X, i.sample, j.sample, n=self.n, theta=theta)
+        plain = quadratic_loss(design.detached(), i.V, j.V, state.noise_variance, y=y)
         correction = self.correct(i, j)
         estimate = plain + correction
+        errors = state.y_support - state.sums[:, 0]
         info = {
-            "loss": self.loss(design, i, j, y, estimate),
-            "support_mse": float((state.y_support - state.sums[:, 0]).square().mean()),
-            "noise_variance": state.noise_variance,
+            "loss": self.loss(design.detached(), i, j, y, estimate),
+            "support_mse": errors.square().mean(),
+            "noise_variance": errors.new_zeros(()) + state.noise_variance,
         }
-        if self.hyper is not None and iteration >= options.freeze_iterations:
-            start = options.hyper_learning_rate
-            if start is None:
-                start = min(defaults.HYPER_REACH / options.max_iter, defaults.HYPER_RATE)
-            slopes = self.hyper_slopes(X, y, i, j, correction.value)
-            self.hyper.move(iteration, slopes, self.rate(start, iteration))
-            state.noise_variance = float(self.hyper.leaves["noise_variance"].detach().exp())
+        if self.hyper is not None and moves:
+            slopes = [torch.zeros_like(leaf) for leaf in self.hyper.leaves.values()]
+            if resolved:
+                slopes = self.hyper_slopes(design, y, i, j, correction.value)
+            before = self.hyper.theta.detach().clone()
+            self.hyper.move(iteration, slopes, self.hyper_rate(iteration))
+            if not (self.on_cpu and torch.equal(before, self.hyper.theta)):
+                self.version += 1
+            state.noise_variance = self.hyper.leaves["noise_variance"].detach().exp()
         self.move_side(iteration, i, estimate.grad_i)
         self.move_side(iteration, j, estimate.grad_j)
         keep = 1.0 if self.hyper is None else defaults.FORGET
-        state.add_squares(i.sample.indices, design.Phi_i, keep)
-        if self.hyper is not None and iteration % defaults.RECENTRED == 0:
-            self.recentre()
+        good = self.health.failure == 0
+        state.add_squares(i.sample.indices, design.Phi_i.detach(), keep, good)
+        is_due = moves and self.by_support and iteration % defaults.PROJECTED == 0
+        if is_due and self.projected != self.version:
+            self.set_control_variates()
+            self.projected = self.version
         return info
 
     def draw_side(self) -> Side:
         """Sample basis functions, and evaluate the control variates' factors there."""
-        sample = sample_indices(self.basis, self.options.basis_batch_size, generator=self.generator)
+        sample = self.draw_sample()
         V = self.state.weights[sample.indices]
-        B, N = (
-            V.new_empty(0, len(sample)) if cv is None else cv.columns(sample)
-            for cv in (self.features_cv, self.precision_cv)
-        )
+        none = V.new_empty(0, len(sample))
+        if self.hyper is not None and self.by_support:
+            B = self.revisit(sample, V)
+        else:
+            B = none if self.features_cv is None else self.features_cv.columns(sample)
+        N = none if self.precision_cv is None else self.precision_cv.columns(sample)
         return Side(sample, V, B, N)
+
+    @torch.no_grad()
+    def revisit(self, sample: IndexSet, V: Tensor) -> Tensor:
+        """Support features (n_support, |i|) at the current theta; running sums follow them."""
+        state, basis = self.state, self.basis
+        assert state.unit_theta is not None
+        B = basis.sampled(state.X_support, sample, state.theta)
+        parts = zip(
+            sample.units.tolist(),
+            B.split(sample.unit_size, 1),
+            V.split(sample.unit_size),
+            strict=True,
+        )
+        for unit, new, v in parts:
+            if 0 <= self.visited[unit] < self.version:
+                one = index_set(basis, torch.tensor([unit]))
+                old = basis.sampled(state.X_support, one, state.unit_theta[unit])
+                state.sums += ((new - old) @ v).to(state.sums)
+            if state.theta is not None:
+                state.unit_theta[unit] = state.theta
+            self.visited[unit] = self.version
+        return B
 
     def correct(self, i: Side, j: Side) -> Estimate:
         """Sum the control variates' corrections, of expectation 0."""
         total = Estimate(i.V.new_zeros(i.V.shape[1]), torch.zeros_like(i.V), torch.zeros_like(j.V))
         if self.features_cv is not None:
-            scale = self.n / (len(self.state.X_support) * self.state.noise_variance)
+            scale: Any = self.n / (len(self.state.X_support) * self.state.noise_variance)
             total = total + self.features_cv.estimate(i.sample, j.sample, i.B, j.B, i.V, j.V, scale)
         if self.precision_cv is not None:
             total = total + self.precision_correction(i, j)
@@ -227,15 +269,17 @@ class SGDSolver(StochasticSolver):
         assert self.precision_cv is not None
         return self.precision_cv.estimate(i.sample, j.sample, i.N, j.N, i.V, j.V, 1.0)
 
-    def loss(self, design: SampledDesign, i: Side, j: Side, y: Tensor, estimate: Estimate) -> float:
+    def loss(
+        self, design: SampledDesign, i: Side, j: Side, y: Tensor, estimate: Estimate
+    ) -> Tensor:
         """Estimate -ELBO; the tail of C is at its optimum (Prop. 1), where a term is 1 - 2 log c.
 
-        While the support features are current, their running sums take the place of the sampled
-        data terms: expectations over support rows instead, with far less noise.
+        While hyper-parameters stay, the running sums take the place of the sampled data terms:
+        expectations over support rows instead, with far less noise.
         """
         state, basis, indices = self.state, self.basis, i.sample.indices
-        values, noise = estimate.value, state.noise_variance
-        if self.features_cv is not None and self.hyper is None and self.features_are_current():
+        values, noise = estimate.value.double(), state.noise_variance
+        if self.features_cv is not None and self.hyper is None:
             errors = state.sums.clone()  # (n_support, 1 + k)
             errors[:, 0] -= state.y_support
             y = state.y_support
@@ -246,31 +290,24 @@ class SGDSolver(StochasticSolver):
             values = weight * errors.square().sum(0) + prior.to(torch.float64)
             # That of the mean holds y'y, which constant_loss adds.
             values[0] -= weight * y.square().sum()
-        c = state.tail_std(basis, self.n, indices[indices >= state.n_dense], state.theta)
-        s = torch.ones(len(indices), dtype=basis.dtype)
-        if basis.diagonal_precision:
-            s = basis.precision_diag(indices, state.theta)
+        c = state.tail_std(basis, self.n, indices, state.theta)
+        s = values.new_ones(1) if design.s_i is None else design.s_i
         constant = constant_loss(s, i.sample, y, noise, n=self.n, m=basis.n_features)
-        covariance = i.sample.weight * float((1 - 2 * c.log()).sum())
-        covariance -= 2 * float(state.weights[:, 1:].diagonal().log().sum())
-        covariance += float(values[1:].sum())
-        return 0.5 * (float(values[0]) + covariance + float(constant))
-
-    def features_are_current(self) -> bool:
-        """Whether the control variates' features are at the current hyper-parameters."""
-        start, now = self.state.initial_theta, self.state.theta
-        return start is now if start is None or now is None else torch.equal(start, now)
+        tail = torch.where(indices >= state.n_dense, 1 - 2 * c.log(), 0).sum()
+        covariance = i.sample.weight * tail.double()
+        covariance = covariance - 2 * state.weights[:, 1:].diagonal().log().sum().double()
+        return 0.5 * (values.sum() + covariance + constant)
 
     def move_side(self, iteration: int, side: Side, gradient: Tensor) -> None:
         """Take the step of one sample's rows and let the running sums follow (Prop. 3)."""
         state, indices = self.state, side.sample.indices
         if state.n_dense:
-            upper, (at, column) = state.pattern(indices)
+            upper, diagonal = state.pattern(indices)
             # Half of the gradient -2 / c of the logarithm; the other sample brings the other half.
             # The other side may have moved c since.
-            c = state.weights[indices[at], column]
-            gradient[at, column] -= side.sample.weight / c
-            gradient[upper] = 0
+            c = state.weights[indices]
+            slope = gradient - side.sample.weight / torch.where(diagonal, c, 1)
+            gradient = torch.where(diagonal, slope, gradient).masked_fill(upper, 0)
         step = self.move(iteration, indices, gradient, side.B)
         if self.precision_cv is not None:
             state.precision_sums += (side.N @ step).to(state.precision_sums)
@@ -278,17 +315,17 @@ class SGDSolver(StochasticSolver):
     # Hyper-parameters -----------------------------------------------------------------------------
 
     def hyper_slopes(
-        self, X: Tensor, y: Tensor, i: Side, j: Side, correction: Tensor
+        self, design: SampledDesign, y: Tensor, i: Side, j: Side, correction: Tensor
     ) -> list[Tensor]:
         """Gradient of an unbiased estimate of -ELBO with respect to theta and log noise.
 
-        `correction` (1 + k,) is what the control variates add, at the current noise variance, to
-        which it is inversely proportional; their features are fixed (F.3).
+        The design has a graph to theta. `correction` (1 + k,) is what the control variates add, at
+        the current noise variance, to which it is inversely proportional; their features are fixed
+        (F.3).
         """
         assert self.hyper is not None
         state, basis, theta = self.state, self.basis, self.hyper.theta
         noise = self.hyper.leaves["noise_variance"].exp().to(basis.dtype)
-        design = sample_design(basis, X, i.sample, j.sample, n=self.n, theta=theta)
         values = quadratic_loss(design, i.V, j.V, noise, y=y).value
         values = values + correction * (state.noise_variance / noise)
         indices = i.sample.indices
@@ -304,24 +341,30 @@ class SGDSolver(StochasticSolver):
         slopes = self.hyper.slopes(0.5 * (values[0] + covariance + constant))
         if not self.by_support:
             return slopes
+        *complexity, resolved = self.complexity  # type: ignore[misc]
+        both = zip(slopes, complexity, strict=True)
+        return [torch.where(resolved, a + b, 0) for a, b in both]
+
+    def is_resolved(self) -> bool:
+        """Whether hyper-parameters may move; True wherever the host had to wait for the answer."""
+        if not self.by_support:
+            return True
         if self.n_slopes % defaults.COMPLEXITY_EVERY == 0:
             self.complexity = self.support_complexity()
         self.n_slopes += 1
-        if self.complexity is None:
-            return [torch.zeros_like(slope) for slope in slopes]
-        return [a + b for a, b in zip(slopes, self.complexity, strict=True)]
+        return not self.on_cpu or bool(self.complexity[-1])  # type: ignore[index]
 
-    def support_complexity(self) -> list[Tensor] | None:
-        """Gradient of half the log-determinant (see the module); None where not resolved."""
+    def support_complexity(self) -> list[Tensor]:
+        """Gradient of half the log-determinant (see the module), and whether it is resolved."""
         assert self.hyper is not None
         X = self.state.X_support.double()
         share = self.n / len(X) / self.hyper.leaves["noise_variance"].exp()
         A = share * gram(self.basis.kernel, X, theta=self.hyper.theta)  # (n_support, n_support)
-        L = torch.linalg.cholesky(A + torch.eye(len(X), dtype=A.dtype))
-        dimension = len(X) - float(torch.cholesky_inverse(L.detach()).diagonal().sum())
-        if len(X) < self.n and dimension > len(X) / 2:
-            return None
-        return self.hyper.slopes(L.diagonal().log().sum())
+        L = torch.linalg.cholesky_ex(A + torch.eye(len(X), dtype=A.dtype, device=A.device)).L
+        inverse = torch.linalg.solve_triangular(L.detach(), torch.eye(len(X)).to(L), upper=False)
+        dimension = len(X) - inverse.square().sum()  # tr A (A + I)^-1
+        resolved = (dimension <= len(X) / 2) | (len(X) >= self.n)
+        return [*self.hyper.slopes(L.diagonal().log().sum()), resolved]
 
 
 def validation_rule(
@@ -332,7 +375,7 @@ def validation_rule(
     A score, every 50 iterations, reads the state anew and takes O(n_held m). `tol` is the least
     fall, relative to the whole fall so far.
     """
-    X = X.to(basis.dtype)
+    X, y = X.to(basis.device, basis.dtype), y.to(basis.device)
 
     def score() -> float:
         mean = product(basis, X, state.weights[:, :1], state.theta)[:, 0]

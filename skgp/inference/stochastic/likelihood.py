@@ -99,13 +99,12 @@ import torch
 from torch import Tensor
 
 from skgp.inference import defaults
-from skgp.inference.stochastic.basis import Array, IndexSet, StochasticBasis, sample_indices
+from skgp.inference.stochastic.basis import Array, IndexSet, StochasticBasis
 from skgp.inference.stochastic.engine import (
     HyperParameters,
     SGDOptions,
     StochasticSolver,
     check_learnable,
-    raise_non_finite,
 )
 from skgp.inference.stochastic.state import LikelihoodState
 from skgp.likelihoods import Likelihood
@@ -158,6 +157,7 @@ class LikelihoodSolver(StochasticSolver):
     """
 
     default_decay = defaults.LIKELIHOOD_DECAY
+    n_samples = 1
     state: LikelihoodState
 
     def __init__(
@@ -176,27 +176,26 @@ class LikelihoodSolver(StochasticSolver):
         self.likelihood, self.bound = likelihood, bound
         if options.learn_hyperparameters:
             check_learnable(basis)
-            self.hyper = HyperParameters(state, basis.kernel)
+            self.hyper = HyperParameters(state, basis.kernel, self.health)
 
-    def iterate(self, iteration: int) -> dict[str, float]:
+    def iterate(self, iteration: int) -> dict[str, Tensor]:
         """One iteration; returns its entries of the history."""
         state, options = self.state, self.options
         X, y = self.draw_rows()
-        i = sample_indices(self.basis, options.basis_batch_size, generator=self.generator)
+        i = self.draw_sample()
         hyper = self.hyper if iteration >= options.freeze_iterations else None
         theta = state.theta if hyper is None else hyper.theta
         # One pass for both sets of rows: drawing the frequencies may cost more than using them.
-        both = self.basis.features(torch.cat([X, state.X_support]), i.indices, theta)
+        both = self.basis.sampled(torch.cat([X, state.X_support]), i, theta)
         Phi, B = both[: len(X)], both[len(X) :].detach()
         V = state.weights[i.indices].requires_grad_()
         var = state.variances(i.indices).requires_grad_()
         loss = self.loss(y.reshape(len(X), -1), Phi, i, V, var, theta)
         inputs = [V, var] if hyper is None else [V, var, hyper.theta]
         slopes = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-        info = {"loss": float(loss.detach()), "support_log_prob": self.support_log_prob()}
+        info = {"loss": loss.detach(), "support_log_prob": self.support_log_prob()}
         if hyper is not None:
-            start = options.hyper_learning_rate or defaults.LIKELIHOOD_HYPER_RATE
-            hyper.move(iteration, slopes[2:], self.rate(start, iteration))
+            hyper.move(iteration, slopes[2:], self.hyper_rate(iteration))
         self.move(iteration, i.indices, slopes[0], B)
         self.move_precision(i, slopes[1])
         return info
@@ -214,36 +213,38 @@ class LikelihoodSolver(StochasticSolver):
         state, basis, c = self.state, self.basis, self.state.n_latent
         block = WeightBlock(V[:, :c], var, V[:, c:].unflatten(1, (c, -1)))
         mean, latent_var = latent_moments(Phi, i, block, bound=self.bound)  # (n_batch, c)
-        if not bool(torch.isfinite(mean).all() and torch.isfinite(latent_var).all()):
-            raise_non_finite(state.n_iter, "mu", state)
+        both = torch.stack([mean, latent_var])
+        if not self.health.passes(both.detach(), state.n_iter, "mu"):
+            return both.sum()
         # Theorem 3; the likelihood's closed form or quadrature integrates z.
         log_prob = self.likelihood.expected_log_prob(y, mean + state.offset, latent_var)
         fit = self.n / len(y) * log_prob.sum(0)
-        s = basis.precision_diag(i.indices, theta)
+        s = i.share * basis.precision_diag(i.indices, theta)
         S = None
         if not basis.diagonal_precision:
             S = basis.precision(i.indices, i.indices, theta)  # type: ignore[attr-defined]
         return (divergence(i, block, s, S=S) - fit).sum()
 
-    def support_log_prob(self) -> float:
+    def support_log_prob(self) -> Tensor:
         """Mean log-density of the support rows at their exact latent means."""
         state = self.state
         if self.hyper is not None or not len(state.sums):
-            return float("nan")
+            return torch.full((), float("nan"), device=self.basis.device)
         f = (state.sums + state.offset).to(state.y_support)
-        return float(self.likelihood.log_prob(state.y_support, f).mean())
+        return self.likelihood.log_prob(state.y_support, f).mean()
 
     @torch.no_grad()
     def move_precision(self, i: IndexSet, gradient: Tensor) -> None:
         """Natural-gradient step of the mean-field precisions (see the module)."""
         state = self.state
-        visits = state.visits[i.indices] + 1
+        good = self.health.failure == 0
+        visits = state.visits[i.indices] + good
         state.visits[i.indices] = visits
         rho = (1 / visits).clamp_min(defaults.SLOWEST)[:, None]
         old = state.precision[i.indices]  # (|i|, c)
         # Positive but for rounding.
         new = torch.maximum(old + rho * (2 / i.weight) * gradient, 0.5 * (1 - rho) * old)
-        tail = (i.indices >= state.n_dense)[:, None] & torch.isfinite(new)
+        tail = (i.indices >= state.n_dense)[:, None] & torch.isfinite(new) & good
         state.precision[i.indices] = torch.where(tail, new, old)
 
 
@@ -292,9 +293,9 @@ def divergence(i: IndexSet, block: WeightBlock, s: Tensor, *, S: Tensor | None =
         value = squared_form(S, V.flatten(1), i).unflatten(0, V.shape[1:]).sum(1)
     variances = block.var
     if k:
-        head = torch.nonzero(i.indices < k)[:, 0]
-        diagonal = block.columns[head, :, i.indices[head]].square()  # (|head|, c)
-        variances = variances.index_copy(0, head, diagonal)
+        on_diagonal = (i.indices[:, None] == torch.arange(k, device=s.device))[:, None]
+        diagonal = torch.where(on_diagonal, block.columns, 0).square().sum(2)  # (|i|, c)
+        variances = torch.where((i.indices < k)[:, None], diagonal, variances)
     return 0.5 * (value + w * (s @ block.var - variances.log().sum(0) - len(i)))
 
 

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from skgp.inference import defaults
-from skgp.inference.stochastic.basis import Array, StochasticBasis, sample_indices, take_rows
+from skgp.inference.stochastic.basis import (
+    Array,
+    StochasticBasis,
+    blocks,
+    index_set,
+    sample_indices,
+    take_rows,
+)
 from skgp.inference.stochastic.engine import SolverState, make_optimizer
 from skgp.inference.stochastic.estimators import Factor, nystrom_factor, support_features
 from skgp.inference.weights.gram import optimal_std
@@ -20,9 +27,10 @@ from skgp.optim import sample_without_replacement
 class SGDState(SolverState):
     """State of the solver under a Gaussian likelihood; one latent function."""
 
-    # Of the control variates' features: the first theta, or the one they were last built at.
-    initial_theta: Tensor | None = None
-    noise_variance: float
+    # (n_units, p), theta at which the support features of each sampling unit entered the running
+    # sums last; None where all entered at `theta`.
+    unit_theta: Tensor | None = None
+    noise_variance: float | Tensor  # a tensor while it is learned
     precision_sums: Tensor  # (n_support, 1 + k), of the Nystrom control variate; none of diagonal S
     square_sums: Tensor  # (m,), sums of phi_lr^2 over the rows seen with function r
     square_rows: Tensor  # (m,), the number of these rows
@@ -50,39 +58,41 @@ class SGDState(SolverState):
         chevron (QSGP-k). `n_support` is the rank of the control variates; 0 for none. `optimizer`
         is "nystrom" (by default, where there are support rows), "adagrad", the paper's, or "adam".
         """
-        n, m, dtype = len(X), basis.n_features, basis.dtype
+        n, m, dtype, device = len(X), basis.n_features, basis.dtype, basis.device
         rows = sample_without_replacement(n, min(n_support, n), generator=generator)
-        weights = torch.zeros(m, 1 + n_dense, dtype=dtype)
-        sums = torch.zeros(len(rows), 1 + n_dense, dtype=torch.float64)
+        weights = torch.zeros(m, 1 + n_dense, dtype=dtype, device=device)
+        sums = weights.new_zeros(len(rows), 1 + n_dense, dtype=torch.float64)
         state = cls(
             weights=weights,
             noise_variance=float(noise_variance),
-            X_support=take_rows(X, rows, dtype),
-            y_support=take_rows(y, rows, torch.float64),
+            X_support=take_rows(X, rows, dtype, device),
+            y_support=take_rows(y, rows, torch.float64, device),
             sums=sums,
             precision_sums=torch.zeros_like(sums[:0] if basis.diagonal_precision else sums),
-            square_sums=torch.zeros(m, dtype=dtype),
-            square_rows=torch.zeros(m, dtype=dtype),
-            column_scale=torch.ones(1 + n_dense, dtype=dtype),
+            square_sums=weights.new_zeros(m),
+            square_rows=weights.new_zeros(m),
+            column_scale=weights.new_ones(1 + n_dense),
             optimizer=make_optimizer(optimizer, n_support, weights),
         )
         if n_dense:
             size = min(defaults.START_ROWS, n)
             some = sample_without_replacement(n, size, generator=generator)
-            state._start_columns(basis, take_rows(X, some, dtype), n)
+            state._start_columns(basis, take_rows(X, some, dtype, device), n)
         return state
 
     @torch.no_grad()
     def _start_columns(self, basis: StochasticBasis, X: Tensor, n: int) -> None:
         """Put Proposition 1 on the diagonal of the dense columns, and its values as their units."""
-        head = torch.arange(self.n_dense)
-        squares = n * basis.features(X, head, self.theta).square().mean(0)
+        k = self.n_dense
+        first = index_set(basis, torch.arange(-(-k // basis.unit_size)))  # units that hold them
+        head = first.indices[:k]
+        squares = n * basis.sampled(X, first, self.theta)[:, :k].square().mean(0)
         s = basis.precision_diag(head, self.theta)
         c = optimal_std(squares / self.noise_variance + s)  # (k,)
         self.weights[head, 1 + head] = c
         self.column_scale[1:] = c
         for factor, sums in self.running_sums(basis):
-            sums[:, 1:] = factor(head) * c
+            sums[:, 1:] = factor(first)[:, :k] * c
 
     @torch.no_grad()
     def continued(
@@ -90,13 +100,12 @@ class SGDState(SolverState):
     ) -> "SGDState":
         """The weights of an earlier fit, shared, at other hyper-parameters.
 
-        They are `theta`, or the basis' own where that is None. The running sums belong to the
-        features at the initial hyper-parameters, which are new: they are summed again.
+        They are `theta`, or the basis' own where that is None. The running sums belong to features
+        at the earlier ones: they are summed again.
         """
         new = replace(
             self,
             theta=theta,
-            initial_theta=None if theta is None else theta.clone(),
             noise_variance=float(noise_variance),
             sums=torch.zeros_like(self.sums),
             precision_sums=torch.zeros_like(self.precision_sums),
@@ -106,26 +115,30 @@ class SGDState(SolverState):
 
     @torch.no_grad()
     def sum_again(self, basis: StochasticBasis) -> None:
-        """Recompute the running sums, at the initial hyper-parameters, in O(n_support m)."""
+        """Recompute the running sums at `theta`, in O(n_support m)."""
+        self.unit_theta = None
         for factor, sums in self.running_sums(basis):
             sums.zero_()
-            for indices in torch.arange(basis.n_features).split(basis.block_size):
-                sums += factor(indices).to(sums) @ self.weights[indices].to(sums)
+            for sample in blocks(basis):
+                sums += factor(sample).to(sums) @ self.weights[sample.indices].to(sums)
 
     def running_sums(self, basis: StochasticBasis) -> list[tuple[Factor, Tensor]]:
-        """Factors B of the control variates, and the sums B V of each."""
+        """Factors B of the control variates at `theta`, and the sums B V of each."""
         if not len(self.X_support):
             return []
-        X, theta = self.X_support, self.initial_theta
+        X, theta = self.X_support, self.theta
         pairs = [(support_features(basis, X, theta), self.sums)]
         if len(self.precision_sums):
             pairs.append((nystrom_factor(basis, X, theta), self.precision_sums))
         return pairs
 
-    def add_squares(self, indices: Tensor, Phi: Tensor, keep: float = 1.0) -> None:
-        """Count the squares of features (n_batch, k) in; `keep` < 1 forgets older ones."""
-        squares = keep * self.square_sums[indices] + Phi.square().sum(0).to(self.square_sums)
-        self.square_sums[indices] = squares
+    def add_squares(
+        self, indices: Tensor, Phi: Tensor, keep: float = 1.0, good: Tensor | None = None
+    ) -> None:
+        """Count squares of features (n_batch, k) in, if `good`; `keep` < 1 forgets older ones."""
+        old = self.square_sums[indices]
+        squares = keep * old + Phi.square().sum(0).to(old)
+        self.square_sums[indices] = squares if good is None else torch.where(good, squares, old)
         self.square_rows[indices] = keep * self.square_rows[indices] + len(Phi)
 
     def tail_std(
@@ -136,19 +149,22 @@ class SGDState(SolverState):
         Functions not met yet get the mean of the others' mean squares.
         """
         rows, sums = self.square_rows[indices], self.square_sums[indices]
-        mean = sums / rows.clamp_min(1)  # phi_r' phi_r / n
-        if not bool((rows > 0).all()):
-            known = mean[rows > 0] if bool((rows > 0).any()) else mean.new_ones(1)
-            mean = torch.where(rows > 0, mean, known.mean())
-        squares = n * mean.to(basis.dtype)
-        return optimal_std(squares / self.noise_variance + basis.precision_diag(indices, theta))
+        mean, known = sums / rows.clamp_min(1), rows > 0  # phi_r' phi_r / n
+        others = torch.where(known.any(), mean.sum() / known.sum(), 1)
+        squares = n * torch.where(known, mean, others).to(basis.dtype)
+        share = (self.n_drawn_units or basis.n_units) / basis.n_units  # see IndexSet
+        s = share * basis.precision_diag(indices, theta)
+        return optimal_std(squares / self.noise_variance + s)
 
-    def covariance(self, basis: StochasticBasis, n: int) -> WeightGaussian:
-        """Return q(w), mean-field or chevron; O(m k)."""
-        tail = torch.arange(self.n_dense, basis.n_features)
+    def covariance(
+        self, basis: StochasticBasis, n: int, first: int | None = None
+    ) -> WeightGaussian:
+        """Return q(w) of the first functions, by default all, mean-field or chevron; O(m k)."""
+        m = basis.n_features if first is None else first
+        tail = torch.arange(self.n_dense, m, device=basis.device)
         return WeightGaussian(
-            self.weights[:, 0].clone(),
-            self.weights[:, 1:].clone(),
+            self.weights[:m, 0].clone(),
+            self.weights[:m, 1:].clone(),
             self.tail_std(basis, n, tail, self.theta),
         )
 
@@ -183,24 +199,25 @@ class LikelihoodState(SolverState):
         directions of "nystrom", and their latent means are followed exactly. `offset` (c,),
         `n_dense` and `optimizer` as for `SGDState.start`.
         """
-        n, m, dtype = len(X), basis.n_features, basis.dtype
+        n, m, dtype, device = len(X), basis.n_features, basis.dtype, basis.device
         c = 1 if y.ndim == 1 else y.shape[1]
-        offset = torch.zeros(c, dtype=dtype) if offset is None else offset.to(dtype)
+        offset = torch.zeros(c) if offset is None else offset
+        offset = offset.to(device, dtype)
         if offset.shape != (c,):
             raise ValueError(
                 f"offset must have shape ({c},), one a column of y; got {offset.shape}."
             )
         rows = sample_without_replacement(n, min(n_support, n), generator=generator)
-        weights = torch.zeros(m, c * (1 + n_dense), dtype=dtype)
+        weights = torch.zeros(m, c * (1 + n_dense), dtype=dtype, device=device)
         state = cls(
             weights=weights,
-            precision=torch.zeros(0, c, dtype=dtype),
-            visits=torch.zeros(m, dtype=torch.int32),
-            column_scale=torch.ones(c * (1 + n_dense), dtype=dtype),
+            precision=weights.new_zeros(0, c),
+            visits=weights.new_zeros(m, dtype=torch.int32),
+            column_scale=weights.new_ones(c * (1 + n_dense)),
             offset=offset,
-            X_support=take_rows(X, rows, dtype),
-            y_support=take_rows(y, rows, dtype).reshape(len(rows), c),
-            sums=torch.zeros(len(rows), c, dtype=torch.float64),
+            X_support=take_rows(X, rows, dtype, device),
+            y_support=take_rows(y, rows, dtype, device).reshape(len(rows), c),
+            sums=weights.new_zeros(len(rows), c, dtype=torch.float64),
             optimizer=make_optimizer(optimizer, n_support, weights),
         )
         state._start_covariance(X, y, basis, likelihood, generator)
@@ -218,13 +235,14 @@ class LikelihoodState(SolverState):
         n, c, k, dtype = len(X), self.n_latent, self.n_dense, self.weights.dtype
         rows = min(defaults.LIKELIHOOD_START_ROWS, n)
         some = sample_without_replacement(n, rows, generator=generator)
-        X, y = take_rows(X, some, dtype), take_rows(y, some, dtype).reshape(rows, c)
+        X, y = (take_rows(a, some, dtype, basis.device) for a in (X, y))
+        y = y.reshape(rows, c)
         if not bool(torch.isfinite(X).all()):
             raise ValueError("X contains NaN or inf; drop or impute those rows.")
         size = defaults.LIKELIHOOD_START_FUNCTIONS
-        sample = sample_indices(basis, size, generator=generator).indices
-        squares = basis.features(X, sample).square().mean()
-        s = basis.precision_diag(sample).mean()
+        sample = sample_indices(basis, size, generator=generator)
+        squares = basis.sampled(X, sample).square().mean()
+        s = basis.precision_diag(sample.indices).mean()
         prior_var = (squares * basis.n_features / s).expand_as(y)
         _, d2 = likelihood.expected_derivatives(y, self.offset.expand_as(y), prior_var)
         precision = s + n * squares * -d2.mean(0)  # (c,)
@@ -232,7 +250,7 @@ class LikelihoodState(SolverState):
         if k:
             std = precision.rsqrt()
             columns = self.weights[:, c:].unflatten(1, (c, k))  # a view
-            head = torch.arange(k)
+            head = torch.arange(k, device=basis.device)
             columns[head, :, head] = std
             self.column_scale[c:] = std.repeat_interleave(k)
 
@@ -245,9 +263,10 @@ class LikelihoodState(SolverState):
         """Mean-field variances at `indices`; 0 where the column is dense."""
         return (indices >= self.n_dense)[:, None] / self.precision[indices]
 
-    def q(self, column: int = 0) -> WeightGaussian:
-        """Return the Gaussian over the weights of one latent function; O(m k)."""
+    def q(self, column: int = 0, first: int | None = None) -> WeightGaussian:
+        """Return the Gaussian over the first weights of one latent function; O(m k)."""
         c, k = self.n_latent, self.n_dense
-        columns = self.weights[:, c + column * k : c + (column + 1) * k]
-        tail = self.precision[k:, column].rsqrt()
-        return WeightGaussian(self.weights[:, column].clone(), columns.clone(), tail)
+        weights = self.weights[:first]
+        columns = weights[:, c + column * k : c + (column + 1) * k]
+        tail = self.precision[k:first, column].rsqrt()
+        return WeightGaussian(weights[:, column].clone(), columns.clone(), tail)

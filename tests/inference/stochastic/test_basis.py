@@ -124,6 +124,26 @@ def test_weights_are_inverse_inclusion_probabilities(n_draws):
     torch.testing.assert_close(expected, torch.ones(basis.n_features))
 
 
+def test_sums_over_the_units_that_are_drawn_from_are_sums_over_all():
+    """The others' terms are 0: their weights are."""
+    basis = make_problem("fourier").basis  # blocks of 4, 4 and 2
+    terms = torch.arange(1.0, 11.0)
+    terms[8:] = 0
+    samples = [index_set(basis, torch.tensor([unit]), 2) for unit in range(2)]
+    found = [sample.weight * float(terms[sample.indices].sum()) for sample in samples]
+    assert np.mean(found) == float(terms.sum())
+
+
+def test_first_blocks_with_their_share_of_the_precision_have_the_prior_of_all():
+    problem = make_problem("fourier", n_features=4000, block_size=100)
+    sample = index_set(problem.basis, torch.arange(10), 10)
+    Phi = problem.basis.sampled(problem.X, sample)
+    K = gram(KERNEL, problem.X)
+    assert sample.share == 0.5
+    torch.testing.assert_close(Phi @ Phi.T / sample.share, K, atol=0.1, rtol=0)
+    torch.testing.assert_close((Phi.square().sum(1) / sample.share), K.diagonal())
+
+
 def test_sample_of_more_than_all_is_everything(generator):
     basis = make_problem("fourier").basis
     sample = sample_indices(basis, 10**9, generator=generator)

@@ -160,7 +160,7 @@ def low_rank(problem, kind="features", **options):
     if kind == "projected":
         options["weights"] = projection_weights(problem.basis.kernel, problem.X[:3], problem.X)
     factor = make(problem.basis, problem.X[:3])
-    B = factor(everything(problem.basis).indices)
+    B = factor(everything(problem.basis))
     return LowRankControlVariate(factor, B @ problem.mu[:, None], **options), B
 
 
@@ -194,7 +194,7 @@ def test_correction_is_eq_3_and_has_expectation_zero(name, kind):
 
 def test_nystrom_factor_reproduces_the_precision_at_its_own_points():
     problem = make_problem("inducing")
-    B = nystrom_factor(problem.basis, problem.basis.Z)(everything(problem.basis).indices)
+    B = nystrom_factor(problem.basis, problem.basis.Z)(everything(problem.basis))
     np.testing.assert_allclose((B.T @ B).numpy(), problem.dense()[1], atol=1e-6)
 
 
@@ -232,34 +232,14 @@ def test_mean_loss_with_every_control_variate_is_unbiased_by_z_test(name, genera
     assert z_score(draws, exact_mean_loss(problem)) < 4
 
 
-@pytest.mark.parametrize("memory_budget", [0, 200, 10**6])
-def test_kept_columns_are_those_of_the_factor_and_not_made_again(memory_budget, generator):
-    problem, calls = make_problem("fourier"), []
-    factor = support_features(problem.basis, problem.X[:3])
-    cv = LowRankControlVariate(
-        lambda indices: calls.append(indices) or factor(indices),
-        torch.zeros(3, 1),
-        memory_budget=memory_budget,
-    )
-    B = factor(everything(problem.basis).indices)
-    for _ in range(10):
-        sample = sample_indices(problem.basis, 8, generator=generator)
-        assert_same(cv.columns(sample).numpy(), B[:, sample.indices].numpy())
-    cv.columns(everything(problem.basis))
-    n_calls = len(calls)
-    cv.columns(everything(problem.basis))
-    # 200 bytes keep two of the blocks of 4, 4 and 2 functions at three rows: 96, 96 and 48 bytes.
-    assert len(calls) - n_calls == {0: 1, 200: 1, 10**6: 0}[memory_budget]
-
-
 def test_features_of_the_control_variate_stay_at_the_initial_theta():
     problem = make_problem("fourier")
     theta = torch.tensor(problem.basis.kernel.theta)
     factor = support_features(problem.basis, problem.X[:3], theta)
-    indices = everything(problem.basis).indices
-    before = factor(indices)
+    whole = everything(problem.basis)
+    before = factor(whole)
     theta += 1.0
-    assert_same(factor(indices), before)
+    assert_same(factor(whole), before)
 
 
 def variance_by_rank(problem, ranks, *, dense, projected=False, repetitions=150):
@@ -282,7 +262,9 @@ def variance_by_rank(problem, ranks, *, dense, projected=False, repetitions=150)
             if rank:
                 # The gradient of the expectation is dense, a constant that `dense` leaves out.
                 sums = (0 if dense else 1) * B[:rank] @ mu[:, None]
-                cv = LowRankControlVariate(lambda k, r=rank: B[:r][:, k], sums, weights=A[rank])
+                cv = LowRankControlVariate(
+                    lambda k, r=rank: B[:r][:, k.indices], sums, weights=A[rank]
+                )
                 parts = cv.columns(i), cv.columns(j)
                 estimate = plain + cv.estimate(i, j, *parts, V_i, V_j, n / rank / NOISE)
             values.append(float(estimate.value))

@@ -11,9 +11,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
 from skgp.inference import defaults as constants
-from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, everything
+from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, everything, index_set
 from skgp.inference.stochastic.engine import NonFiniteStepError, SGDOptions
-from skgp.inference.stochastic.estimators import nystrom_factor, support_features
+from skgp.inference.stochastic.estimators import (
+    nystrom_factor,
+    sample_design,
+    support_features,
+)
 from skgp.inference.stochastic.gaussian import SGDSolver, Side, validation_rule
 from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures, gram
@@ -115,7 +119,8 @@ def test_fit_without_support_rows_improves():
 def test_diagonal_covariance_is_proposition_1():
     X, y = sine_data()
     basis = fourier_basis()
-    fit = Fit(basis, X, y, batch_size=len(y), max_iter=60)  # every function met with every row
+    # every function met with every row
+    fit = Fit(basis, X, y, batch_size=len(y), basis_batch_size=40, max_iter=10)
     Phi, S = dense(basis, X)
     expected = np.sqrt(NOISE / ((Phi**2).sum(0) + NOISE * np.diag(S)))
     np.testing.assert_allclose(fit.q.factor().diagonal().numpy(), expected, rtol=1e-8)
@@ -185,8 +190,12 @@ def test_chevron_keeps_its_pattern_and_its_running_sums(kind):
 
 
 def assert_running_sums(state, basis):
-    whole, X, theta = everything(basis).indices, state.X_support, state.initial_theta
-    B = support_features(basis, X, theta)(whole)
+    whole, X = everything(basis), state.X_support
+    B = support_features(basis, X, state.theta)(whole)
+    if state.unit_theta is not None:  # each unit at hyper-parameters of its own
+        units = [index_set(basis, torch.tensor([unit])) for unit in range(basis.n_units)]
+        pairs = zip(units, state.unit_theta, strict=True)
+        B = torch.cat([basis.sampled(X, unit, theta) for unit, theta in pairs], 1)
     np.testing.assert_allclose(state.sums.numpy(), (B @ state.weights).numpy(), atol=1e-10)
     if len(state.precision_sums):
         expected = nystrom_factor(basis, X)(whole) @ state.weights
@@ -325,10 +334,12 @@ def exact_gradient(problem, state):
 
 def test_hyper_gradient_over_all_samples_is_that_of_the_exact_objective():
     problem, solver = start()
+    theta = solver.hyper.theta
     samples, found = all_samples(problem.basis, 2), []
     for rows, i, j in product(all_rows(problem.n, 3), samples, samples):
         sides = [Side(k, solver.state.weights[k.indices], None, None) for k in (i, j)]
-        slopes = solver.hyper_slopes(problem.X[rows], problem.y[rows], *sides, torch.zeros(3))
+        design = sample_design(problem.basis, problem.X[rows], i, j, n=problem.n, theta=theta)
+        slopes = solver.hyper_slopes(design, problem.y[rows], *sides, torch.zeros(3))
         found.append(np.append(*slopes))
     np.testing.assert_allclose(np.mean(found, 0), exact_gradient(problem, solver.state), rtol=1e-9)
 
@@ -340,7 +351,11 @@ def test_hyper_gradient_of_an_iteration_is_unbiased():
     for _ in range(300):
         X, y = solver.draw_rows()
         i, j = solver.draw_side(), solver.draw_side()
-        found.append(np.append(*solver.hyper_slopes(X, y, i, j, solver.correct(i, j).value)))
+        design = sample_design(
+            problem.basis, X, i.sample, j.sample, n=problem.n, theta=solver.hyper.theta
+        )
+        correction = solver.correct(i, j).value
+        found.append(np.append(*solver.hyper_slopes(design, y, i, j, correction)))
     assert z_score(found, exact_gradient(problem, solver.state)) < 4
 
 
@@ -352,7 +367,8 @@ def test_complexity_of_the_support_rows_is_the_log_determinant():
     generator = torch.Generator()
     state = SGDState.start(X, y, basis, NOISE, n_support=30, generator=generator)
     options = SGDOptions(learn_hyperparameters=True)
-    slopes = SGDSolver(X, y, basis, state, options, generator).support_complexity()
+    *slopes, resolved = SGDSolver(X, y, basis, state, options, generator).support_complexity()
+    assert resolved
 
     def half_log_det(parameters):
         K = gram(kernel, state.X_support, theta=torch.as_tensor(parameters[:2]))
@@ -404,6 +420,34 @@ def test_hyperparameters_end_near_the_truth():
     x = torch.linspace(-2.8, 2.8, 50, dtype=torch.float64)[:, None]
     error = fit.posterior.mean(x) - (3 * x[:, 0]).sin()
     assert float(error.square().mean().sqrt()) < 0.1
+
+
+def test_running_sums_follow_hyperparameters_unit_by_unit():
+    X, y = sine_data()
+    basis = fourier_basis(m=80)
+    options = dict(learn_hyperparameters=True, hyper_learning_rate=0.02, n_dense=3, max_iter=160)
+    state = Fit(basis, X, y, basis_batch_size=20, **options).state
+    assert state.unit_theta.unique(dim=0).shape[0] > 2
+    assert_running_sums(state, basis)
+    again = Fit(basis, X, y, state=state, **{**options, "max_iter": 5}).state
+    assert_running_sums(again, basis)
+    options = dict(learn_hyperparameters=False, max_iter=5)
+    assert_running_sums(Fit(basis, X, y, state=again, **options).state, basis)
+
+
+def test_functions_join_those_drawn_from_until_half_of_the_iterations():
+    X, y = sine_data()
+    basis = fourier_basis(m=400)  # 40 units, of which 4 are drawn an iteration
+    state = Fit(basis, X, y, basis_batch_size=20, max_iter=100).state
+    assert state.n_drawn_units == 5  # 2 samples x 2 units x 50 iterations / 40 visits
+    drawn = index_set(basis, torch.arange(5)).indices
+    weights = state.weights.clone()
+    assert (weights[drawn] != 0).any(1).all()
+    weights[drawn] = 0
+    assert not weights.any()
+    Fit(basis, X, y, basis_batch_size=20, max_iter=10, state=state)
+    assert state.n_drawn_units == 5
+    assert Fit(fourier_basis(), X, y).state.n_drawn_units == 4
 
 
 # Early stopping -----------------------------------------------------------------------------------

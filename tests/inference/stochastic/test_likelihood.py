@@ -388,6 +388,7 @@ def test_precision_is_a_running_mean_of_the_fixed_point(bound):
     basis = fourier_basis(block_size=2)
     options = dict(bound=bound, max_iter=1, learning_rate=1e-12, basis_batch_size=10)
     state = Fit(basis, X, y, **options).state
+    state.n_drawn_units = None  # all may be drawn now
     before, visits = state.precision[:, 0].numpy().copy(), state.visits.numpy().copy()
     Fit(basis, X, y, state=state, seed=1, **options)
     i = np.flatnonzero(state.visits.numpy() > visits)

@@ -1,9 +1,9 @@
 """Milliseconds an iteration of the stochastic solver, against n and m from 1e4 to 1e7.
 
-Run with ``pytest tests/benchmarks/bench_sgd.py -m benchmark -s``. The rows lie in a memory map in
-pytest's temporary folder (360 MB for n = 1e7). Nothing is kept between iterations
-(``SUPPORT_BYTES = 0``): a cache would make small m cheaper than large. One thread: with more, a
-neighbour on the machine slows some sizes and not others.
+Run with ``pytest tests/benchmarks/bench_sgd_cost.py -m benchmark -s``. The rows lie in a memory map
+in pytest's temporary folder (360 MB for n = 1e7). One thread: with more, a neighbour on the machine
+slows some sizes and not others. Theorem 3 is in ``bench_theorem3.py``. Predictions, which cost O(m)
+a row, are timed for 1000 rows.
 """
 
 import time
@@ -13,21 +13,16 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference import defaults
-from skgp.inference.stochastic.basis import FourierBasis, InducingBasis
+from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, SpectralColumns
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.stochastic.gaussian import SGDSolver
 from skgp.inference.stochastic.state import SGDState
+from skgp.inference.weights.posterior import LinearWeightsPosterior, WeightGaussian
 from skgp.kernels import FourierFeatures
 
 pytestmark = pytest.mark.benchmark
 D, NOISE, ROUNDS, ITERATIONS = 8, 0.01, 12, 6
 SIZES = (10**4, 10**5, 10**6, 10**7)
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    monkeypatch.setattr(defaults, "SUPPORT_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -86,13 +81,21 @@ def flatness(title, run):
     return ratio
 
 
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("optimizer", ["adagrad", "nystrom"])
-def test_bench_iteration_is_flat_in_m(rows, optimizer):
+def test_bench_iteration_is_flat_in_m(rows, optimizer, learns):
     X, y = (a[:100_000] for a in rows)
-    ratio = flatness(
-        f"against m, {optimizer}", lambda m: iteration_ms(X, y, fourier(m), optimizer=optimizer)
-    )
-    assert ratio < 1.3
+    options = dict(optimizer=optimizer, learn_hyperparameters=learns)
+    title = f"against m, {optimizer}{', empirical Bayes' if learns else ''}"
+    assert flatness(title, lambda m: iteration_ms(X, y, fourier(m), **options)) < 1.3
+
+
+@pytest.mark.parametrize("m", SIZES[:3])
+def test_bench_prediction_of_1000_rows(benchmark, rows, m):
+    X = torch.as_tensor(rows[0][:1000])
+    q = WeightGaussian.diagonal(torch.zeros(m), torch.ones(m))
+    posterior = LinearWeightsPosterior.from_gaussian(SpectralColumns(fourier(m).fourier), q)
+    benchmark.pedantic(lambda: posterior.mean_and_variance(X.double()), rounds=1, iterations=1)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "nystrom"])
