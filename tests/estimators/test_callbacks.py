@@ -25,7 +25,8 @@ class Counter(CallbackSupportMixin, BaseEstimator):
         self.verbose = verbose
         self.action = action
 
-    _n_threads = None
+    _n_threads = memory_budget = None
+    device = "cpu"
     _n_stages = 2
 
     @fit_context(prefer_skip_nested_validation=True)
