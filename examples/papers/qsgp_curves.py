@@ -36,7 +36,7 @@ from _runs import Results, Row, some_rows
 from qsgp import data_path, peak_gigabytes, split_masks
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-#: Of an iteration, and the learning rate, which held-out training rows chose at m = 1e5 and 1e6.
+#: Of an iteration, and the learning rate: the paper's batches, and rates that were hardly tuned.
 SETTINGS: dict[str, dict[str, Any]] = {
     "kin40k": dict(batch_size=500, basis_batch_size=10_000, n_support=500, learning_rate=0.1),
     "mnist": dict(batch_size=400, basis_batch_size=20_000, n_support=200, learning_rate=0.1),

@@ -139,7 +139,8 @@ HYPER_RATE = 0.01
 HYPER_REACH = 10.0
 # Iterations that a gradient of the complexity serves: theta moves by 1% in each.
 COMPLEXITY_EVERY = 10
-# Visits that a sampling unit has had on average before others are added to those drawn from.
+# Visits that a sampling unit has had on average before others are added to those drawn from. RMSE
+# on held-out training rows of kin40k, m = 1e6, 240 iterations: .244 with 40, .247 with 160.
 VISITS = 40
 # Iterations between two projections of the control variate while theta moves: 5% of their time.
 PROJECTED = 20

@@ -342,9 +342,8 @@ MAX_RESTARTS = 3
 """With a learning rate a tenth of the last one's."""
 
 CALIBRATION_ROWS = 300
-"""Observations held out of ten times as many or more to scale the variances of a regression: after
-35 s on kin40k the mean negative log density is -.15, .13, .22 for m = 1e4, 1e5, 1e6, without 32, 18
-and 10."""
+"""Observations held out of ten times as many or more to scale the variances of a regression, to
+within a tenth. `examples/papers/qsgp_curves.py` prints the densities without: tens of nats more."""
 
 MODERATION_ROWS = 300
 """Observations held out to decide about moderation; more would take long to predict with 1e6
