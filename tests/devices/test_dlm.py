@@ -39,7 +39,9 @@ def name(case):
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_routes_are_those_of_the_cpu(case, device):
-    check(case, device)
+    # Degrees of freedom that two steps of a search leave far from their optimum magnify rounding.
+    searched = "student_t" in str(case) and "optimizer=None" not in str(case)
+    check(case, device, **({"tolerance": 1e-5} if searched else {}))
 
 
 @pytest.mark.parametrize("case", STOCHASTIC, ids=name)

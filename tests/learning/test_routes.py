@@ -73,8 +73,17 @@ def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch)
 def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
     monkeypatch.setattr(qsgp, "compare_routes", None)
     monkeypatch.setattr(routes, "LOW_RANK", 1000)
-    fit = fitted(wide(), WIDE, 4.0)
+    fit = fitted(wide(), WIDE, 40.0)
     assert fit.plan.basis == "inducing" and "numerical rank" in fit.plan.reason
+
+
+def test_a_low_rank_leaves_nothing_that_observations_tell_from_noise():
+    """The mean of what it leaves is small where it leaves 40 times the noise of a direction."""
+    X = torch.tensor(np.random.default_rng(0).uniform(-2, 2, (3000, 4)))
+    kernel, noise = 37.0**2 * RBF([5.6, 24.0, 12.0, 4e4]), 4.4e-3
+    factor = routes._low_rank(kernel, X, noise, torch.Generator().manual_seed(0)).factor.numpy()
+    left = kernel(X.numpy()) - factor @ factor.T
+    assert np.linalg.eigvalsh(left)[-1] < 0.2 * noise
 
 
 @pytest.mark.parametrize("affordable", [True, False])

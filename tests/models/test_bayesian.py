@@ -221,10 +221,9 @@ def test_unknown_options_are_refused():
 
 
 def test_factorisations_are_the_default_up_to_ten_thousand_rows():
-    solvers = [resolve_plan("auto", "auto", n, 1e10).solver for n in (100, 9000, 10_001)]
+    solvers = [resolve_plan("auto", "auto", n).solver for n in (100, 9000, 10_001)]
     assert solvers == ["cholesky", "cholesky", "cg"]
-    assert resolve_plan("auto", "auto", 9000, 1e9).solver == "cg"  # memory decides
-    assert resolve_plan("auto", "auto", 9000, 4e9).sampler == "importance"
+    assert resolve_plan("auto", "auto", 9000).sampler == "importance"
 
 
 def pilot(mean, var, noise=0.0):

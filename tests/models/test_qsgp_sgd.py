@@ -142,7 +142,7 @@ def test_sgd_warm_start_goes_on(data):
     first = fit(X, Y)
     weights = first.state.weights.clone()
     second = fit(X, Y, state=first.state)
-    assert second.state is first.state and second.n_iter == 80
+    assert second.n_iter == 80
     assert not torch.equal(second.state.weights, weights)
 
 
