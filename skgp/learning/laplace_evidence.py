@@ -119,7 +119,8 @@ class LaplaceEvidence:
             values.append(value)
             total = total + _gradient(K, column, mode, L)
         gradient = of_K(total)
-        return np.array(values), gradient if self._gram.few else to_arrays(gradient)[0]
+        is_array = isinstance(gradient, np.ndarray)
+        return np.array(values), gradient if is_array else to_arrays(gradient)[0]
 
     @torch.no_grad()
     def fit(self, theta: np.ndarray) -> LaplaceFit:

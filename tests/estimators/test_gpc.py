@@ -104,6 +104,22 @@ def test_several_classes_are_those_of_scikit_learn(multi_class):
         )
 
 
+@pytest.mark.parametrize(("n", "d"), [(150, 2), (151, 2), (160, 1), (151, 9), (320, 2)])
+@pytest.mark.parametrize("noise", [None, WhiteKernel(0.2)])
+def test_any_number_of_rows_and_columns_has_the_evidence_of_scikit_learn(n, d, noise):
+    inputs = np.random.default_rng(n).standard_normal((n, d))
+    kernel = 1.0 * RBF() if noise is None else 1.0 * RBF() + noise
+    labels = inputs[:, 0] + 0.5 * np.sin(9 * inputs[:, -1]) > 0
+    model = GaussianProcessClassifier(kernel).fit(inputs, labels)
+    theirs = Original(kernel, optimizer=None).fit(inputs, labels)
+    for mine, other in zip(
+        model.log_marginal_likelihood(kernel.theta, eval_gradient=True),
+        theirs.log_marginal_likelihood(kernel.theta, eval_gradient=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-4)
+
+
 def test_strings_are_compared_by_their_kernel():
     words, y = ["A", "AB", "B", "ABC", "AAB"], np.array([0, 1, 1, 1, 0])
     model = GaussianProcessClassifier(MiniSeqKernel(0.5, "fixed")).fit(words, y)
