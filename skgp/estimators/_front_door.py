@@ -36,6 +36,11 @@ def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
         return f"y has {y.shape[1]} targets, which share a kernel"
     if getattr(estimator, "multi_class", None) == "one_vs_one" and estimator.n_classes_ > 2:
         return "multi_class='one_vs_one'"
+    if hasattr(estimator, "multi_class"):
+        if kernel is not None and split_noise(kernel)[1] is not None:
+            return f"kernel={kernel} contains a WhiteKernel"
+    elif np.ndim(estimator.alpha) and np.ptp(estimator.alpha) != 0:
+        return "alpha differs from row to row, for which other estimators have sample_weight"
     return None
 
 
@@ -84,39 +89,33 @@ def _by_size(
     return "qsgp", f"{why}, and X has {d} columns"
 
 
-def noise_of_alpha(alpha: float | np.ndarray, scale: float) -> float | None:
-    """Noise variance that `alpha` stands for; None where it only makes matrices invertible.
+def noise_of_alpha(alpha: float, scale: float) -> float:
+    """Noise variance that `alpha` stands for; 0 where it only makes matrices invertible.
 
     That is a number below the least noise that default kernels allow, for targets of standard
     deviation `scale`.
     """
-    if np.ndim(alpha) == 0 and float(alpha) <= NOISE_BOUNDS[0] * scale**2:
-        return None
-    return float(np.mean(alpha))
+    return 0.0 if alpha <= NOISE_BOUNDS[0] * scale**2 else alpha
 
 
-def regressor_of(
-    estimator: Any, y: np.ndarray, alpha: float | np.ndarray
-) -> tuple[Any, np.ndarray | None, bool]:
-    """The estimator of ``method_``, sample weights, and whether the noise is `alpha` alone.
+def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, float]:
+    """The estimator of ``method_``, and which part of its noise is `alpha`; y (n,) the targets.
 
-    y (n,) are the targets. Row i has the noise variance `noise / weight[i]`.
+    Its noise is the sum of `alpha` and of the kernel's WhiteKernel, within bounds moved likewise.
     """
     kernel = None if estimator.kernel is None else clone(estimator.kernel)
     scale = 1.0 if estimator.normalize_y else float(np.std(y))
-    noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else None
-    weight, of_alpha = None, False
-    if noise is not None:
+    noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else 0.0
+    if noise:
         kernel = ConstantKernel() * RBF() if kernel is None else kernel
-        if split_noise(kernel)[1] is None:
-            kernel, of_alpha = kernel + WhiteKernel(noise, "fixed"), True
-        if np.ndim(alpha):
-            if not np.all(np.asarray(alpha) > 0):
-                raise ValueError(
-                    f"alpha must be positive for method={estimator.method_!r}, which divides by "
-                    f"it; its least is {np.min(alpha):g}. Set method='exact'."
-                )
-            weight = noise / np.asarray(alpha, dtype=float)
+        white = split_noise(kernel)[1]
+        if white is None:
+            kernel = kernel + WhiteKernel(noise, "fixed")
+        else:
+            bounds = white.noise_level_bounds
+            white.noise_level += noise
+            if not isinstance(bounds, str):
+                white.noise_level_bounds = np.asarray(bounds, dtype=float) + noise
     shared = dict(
         kernel=kernel,
         likelihood=estimator.likelihood,
@@ -126,15 +125,15 @@ def regressor_of(
     if estimator.method_ == "qsgp":
         from skgp.estimators._qsgp import QSGPRegressor
 
-        return QSGPRegressor(**shared), weight, of_alpha
+        return QSGPRegressor(**shared), noise
     if estimator.method_ == "state_space":
         from skgp.estimators._state_space import StateSpaceGPRegressor
 
-        return StateSpaceGPRegressor(**shared), weight, of_alpha
+        return StateSpaceGPRegressor(**shared), noise
     from skgp.estimators._swsgp import SWSGPRegressor
 
     method = "kriging" if estimator.likelihood == "gaussian" else "variational"
-    return SWSGPRegressor(method=method, **shared), weight, of_alpha
+    return SWSGPRegressor(method=method, **shared), noise
 
 
 def classifier_of(estimator: Any) -> Any:

@@ -55,9 +55,9 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     method : {"auto", "exact", "qsgp", "neighbors", "state_space"}, default="auto"
         "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPClassifier`, "neighbors"
         `SWSGPClassifier`, "state_space" `StateSpaceGPClassifier`. "auto" is "exact" up to 2000 rows
-        and where no other can be (a callable `optimizer`, a kernel that has to be called,
-        "one_vs_one"), then "state_space" for one column, "neighbors" for up to three and "qsgp" for
-        more.
+        and where no other can be (a callable `optimizer`, a kernel that has to be called or has a
+        WhiteKernel, "one_vs_one"), then "state_space" for one column, "neighbors" for up to three
+        and "qsgp" for more.
     likelihood : {"logit", "probit"}, default="logit"
         The sigmoid that makes probabilities of the latent function.
     random_state : int, RandomState instance or None, default=None

@@ -45,7 +45,8 @@ class GaussianProcessRegressor(
         methods. Any scikit-learn kernel is exact: those that skgp does not know are called.
     alpha : float or ndarray of shape (n,), default=1e-10
         Added to the diagonal of the covariance: a noise variance of all or of each observation
-        (of the scaled targets with `normalize_y`), which predictions leave out.
+        (of the scaled targets with `normalize_y`), which predictions leave out. One that differs
+        from row to row is "exact" alone; other estimators have ``sample_weight`` in its place.
     optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
         None keeps the kernel's hyper-parameters. A callable is
         ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
@@ -63,8 +64,8 @@ class GaussianProcessRegressor(
         `SWSGPRegressor`, by kriging where noise is Gaussian, "state_space"
         `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is "exact" up to
         2000 rows and where no other can be (several targets, a callable `optimizer`, a kernel that
-        has to be called), then "state_space" for one column, "neighbors" for up to three and "qsgp"
-        for more.
+        has to be called, an `alpha` that differs from row to row), then "state_space" for one
+        column, "neighbors" for up to three and "qsgp" for more.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
@@ -209,7 +210,7 @@ class GaussianProcessRegressor(
                     "or give as many columns of y."
                 )
             alpha = self._checked_alpha(y)
-            for name in ("X_train_", "y_train_", "L_", "alpha_", "estimator_", "_noise_is_alpha"):
+            for name in ("X_train_", "y_train_", "L_", "alpha_", "estimator_", "_alpha"):
                 self.__dict__.pop(name, None)
             self.method_, self.reason_ = choose_method(self, X, y)
             if self.method_ == "exact":
@@ -259,7 +260,7 @@ class GaussianProcessRegressor(
                 f"{error}"
             ) from error
         self.alpha_ = weights.reshape(y.shape)
-        self.kernel_ = kernel
+        self.kernel_, self._alpha = kernel, alpha if np.ndim(alpha) == 0 else 0.0
 
     def _standardised(self, y: np.ndarray) -> np.ndarray:
         """Set mean and scale of y (n,) or (n, t), each () or (t,), and return what is scaled."""
@@ -274,10 +275,10 @@ class GaussianProcessRegressor(
     def _fit_estimator(
         self, X: np.ndarray, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
-        estimator, weight, self._noise_is_alpha = regressor_of(self, y, alpha)
+        estimator, self._alpha = regressor_of(self, y, float(alpha))
         context = session.context.subcontext(task_name=self.method_)
         with context.propagate_callback_context(estimator):
-            estimator.fit(X, y, sample_weight=weight)
+            estimator.fit(X, y)
         self.estimator_, self.kernel_ = estimator, estimator.kernel_
         self._y_train_mean, self._y_train_std = estimator.y_mean_, estimator.y_scale_
         self.__dict__.pop("log_marginal_likelihood_value_", None)

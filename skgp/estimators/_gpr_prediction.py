@@ -43,7 +43,7 @@ class RegressorPredictions:
     log_marginal_likelihood_value_: float
     _y_train_mean: np.ndarray
     _y_train_std: np.ndarray
-    _noise_is_alpha: bool
+    _alpha: float  # the noise that predictions leave out, of scaled targets
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
         """Predict at each row of X, by the prior before `fit`.
@@ -109,10 +109,10 @@ class RegressorPredictions:
 
     def _predict_by_estimator(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
         found = self.estimator_.predict(X, return_std=return_std, return_cov=return_cov)
-        if not (return_std or return_cov) or not self._noise_is_alpha:
+        if not (return_std or return_cov) or not self._alpha:
             return found
         mean, spread = found
-        noise = self.estimator_.noise_variance_
+        noise = self._alpha * np.square(self._y_train_std)
         if return_cov:
             return mean, spread - noise * np.eye(len(spread))
         return mean, np.sqrt(np.maximum(spread**2 - noise, 0.0))
@@ -130,7 +130,7 @@ class RegressorPredictions:
         -------
         ndarray of shape (p, n_samples) or (p, t, n_samples)
         """
-        if getattr(self, "method_", "exact") != "exact" and not self._noise_is_alpha:
+        if getattr(self, "method_", "exact") != "exact" and not self._alpha:
             return self.estimator_.sample_y(validated(self, X), n_samples, random_state)
         rng = check_random_state(random_state)
         mean, cov = self.predict(X, return_cov=True)
@@ -171,8 +171,7 @@ class RegressorPredictions:
         check_is_fitted(self, "kernel_")
         if self.method_ != "exact":
             return self.estimator_.noise_variance_
-        alpha = float(self.alpha) if np.size(self.alpha) == 1 else 0.0
-        return (self._white() + alpha) * np.square(self._y_train_std)
+        return (self._white() + self._alpha) * np.square(self._y_train_std)
 
     def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, noise included."""
@@ -302,7 +301,7 @@ class RegressorPredictions:
                 "alpha must be a scalar or an array with same number of entries as y. "
                 f"({self.alpha.shape[0]} != {y.shape[0]})"
             )
-        return float(self.alpha[0]) if self.alpha.shape == (1,) else self.alpha
+        return float(self.alpha[0]) if np.ptp(self.alpha) == 0 else self.alpha
 
 
 def _of_targets(spread: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -147,6 +147,7 @@ def test_the_probit_link_is_that_of_its_own_likelihood():
         (X, {}, "neighbors", "X has no more than 3 columns"),
         (np.tile(X, 3), {}, "qsgp", "X has 6 columns"),
         (X, {"kernel": PairwiseKernel()}, "exact", "evaluated by calling it"),
+        (X, {"kernel": KERNELS["noise"]}, "exact", "contains a WhiteKernel"),
         (X[:20], {}, "exact", "20 rows are no more than 20"),
     ],
 )

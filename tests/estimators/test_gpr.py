@@ -241,9 +241,14 @@ def test_another_method_is_its_estimator(method, cls, options):
         np.testing.assert_array_equal(call(model), call(direct))
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_alpha_is_the_noise_of_another_method_and_left_out_of_its_predictions(alpha):
-    params = dict(kernel=1.0 * Matern(nu=1.5), alpha=ALPHAS[alpha], optimizer=None)
+@pytest.mark.parametrize("alpha", [0.1, np.full(40, 0.1)], ids=["number", "constant array"])
+@pytest.mark.parametrize("noise", [None, WhiteKernel(0.1, "fixed"), WhiteKernel(0.1)])
+@pytest.mark.parametrize("normalize_y", [False, True])
+def test_alpha_is_noise_of_another_method_and_left_out_of_its_predictions(
+    alpha, noise, normalize_y
+):
+    kernel = 1.0 * Matern(nu=1.5) if noise is None else noise + 1.0 * Matern(nu=1.5)
+    params = dict(kernel=kernel, alpha=alpha, optimizer=None, normalize_y=normalize_y)
     exact = GaussianProcessRegressor(method="exact", **params).fit(SERIES, Y)
     other = GaussianProcessRegressor(method="state_space", **params).fit(SERIES, Y)
     for asked in ({"return_std": True}, {"return_cov": True}):
@@ -251,7 +256,33 @@ def test_alpha_is_the_noise_of_another_method_and_left_out_of_its_predictions(al
             other.predict(SERIES[:6], **asked), exact.predict(SERIES[:6], **asked), strict=True
         ):
             np.testing.assert_allclose(mine, expected, atol=1e-6)
+    assert other.noise_variance_ == pytest.approx(exact.noise_variance_)
     assert other.sample_y(SERIES[:3], 4).shape == (3, 4)
+
+
+@pytest.mark.parametrize("alpha", [0.02, 2.0])
+@pytest.mark.parametrize("method", ["qsgp", "neighbors", "state_space"])
+def test_noise_is_learned_beside_alpha(method, alpha):
+    kernel = 1.0 * Matern(nu=1.5) + WhiteKernel(0.1)
+    exact, other = (
+        GaussianProcessRegressor(kernel, alpha=alpha, method=taken, random_state=0).fit(SERIES, Y)
+        for taken in ("exact", method)
+    )
+    assert other.noise_variance_ == pytest.approx(exact.noise_variance_, rel=0.01)
+    for mine, expected in zip(
+        other.predict(SERIES[:6], True), exact.predict(SERIES[:6], True), strict=True
+    ):
+        np.testing.assert_allclose(mine, expected, rtol=0.02, atol=0.01)
+
+
+def test_an_alpha_that_differs_from_row_to_row_is_exact(few_exact):
+    kernel = 1.0 * Matern(nu=1.5) + WhiteKernel(0.1)
+    model = GaussianProcessRegressor(kernel, alpha=ALPHAS["array"]).fit(SERIES, Y)
+    theirs = Original(kernel, alpha=ALPHAS["array"]).fit(SERIES, Y)
+    assert model.method_ == "exact" and "alpha differs from row to row" in model.reason_
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        theirs.log_marginal_likelihood_value_, abs=1e-4
+    )
 
 
 def test_a_refit_by_another_method_leaves_nothing_behind():
@@ -271,7 +302,7 @@ def test_a_refit_by_another_method_leaves_nothing_behind():
         ({"method": "qsgp", "kernel": PairwiseKernel()}, Y, "by calling it. Set method='exact'"),
         ({"method": "qsgp", "likelihood": "poisson"}, Y, "'laplace'.; got likelihood='poisson'"),
         ({"method": "exact", "likelihood": "poisson"}, Y, "likelihood='poisson' needs another"),
-        ({"method": "neighbors", "alpha": np.zeros(40) + 0.1 * (X[:, 0] > 0)}, Y, "alpha must be"),
+        ({"method": "neighbors", "alpha": ALPHAS["array"]}, Y, "sample_weight. Set method='exact'"),
     ],
 )
 def test_what_cannot_be_is_refused(params, y, message):
