@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.callback import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.utils import check_consistent_length
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
@@ -305,6 +306,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         if self.method_ != "exact":
             return self.base_estimator_.log_predictive_density(validated(self, X), y)
         proba = self.predict_proba(X)
+        check_consistent_length(proba, y)
         codes = encode(np.asarray(y), self.classes_)
         return np.log(proba[np.arange(len(codes)), codes])
 

@@ -101,8 +101,8 @@ class GaussianProcessRegressor(
     estimator_ : estimator
         That of any other method.
     noise_variance_ : float
-        Of the observations, in squared units of y: that of a WhiteKernel summand, and of any
-        `alpha` for all. Not of several targets.
+        Of the observations, in squared units of y: that of WhiteKernel summands, and of any
+        `alpha` for all. Not where a WhiteKernel is multiplied by another kernel than a constant.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from scipy.stats import norm
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Kernel,
+    Product,
+    Sum,
+    WhiteKernel,
+)
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -19,8 +26,7 @@ from skgp.estimators._parameters import warn_caller
 from skgp.estimators._validation import check_joint_memory
 from skgp.inference.dense import covariance, variance
 from skgp.kernels.defaults import CALLED_PAIRS
-from skgp.kernels.expression import split_noise
-from skgp.kernels.training import can_evaluate, cross_gram, training_gram
+from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning
 
@@ -157,13 +163,14 @@ class RegressorPredictions:
         check_is_fitted(self, "kernel_")
         if self.method_ != "exact":
             return self.estimator_.latent_mean_and_variance(validated(self, X))
+        white = white_variance(self.kernel_)
+        if white is None:
+            raise ValueError(
+                f"kernel={self.kernel_} does not tell its noise from f; write it as a sum of f and "
+                "WhiteKernel(noise_level)."
+            )
         mean, std = self.predict(X, return_std=True)
-        return mean, np.maximum(std**2 - self._white() * np.square(self._y_train_std), 0.0)
-
-    def _white(self) -> float:
-        """Noise variance of the kernel, of scaled targets."""
-        white = split_noise(self.kernel_)[1] if can_evaluate(self.kernel_) else None
-        return 0.0 if white is None else float(white.noise_level)
+        return mean, np.maximum(std**2 - white * np.square(self._y_train_std), 0.0)
 
     @property
     def noise_variance_(self) -> Any:
@@ -171,12 +178,16 @@ class RegressorPredictions:
         check_is_fitted(self, "kernel_")
         if self.method_ != "exact":
             return self.estimator_.noise_variance_
-        return (self._white() + self._alpha) * np.square(self._y_train_std)
+        white = white_variance(self.kernel_)
+        if white is None:
+            raise AttributeError(f"kernel={self.kernel_} does not tell its noise from f.")
+        return (white + self._alpha) * np.square(self._y_train_std)
 
     def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, noise included."""
-        mean, var = self.latent_mean_and_variance(X)
-        return mean, np.sqrt(np.maximum(var + self.noise_variance_, np.finfo(float).tiny))
+        mean, std = self.predict(X, return_std=True)
+        var = std**2 + self._alpha * np.square(self._y_train_std)
+        return mean, np.sqrt(np.maximum(var, np.finfo(float).tiny))
 
     def predict_interval(
         self, X: ArrayLike, coverage: float = 0.95
@@ -302,6 +313,35 @@ class RegressorPredictions:
                 f"({self.alpha.shape[0]} != {y.shape[0]})"
             )
         return float(self.alpha[0]) if np.ptp(self.alpha) == 0 else self.alpha
+
+
+def white_variance(kernel: Kernel) -> float | None:
+    """Variance of the white noise of sums and of products with constants; None if unknown.
+
+    Examples
+    --------
+    >>> white_variance(RBF() + 2.0 * (WhiteKernel(0.25) + WhiteKernel(0.125)))
+    0.75
+    >>> white_variance(RBF() * WhiteKernel(0.2)) is None
+    True
+    """
+    if type(kernel) is WhiteKernel:
+        return float(kernel.noise_level)
+    parts = kernel.get_params().values()
+    if not any(isinstance(part, WhiteKernel) for part in parts):
+        return 0.0
+    if type(kernel) not in (Sum, Product):
+        return None
+    if type(kernel) is Sum:
+        first, second = white_variance(kernel.k1), white_variance(kernel.k2)
+        return None if first is None or second is None else first + second
+    constant, other = kernel.k1, kernel.k2
+    if type(other) is ConstantKernel:
+        constant, other = other, constant
+    white = white_variance(other)
+    if type(constant) is not ConstantKernel or white is None:
+        return None
+    return float(constant.constant_value) * white
 
 
 def _of_targets(spread: np.ndarray, scale: np.ndarray) -> np.ndarray:

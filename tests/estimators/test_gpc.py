@@ -196,3 +196,9 @@ def test_pickles_predict_the_same():
     model = GaussianProcessClassifier(KERNELS["ard"], optimizer=None).fit(X, THREE)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(X_NEW), model.predict_proba(X_NEW))
+
+
+def test_as_many_labels_as_rows_have_a_density():
+    model = GaussianProcessClassifier(optimizer=None).fit(X, Y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.log_predictive_density(X[:3], Y[:2])

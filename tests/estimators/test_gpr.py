@@ -181,6 +181,43 @@ def test_the_density_and_the_interval_are_of_a_new_observation():
     np.testing.assert_allclose(model.log_predictive_density(X_NEW, np.ones(7)), expected)
 
 
+def test_quantiles_have_the_alpha_of_the_fit():
+    model = GaussianProcessRegressor(1.0 * RBF(), alpha=0.05, optimizer=None).fit(X, Y)
+    quantiles = model.predict_quantiles(X_NEW, [0.1, 0.9])
+    model.set_params(alpha=2.0)
+    assert model.noise_variance_ == pytest.approx(0.05)
+    np.testing.assert_array_equal(model.predict_quantiles(X_NEW, [0.1, 0.9]), quantiles)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        RBF() + WhiteKernel(0.2) + WhiteKernel(0.1),
+        2.0 * (0.5 * RBF() + WhiteKernel(0.1)) + WhiteKernel(0.1),
+        RBF() + WhiteKernel(0.1) * ConstantKernel(3.0),
+    ],
+)
+def test_noise_is_what_white_kernels_sum_up_to(kernel):
+    model, simple = (
+        GaussianProcessRegressor(each, optimizer=None).fit(X, Y)
+        for each in (kernel, RBF() + WhiteKernel(0.3))
+    )
+    assert model.noise_variance_ == pytest.approx(0.3)
+    for call in (
+        lambda m: m.latent_mean_and_variance(X_NEW),
+        lambda m: m.predict_interval(X_NEW),
+    ):
+        np.testing.assert_allclose(call(model), call(simple), atol=1e-8)
+
+
+def test_noise_that_is_multiplied_by_a_kernel_is_not_named():
+    model = GaussianProcessRegressor(RBF() * WhiteKernel() + RBF(), optimizer=None).fit(X, Y)
+    assert not hasattr(model, "noise_variance_")
+    assert np.isfinite(model.predict_interval(X_NEW)).all()
+    with pytest.raises(ValueError, match="does not tell its noise from f; write it as a sum"):
+        model.latent_mean_and_variance(X_NEW)
+
+
 # ---- other methods
 
 SERIES = X[:, :1]
