@@ -24,11 +24,13 @@ from skgp.estimators._exact import evidence_or_infinity, validated
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import warn_caller
 from skgp.estimators._validation import check_joint_memory
+from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import covariance, variance
 from skgp.kernels.defaults import CALLED_PAIRS
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import tile_rows
 
 
 class RegressorPredictions:
@@ -93,16 +95,23 @@ class RegressorPredictions:
 
     def _posterior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
         """Mean in the units of y, and the standard deviation or covariance where asked for."""
-        K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
-        mean = self._y_train_mean + self._y_train_std * (K @ self.alpha_)
-        mean = mean[:, 0] if mean.shape[1:] == (1,) else mean
-        scale = self._y_train_std.reshape(() if mean.ndim == 1 else -1)
         if return_cov:
             check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
+            K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
+            mean, scale = self._in_units(K @ self.alpha_)
             return mean, _of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)
+        means, variances = [], []
+        size = tile_rows(8 * TILE_MATRICES * len(self.X_train_))
+        for start in range(0, len(X), size):
+            rows = X[start : start + size]
+            K = cross_gram(self.kernel_, rows, self.X_train_)
+            means.append(K @ self.alpha_)
+            if return_std:
+                variances.append(variance(self.L_, K, self.kernel_.diag(rows)))
+        mean, scale = self._in_units(np.concatenate(means))
         if not return_std:
             return mean
-        var = variance(self.L_, K, self.kernel_.diag(X))
+        var = np.concatenate(variances)
         if (var < 0).any():
             warn_caller(
                 f"{(var < 0).sum()} of {len(var)} predicted variances were negative by rounding, "
@@ -110,6 +119,12 @@ class RegressorPredictions:
                 NumericalWarning,
             )
         return mean, _of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
+
+    def _in_units(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The mean of scaled targets in the units of y, and the scale, () or (t,)."""
+        mean = self._y_train_mean + self._y_train_std * mean
+        mean = mean[:, 0] if mean.shape[1:] == (1,) else mean
+        return mean, self._y_train_std.reshape(() if mean.ndim == 1 else -1)
 
     _within_limits = within_limits(_posterior)
 

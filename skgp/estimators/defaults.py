@@ -131,5 +131,7 @@ COUPLING_ROWS, LEFT_OUT_ROWS = 100, 20_000
 EXACT_ROWS = 2000
 #: Matrices of the size of the covariance that an exact fit holds at most.
 EXACT_MATRICES = 7
+#: Matrices of new rows by training rows that an exact prediction holds at once.
+TILE_MATRICES = 4
 #: Columns up to which neighbours are taken beyond: as places on a map, they are close.
 PLACES = 3

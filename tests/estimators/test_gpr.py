@@ -23,7 +23,7 @@ from skgp import (
     StateSpaceGPRegressor,
     SWSGPRegressor,
 )
-from skgp.estimators import _front_door
+from skgp.estimators import _front_door, _gpr_prediction
 from skgp.kernels import training
 
 RNG = np.random.default_rng(0)
@@ -216,6 +216,35 @@ def test_noise_that_is_multiplied_by_a_kernel_is_not_named():
     assert np.isfinite(model.predict_interval(X_NEW)).all()
     with pytest.raises(ValueError, match="does not tell its noise from f; write it as a sum"):
         model.latent_mean_and_variance(X_NEW)
+
+
+@pytest.mark.parametrize("name", ["ard", "pairwise"])
+@pytest.mark.parametrize("y", [Y, np.column_stack([Y, 3 * Y])], ids=["one", "two"])
+def test_tiles_of_new_rows_are_predicted_alike(name, y, monkeypatch):
+    model = GaussianProcessRegressor(KERNELS[name], optimizer=None, normalize_y=True).fit(X, y)
+    many = RNG.uniform(-2, 2, (50, 2))
+    whole, mean = model.predict(many, return_std=True), model.predict(many)
+    sizes = []
+    tiles = _gpr_prediction.cross_gram
+    monkeypatch.setattr(_gpr_prediction, "tile_rows", lambda row_bytes: 7)
+    monkeypatch.setattr(
+        _gpr_prediction, "cross_gram", lambda k, A, B: sizes.append(len(A)) or tiles(k, A, B)
+    )
+    for tiled, expected in zip(model.predict(many, return_std=True), whole, strict=True):
+        np.testing.assert_allclose(tiled, expected, atol=1e-12)
+    np.testing.assert_allclose(model.predict(many), mean, atol=1e-12)
+    assert max(sizes) == 7
+
+
+def test_predictions_of_many_rows_keep_to_the_budget(monkeypatch):
+    model = GaussianProcessRegressor(KERNELS["ard"], optimizer=None).fit(X, Y)
+    many = np.tile(X, (250, 1))
+    sizes, tiles = [], _gpr_prediction.cross_gram
+    monkeypatch.setattr(
+        _gpr_prediction, "cross_gram", lambda k, A, B: sizes.append(len(A)) or tiles(k, A, B)
+    )
+    model.set_params(memory_budget=1e6).predict(many, return_std=True)
+    assert 8 * 40 * max(sizes) < 1e6 / 4
 
 
 # ---- other methods
