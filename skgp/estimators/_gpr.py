@@ -260,7 +260,7 @@ class GaussianProcessRegressor(
                 f"{error}"
             ) from error
         self.alpha_ = weights.reshape(y.shape)
-        self.kernel_, self._alpha = kernel, alpha if np.ndim(alpha) == 0 else 0.0
+        self.kernel_, self._alpha = kernel, float(alpha) if np.ndim(alpha) == 0 else 0.0
 
     def _standardised(self, y: np.ndarray) -> np.ndarray:
         """Set mean and scale of y (n,) or (n, t), each () or (t,), and return what is scaled."""
