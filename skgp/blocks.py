@@ -6,6 +6,7 @@ given, and nowhere else.
 """
 
 import math
+import numbers
 import operator
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,7 @@ def observations(first_row: int, X: Any, y: Any, weight: Any = None) -> Data:
     """
     columns = [np.array(X, np.float64, ndmin=2), np.array(y, np.float64).reshape(-1)]
     if weight is not None:
-        columns.append(np.array(weight, np.float64).reshape(-1))
+        columns.append(np.array(np.broadcast_to(weight, len(columns[1])), np.float64))
     for name, column in zip(("X", "y", "sample_weight"), columns, strict=False):
         good = np.isfinite(column) & ((column >= 0) | (name != "sample_weight"))
         if not good.all():
@@ -145,11 +146,13 @@ class DaskBlocks:
     def of(X: Any, y: Any, weight: Any = None) -> "DaskBlocks":
         """Blocks of a dask array or data frame X, with y and weights that lie anywhere.
 
-        Lengths that are not known are counted, in one pass. ValueError unless y and weights have as
-        many rows as X.
+        Lengths that are not known are counted, in one pass. A number is the weight of every row.
+        ValueError unless y and weights have as many rows as X.
         """
         rows, lengths = dask_rows(X)
-        columns = [rows, aligned(y, lengths, "y"), aligned(weight, lengths, "sample_weight")]
+        one = isinstance(weight, numbers.Number)
+        weights = [weight] * len(rows) if one else aligned(weight, lengths, "sample_weight")
+        columns = [rows, aligned(y, lengths, "y"), weights]
         kept = [i for i, length in enumerate(lengths) if length]
         parts = [tuple(column[i] for column in columns) for i in kept]
         return DaskBlocks(parts, [lengths[i] for i in kept], int(X.shape[1]))
@@ -256,5 +259,5 @@ def _statistic(statistic: Callable[[Data], Any], first_row: int, *columns: Any) 
 
 
 def _rows_of(rows: np.ndarray, first_row: int, *columns: Any) -> Data:
-    taken = (None if column is None else np.asarray(column)[rows] for column in columns)
+    taken = (np.asarray(column)[rows] if np.ndim(column) else column for column in columns)
     return observations(first_row, *taken)

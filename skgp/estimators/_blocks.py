@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def training_blocks(
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
         validate_data(estimator, names, skip_check_array=True)
-        return DaskBlocks.of(X, y, sample_weight)
+        return DaskBlocks.of(X, y, _weights(sample_weight))
     row_bytes = ROW_COPIES * 8 * (X.shape[1] + 1)
     if lazy:
         n = sum(dask_rows(X)[1])
@@ -51,14 +52,33 @@ def training_blocks(
         return None
     validate_data(estimator, X, skip_check_array=True)
     size = int(min(BLOCK_ROWS, max(LEAST_BLOCK_ROWS, budget // row_bytes)))
-    weight = None if sample_weight is None else np.asarray(sample_weight)
-    return ArrayBlocks(X, y, weight, size)
+    return ArrayBlocks(X, y, _weights(in_memory(sample_weight), len(X)), size)
 
 
 _REMEDY = (
     "Give fewer rows, or take an estimator that reads them in blocks, as "
     "QSGPRegressor(basis='fourier')"
 )
+
+
+def _weights(given: Any, n_rows: int | None = None) -> Any:
+    """Weights of the rows, dask's or an array (n,); a number serves all rows.
+
+    ValueError as in memory where their shape is another; `n_rows` of dask's are not known.
+    """
+    if given is None or (n_rows is None and isinstance(given, numbers.Number)):
+        return given
+    if isinstance(given, numbers.Number):
+        return np.broadcast_to(np.float64(given), n_rows)
+    weight = given if is_dask(given) else np.asarray(given)
+    if weight.ndim != 1:
+        raise ValueError(
+            f"Sample weights must be 1D array or scalar, got {weight.ndim}D array. Expected either "
+            "a scalar value or a 1D array with a weight for each row."
+        )
+    if n_rows is not None and len(weight) != n_rows:
+        raise ValueError(f"sample_weight.shape == {weight.shape}, expected {(n_rows,)}!")
+    return weight
 
 
 def in_memory(X: Any) -> Any:

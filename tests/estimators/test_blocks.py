@@ -196,6 +196,23 @@ def test_bad_values_are_refused_with_their_row(data):
         make(memory_budget=BUDGET).fit(X, y)
 
 
+def test_weights_are_those_of_memory_or_refused_as_there(data):
+    X, y = data
+    X, y = np.tile(X, (2, 1))[:640], np.tile(y, 2)[:640]  # 5 blocks of 128 rows
+    settings = {"optimizer": None, "n_basis": 30}
+    expected = make(**settings).fit(X, y, 2.0)
+    lazy = da.from_array(X, (100, 2)), da.from_array(y, 100)
+    for given in ((X, y), lazy):
+        model = make(memory_budget=BUDGET, **settings).fit(*given, 2.0)
+        assert model.reason_ == "rows in blocks"
+        np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-8)
+        with pytest.raises(ValueError, match="Sample weights must be 1D array or scalar, got 2D"):
+            make(memory_budget=BUDGET, **settings).fit(*given, np.ones((640, 1)))
+    for budget, more in ((None, 1000), (BUDGET, 1000), (BUDGET, -1)):
+        with pytest.raises(ValueError, match=r"sample_weight.shape == .*, expected \(640,\)!"):
+            make(memory_budget=budget, **settings).fit(X, y, np.ones(640 + more))
+
+
 def test_a_constant_target_is_centred_and_not_scaled(data):
     model = make(memory_budget=BUDGET, optimizer=None).fit(data[0], np.full(500, 3.0))
     assert (model.y_mean_, model.y_scale_) == (3.0, 1.0)
