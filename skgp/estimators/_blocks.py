@@ -202,7 +202,9 @@ def _lazily(estimator: Any, name: str, X: Any, arguments: dict[str, Any]) -> Any
     if "y" not in arguments:
         one = X._meta_nonempty[:1] if hasattr(X, "columns") else np.ones((1, X.shape[1]))
         example = getattr(estimator, name)(one, **alike, **dict.fromkeys(by_row, np.ones(1)))
-    shared = dask.delayed(estimator, traverse=False)
+    asked = object.__new__(type(estimator))  # a fit replaces attributes, and changes none in place
+    asked.__dict__.update(estimator.__dict__)
+    shared = dask.delayed(asked, traverse=False)
     found = [
         getattr(shared, name)(part, **alike, **{k: v[i] for k, v in by_row.items()})
         for i, part in enumerate(parts)

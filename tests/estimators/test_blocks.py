@@ -128,6 +128,18 @@ def test_predictions_of_dask_rows_are_dask_arrays(data, method, settings):
         assert_same(lazy.compute(), array)
 
 
+@pytest.mark.parametrize("again", ["fit", "partial_fit"])
+@pytest.mark.parametrize("name", ["QSGPRegressor", "QSGPClassifier", "SWSGPRegressor"])
+def test_lazy_predictions_are_of_the_model_that_was_asked(data, name, again):
+    X, y = data[0], data[1] > 100 if name.endswith("Classifier") else data[1]
+    model = getattr(skgp, name)(random_state=0, optimizer=None)
+    getattr(model, again)(X[:100], y[:100])
+    method = model.predict_proba if name.endswith("Classifier") else model.predict
+    expected, lazy = method(X), method(da.from_array(X, (200, 2)))
+    getattr(model, again)(X[100:], ~y[100:] if y.dtype == bool else y[100:] + 100)
+    assert_same(lazy.compute(), expected)
+
+
 def test_classifiers_load_dask_rows_and_predict_where_they_lie(data):
     X, labels = data[0][:300], np.where(data[1][:300] > 100, "up", "down")
     expected = skgp.QSGPClassifier(random_state=0).fit(X, labels)
