@@ -244,10 +244,16 @@ def aligned(column: Any, lengths: list[int], name: str) -> list[Any]:
         array = np.asarray(column)
         parts, found = np.split(array, np.cumsum(lengths)[:-1]), lengths
         found = [len(part) for part in parts]
+    if sum(found) != sum(lengths):
+        raise ValueError(
+            f"{name} must have as many rows as X, {sum(lengths)}; got {sum(found)}. Take both from "
+            "one data frame or array."
+        )
     if found != lengths:
         raise ValueError(
-            f"{name} must have the rows of X, {sum(lengths)} in blocks of {lengths}; got blocks of "
-            f"{found}. Take both from one data frame, or give dask arrays of known chunks."
+            f"{name} must have the rows of X in the same blocks; of {sum(found)} rows both have "
+            "them, their partitions differ. Take both from one data frame, or give dask arrays of "
+            "known chunks."
         )
     return parts
 

@@ -109,5 +109,16 @@ def test_lengths_of_partitions_are_counted_and_compared(columns):
     blocks = DaskBlocks.of(some[["a", "b", "c"]], some.y)
     assert (len(blocks), blocks.n_columns) == ((X[:, 0] > 0).sum(), 3)
     assert blocks.sum(len) == len(blocks)
-    with pytest.raises(ValueError, match="y must have the rows of X"):
+    with pytest.raises(ValueError, match="y must have as many rows as X"):
         DaskBlocks.of(some[["a"]], y)
+
+
+def test_lengths_that_differ_are_named_by_their_totals(columns):
+    X, y, _ = columns
+    unknown = da.from_array(y, 300)
+    unknown = unknown[unknown > -100]
+    for short in (y[:-1], da.from_array(y[:-1], 300)):
+        with pytest.raises(ValueError, match="y must have as many rows as X, 1000; got 999"):
+            DaskBlocks.of(da.from_array(X, (128, 3)), short)
+    with pytest.raises(ValueError, match="rows of X in the same blocks"):
+        DaskBlocks.of(da.from_array(X, (128, 3)), unknown)

@@ -11,12 +11,14 @@ import functools
 import inspect
 import numbers
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.utils import gen_batches
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils import check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask
@@ -35,13 +37,17 @@ def training_blocks(
     room.
     """
     lazy = is_dask(X)
-    if not lazy and not _is_table(X, y):
+    if lazy:
+        _check_form(X, estimator)
+    elif not _is_table(X):
         return None
     takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in others.values())
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
         validate_data(estimator, names, skip_check_array=True)
-        return DaskBlocks.of(X, y, _weights(sample_weight))
+        blocks = DaskBlocks.of(X, _targets(y), _weights(sample_weight))
+        _check_rows(len(blocks), X, estimator)
+        return blocks
     row_bytes = ROW_COPIES * 8 * (X.shape[1] + 1)
     if lazy:
         n = sum(dask_rows(X)[1])
@@ -50,6 +56,8 @@ def training_blocks(
     budget = memory_budget()
     if not takes or len(X) * row_bytes <= budget:
         return None
+    y = _targets(in_memory(y))
+    check_consistent_length(X, y)
     validate_data(estimator, X, skip_check_array=True)
     size = int(min(BLOCK_ROWS, max(LEAST_BLOCK_ROWS, budget // row_bytes)))
     return ArrayBlocks(X, y, _weights(in_memory(sample_weight), len(X)), size)
@@ -86,12 +94,59 @@ def in_memory(X: Any) -> Any:
     return X.compute() if is_dask(X) else X
 
 
-def _is_table(X: Any, y: Any) -> bool:
-    """Whether X and y are arrays of real numbers, of two dimensions and one."""
-    return all(
-        isinstance(array, np.ndarray) and array.ndim == ndim and array.dtype.kind in "fiu"
-        for array, ndim in ((X, 2), (y, 1))
-    ) and len(X) == len(y)
+def _is_table(X: Any) -> bool:
+    """Whether X is an array of real numbers, of two dimensions."""
+    return isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"
+
+
+def _targets(y: Any) -> Any:
+    """Targets (n,) of real numbers, dask's or an array; ValueError for others, as in memory."""
+    if is_dask(y):
+        if y.ndim == 2 and y.shape[1] == 1:
+            message = "A column-vector y was passed when a 1d array was expected."
+            warnings.warn(message, DataConversionWarning, stacklevel=2)
+            y = y.iloc[:, 0] if hasattr(y, "columns") else y[:, 0]
+        elif y.ndim != 1:
+            raise ValueError(
+                f"y should be a 1d array, got an array of {y.ndim} dimensions instead, of shape "
+                f"{y.shape}."
+            )
+    elif not (isinstance(y, np.ndarray) and y.ndim == 1):  # a column of a map is not copied
+        y = column_or_1d(y, warn=True)
+    _check_real(y, "y")
+    return y.astype(np.float64) if y.dtype.kind in "bO" else y
+
+
+def _check_form(X: Any, estimator: Any) -> None:
+    """Refuse dask's X that is no table of real numbers, as what is in memory is refused."""
+    if X.ndim != 2:
+        raise ValueError(
+            f"Expected 2D array, got {X.ndim}D array instead, dask's of shape {X.shape}, for "
+            f"{type(estimator).__name__}. Reshape it by X.reshape(-1, 1) if it has a single "
+            "feature or X.reshape(1, -1) if it contains a single sample; of a data frame take "
+            "[['name']]."
+        )
+    _check_real(X, "X")
+
+
+def _check_real(column: Any, name: str) -> None:
+    dtypes = column.dtypes if hasattr(column, "columns") else [column.dtype]
+    for dtype in dtypes:
+        if dtype.kind in "cSUVMm" or dtype.name in ("str", "string"):
+            remedy = {"c": "Complex data not supported: give its parts as columns."}
+            raise ValueError(
+                f"{name} must hold real numbers; got the dtype {dtype}. "
+                + remedy.get(dtype.kind, "Convert it to numbers.")
+            )
+
+
+def _check_rows(n_rows: int, X: Any, estimator: Any) -> None:
+    """Refuse dask's X without rows, as scikit-learn refuses an array."""
+    if not n_rows:
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={(0, X.shape[1])}) while a minimum of 1 is "
+            f"required by {type(estimator).__name__}."
+        )
 
 
 @dataclass(frozen=True)
@@ -196,7 +251,9 @@ def _lazily(estimator: Any, name: str, X: Any, arguments: dict[str, Any]) -> Any
     import dask.array as da
 
     check_is_fitted(estimator)
+    _check_form(X, estimator)
     parts, lengths = dask_rows(X)
+    _check_rows(sum(lengths), X, estimator)
     alike, by_row = _split(arguments, lengths)
     example = np.empty(1)  # a number a row, where rows are scored
     if "y" not in arguments:

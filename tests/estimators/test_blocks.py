@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.exceptions import DataConversionWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 import skgp
@@ -223,6 +224,57 @@ def test_weights_are_those_of_memory_or_refused_as_there(data):
     for budget, more in ((None, 1000), (BUDGET, 1000), (BUDGET, -1)):
         with pytest.raises(ValueError, match=r"sample_weight.shape == .*, expected \(640,\)!"):
             make(memory_budget=budget, **settings).fit(X, y, np.ones(640 + more))
+
+
+def series_model():
+    return skgp.StateSpaceGPRegressor(n_inducing=5, optimizer=None)
+
+
+@pytest.mark.parametrize(
+    "make_model", [lambda: make(optimizer=None, kernel=RBF() + WhiteKernel(0.1)), series_model]
+)
+def test_columns_of_dask_in_another_form_are_refused(data, make_model):
+    X, y = da.from_array(data[0][:, :1], (200, 1)), da.from_array(data[1], 200)
+    refused = [
+        (X, da.stack([y, y], 1), "y should be a 1d array, got an array of 2 dim"),
+        (X, np.ones((500, 2)), "y should be a 1d array, got an array of shape"),
+        (X, y.astype(complex), "y must hold real numbers; got the dtype complex128"),
+        (X[:, 0], y, "Expected 2D array, got 1D array instead"),
+        (X[:0], y[:0], r"Found array with 0 sample\(s\) \(shape=\(0, 1\)\) while a minimum of 1"),
+        (X.astype(complex), y, "X must hold real numbers; got the dtype complex128.*Complex data"),
+        (X.astype("U8"), y, "X must hold real numbers; got the dtype <U8"),
+        (X, y[:-1], "y must have as many rows as X, 500; got 499"),
+    ]
+    for rows, target, message in refused:
+        with pytest.raises(ValueError, match=message):
+            make_model().fit(rows, target)
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        model = make_model().fit(X, y[:, None])
+    np.testing.assert_array_equal(model.predict(X), make_model().fit(X, y).predict(X))
+    for rows in (X[:, 0], X[:0], X.astype(complex), X.astype("U8")):
+        with pytest.raises(ValueError, match="Expected 2D|Found array with 0|must hold real"):
+            model.predict(rows)
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+@pytest.mark.parametrize("kind", ["column", "list", "Series", "bool", "object", "dask"])
+def test_targets_of_another_kind_are_read_in_blocks(data, kind):
+    X, y = data
+    y = y > 100 if kind == "bool" else y
+    expected = make(memory_budget=BUDGET, optimizer=None).fit(X, y.astype(float))
+    given = {
+        "column": lambda: y[:, None],
+        "list": y.tolist,
+        "Series": lambda: pytest.importorskip("pandas").Series(y, index=range(5, 505)),
+        "bool": lambda: y,
+        "object": lambda: y.astype(object),
+        "dask": lambda: da.from_array(y, 200),
+    }[kind]()
+    model = make(memory_budget=BUDGET, optimizer=None).fit(X, given)
+    assert model.reason_ == "rows in blocks"
+    np.testing.assert_array_equal(model.predict(X), expected.predict(X))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        make(memory_budget=BUDGET).fit(X, given[:-1])
 
 
 def test_a_constant_target_is_centred_and_not_scaled(data):
