@@ -61,6 +61,12 @@ def _distinct_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarr
     return np.sort(rng.choice(n, size, replace=False, shuffle=False))
 
 
+_MISSING = (
+    "; or give a series that fits in memory to StateSpaceGPRegressor as arrays (of dask's: "
+    "y.compute()) with a larger memory_budget: there it takes NaN for what was not observed."
+)
+
+
 def observations(first_row: int, X: Any, y: Any, weight: Any = None) -> Data:
     """Rows of a block in float64, without those of weight 0; in memory, on the CPU.
 
@@ -75,7 +81,8 @@ def observations(first_row: int, X: Any, y: Any, weight: Any = None) -> Data:
             row = int(good.reshape(len(column), -1).all(1).argmin())
             raise ValueError(
                 f"{name} must hold finite numbers, and weights none below 0; got "
-                f"{column[row].tolist()} in row {first_row + row}. Drop such rows."
+                f"{column[row].tolist()} in row {first_row + row}. Drop such rows"
+                + (_MISSING if name == "y" and np.isnan(column[row]) else ".")
             )
     if weight is not None:
         kept = columns[2] > 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.base import is_classifier
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -52,7 +53,8 @@ def training_blocks(
     if lazy:
         n = sum(dask_rows(X)[1])
         what = f"{type(estimator).__name__} with these parameters holds all {n} rows, which"
-        require_memory(n * row_bytes, what, _REMEDY)
+        remedy = _REMEDY[is_classifier(estimator)]
+        require_memory(n * row_bytes, what, remedy)
     budget = memory_budget()
     if not takes or len(X) * row_bytes <= budget:
         return None
@@ -63,10 +65,12 @@ def training_blocks(
     return ArrayBlocks(X, y, _weights(in_memory(sample_weight), len(X)), size)
 
 
-_REMEDY = (
-    "Give fewer rows, or take an estimator that reads them in blocks, as "
-    "QSGPRegressor(basis='fourier')"
-)
+_REMEDY = {
+    False: "Give fewer rows, or take an estimator that reads them in blocks, as "
+    "QSGPRegressor(basis='fourier')",
+    True: "Give fewer rows, or, as no classifier reads them in blocks, some at a time to "
+    "QSGPClassifier(basis='fourier').partial_fit(X[rows].compute(), y[rows].compute(), classes)",
+}
 
 
 def _weights(given: Any, n_rows: int | None = None) -> Any:

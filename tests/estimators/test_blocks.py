@@ -195,7 +195,8 @@ def test_estimators_that_need_all_rows_say_so_where_there_is_no_room(name, data)
     model = getattr(skgp, name)(memory_budget=BUDGET)
     if model._takes_blocks(2):
         return
-    with pytest.raises(MemoryBudgetError, match=f"{name}.*holds all 500 rows.*QSGPRegressor"):
+    advice = r"QSGPClassifier\(.*partial_fit" if name.endswith("Classifier") else "QSGPRegressor"
+    with pytest.raises(MemoryBudgetError, match=f"{name}.*holds all 500 rows.*{advice}"):
         model.fit(X, y)
 
 
@@ -353,3 +354,14 @@ def test_series_of_blocks_with_hyperparameters_of_some_rows(series, monkeypatch)
     np.testing.assert_allclose(model.predict(series[0]), again.predict(series[0]), atol=0.02)
     gap = model.log_marginal_likelihood_value_ - again.log_marginal_likelihood_value_
     assert abs(gap) < 0.5
+
+
+def test_series_with_missing_targets_in_blocks_names_what_takes_them(series):
+    X, y = series[0], series[1].copy()
+    y[70] = np.nan
+    settings = {"n_inducing": 20, "optimizer": None}
+    advice = "in row 70. Drop such rows; or .* larger memory_budget"
+    for given in ((X, y), (da.from_array(X, (200, 1)), da.from_array(y, 200))):
+        with pytest.raises(ValueError, match=advice):
+            skgp.StateSpaceGPRegressor(memory_budget=BUDGET, **settings).fit(*given)
+    skgp.StateSpaceGPRegressor(**settings).fit(X, y)
