@@ -78,10 +78,10 @@ def _weights(given: Any, n_rows: int | None = None) -> Any:
 
     ValueError as in memory where their shape is another; `n_rows` of dask's are not known.
     """
-    if given is None or (n_rows is None and isinstance(given, numbers.Number)):
-        return given
+    if given is None:
+        return None
     if isinstance(given, numbers.Number):
-        return np.broadcast_to(np.float64(given), n_rows)
+        return given if n_rows is None else np.broadcast_to(np.asarray(given), n_rows)
     weight = given if is_dask(given) else np.asarray(given)
     if weight.ndim != 1:
         raise ValueError(
