@@ -112,8 +112,8 @@ def _targets(y: Any) -> Any:
             y = y.iloc[:, 0] if hasattr(y, "columns") else y[:, 0]
         elif y.ndim != 1:
             raise ValueError(
-                f"y should be a 1d array, got an array of {y.ndim} dimensions instead, of shape "
-                f"{y.shape}."
+                f"y should be a 1d array, got an array of {y.ndim} dimensions instead. Fit "
+                "an estimator to each column."
             )
     elif not (isinstance(y, np.ndarray) and y.ndim == 1):  # a column of a map is not copied
         y = column_or_1d(y, warn=True)
@@ -125,7 +125,7 @@ def _check_form(X: Any, estimator: Any) -> None:
     """Refuse dask's X that is no table of real numbers, as what is in memory is refused."""
     if X.ndim != 2:
         raise ValueError(
-            f"Expected 2D array, got {X.ndim}D array instead, dask's of shape {X.shape}, for "
+            f"Expected 2D array, got {X.ndim}D array instead, of dask, for "
             f"{type(estimator).__name__}. Reshape it by X.reshape(-1, 1) if it has a single "
             "feature or X.reshape(1, -1) if it contains a single sample; of a data frame take "
             "[['name']]."
@@ -134,7 +134,8 @@ def _check_form(X: Any, estimator: Any) -> None:
 
 
 def _check_real(column: Any, name: str) -> None:
-    dtypes = column.dtypes if hasattr(column, "columns") else [column.dtype]
+    frame = column.ndim == 2 and hasattr(column, "columns")  # which dask's series have, too
+    dtypes = column.dtypes if frame else [column.dtype]
     for dtype in dtypes:
         if dtype.kind in "cSUVMm" or dtype.name in ("str", "string"):
             remedy = {"c": "Complex data not supported: give its parts as columns."}
