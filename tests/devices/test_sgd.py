@@ -8,14 +8,14 @@ from tests.golden.cases import GoldenCase
 CASES = cases(
     """
 [QSGPRegressor]
-smooth2: basis=fourier n_basis=60 solver=sgd max_iter=60 batch_size=20 n_support=10
-smooth2: basis=fourier n_basis=60 solver=sgd max_iter=60 covariance=chevron n_dense_columns=5
-smooth2: basis=inducing n_basis=20 solver=sgd max_iter=60 batch_size=20
-smooth2: basis=relevance solver=sgd n_basis=30 max_iter=60
+smooth2: basis=fourier n_basis=60 solver=sgd max_iter=20 batch_size=20 n_support=10
+smooth2: basis=fourier n_basis=60 solver=sgd max_iter=20 covariance=chevron n_dense_columns=5
+smooth2: basis=inducing n_basis=20 solver=sgd max_iter=20 batch_size=20
+smooth2: basis=relevance solver=sgd n_basis=30 max_iter=20
 [QSGPClassifier]
-moons: solver=sgd n_basis=60 max_iter=60 batch_size=20
-iris: solver=sgd n_basis=60 max_iter=60 bound=strict
-moons: solver=sgd basis=inducing n_basis=20 max_iter=60 likelihood=probit
+moons: solver=sgd n_basis=60 max_iter=20 batch_size=20
+iris: solver=sgd n_basis=60 max_iter=20 bound=strict
+moons: solver=sgd basis=inducing n_basis=20 max_iter=20 likelihood=probit
 """
 )
 
@@ -34,7 +34,7 @@ def test_transfers_grow_as_the_logarithm_of_the_iterations(name):
         case: GoldenCase = cases(f"[{estimator}]\n{text}\n")[0]
         return check(case, PRETENDED).fit
 
-    few, many = crossings(16), crossings(256)
-    assert many["operations"] > 8 * few["operations"]
+    few, many = crossings(8), crossings(64)
+    assert many["operations"] > 4 * few["operations"]
     for count in ("to_device", "to_host", "synchronisations"):
-        assert many[count] - few[count] <= 4 + 1  # looks: 32, 64, 128, 256 against 16
+        assert many[count] - few[count] <= 4 + 1  # looks: 16, 32, 64, and room for two
