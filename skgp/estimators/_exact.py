@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
@@ -16,7 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from skgp.estimators.defaults import EXACT_MATRICES
 from skgp.learning.multi_start import search_from_starts
-from skgp.linalg.runtime import memory_budget
+from skgp.linalg.runtime import require_memory
 
 __all__ = ["check_exact_memory", "learn_theta", "theta_starts", "validated"]
 
@@ -79,13 +78,11 @@ def evidence_or_infinity(evidence: Any, theta: np.ndarray) -> tuple[float, np.nd
         return math.inf, np.zeros(len(theta))
 
 
-def check_exact_memory(n_rows: int, device: torch.device) -> None:
-    """Raise MemoryError where the matrices of an exact fit exceed the budget."""
-    needed, budget = 8.0 * EXACT_MATRICES * n_rows**2, memory_budget(device)
-    if needed > budget:
-        raise MemoryError(
-            f"An exact fit of {n_rows} rows holds {EXACT_MATRICES} matrices of {n_rows} x {n_rows} "
-            f"numbers, {needed / 1e9:.3g} GB, of a budget of {budget / 1e9:.3g} GB. Fit fewer "
-            "rows, raise memory_budget, or set "
-            'method="qsgp", "neighbors" or "state_space" where kernel and targets allow.'
-        )
+def check_exact_memory(n_rows: int) -> None:
+    """Raise MemoryBudgetError where the matrices of an exact fit exceed the budget."""
+    require_memory(
+        8.0 * EXACT_MATRICES * n_rows**2,
+        f"An exact fit, which holds {EXACT_MATRICES} matrices of {n_rows} x {n_rows} numbers,",
+        'Fit fewer rows, set method="qsgp", "neighbors" or "state_space" where kernel and targets '
+        "allow",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from numbers import Integral, Real
 from typing import Any
 
@@ -222,7 +223,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         )
         with session.stage("hyperparameters") as callback:
             if self.n_classes_ == 2:
-                count = iter(range(1, 2**63))
+                count = itertools.count(1)
                 self.base_estimator_ = base.fit(
                     X, y, tell=lambda loss: callback(next(count), {"loss": loss})
                 )

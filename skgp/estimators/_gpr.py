@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from numbers import Integral, Real
 from typing import Any
 
@@ -223,7 +224,7 @@ class GaussianProcessRegressor(
         self, X: Any, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
         device = resolve_device(self.device)
-        check_exact_memory(len(y), device)
+        check_exact_memory(len(y))
         kernel = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
         y = self._standardised(y)
         self.X_train_ = np.copy(X) if self.copy_X_train else X
@@ -236,7 +237,7 @@ class GaussianProcessRegressor(
         else:
             starts = theta_starts(kernel, self.n_restarts_optimizer, self.random_state)
             with session.stage("hyperparameters") as callback:
-                count = iter(range(1, 2**63))
+                count = itertools.count(1)
                 theta, least = learn_theta(
                     evidence,
                     kernel,

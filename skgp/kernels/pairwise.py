@@ -73,7 +73,6 @@ class GramWithGradient:
         check_kernel(kernel)
         self._bind, self._X = Binder(kernel), X
         self._leaf = _stationary_leaf(self._bind.part)
-        self.has_leaf = self._leaf is not None
         few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES
         self.few = few and X.dtype == torch.float64
         if self.few:

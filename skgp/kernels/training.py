@@ -82,7 +82,7 @@ class ExpressionGram:
         self.few = self._gram.few
         X = X.cpu() if self.few else X
         self._X, self._signal, self.device = X, signal, X.device
-        if not self._gram.has_leaf and closed_form(signal):
+        if not self._gram.in_closed_form and closed_form(signal):
             self._pairs = PairwiseKernel(signal, X)
         self._of_signal = self._gram if self._pairs is None else self._by_pairs
         self._places, self._noise_place, self._noise = (

@@ -202,9 +202,9 @@ def piecewise(
 
     Rules map columns (n,) to a tuple of results (n,). Each sees only rows of its kind, `chunk` at
     once: no time for the rest, and no NaN gradients of it. On another device than the CPU, which
-    would wait for the answer, all rows see both.
+    would wait for the answer, all rows see both where no gradient is asked.
     """
-    if is_second.device.type != "cpu":
+    if is_second.device.type != "cpu" and not torch.is_grad_enabled():
         both = (chunked(rule, columns, chunk=chunk) for rule in (first, second))
         return tuple(torch.where(is_second, b, a) for a, b in zip(*both, strict=True))
     for applies_to_all, rule in ((not is_second.any(), first), (is_second.all(), second)):

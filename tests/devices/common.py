@@ -24,7 +24,7 @@ from tests.golden.problems import Problem, problem
 from tests.golden.record import difference, fit_parts, predictions, state
 
 #: Largest relative difference of a quantity between the CPU and the pretended device.
-EQUAL = 1e-9
+EQUAL = 1e-10
 #: Root mean square of the difference of predicted means on a real device, in predicted standard
 #: deviations of f; of routes that draw random numbers, whose streams differ.
 CLOSE = 0.5
