@@ -53,7 +53,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m pytest $(wildcard tests/benchmarks/bench_*.py) -m benchmark $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist skgp.egg-info doc/_build doc/auto_examples doc/api/generated doc/sg_execution_times.rst doc/user_guide/defaults.csv
+	rm -rf $(VENV) build dist skgp.egg-info doc/_build doc/auto_examples doc/api/generated doc/api/backreferences doc/methods/defaults.csv
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks predictions.png
 	find skgp tests examples doc -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,11 +1,20 @@
 """Sphinx configuration."""
 
 import csv
-import importlib.util
+import html
 import inspect
+import re
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
+
 import skgp
+
+HERE = Path(__file__).parent
+logger = logging.getLogger(__name__)
 
 project = "skgp"
 author = "the skgp developers"
@@ -14,31 +23,105 @@ version = release = skgp.__version__
 
 extensions = [
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
+    "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "numpydoc",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates"]
 autodoc_typehints = "none"  # numpydoc's sections state the types
 autodoc_member_order = "bysource"
-numpydoc_show_class_members = False  # api.rst chooses the members
+autosummary_generate = True
+numpydoc_show_class_members = False  # the template of classes chooses the members
 
-# The examples are run and drawn where sphinx-gallery is installed (extra "doc").
-HAS_GALLERY = importlib.util.find_spec("sphinx_gallery") is not None
-if HAS_GALLERY:
-    extensions.append("sphinx_gallery.gen_gallery")
-    sphinx_gallery_conf = {
-        "examples_dirs": "../examples",
-        "gallery_dirs": "auto_examples",
-        "filename_pattern": r"plot_",
-        "ignore_pattern": r"quickstart|papers",
-        "download_all_examples": False,
-        "show_signature": False,
-    }
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "auto_examples",
+    "filename_pattern": r"plot_",
+    "ignore_pattern": r"quickstart|papers",
+    "subsection_order": [
+        "../examples/compare",
+        "../examples/regression",
+        "../examples/classification",
+        "../examples/counts",
+        "../examples/series",
+        "../examples/large",
+        "../examples/uncertainty",
+        "../examples/choice",
+        "../examples/own",
+    ],
+    "backreferences_dir": "api/backreferences",
+    "doc_module": ("skgp",),
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "skgp"
+html_static_path = ["_static"]
+html_css_files = ["skgp.css"]
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "show_prev_next": False,
+    "header_links_before_dropdown": 7,
+    "footer_start": [],
+    "footer_end": [],
+}
+html_sidebars = {"index": []}
+html_show_sourcelink = False
+html_math_renderer = "mathml"
+
+# What most users set; every other parameter of an estimator is listed under "Other Parameters".
+COMMON = set(
+    """kernel alpha prior method likelihood link objective beta basis n_basis solver n_inducing
+    n_neighbors class_weight optimizer n_restarts_optimizer normalize_y degrees_of_freedom
+    random_state device n_jobs memory_budget verbose""".split()
+)
+
+
+def group_parameters(app, what, name, found, options, lines):
+    """Move the parameters of an estimator that few set to numpydoc's section for these."""
+    if what != "class" or not hasattr(found, "fit") or "Parameters" not in lines:
+        return
+    start = lines.index("Parameters") + 2
+    end = lines.index("", start)
+    common, expert, target = [], [], None
+    for line in lines[start:end]:
+        if not line.startswith(" "):
+            target = common if set(re.split(r", | :", line)) & COMMON else expert
+        target.append(line)
+    other = ["", "Other Parameters", "----------------", *expert] if expert else []
+    lines[start:end] = common + other
+
+
+def mathml(tex, *, block):
+    r"""A formula as MathML, which browsers draw by themselves: no script, no network.
+
+    What docutils lacks of LaTeX is put in terms that it has: ``\big(`` is of the size of ``(``.
+    """
+    tex = re.sub(r"\\([bB]ig|mathrel|textstyle)(?![a-z])", "", tex)
+    tex = re.sub(r"(frac)(\d)(\d)", r"\1{\2}{\3}", tex).replace(r"\iff", r"\Leftrightarrow")
+    return tex2mathml(re.sub(r"\\dots(?![a-z])", r"\\ldots", tex), as_block=block)
+
+
+def visit_math(writer, node):
+    """Write a formula, or displayed ones, which an empty line separates."""
+    block = isinstance(node, nodes.math_block)
+    for tex in re.split(r"\n\s*\n", node.astext().strip()):
+        try:
+            formula = mathml(tex, block=block)
+        except MathError as error:
+            logger.warning("%s: %s", error, tex, location=node)
+            formula = f"<code>{html.escape(tex)}</code>"
+        writer.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    raise nodes.SkipNode
 
 
 def write_defaults():
-    """Write the parameters whose defaults differ between estimators, for ``common.rst``."""
+    """Write the parameters whose defaults differ between estimators."""
     public = [getattr(skgp, name) for name in skgp.__all__]
     estimators = [value for value in public if hasattr(value, "fit")]
     parameters = {e.__name__: inspect.signature(e).parameters for e in estimators}
@@ -47,7 +130,7 @@ def write_defaults():
         name: [repr(p[name].default) if name in p else "" for p in parameters.values()]
         for name in names
     }
-    with open(Path(__file__).parent / "user_guide" / "defaults.csv", "w", newline="") as file:
+    with open(HERE / "methods" / "defaults.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["", *(name.replace("GP", "GP ") for name in parameters)])
         for name, row in rows.items():
@@ -56,13 +139,7 @@ def write_defaults():
 
 
 def setup(app):
-    """Write the table of defaults; tell the pages whether there is a gallery."""
+    """Write the table of defaults; group parameters; draw formulas."""
     write_defaults()
-    if HAS_GALLERY:
-        app.tags.add("gallery")
-
-
-html_theme = "pydata_sphinx_theme"
-html_title = "skgp"
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
-html_show_sourcelink = False
+    app.connect("autodoc-process-docstring", group_parameters, priority=400)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))

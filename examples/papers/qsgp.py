@@ -9,7 +9,7 @@ on where it stopped. At the end the rows are printed beside the figures of the p
     python examples/papers/qsgp.py --data-dir FOLDER
     python examples/papers/qsgp.py --data-dir FOLDER --data pol wine --methods default --splits 1
 
-Figure 1 of the paper is ``qsgp_figure1.py``, figure 2 ``examples/plot_qsgp_band.py``.
+Figure 1 of the paper is ``qsgp_figure1.py``, figure 2 ``examples/regression/plot_qsgp_band.py``.
 
 The folder holds one ``NAME.npz`` a data set with the arrays ``X`` (n, d), ``y`` (n,) and the
 boolean ``test_mask`` (n,) or (n, splits), true for the test rows. The names are those of the

@@ -42,7 +42,7 @@ evaluated, up to some thousands, exact likelihoods cost less than chains that sa
 Errata: section 5.1 refers to section 4 for (7), which is in section 2.1. With the weights
 :math:`w_r = e^{\beta r}` of section 4 the estimate is unbiased, but its variance rests on events
 too rare to be seen: what is seen is the bias of a truncated iteration
-(``doc/paper_code_ulisse.rst``).
+(``doc/methods/paper_code_ulisse.rst``).
 
 References
 ----------

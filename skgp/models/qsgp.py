@@ -23,7 +23,8 @@ Theorems 1, 2 and eq. (3); Theorem 3     :mod:`skgp.learning.stochastic`; ``solv
 
 Where an iteration may look at all observations, other solvers reach the same optimum in a fraction
 of the time, and are the default (:mod:`skgp.learning.routes`). Laplace noise is fitted by natural
-gradients, hyper-parameters are learned before the weights; more in ``doc/paper_code_qsgp.rst``.
+gradients, hyper-parameters are learned before the weights; more in
+``doc/methods/paper_code_qsgp.rst``.
 
 Errata: eq. (5), Theorem 3 and appendix H print the variance of the projection where its square root
 belongs; appendix F.1 scales the gradient of a control variate by

@@ -14,7 +14,7 @@ import pytest
 
 import skgp
 
-#: Tests of each file that cannot pass; `doc/user_guide/from_scikit_learn.rst` gives the reasons.
+#: Tests of each file that cannot pass; `doc/from_scikit_learn.rst` gives the reasons.
 FILES = {"test_gpr.py": (), "test_gpc.py": ()}
 
 

@@ -7,8 +7,8 @@ slowly, an oscillation of some years that comes and goes, and gaps. Each is a ke
 a linear stochastic differential equation, in which :class:`~skgp.StateSpaceGPRegressor` computes
 the exact posterior at a cost that grows with the number of weeks, not with its cube.
 
-``python examples/plot_state_space_co2.py FOLDER`` takes ``FOLDER/co2.npz``, with years ``X`` (n, 1)
-and ppm ``y`` (n,), in place of the series made up here.
+``python examples/series/plot_state_space_co2.py FOLDER`` takes ``FOLDER/co2.npz``, with years
+``X`` (n, 1) and ppm ``y`` (n,), in place of the series made up here.
 """
 
 import sys

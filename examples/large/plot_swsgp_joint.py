@@ -48,7 +48,7 @@ def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRe
 # grows. The variational posterior has a diagonal S, whose entries say how well a value of u is
 # known *given the others*; a row at a time its means are better, and its variances and covariances
 # of f too small. A full S, of M squared numbers, has not that fault: see
-# ``examples/plot_swsgp_regression.py``.
+# ``examples/large/plot_swsgp_regression.py``.
 variance = np.trace(exact_cov) / len(x) - 0.09
 kinds = {"kriging": {"method": "kriging"}, "diagonal S": {}}
 for name, options in kinds.items():

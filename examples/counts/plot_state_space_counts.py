@@ -8,8 +8,8 @@ rate :math:`e^{f(t)}`; with a Gaussian process f this is a log-Gaussian Cox proc
 :class:`~skgp.StateSpaceGPRegressor` takes one site a bin, however many there are. Here events are
 drawn from a rate of that kind, so that what is found can be compared with it.
 
-``python examples/plot_state_space_counts.py FOLDER`` takes ``FOLDER/coal.npz``, with the dates
-``events`` in years, in their place.
+``python examples/counts/plot_state_space_counts.py FOLDER`` takes ``FOLDER/coal.npz``,
+with the dates ``events`` in years, in their place.
 """
 
 import sys
