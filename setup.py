@@ -56,11 +56,12 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     packages=find_packages(include=["skgp", "skgp.*"]),
-    python_requires=">=3.11",  # scikit-learn 1.9 asks for it
+    package_data={"skgp": ["py.typed"]},
+    python_requires=">=3.11",
     install_requires=[
         "joblib>=1.4",
         "numpy>=1.26",
-        "scikit-learn>=1.9,<2",
+        "scikit-learn>=1.7,<2",
         "scipy>=1.12",
         "threadpoolctl>=3.2",
         "torch>=2.6,<3",
@@ -71,7 +72,9 @@ setup(
         "Intended Audience :: Science/Research",
         "Operating System :: OS Independent",
         "Programming Language :: Python :: 3 :: Only",
-        "Programming Language :: Python :: 3.11",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)),
         "Topic :: Scientific/Engineering",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
-from sklearn.callback import CallbackSupportMixin
+from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data

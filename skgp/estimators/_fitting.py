@@ -45,7 +45,7 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators.defaults import MANY_ROWS
+from skgp.estimators.defaults import MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg.runtime import memory_limit, one_thread
 
 __all__ = ["asked_model", "fit_context", "within_limits"]
@@ -196,8 +196,9 @@ class FitSession:
                 model.solve(..., callback=callback)
             self.weights_ = ...
 
-    ``estimator.verbose`` is 1 for a line a stage, 2 for a line an iteration; ``data`` holds ``X``,
-    ``y`` and ``metadata`` as the hooks of ``sklearn.callback`` receive them.
+    ``estimator.verbose`` is 1 for a line as the fit begins, as a stage ends and after every ten
+    seconds of a stage, 2 for a line an iteration as well; ``data`` holds ``X``, ``y`` and
+    ``metadata`` as the hooks of ``sklearn.callback`` receive them.
     """
 
     def __init__(self, estimator, context, data: dict[str, Any], interrupt: InterruptFlag) -> None:
@@ -254,13 +255,16 @@ class _Report:
         self.state = state
         self.n_iter = 0
         self.info: Mapping[str, Any] = {}
+        self.printed = time.perf_counter()
 
     def __call__(self, iteration: int, info: Mapping[str, Any]) -> bool:
         session = self.session
         self.n_iter += 1
         self.info = info
-        if session.verbose > 1:
+        is_due = time.perf_counter() - self.printed > SECONDS_A_LINE
+        if session.verbose > 1 or (session.verbose and is_due):
             session.print(f"{self.name}: iteration {iteration}{_format(info)}")
+            self.printed = time.perf_counter()
         asked = self.context is not None and self._ask()
         return asked or session.interrupted
 
@@ -279,6 +283,12 @@ class _Report:
     def summary(self) -> str:
         """Return the number of iterations and the last values reported."""
         return f"{self.n_iter} iterations{_format(self.info)}"
+
+
+def _size(X: Any) -> str:
+    """The shape of X as text, not validated yet; dask does not know the rows of a data frame."""
+    shape = getattr(X, "shape", (len(X),) if hasattr(X, "__len__") else ())
+    return " x ".join(f"{n}" if isinstance(n, int) else "?" for n in shape)
 
 
 def _format(info: Mapping[str, Any]) -> str:
@@ -315,6 +325,8 @@ def fit_session(estimator, X, y, *, sample_weight=None) -> Iterator[FitSession]:
     )
     with guard as interrupt:
         session = FitSession(estimator, context, data, interrupt)
+        if session.verbose:
+            session.print(f"fit of {_size(X)}")
         yield session
     estimator.interrupted_ = session.interrupted
     warn_of_idle_options(estimator, fitted=True)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.special import logit
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.callback import CallbackSupportMixin
+from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.utils import check_consistent_length

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
-from sklearn.callback import CallbackSupportMixin
+from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 
 from skgp.estimators._base import resolve_device

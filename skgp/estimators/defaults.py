@@ -26,6 +26,9 @@ JOINT_MATRICES = 3
 #: times its seconds on two processors that other processes shared, in waits at barriers.
 MANY_ROWS = 2000
 
+#: Between two lines that ``verbose=1`` prints of one stage.
+SECONDS_A_LINE = 10.0
+
 # -- Range of floating point
 
 #: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.

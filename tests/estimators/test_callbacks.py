@@ -100,13 +100,23 @@ def test_fit_session_without_callbacks_builds_no_contexts(monkeypatch):
     assert Counter().fit([[0]]).counts_ == {"first": 4, "second": 4}
 
 
-@pytest.mark.parametrize(("verbose", "n_lines"), [(0, 0), (1, 2), (2, 10)])
+@pytest.mark.parametrize(("verbose", "n_lines"), [(0, 0), (1, 3), (2, 11)])
 def test_verbose_says_as_much_as_asked(capsys, verbose, n_lines):
     Counter(verbose=verbose).fit([[0]])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == n_lines
     if verbose:
+        assert lines[0] == "[Counter] fit of 1"
         assert lines[-1].startswith("[Counter] second: 4 iterations, loss 0.5, ")
+
+
+def test_verbose_says_something_in_a_long_stage(capsys, monkeypatch):
+    now = iter(range(0, 1000, 4))  # seconds
+    monkeypatch.setattr("skgp.estimators._fitting.time.perf_counter", lambda: next(now))
+    Counter(verbose=1, max_iter=8).fit([[0]])
+    lines = capsys.readouterr().out.splitlines()
+    assert "[Counter] first: iteration 1, loss 0.5" in lines
+    assert len(lines) < 3 + 8
 
 
 def test_ctrl_c_ends_every_stage_and_warns():

@@ -1,0 +1,32 @@
+"""What differs between the versions of scikit-learn that skgp allows: callbacks came with 1.9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["CallbackSupportMixin"]
+
+try:
+    from sklearn.callback import CallbackSupportMixin
+except ImportError:
+
+    class _NoCallbacks:
+        """The context of a fit that has nobody to tell."""
+
+        def call_on_fit_task_begin(self, **told: Any) -> None:
+            """Tell nobody."""
+
+        call_on_fit_task_end = call_on_fit_task_begin
+
+    class CallbackSupportMixin:  # type: ignore[no-redef]
+        """An estimator that takes no callbacks."""
+
+        def set_callbacks(self, *callbacks: Any) -> None:
+            """Refuse: `sklearn.callback` is not there."""
+            raise ImportError(
+                "set_callbacks needs scikit-learn 1.9 or later; upgrade it, or set verbose=1 to "
+                "follow the fit."
+            )
+
+        def _init_callback_context(self, **described: Any) -> _NoCallbacks:
+            return _NoCallbacks()
