@@ -60,9 +60,9 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "joblib>=1.4",
-        "numpy>=1.26",
+        "numpy>=2.0",
         "scikit-learn>=1.7,<2",
-        "scipy>=1.12",
+        "scipy>=1.13",
         "threadpoolctl>=3.2",
         "torch>=2.6,<3",
     ],

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
-from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import Blocks
 from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._fitting import FitSession, asked_model
 from skgp.estimators._parameters import (
     Interval,

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.special import logit
 from sklearn.base import BaseEstimator, ClassifierMixin
-from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.utils import check_consistent_length
@@ -19,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
+from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._exact import validated
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
 from skgp.estimators._front_door import choose_method, classifier_of

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
-from skgp.estimators._compat import CallbackSupportMixin
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 
 from skgp.estimators._base import resolve_device
+from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._exact import (
     check_exact_memory,
     evidence_or_infinity,

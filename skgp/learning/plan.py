@@ -175,6 +175,11 @@ def check_memory(plan: Plan, n: int, n_problems: int = 1) -> None:
         require_memory(8.0 * (HESSIANS + kept) * m**2, what, remedy)
 
 
+def matrix_room(n_matrices: int) -> int:
+    """Even number m up to which so many matrices m x m fit in the budget of memory."""
+    return 2 * int((memory_budget() / (8 * n_matrices)) ** 0.5 / 2)
+
+
 def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
     """A plan whose basis stays fixed while rows are added (``partial_fit``)."""
     basis = asked.basis
@@ -278,22 +283,22 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
     m = asked.n_basis
     if basis == "inducing":
         warn_of_too_many(m, n)
-        whole = n if solver == "sgd" else affordable_points(n)
+        whole = n if solver == "sgd" else affordable_points(n, n_problems)
         m = min(n, whole if m is None else m)
     else:
         if m is None and solver == "sgd":
             m = STOCHASTIC_FEATURES if n > FULL_ROWS else 2 * max(n, 256)
-        m = affordable_points(n) if m is None else m
+        m = affordable_points(n, n_problems) if m is None else m
         m = m + m % 2  # cosines and sines come in pairs
     return Plan(basis, m, solver, _classifier_covariance(asked, solver, m, n_problems), reason)
 
 
-def affordable_points(n: int) -> int:
+def affordable_points(n: int, n_problems: int = 1) -> int:
     """Basis functions m of Newton's method: all rows of few, else about 1e12 / n = m^2, <= 4096.
 
     Or as many as memory has room for.
     """
-    room = (memory_budget() / (8 * (HESSIANS + 1))) ** 0.5
+    room = matrix_room(HESSIANS + n_problems)
     most = n if n <= FULL_ROWS else min(MOST_FEATURES, n, max(256.0, (NEWTON_FLOPS / n) ** 0.5))
     return max(1, int(min(most, room)))
 

@@ -76,7 +76,7 @@ from skgp.learning.defaults import (
     TRIAL_FEATURES,
     TRIAL_ROWS,
 )
-from skgp.learning.plan import Plan, refuse_other, warn_of_too_many
+from skgp.learning.plan import Plan, matrix_room, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState, memory_budget
 
@@ -206,8 +206,9 @@ def affordable_features(n: int) -> int:
 
     Or as many as memory has room for.
     """
-    room = (memory_budget() / (8 * GRAM_MATRICES)) ** 0.5
-    most = min(CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5, room)
+    most = min(
+        CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5, matrix_room(GRAM_MATRICES)
+    )
     return 2 * round(max(256.0, most) / 2)
 
 

@@ -20,6 +20,7 @@ from skgp.learning.defaults import (
 from skgp.learning.plan import (
     Plan,
     affordable_points,
+    check_memory,
     laplace_features,
     resolve_classification,
     resolve_laplace,
@@ -408,3 +409,13 @@ def test_classification_refuses_a_covariance_that_the_solver_lacks():
         classification(solver="sgd", covariance="full")
     with pytest.raises(ValueError, match="which offers 'full', 'chevron', 'diagonal'"):
         classification(covariance="samples")
+
+
+@pytest.mark.parametrize("budget", [1e8, 5e8 + 1, 5.01e8])
+def test_sizes_chosen_for_a_budget_are_not_refused_for_it(budget):
+    with memory_limit(budget):
+        for basis in ("fourier", "inducing"):
+            plan = resolve(Plan(basis, None, "cholesky", "full"), 10**5, RBF())
+            check_memory(plan, 10**5)
+            plan = resolve_classification(Plan(basis, None, "auto", "full"), 10**5, 3, RBF())
+            check_memory(plan, 10**5, 3)
