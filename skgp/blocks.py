@@ -10,7 +10,8 @@ import numbers
 import operator
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,20 +44,19 @@ class Blocks(Protocol):
     def take(self, index: np.ndarray) -> Data:
         """The observations of rising row numbers (k,), without those of weight 0."""
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """X (n, d) and y (n,), of which rows are to be read at random, many times."""
+    def by_rows(self) -> "ArrayBlocks":
+        """The same observations, of which rows are to be read at random, many times."""
 
 
 def some_rows(blocks: Blocks, size: int, generator: torch.Generator) -> Data:
     """Observations of at most `size` rows at random, in their order."""
-    n = len(blocks)
+    return blocks.take(some_numbers(len(blocks), size, generator))
+
+
+def some_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarray:
+    """At most `size` rising numbers below n at random, without a permutation of all n."""
     if n <= size:
-        return blocks.take(np.arange(n))
-    return blocks.take(_distinct_numbers(n, size, generator))
-
-
-def _distinct_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarray:
-    """Rising numbers (size,) below n, without a permutation of all n."""
+        return np.arange(n)
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
     return np.sort(rng.choice(n, size, replace=False, shuffle=False))
 
@@ -132,9 +132,9 @@ class ArrayBlocks:
         """See `Blocks`."""
         return self._read(index)
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    def by_rows(self) -> "ArrayBlocks":
         """See `Blocks`: as they are."""
-        return self.X, self.y
+        return self
 
     def _read(self, rows: slice | np.ndarray, first_row: int = 0) -> Data:
         weight = None if self.weight is None else self.weight[rows]
@@ -202,22 +202,67 @@ class DaskBlocks:
         X, y = torch.cat([data.X for data in found]), torch.cat([data.y for data in found])
         return Data(X, y, torch.cat(weights) if weights else None)
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    def by_rows(self) -> ArrayBlocks:
         """See `Blocks`: maps of a temporary file, written block by block."""
         import dask
 
+        d, weighted = self.n_columns, self.parts[0][2] is not None
         with tempfile.TemporaryFile() as file:
-            shape = len(self), self.n_columns + 1
-            table = np.memmap(file, np.float64, "w+", shape=shape)
+            table = np.memmap(file, np.float64, "w+", shape=(len(self), d + 1 + weighted))
         for first, length, part in zip(self._firsts(), self.lengths, self.parts, strict=True):
-            X, y, _ = dask.compute(*part)
+            X, y, weight = dask.compute(*part)
             rows = slice(first, first + length)
-            table[rows, :-1], table[rows, -1] = X, np.asarray(y).reshape(-1)
-        return table[:, :-1], table[:, -1]
+            table[rows, :d], table[rows, d] = X, np.asarray(y).reshape(-1)
+            if weighted:
+                table[rows, d + 1] = weight
+        weight = table[:, d + 1] if weighted else None
+        return ArrayBlocks(table[:, :d], table[:, d], weight, max(self.lengths))
 
     def _firsts(self) -> list[int]:
         """Number of the first row of each part."""
         return [int(first) for first in np.cumsum([0, *self.lengths[:-1]])]
+
+
+@dataclass(frozen=True)
+class MappedBlocks:
+    """Blocks of which the observations pass through a function as they are read."""
+
+    blocks: Blocks
+    function: Callable[[Data], Data]  # for other processes to import, where the blocks lie there
+    total: float  # of the weights of all observations
+    some: Data  # at random, or all if they are few; as the function returns them
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def then(self, function: Callable[[Data], Data], some: Data) -> "MappedBlocks":
+        """The observations as a further function returns them."""
+        return replace(self, function=partial(_chained, self.function, function), some=some)
+
+    def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
+        """See `Blocks`."""
+        return self.blocks.sum(partial(_chained, self.function, statistic), callback)
+
+    def take(self, index: torch.Tensor) -> Data:
+        """See `Blocks`."""
+        return self.function(self.blocks.take(index.cpu().numpy()))
+
+    def by_rows(self) -> "MappedBlocks":
+        """See `Blocks`."""
+        return replace(self, blocks=self.blocks.by_rows())
+
+    def to(self, *args: Any) -> "MappedBlocks":
+        """The observations on a device or in a dtype, as ``Tensor.to``."""
+        function = partial(_moved, self.function, args)
+        return replace(self, function=function, some=self.some.to(*args))
+
+
+def _chained(first: Callable[[Data], Data], then: Callable[[Data], Any], data: Data) -> Any:
+    return then(first(data))
+
+
+def _moved(function: Callable[[Data], Data], args: tuple, data: Data) -> Data:
+    return function(data).to(*args)
 
 
 def is_dask(X: Any) -> bool:

@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.blocks import Blocks
+from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._fitting import FitSession, asked_model
@@ -182,12 +182,10 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         """Whether a fit with these parameters takes rows in blocks (`_learn_blocks`)."""
         return False
 
-    def _learn_blocks(
-        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
-    ) -> None:
-        """Fit to rows in blocks, of which `some` are at random, and set the fitted attributes.
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        """Fit to rows in blocks and set the fitted attributes.
 
-        Targets of the blocks are as given; those of `some` as of `_learn`.
+        Observations of the blocks are those of `_learn`; ``blocks.blocks`` has them as given.
         """
         raise NotImplementedError
 

@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,10 +59,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples
 
-from skgp.blocks import Blocks, some_rows
+from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
-from skgp.estimators._blocks import checked_moments, in_memory, over_rows, training_blocks
+from skgp.estimators._blocks import (
+    check_all_counts,
+    checked_moments,
+    in_memory,
+    over_rows,
+    some_of,
+    training_blocks,
+)
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_kernels, with_noise
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
@@ -71,7 +79,6 @@ from skgp.estimators._validation import (
     check_joint_memory,
     validate_training_data,
 )
-from skgp.estimators.defaults import SUBSET_ROWS
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -394,24 +401,26 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             if not stream:
                 blocks = training_blocks(self, *given, exposure=exposure)
             if blocks is not None:
-                some = self._some_of(blocks, backend)
-                self._learn_blocks(blocks, some, session, backend)
+                self._learn_blocks(self._standardised(blocks, backend), session, backend)
                 return
             rows, target, weight = map(in_memory, given)
             data = self._training_data(rows, target, weight, exposure)
             self._learn(data, session, backend, stream=stream)
 
-    def _some_of(self, blocks: Blocks, backend: Backend) -> Data:
-        """Some of the observations at random, y standardised by the moments of all."""
+    def _standardised(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
+        """The observations, y standardised by the moments of all."""
         moments = checked_moments(blocks, self.dtype)
+        if self._counts:
+            check_all_counts(moments)
         self._begin_fit(informed=moments.n_rows > 1)
         self.y_mean_, self.y_scale_ = 0.0, 1.0
         if self.normalize_y and self._is_additive:
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
             if not is_constant(scale, np.array([moments.largest_target])):
                 self.y_scale_ = scale
-        some = some_rows(blocks, SUBSET_ROWS, backend.generator())
-        return replace(some, y=self._to_z(some.y))
+        some = some_of(blocks, backend)
+        standardised = partial(_with_target, shift=self.y_mean_, scale=self.y_scale_)
+        return MappedBlocks(blocks, standardised, moments.weight, standardised(some))
 
     def _training_data(
         self,
@@ -515,6 +524,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         if offset is None or weights is None or weights.ndim != 1:
             return offset
         return offset[weights > 0]
+
+
+def _with_target(data: Data, *, shift: float, scale: float) -> Data:
+    return replace(data, y=(data.y - shift) / scale)
 
 
 class StreamingGPRegressor(BaseGPRegressor):

@@ -22,9 +22,16 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask
+from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask, some_rows
 from skgp.data import Data
-from skgp.estimators.defaults import BLOCK_ROWS, LARGEST_INPUT, LEAST_BLOCK_ROWS, ROW_COPIES
+from skgp.estimators.defaults import (
+    BLOCK_ROWS,
+    LARGEST_INPUT,
+    LEAST_BLOCK_ROWS,
+    LEAST_SUBSET_ROWS,
+    ROW_COPIES,
+    SUBSET_ROWS,
+)
 from skgp.linalg.runtime import memory_budget, require_memory
 
 
@@ -164,6 +171,7 @@ class Moments:
     scatter: float  # sum of squared deviations from the mean
     largest: float  # magnitude in X
     largest_target: float
+    n_counts: int  # whole numbers of at least 0 among the targets
 
     @staticmethod
     def of(data: Data) -> Moments:
@@ -172,7 +180,8 @@ class Moments:
         mean = float(data.weighted_sum(data.y)) / total if total else 0.0
         scatter = float(data.weighted_sum((data.y - mean).square()))
         largest = [float(values.abs().max()) if len(data) else 0.0 for values in (data.X, data.y)]
-        return Moments(len(data), total, mean, scatter, *largest)
+        n_counts = int(((data.y >= 0) & (data.y == data.y.round())).sum())
+        return Moments(len(data), total, mean, scatter, largest[0], largest[1], n_counts)
 
     def __add__(self, other: Moments) -> Moments:
         weight = self.weight + other.weight
@@ -184,6 +193,7 @@ class Moments:
             self.scatter + other.scatter + gap**2 * share * self.weight,
             max(self.largest, other.largest),
             max(self.largest_target, other.largest_target),
+            self.n_counts + other.n_counts,
         )
 
 
@@ -199,6 +209,23 @@ def checked_moments(blocks: Blocks, dtype: str) -> Moments:
     if not found.n_rows:
         raise ValueError("sample_weight is 0 for every row. Give one row a positive weight.")
     return found
+
+
+def check_all_counts(moments: Moments) -> None:
+    """Refuse targets that are no counts."""
+    bad = moments.n_rows - moments.n_counts
+    if bad:
+        raise ValueError(
+            f"y must hold counts, whole numbers of at least 0; {bad} of {moments.n_rows} rows hold "
+            "none. Correct or drop such rows, or take a likelihood for real numbers."
+        )
+
+
+def some_of(blocks: Blocks, backend: Any) -> Data:
+    """Some observations at random: those from which hyper-parameters are learned."""
+    room = memory_budget() // (ROW_COPIES * 8 * (blocks.n_columns + 1))
+    size = int(min(SUBSET_ROWS, max(LEAST_SUBSET_ROWS, room)))
+    return some_rows(blocks, size, backend.generator())
 
 
 # ---- predictions

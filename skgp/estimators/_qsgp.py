@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.blocks import Blocks
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
@@ -353,21 +353,20 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
             return self.basis != "inducing" and fourier and not self.early_stopping
         return self.solver in ("auto", "cholesky")
 
-    def _learn_blocks(
-        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
-    ) -> None:
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        some, given = blocks.some, blocks.blocks
         generator, asked = backend.generator(), self._asked()
         rows = self._distinct(some, backend)
         kernel, _ = self._learn_kernel(session, some, rows, rows, generator)
         with session.stage("solve") as callback:
             problem = self._problem(kernel, rows, backend, generator, callback)
             if self.solver == "sgd":
-                X, y = blocks.arrays()  # of which minibatches are read
-                data = Data(cast(torch.Tensor, X), self._to_z(to_tensor(y)))
+                read = given.by_rows()  # by minibatches
+                data = Data(cast(torch.Tensor, read.X), self._to_z(to_tensor(read.y)))
                 fit = qsgp.fit_regression(replace(problem, data=data), asked)
             else:
                 target = {"shift": self.y_mean_, "scale": self.y_scale_}
-                fit = qsgp.fit_blocks(problem, asked, blocks, **target)
+                fit = qsgp.fit_blocks(problem, asked, given, **target)
         self.__dict__.pop("_statistics", None)
         if fit.statistics is not None:
             self._statistics = fit.statistics

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils import check_consistent_length
 
-from skgp.blocks import Blocks
+from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
 from skgp.estimators._fitting import Callback, FitSession
@@ -250,10 +250,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         sums = self.n_inducing is not None and n_columns == 1 and not self.warm_start
         return sums and self.likelihood == "gaussian"
 
-    def _learn_blocks(
-        self, blocks: Blocks, some: Data, session: FitSession, backend: Backend
-    ) -> None:
-        self._learn(some, session, backend, blocks=blocks)
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        self._learn(blocks.some, session, backend, blocks=blocks.blocks)
 
     def _sum_over(self, blocks: Blocks, noise: float, callback: Callback) -> None:
         """Sites of all rows at the inducing states found, in place of those of some."""

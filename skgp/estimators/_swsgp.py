@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._fitting import FitSession
@@ -192,6 +193,13 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     up by one precision an inducing point, so that late ones count for somewhat more than early
     ones. With ``method="kriging"`` they join those that are kriged from, which is exact.
 
+    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks. Inducing
+    points and hyper-parameters are then those of 60000 rows at random, fewer where they would not
+    fit, a polish included. All rows determine q(u): by one pass with Gaussian noise, by one a
+    natural-gradient step without; or by minibatches, where steps of Adam are taken, and ``elbo_``
+    is then an estimate by the last of them. Equal rows are not merged before. "kriging" holds its
+    rows.
+
     References
     ----------
     .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
@@ -298,7 +306,13 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
             )
 
     def _learn(
-        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+        self,
+        data: Data,
+        session: FitSession,
+        backend: Backend,
+        *,
+        stream: bool = False,
+        blocks: MappedBlocks | None = None,
     ) -> None:
         given = self._projected(data, data.y.numpy()[:, None], backend)
         data = merged(given, backend.device, replicates=self._is_gaussian)
@@ -312,12 +326,20 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
                 rows = self._rows(data, backend)
                 likelihood = self._make_likelihood(white)
                 offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
-                self._fit_variational(kernel, likelihood, rows, offset, backend, callback)
+                self._fit_variational(
+                    kernel, likelihood, rows, offset, backend, callback, blocks=blocks
+                )
                 state = self._posterior.state
                 kernel, parameters = state.kernel, state.likelihood.cpu()
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
+
+    def _takes_blocks(self, n_columns: int) -> bool:
+        return self.method == "variational"
+
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        self._learn(blocks.some, session, backend, blocks=blocks)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options, warn_caller
@@ -256,8 +258,10 @@ class SWSGPMixin(BaseGP):
         offset: np.ndarray,
         backend: Backend,
         callback: Callable[[int, dict], bool],
+        *,
+        blocks: MappedBlocks | None = None,
     ) -> None:
-        """Fit q(u) and keep what both estimators keep of it."""
+        """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do."""
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])
         self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])
@@ -266,10 +270,14 @@ class SWSGPMixin(BaseGP):
             share = len(Z) / self.n_neighbors_
             settings = replace(settings, kl_weight=self._kl_factor * share)
         settings = replace(settings, polish=self._polishes(len(Z), len(data)))
+        given: Data | MappedBlocks = data
+        if blocks is not None:
+            seen = partial(_seen, projection=self._projection, to=(backend.device, backend.dtype))
+            given = blocks.then(seen, data)
         fit = fit_swsgp(
             kernel,
             likelihood,
-            data,
+            given,
             Z,
             position.to(backend.device),
             offset=backend.tensor(offset),
@@ -395,6 +403,14 @@ class SWSGPMixin(BaseGP):
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
         return self._evaluate("mean", self._inputs(X))[0]
+
+
+def _seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:
+    """Observations of a block as a fit sees them: y (n, c), X projected, where it is to run."""
+    y = data.y if data.y.ndim == 2 else data.y[:, None]
+    X = data.X if projection is None else to_tensor(projection(data.X.numpy()))
+    device, dtype = to
+    return replace(data, X=X, y=y).to(device).to(dtype)
 
 
 def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,9 @@ ROW_COPIES = 32
 #: Rows of a block, at most and at least: passes of 1e5 to 1e6 rows take the same time.
 BLOCK_ROWS, LEAST_BLOCK_ROWS = 2**18, 2**10
 #: Rows at random from which hyper-parameters are learned where rows come in blocks: those among
-#: which `skgp.learning.search.SearchSettings` looks for neighbours.
-SUBSET_ROWS = 60_000
+#: which `skgp.learning.search.SearchSettings` looks for neighbours; and fewer, down to the other,
+#: where the budget has no room for them.
+SUBSET_ROWS, LEAST_SUBSET_ROWS = 60_000, 5_000
 #: Values that a likelihood averages over f at once; each takes up to about 2 kB.
 LIKELIHOOD_ELEMENTS = 2**14
 #: Latent values that a link averages over at once; each takes up to about 2 kB.

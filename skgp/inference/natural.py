@@ -40,7 +40,7 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -113,9 +113,9 @@ class SitesFit:
     """Where the steps arrived."""
 
     q: Posterior
-    sites: Sites  # of the rows, (n, c)
+    sites: Any  # `Sites` of the rows, or of rows in blocks their sums
     bound: float  # ELBO, in nats
-    mean: Tensor  # (n, c); of f, the prior mean removed
+    mean: Tensor  # (n, c); of f, the prior mean removed; of rows in blocks at inducing points
     #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``moved`` (root mean square change of
     #: the mean, over 1 + its mean square), ``n_cg`` and ``cg_residual`` of the system of the mean.
     history: list[dict] = field(default_factory=list)
@@ -167,13 +167,29 @@ def fit_sites(
     """
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
     problem = _Problem(system, Y, likelihood, offset, **cg)
+    return natural_steps(
+        problem, start=start, max_iter=max_iter, tol=tol, damping=damping, callback=callback
+    )
+
+
+def natural_steps(
+    problem: "SitesProblem",
+    *,
+    start: Posterior | None = None,
+    max_iter: int = 14,
+    tol: float = 1e-4,
+    damping: float = 0.75,
+    callback: Callback | None = None,
+) -> SitesFit:
+    """The steps of `fit_sites`, whose arguments these are, of observations wherever they lie."""
     fit = problem.start(start)
-    tol = max(tol, 50 * torch.finfo(Y.dtype).eps)  # as far as the ELBO itself is known
+    tol = max(tol, 50 * torch.finfo(fit.mean.dtype).eps)  # as far as the ELBO itself is known
     history: list[dict] = []
+    likelihood = problem.likelihood
     at_once, converged = likelihood.is_gaussian, False
-    haste = 1.0 if at_once else HASTE
+    haste = 1.0 if at_once else problem.haste
     rate = 1.0 if at_once or start is None else damping
-    signed, ends_signed = False, system.is_signed and not likelihood.is_log_concave
+    signed, ends_signed = False, problem.is_signed and not likelihood.is_log_concave
     target = problem.sites(fit.q)
     while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or signed != ends_signed):
         ended = converged or rate <= SHORTEST_SITE_STEP or 2 * len(history) >= max_iter
@@ -200,6 +216,31 @@ def fit_sites(
     return replace(fit, history=history, converged=converged and signed == ends_signed)
 
 
+class SitesProblem(Protocol):
+    """What `natural_steps` ask of the observations."""
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the observations."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether sites may have negative precisions."""
+
+    @property
+    def haste(self) -> float:
+        """Times the residual asked for that will do while the ELBO rises fast."""
+
+    def start(self, q: Posterior | None) -> SitesFit:
+        """Before the first step."""
+
+    def solved(self, sites: Any, start: Tensor | None, haste: float) -> tuple[SitesFit, dict]:
+        """q and ELBO of sites, the mean to `haste` times the residual asked for."""
+
+    def sites(self, q: Posterior, *, signed: bool = False) -> Any:
+        """The sites that a full step from q goes to, with the method `Sites.towards`."""
+
+
 @dataclass(frozen=True)
 class _Problem:
     """What does not change from step to step."""
@@ -210,6 +251,13 @@ class _Problem:
     offset: Tensor
     cg_tol: float = 1e-3
     cg_max_iter: int = 200
+
+    haste: ClassVar[float] = HASTE
+
+    @property
+    def is_signed(self) -> bool:
+        """As the system has them."""
+        return self.system.is_signed
 
     def start(self, q: Posterior | None) -> SitesFit:
         """Before the first step: with the sites of q, if they are better than none."""
@@ -236,21 +284,36 @@ class _Problem:
 
     def sites(self, q: Posterior, *, signed: bool = False) -> Sites:
         """The sites that a full step from q goes to; signed ones have no chords."""
-        mean, var = self.system.moments(q)
-        f = self.offset + mean
-        slope, bend = self.likelihood.expected_derivatives(self.Y, f, var)
-        if self.likelihood.is_log_concave:
-            precision = (-bend).clamp_min(0.0)  # rounding
-        elif signed:
-            precision = -bend
-        else:
-            precision = torch.where(bend > 0, slope / (self.likelihood.mode(self.Y) - f), -bend)
-        shift = slope + precision * mean
-        return Sites(*map(self._weighted, (precision, shift, -bend)))
+        moments = self.system.moments(q)
+        weight = self.system.weight
+        return full_sites(self.likelihood, self.Y, self.offset, *moments, weight, signed=signed)
 
     def _weighted(self, values: Tensor) -> Tensor:
         weight = self.system.weight
         return values if weight is None else weight[:, None] * values
+
+
+def full_sites(
+    likelihood: Likelihood,
+    Y: Tensor,
+    offset: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    *,
+    signed: bool = False,
+) -> Sites:
+    """Sites of expected slope and curvature where f is N(offset + mean, var), each (n, c)."""
+    f = offset + mean
+    slope, bend = likelihood.expected_derivatives(Y, f, var)
+    if likelihood.is_log_concave:
+        precision = (-bend).clamp_min(0.0)  # rounding
+    elif signed:
+        precision = -bend
+    else:
+        precision = torch.where(bend > 0, slope / (likelihood.mode(Y) - f), -bend)
+    found = precision, slope + precision * mean, -bend
+    return Sites(*(v if weight is None else weight[:, None] * v for v in found))
 
 
 @dataclass(frozen=True)
@@ -273,10 +336,7 @@ class FullSystem:
             self._column(precision, shift)
             for precision, shift in zip(sites.precision.T, sites.shift.T, strict=True)
         ]
-        mean = torch.stack([column for column, _ in columns], dim=1)
-        root = torch.stack([factor for _, factor in columns])
-        exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True)
-        return Posterior(mean, root.square().sum(-1).T, root), exact
+        return joined_columns(columns)
 
     def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
         """Mean and variance (n, c) of f, without b."""
@@ -285,9 +345,7 @@ class FullSystem:
 
     def divergence(self, q: Posterior) -> Tensor:
         """kappa times the sum of KL(q(v) || p(v)) over the latent functions, in nats."""
-        root = cast(Tensor, q.root)
-        quadratic = q.mean.square().sum() + root.square().sum()
-        return 0.5 * self.kl_weight * (quadratic - q.mean.numel() - log_det(root).sum())
+        return whitened_divergence(q, self.kl_weight)
 
     def unwhitened(self, q: Posterior) -> Posterior:
         """q of u - m_0."""
@@ -313,6 +371,27 @@ class FullSystem:
             mean, root, _ = ridge_by_rows(self.features, shift / precision, noise)
             return mean, root
         scaled = self.features.T * precision
-        upper = reverse_cholesky(eye + (scaled @ self.features) / self.kl_weight).factor
-        root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
-        return root @ (root.T @ (self.features.T @ shift)) / self.kl_weight, root
+        return full_column(scaled @ self.features, self.features.T @ shift, self.kl_weight)
+
+
+def whitened_divergence(q: Posterior, kl_weight: float) -> Tensor:
+    """kappa times the sum of KL(q(v) || N(0, I)) over the latent functions, in nats."""
+    root = cast(Tensor, q.root)
+    quadratic = q.mean.square().sum() + root.square().sum()
+    return 0.5 * kl_weight * (quadratic - q.mean.numel() - log_det(root).sum())
+
+
+def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, Tensor]:
+    """Mean (M,) and root of S of one latent function, of the sums (M, M) and (M,) of its sites."""
+    eye = torch.eye(len(data), dtype=data.dtype, device=data.device)
+    upper = reverse_cholesky(eye + data / kl_weight).factor
+    root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
+    return root @ (root.T @ shift) / kl_weight, root
+
+
+def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[Posterior, CGResult]:
+    """q of means (M,) and roots (M, M), one of each latent function, that are exact."""
+    mean = torch.stack([column for column, _ in columns], dim=1)
+    root = torch.stack([factor for _, factor in columns])
+    exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True)
+    return Posterior(mean, root.square().sum(-1).T, root), exact

@@ -27,6 +27,11 @@ section 4.5, SWSGP-U               the same, ``union=True``; J of ``conditionals
    there for what these cannot move.
 4. *Polish.* If asked for, everything together by Algorithm 1, kept if rows held out gain.
 
+Of rows in blocks, some at random stand for all in steps 2 and 4. Step 3 is one of these: sums over
+the blocks (:mod:`skgp.inference.neighbors.sums`), from the q(u) that those rows give where it has
+no closed form; or Algorithm 1, whose minibatches are read by rows, their active sets found as they
+come. No number a row is kept.
+
 Deviations and errata
 ---------------------
 - Eq. (3): the last A lacks its transpose.
@@ -55,16 +60,24 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.inference.natural import FullSystem, Posterior, SitesFit, fit_sites
+from skgp.inference.natural import FullSystem, Posterior, SitesFit, fit_sites, natural_steps
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
+from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
 from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
 from skgp.learning import defaults
 from skgp.learning.calibration import best_coupling
 from skgp.learning.local.bound import Objective, total_bound
-from skgp.learning.local.minibatch import Search, fit_minibatch, polish
+from skgp.learning.local.minibatch import (
+    Search,
+    fit_minibatch,
+    of_all,
+    of_minibatches,
+    polish,
+)
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
 from skgp.optim.bfgs import minimize_lbfgs
@@ -94,7 +107,7 @@ class SWSGPFit:
 def fit_swsgp(
     kernel,
     likelihood: Likelihood,
-    data: Data,
+    data: Data | MappedBlocks,
     Z: Tensor,
     position: Tensor,
     *,
@@ -111,8 +124,9 @@ def fit_swsgp(
     kernel : sklearn kernel expression without noise
     likelihood : Likelihood
         The likelihood, at the parameters that it starts from.
-    data : Data
-        n rows; labels as in `skgp.likelihoods`, one column a latent function.
+    data : Data or MappedBlocks
+        n rows, or blocks of n rows of which some are n below; labels as in `skgp.likelihoods`, one
+        column a latent function.
     Z : Tensor of shape (M, d)
         Inducing points.
     position : Tensor of int64, shape (n,)
@@ -132,31 +146,35 @@ def fit_swsgp(
     SWSGPFit
     """
     recorder = StopRecorder(callback)
+    blocks = data if isinstance(data, MappedBlocks) else None
+    rows = data.some if isinstance(data, MappedBlocks) else data
     closed = settings.covariance == "full" and settings.n_neighbors >= len(Z)
     if closed:  # float32 has not the digits for all points at once
-        data, Z, offset = data.to(torch.float64), Z.double(), offset.double()
+        rows, Z, offset = rows.to(torch.float64), Z.double(), offset.double()
+        blocks = None if blocks is None else blocks.to(torch.float64)
         start = None if start is None else start.to(torch.float64)
     if closed and start is None and bool((position >= 0).all()):
-        prior = Prior(kernel, settings.kl_weight, data)  # the usual GP: nothing is left to choose
+        prior = Prior(kernel, settings.kl_weight, rows)  # the usual GP: nothing is left to choose
     elif start is None:  # step 2
         prior = find_prior(
-            kernel, likelihood, data, Z, position, offset, settings, generator, recorder
+            kernel, likelihood, rows, Z, position, offset, settings, generator, recorder
         )
     else:
         same = start.Z.shape == Z.shape and torch.equal(start.Z, Z)
         q = Posterior(start.mean, start.variance(), start.root) if same else None
-        prior = Prior(start.kernel, settings.kl_weight, data, start=q)
+        prior = Prior(start.kernel, settings.kl_weight, rows, start=q)
     parameters = likelihood.initial(Z) if start is None else start.likelihood
     state = SWSGPState.prior(prior.kernel, parameters, Z, offset)
-    return _Fitter(likelihood, prior.data, settings, generator, recorder).fit(state, prior)
+    fitter = _Fitter(likelihood, prior.data, settings, generator, recorder, blocks)
+    return fitter.fit(state, prior)
 
 
 class _Fitter:
     """Steps 3 and 4 of :func:`fit_swsgp`, which share their arguments."""
 
-    def __init__(self, likelihood, data, settings, generator, callback) -> None:
+    def __init__(self, likelihood, data, settings, generator, callback, blocks=None) -> None:
         self.likelihood, self.data, self.settings = likelihood, data, settings
-        self.generator, self.callback = generator, callback
+        self.generator, self.callback, self.blocks = generator, callback, blocks
         self.history: dict[str, list[float]] = {"prior": [], "solve": [], "polish": []}
         parameters = likelihood.initial(data.X)
         self.has_parameters = parameters.numel() > 0
@@ -190,15 +208,55 @@ class _Fitter:
             state, found, _ = self._natural(state, system, None)
         elif kept:  # no closed form: what was learned from most of the rows
             by_gradient = True
-        bound, summary, coupling = found.bound, None, prior.coupling
+        coupling = prior.coupling
         if isinstance(system, FullSystem) and coupling is None and self.data.y.shape[1] > 1:
             coupling = self._left_out_coupling(state, system, found)
-        if by_gradient or self.moves_likelihood:
-            active = self._search()(state.kernel, state.Z)
-            bound = total_bound(state, self.data, active, Objective(self.likelihood, kl_weight))
-        if not by_gradient and isinstance(system, LocalSystem):
-            summary = streaming.summarize(system, found.sites)
+        if self.blocks is not None and not by_gradient and not self.callback.stopped:
+            state, bound, summary, n_iter = self._over_blocks(state, system, found, kl_weight)
+        else:
+            bound = self._bound(state, found, kl_weight, by_gradient)
+            summary = None
+            if not by_gradient and isinstance(system, LocalSystem):
+                summary = streaming.summarize(system, found.sites)
         return SWSGPFit(state, kl_weight, bound, summary, kept, coupling, n_iter, self.history)
+
+    def _bound(self, state: SWSGPState, found: SitesFit, kl_weight: float, moved: bool) -> float:
+        """Of q(u), which gradients have `moved` since it was found; of blocks by minibatches."""
+        if moved and self.blocks is not None:
+            last = self.history["solve"][-defaults.PLATEAU_WINDOW :]
+            return -self.blocks.total * sum(last) / len(last)
+        if not (moved or self.moves_likelihood):
+            return found.bound
+        active = self._search()(state.kernel, state.Z)
+        return total_bound(state, self.data, active, Objective(self.likelihood, kl_weight))
+
+    def _over_blocks(
+        self, state: SWSGPState, system: LocalSystem | FullSystem, some: SitesFit, kl_weight: float
+    ) -> tuple[SWSGPState, float, streaming.Summary | None, int]:
+        """Step 3 for all rows, from q(u) of some of them; with its bound and its steps."""
+        s, blocks = self.settings, self.blocks
+        likelihood = self.likelihood.with_parameters(state.likelihood)
+        model = state.kernel, likelihood, state.offset, state.Z, kl_weight, blocks.total
+        full = isinstance(system, FullSystem)
+        rows = (FullRows if full else LocalRows)(*model, s.n_neighbors, s.neighbors)
+        rows.require_room(self.data.X)
+        problem = BlocksProblem(blocks, rows, **defaults.TIGHT_CG, callback=self.callback)
+        found = natural_steps(
+            problem,
+            start=None if self.is_gaussian else some.q,
+            max_iter=defaults.NATURAL_ITER if s.max_iter is None else s.max_iter,
+            tol=s.tol,
+            callback=self.callback,
+        )
+        self.history["solve"] = [entry["loss"] / blocks.total for entry in found.history]
+        q = system.unwhitened(found.q) if isinstance(system, FullSystem) else found.q
+        var = None if full else q.var.to(state.Z)
+        root = None if q.root is None else q.root.to(state.Z)
+        state = state.with_posterior(q.mean.to(state.Z), var=var, root=root)
+        summary = None
+        if not full:
+            summary = streaming.Summary(found.sites.columns[1].to(state.Z), len(blocks))
+        return state, found.bound, summary, max(1, len(found.history))
 
     def _is_closed(self, state: SWSGPState) -> bool:
         """Whether a full covariance has closed forms: H = M."""
@@ -291,10 +349,13 @@ class _Fitter:
             root = torch.diag_embed(state.var.T.sqrt())
             state = state.with_posterior(state.mean, root=root)
         everything = s.learn_hyperparameters and s.solver == "adam"
+        data, find = self.data, of_all(self._search())
+        if self.blocks is not None:
+            data, find = self.blocks.by_rows(), of_minibatches(s.n_neighbors, s.neighbors)
         state, history = fit_minibatch(
             state,
-            self.data,
-            self._search(),
+            data,
+            find,
             Objective(self.likelihood, kl_weight, everything, everything, s.learn_inducing),
             settle=s.max_iter is None,
             **self._adam_options(defaults.MOST_ITER),

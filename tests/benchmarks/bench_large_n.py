@@ -27,6 +27,14 @@ CASES = {
     "sgd": ("QSGPRegressor", {"basis": "fourier", "n_basis": 500, "solver": "sgd"}),
     "inducing": ("QSGPRegressor", {"basis": "inducing", "n_basis": 128}),
     "series": ("StateSpaceGPRegressor", {"n_inducing": 1000}),
+    "swsgp": ("SWSGPRegressor", {"n_inducing": 1000, "n_neighbors": 16, "polish": False}),
+    "swsgp-adam": ("SWSGPRegressor", {"n_inducing": 1000, "n_neighbors": 16, "solver": "adam"}),
+    "swsgp-labels": ("SWSGPClassifier", {"n_inducing": 1000, "n_neighbors": 16}),
+    "swsgp-labels-adam": (
+        "SWSGPClassifier",
+        {"n_inducing": 1000, "n_neighbors": 16, "solver": "adam"},
+    ),
+    "sgd-labels": ("QSGPClassifier", {"basis": "fourier", "n_basis": 500, "solver": "sgd"}),
 }
 
 
@@ -67,21 +75,33 @@ class Peak:
         return f"{self.most - self.first:5.0f} MB beyond {self.first:.0f}"
 
 
-def one(case, n, budget, folder, learns=True):
-    """Print seconds and memory of a case."""
+def one(case, n, budget, folder, learns=True, new=None):
+    """Print seconds and memory of a case; `new` rows are predicted, or all."""
     import skgp
 
     name, settings = CASES[case]
-    kernel = None if learns else RBF(1.0) + WhiteKernel(0.05)
+    labels = name.endswith("Classifier")
+    kernel = None if learns else RBF(1.0) if labels else RBF(1.0) + WhiteKernel(0.05)
     settings = settings | {"kernel": kernel, "optimizer": "auto" if learns else None}
     model = getattr(skgp, name)(random_state=0, **settings)
     X, y = files(folder, n, 1 if case == "series" else 4)
+    if labels:
+        y = np.greater(y, 0, out=np.empty(n, dtype=np.int8))
     model.set_params(memory_budget=budget, device="cpu")
     print(f"{name}, {settings}, n = {n:.0e}, memory_budget={budget}")
+
+    def spread(X):
+        return model.predict_proba(X) if labels else model.predict(X, return_std=True)
+
+    def error(found, f):
+        if labels:
+            return f"classes other than the sign of f {np.mean(found != (f > 0)):.4f}"
+        return f"rms error of f {np.mean((found - f) ** 2) ** 0.5:.4f}"
+
     for step, run in (
         ("fit", lambda: model.fit(X, y)),
-        ("predict", lambda: model.predict(X)),
-        ("predict, std", lambda: model.predict(X[: n // 10], return_std=True)),
+        ("predict", lambda: model.predict(X if new is None else X[:new])),
+        ("proba" if labels else "predict, std", lambda: spread(X[: n // 10])),
     ):
         anonymous, resident, start = Peak("RssAnon"), Peak("VmHWM"), time.perf_counter()
         found = run()
@@ -91,8 +111,8 @@ def one(case, n, budget, folder, learns=True):
             flush=True,
         )
         if step == "predict":
-            left = np.mean([(found[i::97] - np.sin(2 * X[i::97]).sum(1)) ** 2 for i in (0, 1)])
-            print(f"    rms error of f {left**0.5:.4f}; learned from {model.kernel_}", flush=True)
+            f = np.sin(2 * X[: len(found) : 97]).sum(1)
+            print(f"    {error(found[::97], f)}; {model.kernel_}", flush=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -105,14 +125,17 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=float, default=1e7)
     parser.add_argument("--budget", type=float, default=1e9)
     parser.add_argument("--fixed", action="store_true", help="hyper-parameters are not learned")
+    parser.add_argument("--new", type=float, help="rows to predict, all by default")
     parser.add_argument("--folder", default="/tmp")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     asked = parser.parse_args()
     if len(asked.cases) == 1:
-        one(asked.cases[0], int(asked.rows), asked.budget or None, asked.folder, not asked.fixed)
+        rows, new = int(asked.rows), asked.new and int(asked.new)
+        one(asked.cases[0], rows, asked.budget or None, asked.folder, not asked.fixed, new)
     else:
         for case in asked.cases:
             rest = ["--rows", str(asked.rows), "--budget", str(asked.budget)]
             rest += ["--folder", asked.folder] + ["--fixed"] * asked.fixed
+            rest += ["--new", str(asked.new)] if asked.new else []
             command = [sys.executable, __file__, case, *rest]
             subprocess.run(command, check=True)

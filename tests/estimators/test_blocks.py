@@ -344,7 +344,7 @@ def test_series_in_blocks_gives_the_fit_to_all_rows(series, settings, weighted):
 
 
 def test_series_of_blocks_with_hyperparameters_of_some_rows(series, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._base_regressor.SUBSET_ROWS", 300)
+    monkeypatch.setattr("skgp.estimators._blocks.SUBSET_ROWS", 300)
     kernel = ConstantKernel(1.0) * RBF(2.0) + WhiteKernel(0.1)
     model = skgp.StateSpaceGPRegressor(kernel, n_inducing=20, memory_budget=BUDGET, random_state=0)
     model.fit(*series)
@@ -365,3 +365,83 @@ def test_series_with_missing_targets_in_blocks_names_what_takes_them(series):
         with pytest.raises(ValueError, match=advice):
             skgp.StateSpaceGPRegressor(memory_budget=BUDGET, **settings).fit(*given)
     skgp.StateSpaceGPRegressor(**settings).fit(X, y)
+
+
+# ---- sparse within sparse
+
+#: Too little for 500 rows at once, enough for the sums of 40 inducing points.
+SUMS_BUDGET = 3e5
+
+
+def swsgp(**settings):
+    kernel = RBF([1.0, 2.0]) + WhiteKernel(0.1)
+    settings = {"kernel": kernel, "n_inducing": 40, "n_neighbors": 8} | settings
+    return skgp.SWSGPRegressor(random_state=0, device="cpu", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rtol"),
+    [
+        ({"optimizer": None}, 1e-8),
+        ({"normalize_y": False, "kl_weight": 1.0}, 1e-6),
+        ({"n_inducing": 15, "n_neighbors": 15, "polish": True, "max_iter": 20}, 1e-8),
+        ({"likelihood": "student_t", "optimizer": None, "tol": 1e-13, "max_iter": 60}, 1e-5),
+        ({"solver": "adam", "max_iter": 30}, 1e-6),
+        ({"covariance": "full", "optimizer": None, "max_iter": 15}, 1e-6),
+        ({"inducing": "learned", "max_iter": 15, "dtype": "float32"}, 1e-3),
+    ],
+)
+def test_neighbors_in_blocks_give_the_fit_to_all_rows(data, settings, rtol):
+    weighted = settings.get("solver") == "adam" or "likelihood" in settings
+    order = np.lexsort(data[0].T[::-1])  # minibatches in memory are of rows in this order
+    X, y = (column[order] for column in data)
+    rng = np.random.default_rng(3)
+    weight = [rng.integers(1, 4, len(y)) / 2.0] if weighted else []
+    expected = swsgp(**settings).fit(X, y, *weight)
+    model = swsgp(memory_budget=SUMS_BUDGET, **settings).fit(X, y, *weight)
+    found, wanted = (each.predict(X, return_std=True) for each in (model, expected))
+    np.testing.assert_allclose(found, wanted, rtol=rtol)
+    np.testing.assert_array_equal(model.inducing_points_.shape, expected.inducing_points_.shape)
+    assert (model.kl_weight_, model.polished_) == (expected.kl_weight_, expected.polished_)
+    if settings.get("solver") != "adam" and "covariance" not in settings and rtol < 1e-4:
+        np.testing.assert_allclose(model.elbo_, expected.elbo_, rtol=1e-7)
+
+
+def test_neighbors_of_maps_and_dask_rows_do_not_depend_on_the_chunks(data, tmp_path):
+    X, y = data
+    weight = np.random.default_rng(1).integers(0, 3, len(y)) / 2.0
+    settings = {"memory_budget": SUMS_BUDGET, "optimizer": None}
+    for solver in ("auto", "adam"):
+        settings |= {"solver": solver, "max_iter": 5}
+        expected = swsgp(**settings).fit(X, y, weight)
+        maps = [memory_map(tmp_path / f"{i}.npy", a) for i, a in enumerate((X, y, weight))]
+        lazy = [da.from_array(X, (180, 1)), da.from_array(y, 200), da.from_array(weight, 500)]
+        for given in (maps, lazy):
+            model = swsgp(**settings).fit(*given)
+            mean, std = model.predict(given[0], return_std=True)
+            found = np.asarray(mean), np.asarray(std)
+            np.testing.assert_allclose(found, expected.predict(X, return_std=True), rtol=1e-8)
+
+
+def test_rows_that_come_after_the_blocks_change_q(data):
+    X, y = data
+    settings = {"optimizer": None}
+    models = [swsgp(memory_budget=b, **settings).fit(X, y) for b in (None, SUMS_BUDGET)]
+    found, expected = (m.partial_fit(X[:20] + 0.1, y[:20]).predict(X) for m in models)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_counts_in_blocks_are_counts(data):
+    X, y = data[0], np.round(np.abs(data[1] - 100))
+    settings = {"kernel": RBF(1.0), "likelihood": "poisson", "optimizer": None}
+    settings |= {"tol": 1e-13, "max_iter": 60}
+    expected = swsgp(**settings).fit(X, y).predict(X)
+    found = swsgp(memory_budget=SUMS_BUDGET, **settings).fit(X, y).predict(X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="y must hold counts.*; 1 of 500 rows hold none"):
+        swsgp(memory_budget=SUMS_BUDGET, **settings).fit(X, np.append(y[:-1], 0.5))
+
+
+def test_sums_without_room_are_refused(data):
+    with pytest.raises(MemoryBudgetError, match="Use a smaller n_neighbors or n_inducing"):
+        swsgp(memory_budget=1e5, optimizer=None).fit(*data)

@@ -30,10 +30,11 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import NOVEL, SEPARABLE, SHARED_JITTER
 from skgp.inference.natural import FullSystem, Sites, fit_sites
+from skgp.inference.neighbors.assembly import local_prior
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch, distinct
-from skgp.inference.neighbors.system import LocalSystem, local_prior, row_weights
+from skgp.inference.neighbors.system import LocalSystem, row_weights
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods.base import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky

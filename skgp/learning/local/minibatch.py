@@ -29,8 +29,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
+from skgp.inference.neighbors.search import NeighborSearch
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
 from skgp.learning.defaults import (
     FALLING,
@@ -48,6 +50,9 @@ from skgp.optim import NonFiniteLossError, sample_without_replacement
 Callback = Callable[[int, dict], bool | None]
 #: ``search(kernel, Z) -> active``: the (n, H) inducing points nearest to each of n rows.
 Search = Callable[..., Tensor]
+#: ``find(kernel, Z) -> near``, and ``near(rows, X) -> active``, (b, H) of the rows of numbers (b,)
+#: and inputs X (b, d).
+Finder = Callable[..., Callable[[Tensor, Tensor], Tensor]]
 _OF_Q = ("mean", "spread")
 
 
@@ -71,7 +76,7 @@ def polish(
         return negative_log_predictive(each, held_out, active, objective)
 
     try:
-        found, history = fit_minibatch(state, data, search, objective, **options)
+        found, history = fit_minibatch(state, data, of_all(search), objective, **options)
     except NonFiniteLossError as error:
         warnings.warn(f"The joint polish was not kept. {error}", RuntimeWarning, stacklevel=2)
         return state, False, []
@@ -89,10 +94,30 @@ def negative_log_predictive(
     return -likelihood.log_predictive(data.y, mean, var).sum(1)
 
 
+def of_all(search: Search) -> Finder:
+    """Finds the active sets of all rows at once, and keeps them."""
+
+    def find(kernel, Z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        active = search(kernel, Z)
+        return lambda rows, X: active[rows.to(active.device)]
+
+    return find
+
+
+def of_minibatches(n_neighbors: int, method: str) -> Finder:
+    """Finds the active sets of the rows of a minibatch when it comes; keeps none."""
+
+    def find(kernel, Z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        search = NeighborSearch(kernel, Z, method)
+        return lambda rows, X: search.query(X, min(n_neighbors, len(Z))).sort(1).values
+
+    return find
+
+
 def fit_minibatch(
     state: SWSGPState,
-    data: Data,
-    search: Search,
+    data: Data | MappedBlocks,
+    find: Finder,
     objective: Objective,
     *,
     generator: torch.Generator,
@@ -108,10 +133,10 @@ def fit_minibatch(
     ----------
     state : SWSGPState
         Where to begin.
-    data : Data
-        n rows.
-    search : callable
-        ``search(kernel, Z) -> active (n, H)``. Called once where neither the kernel nor Z moves.
+    data : Data or MappedBlocks
+        n rows, or what reads them.
+    find : callable
+        See `of_all` and `of_minibatches`. Called once where neither the kernel nor Z moves.
     objective : Objective
     generator : torch.Generator
         Draws the minibatches.
@@ -146,7 +171,7 @@ def fit_minibatch(
     around = LocalCoordinates(state, objective)
     leaves = {name: value.clone().requires_grad_() for name, value in around.start().items()}
     size = min(batch_size, len(data))
-    loss = _MinibatchLoss(around, objective, leaves, data, search, size, generator)
+    loss = _MinibatchLoss(around, objective, leaves, data, find, size, generator)
     eps = LOCAL_RATE_SHARES["mean"] * learning_rate / data.total if size == len(data) else 1e-8
     loop = BoundedAdam(
         leaves,
@@ -216,26 +241,26 @@ class _MinibatchLoss:
         around: LocalCoordinates,
         objective: Objective,
         leaves: Mapping[str, Tensor],
-        data: Data,
-        search: Search,
+        data: Data | MappedBlocks,
+        find: Finder,
         batch_size: int,
         generator: torch.Generator,
     ) -> None:
         self.around, self.objective, self.leaves = around, objective, leaves
-        self.data, self.search = data, search
+        self.data, self.find = data, find
         self.batch_size, self.generator = batch_size, generator
         self.moves = "theta" in leaves or "Z" in leaves
         self.total = data.total
-        self.active = search(around.state.kernel, around.state.Z)
+        self.near = find(around.state.kernel, around.state.Z)
 
     def __call__(self, step: int) -> Tensor:
         if self.moves and step and step % REFRESH_EVERY == 0:
             here = self.around.to_state(self.leaves)
-            self.active = self.search(here.kernel, here.Z)
+            self.near = self.find(here.kernel, here.Z)
         n, b = len(self.data), self.batch_size
-        rows = sample_without_replacement(n, b, generator=self.generator).to(self.active.device)
-        here, active = self.around.active_values(self.leaves, self.active[rows])
+        rows = sample_without_replacement(n, b, generator=self.generator)
         theta, batch = self.leaves.get("theta"), self.data.take(rows)
+        here, active = self.around.active_values(self.leaves, self.near(rows, batch.X))
         value = bound(here, batch, active, self.objective, theta=theta, total=self.total)
         return value * (-n / (b * self.total))
 

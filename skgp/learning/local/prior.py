@@ -32,12 +32,12 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.natural import Posterior, fit_sites
+from skgp.inference.neighbors import search
+from skgp.inference.neighbors.assembly import compressed_rows
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import (
     LocalSystem,
     RowWeights,
-    compressed_rows,
     nested_systems,
     row_weights,
 )
@@ -91,9 +91,7 @@ class Settings:
 
 def active_sets(kernel, X: Tensor, Z: Tensor, settings: Settings) -> Tensor:
     """Indices (n, H) of the inducing points Z (M, d) nearest to rows X (n, d)."""
-    search = NeighborSearch(kernel, Z, settings.neighbors)
-    # In order of memory: what they index is read faster.
-    return search.query(X, min(settings.n_neighbors, len(Z))).sort(1).values
+    return search.active_sets(kernel, X, Z, settings.n_neighbors, settings.neighbors)
 
 
 def split_rows(

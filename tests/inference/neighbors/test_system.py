@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from skgp.inference.natural import Posterior, Sites
-from skgp.inference.neighbors import system as module
+from skgp.inference.neighbors import assembly as module
+from skgp.inference.neighbors.assembly import local_prior
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.system import local_prior, local_system, row_weights
+from skgp.inference.neighbors.system import local_system, row_weights
 from tests.reference import swsgp as dense
 
 

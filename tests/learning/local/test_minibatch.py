@@ -7,15 +7,18 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from skgp.blocks import ArrayBlocks, MappedBlocks
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
+from skgp.inference.neighbors.search import active_sets
 from skgp.learning.local import minibatch
 from skgp.learning.local.bound import Objective, bound, latent_moments, total_bound
 from skgp.learning.local.minibatch import (
     LocalCoordinates,
     _Plateau,
-    fit_minibatch,
     negative_log_predictive,
+    of_all,
+    of_minibatches,
     polish,
 )
 from skgp.likelihoods import Bernoulli, Gaussian
@@ -28,6 +31,10 @@ KERNEL = ConstantKernel(1.0, (0.5, 2.0)) * RBF(0.5, (0.1, 2.0))
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def fit_minibatch(state, data, search, objective, **options):
+    return minibatch.fit_minibatch(state, data, of_all(search), objective, **options)
 
 
 def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=0):
@@ -83,7 +90,9 @@ def test_gradients_of_the_batches_of_a_partition_average_to_that_of_all_rows(
     batches = list(torch.randperm(n, generator=seeded()).split(b))
 
     def estimates(size):
-        loss = minibatch._MinibatchLoss(around, objective, leaves, data, search, size, seeded())
+        loss = minibatch._MinibatchLoss(
+            around, objective, leaves, data, of_all(search), size, seeded()
+        )
         for step in range(n // size):
             estimate = loss(step)
             yield estimate.item(), torch.autograd.grad(estimate, list(leaves.values()))
@@ -245,6 +254,32 @@ def test_fit_that_meets_nan_says_what_to_do(kind):
         search = lambda kernel, Z: torch.full((60, 5), 7)  # noqa: E731
     with pytest.raises(NonFiniteLossError, match="Lower learning_rate"):
         fit_minibatch(state, data, search, objective, generator=seeded(), max_iter=20)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_read_from_blocks_take_the_same_steps(weighted):
+    state, data, _, objective = problem(labels=True, weighted=weighted)
+    data = replace(data, y=data.y[:, :1])
+    state = SWSGPState.prior(state.kernel, state.likelihood, state.Z, data.X.new_zeros(1))
+    weight = None if data.weight is None else data.weight.numpy()
+    blocks = ArrayBlocks(data.X.numpy(), data.y[:, 0].numpy() * 7 + 1, weight, 64)
+
+    def coded(rows):
+        return replace(rows, y=(rows.y[:, None] - 1) / 7)
+
+    read = MappedBlocks(blocks, coded, data.total, data)
+    options = {"batch_size": 50, "max_iter": 60}
+
+    def search(kernel, Z):
+        return active_sets(kernel, data.X, Z, 5)
+
+    expected, losses = fit_minibatch(state, data, search, objective, generator=seeded(), **options)
+    found, again = minibatch.fit_minibatch(
+        state, read, of_minibatches(5, "auto"), objective, generator=seeded(), **options
+    )
+    np.testing.assert_allclose(again, losses, rtol=1e-10)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-8, atol=1e-10)
+    assert found.kernel == expected.kernel != state.kernel
 
 
 # ---- polish --------------------------------------------------------------------------------------
