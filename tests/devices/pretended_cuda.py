@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 
@@ -115,20 +115,21 @@ def _call(function, args, kwargs):
             return function(*args, **kwargs)
         if name == "__get__":
             return _attribute(function, args)
-        leaves = tree_leaves((args, kwargs))
+        leaves = [*_leaves(args), *_leaves(kwargs)]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         on_device = [x for x in tensors if _lies_on_device(x)]
         on_host = [x for x in tensors if not _lies_on_device(x)]
         counts = Counter() if PretendedCuda.current is None else PretendedCuda.current.counts
-        asked = _asked_device(name, args, kwargs)
+        asked = _asked_device(name, args, leaves)
         _check(name, args, kwargs, on_device, on_host, asked)
         _count(counts, name, args, on_device, on_host, asked)
+        if any(_beneath(leaf) is not leaf for leaf in leaves):
+            args, kwargs = tree_map(_beneath, args), tree_map(_beneath, kwargs)
         if name == "cpu" or (name in ("to", "type_as") and asked == CPU and on_device):
-            moved = function(*tree_map(_beneath, args), **tree_map(_beneath, kwargs))
-            return moved.as_subclass(Tensor).clone()
+            return function(*args, **kwargs).as_subclass(Tensor).clone()
         if name == "is_cuda":
             return bool(on_device)
-        out = function(*tree_map(_beneath, args), **tree_map(_beneath, kwargs))
+        out = function(*args, **kwargs)
         if out is NotImplemented or name == "backward" or not (on_device or asked == CUDA):
             return out
         if asked == CPU or (name == "__getitem__" and not _lies_on_device(args[0])):
@@ -141,7 +142,16 @@ def _call(function, args, kwargs):
             return args[0]
         if name in ("to", *_COPYING) and not on_device:
             out = out.clone()  # the device has memory of its own
-        return tree_map(_as_cuda, out)
+        return _as_cuda(out) if isinstance(out, Tensor) else tree_map(_as_cuda, out)
+
+
+def _leaves(value: Any) -> list:
+    """What lists, tuples and dictionaries hold, however nested."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return [value]
+    return [leaf for part in value for leaf in _leaves(part)]
 
 
 def _attribute(function, args):
@@ -167,7 +177,7 @@ def _check(name, args, kwargs, on_device, on_host, asked) -> None:
     if name == "__getitem__" and on_device and not _lies_on_device(args[0]):
         raise RuntimeError("indices should be on the CPU, as the indexed tensor is")
     if name in ("__setitem__", "index_put_") and on_device and not _lies_on_device(args[0]):
-        if any(_lies_on_device(x) for x in tree_leaves(args[1])):
+        if any(_lies_on_device(x) for x in _leaves(args[1])):
             raise RuntimeError("indices should be on the CPU, as the indexed tensor is")
     generator = kwargs.get("generator")
     if generator is not None:
@@ -183,7 +193,7 @@ def _count(counts, name, args, on_device, on_host, asked) -> None:
     if name == "cpu" or (name in ("to", "type_as") and asked == CPU):
         counts["to_host"] += len(on_device)
         return
-    masks = (x.dtype == torch.bool for x in tree_leaves(args[1:]) if isinstance(x, Tensor))
+    masks = (x.dtype == torch.bool for x in _leaves(args[1:]) if isinstance(x, Tensor))
     if on_device and (name in _SYNCHRONISING or (name == "__getitem__" and any(masks))):
         counts["synchronisations"] += 1
     moves = name in ("to", "type_as", *_COPYING) and asked == CUDA and not on_device
@@ -195,11 +205,11 @@ def _count(counts, name, args, on_device, on_host, asked) -> None:
         counts["to_host"] += 1
 
 
-def _asked_device(name, args, kwargs) -> torch.device | None:
+def _asked_device(name, args, leaves) -> torch.device | None:
     """The device that a call names, by itself or by another tensor."""
     if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], Tensor):
         return CUDA if _lies_on_device(args[1]) else CPU
-    for leaf in tree_leaves((args[1:] if name == "to" else args, kwargs)):
+    for leaf in leaves:
         if isinstance(leaf, torch.device):
             return CUDA if leaf.type == "cuda" else CPU
         if isinstance(leaf, str) and leaf.split(":")[0] in ("cuda", "cpu"):

@@ -9,12 +9,12 @@ CASES = cases(
 [DLMGPRegressor]
 weighted:
 smooth2: n_inducing=10 max_iter=5 kernel=linear
-smooth2: n_inducing=10 max_iter=5 objective=fitc
-smooth2: n_inducing=10 max_iter=3 objective=square_loss dtype=float32
+smooth2: n_inducing=6 max_iter=2 objective=fitc
+smooth2: n_inducing=10 max_iter=2 objective=square_loss dtype=float32
 smooth2: n_inducing=10 max_iter=5 init=greedy learning_rate=0.05 batch_size=20 optimizer=None
 smooth2/parts: n_inducing=10 max_iter=3 optimizer=None
-heavy tails: likelihood=student_t n_inducing=10 max_iter=2
-exposed: likelihood=poisson n_inducing=10 max_iter=2
+heavy tails: likelihood=student_t n_inducing=6 max_iter=1
+exposed: likelihood=poisson n_inducing=6 max_iter=1
 counts1: likelihood=poisson n_inducing=8 max_iter=1 link=softplus gradient=bmc optimizer=None
 heavy tails: likelihood=student_t n_inducing=8 max_iter=1 gradient=ups optimizer=None
 [DLMGPClassifier]

@@ -24,26 +24,26 @@ CASES = cases(
     """
 [SWSGPRegressor]
 weighted:
-smooth2: dtype=float32 n_inducing=20 n_neighbors=8 max_iter=5
-smooth2: n_inducing=20 n_neighbors=8 max_iter=5 covariance=full init=k-means
-smooth2: n_inducing=20 n_neighbors=8 max_iter=5 solver=adam batch_size=30
-wide: n_inducing=20 n_neighbors=8 max_iter=5 projection=2 joint_prediction=union
+smooth2: dtype=float32 n_inducing=16 n_neighbors=6 max_iter=2
+smooth2: n_inducing=16 n_neighbors=6 max_iter=2 covariance=full init=k-means
+smooth2: n_inducing=16 n_neighbors=6 max_iter=2 solver=adam batch_size=30
+wide: n_inducing=16 n_neighbors=6 max_iter=2 projection=2 joint_prediction=union
 smooth2/parts: method=kriging n_neighbors=8
-smooth2/parts: n_inducing=20 n_neighbors=8 max_iter=5 inducing=fixed
+smooth2/parts: n_inducing=16 n_neighbors=6 max_iter=2 inducing=fixed
 outliers: likelihood=student_t n_inducing=15 n_neighbors=6 max_iter=3 optimizer=None
-exposed: likelihood=poisson n_inducing=20 n_neighbors=8 max_iter=3
+exposed: likelihood=poisson n_inducing=16 n_neighbors=6 max_iter=3
 
 [SWSGPClassifier]
-moons: n_inducing=20 n_neighbors=8 max_iter=3 init=greedy
-iris: n_inducing=20 n_neighbors=8 max_iter=3 likelihood=logit optimizer=None
+moons: n_inducing=16 n_neighbors=6 max_iter=3 init=greedy
+iris: n_inducing=16 n_neighbors=6 max_iter=3 likelihood=logit optimizer=None
 moons/parts: method=kriging n_neighbors=8
 """
 )
 NATURAL, MINIBATCHES, KRIGING = cases(
     """
 [SWSGPRegressor]
-smooth2: n_inducing=20 n_neighbors=8 optimizer=None
-smooth2: n_inducing=20 n_neighbors=8 optimizer=None solver=adam batch_size=30 max_iter=4
+smooth2: n_inducing=16 n_neighbors=6 optimizer=None
+smooth2: n_inducing=16 n_neighbors=6 optimizer=None solver=adam batch_size=30 max_iter=4
 smooth2: method=kriging n_neighbors=8 optimizer=None
 """
 )
