@@ -28,13 +28,13 @@ import skgp
 ESTIMATORS = {
     "QSGPRegressor": {},
     "QSGPClassifier": {},
-    "DLMGPRegressor": {"max_iter": 20},
-    "DLMGPClassifier": {"max_iter": 20},
+    "DLMGPRegressor": {"max_iter": 8},
+    "DLMGPClassifier": {"max_iter": 8},
     "SWSGPRegressor": {},
     "SWSGPClassifier": {},
-    "StateSpaceGPRegressor": {"max_iter": 10},
-    "StateSpaceGPClassifier": {"max_iter": 10},
-    "BayesianGPRegressor": {"n_samples": 128, "n_keep": 16, "n_warmup": 10},
+    "StateSpaceGPRegressor": {"max_iter": 4},
+    "StateSpaceGPClassifier": {"max_iter": 4},
+    "BayesianGPRegressor": {"n_samples": 64, "n_keep": 8, "n_warmup": 5},
 }
 
 #: Values of the parameters that are numbers; of strings and booleans every value is drawn.

@@ -79,32 +79,37 @@ class ClassifierPredictions(EstimatorPredictions):
             "score": (X, y),
         }
 
-    @pytest.fixture
-    def data(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def data(cls):
         rng = np.random.default_rng(0)
         X = rng.uniform(-2, 2, (40, 2))
         return X, LABELS["string"][(two_class_signal(X, rng) > 0).astype(int)]
 
-    @pytest.fixture
-    def three(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def three(cls):
         rng = np.random.default_rng(3)
         X = rng.uniform(-2, 2, (48, 2))
         codes = np.digitize(two_class_signal(X, rng), [-0.5, 0.5])
         return X, np.array(["blue", "green", "red"])[codes]
 
-    @pytest.fixture
-    def fitted_three(self, three):
-        return self.make(kernel=self.kernel(), optimizer=None).fit(*three)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fitted_three(cls, three):
+        return cls().make(kernel=cls().kernel(), optimizer=None).fit(*three)
 
-    @pytest.fixture(params=["two", "three"])
-    def problem(self, request, data, three):
+    @pytest.fixture(scope="class", params=["two", "three"])
+    @classmethod
+    def problem(cls, request, data, three):
         """Rows and labels of two classes, then of three."""
         return data if request.param == "two" else three
 
-    @pytest.fixture
-    def learned(self, problem):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def learned(cls, problem):
         """What the defaults learn of `problem`; not to be changed."""
-        return self.make().fit(*problem)
+        return cls().make().fit(*problem)
 
     def proba(self, X, y, X_new, *, sample_weight=None, **params):
         """Probabilities at X_new of a fit with a kernel that is kept."""

@@ -164,8 +164,9 @@ class RegressorPredictions(PredictiveContract):
     def kernel(self, n_columns=2):
         return rbf_kernel(n_columns)
 
-    @pytest.fixture
-    def data(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def data(cls):
         rng = np.random.default_rng(0)
         X = rng.uniform(-2, 2, (40, 2))
         y = 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(40))
@@ -281,12 +282,14 @@ class CountRegressorPredictions(PredictiveContract):
     def kernel(self, n_columns=2):
         return ConstantKernel(1.0) * RBF([1.0] * n_columns)
 
-    @pytest.fixture
-    def data(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def data(cls):
         return make_counts(40, 2, mean=20.0, dispersion=50.0, length_scale=1.0, random_state=7)
 
-    @pytest.fixture
-    def X_new(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def X_new(cls):
         return np.random.default_rng(1).uniform(-1.5, 1.5, (7, 2))
 
     def rate(self, f):

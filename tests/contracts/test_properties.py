@@ -1,6 +1,6 @@
 """The properties of `tests.contracts.properties` over the cases of `tests.contracts.cases`.
 
-By default a dozen cases an estimator and property, always the same; ``-m slow`` draws 2000.
+By default a few cases an estimator and property, always the same; ``-m slow`` draws 2000.
 """
 
 from dataclasses import replace
@@ -19,8 +19,8 @@ from tests.contracts.properties import (
     check_value,
 )
 
-_N_CASES = [12, pytest.param(2000, marks=pytest.mark.slow)]
-_N_SEQUENCES = [4, pytest.param(200, marks=pytest.mark.slow)]
+_N_CASES = [6, pytest.param(2000, marks=pytest.mark.slow)]
+_N_SEQUENCES = [3, pytest.param(200, marks=pytest.mark.slow)]
 _HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 _STEPS = st.lists(

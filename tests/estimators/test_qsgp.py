@@ -144,9 +144,10 @@ def test_inducing_basis_of_all_rows_is_the_exact_gp(options, data, X_new):
 # ---- streams and weights ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalize_y", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("basis", ["fourier", "inducing"])
+@pytest.mark.parametrize(
+    ("basis", "weighted", "normalize_y"),
+    [("fourier", True, True), ("fourier", False, False), ("inducing", True, False)],
+)
 def test_partial_fit_in_batches_equals_fit_of_all_rows(basis, weighted, normalize_y, data, X_new):
     X, y = data
     if not normalize_y:
@@ -224,20 +225,6 @@ def test_evidence_of_an_earlier_fit_is_forgotten(data):
     assert not hasattr(estimator, "log_marginal_likelihood_value_")
 
 
-# ---- scikit-learn around it -------------------------------------------------------------------
-
-
-def test_n_jobs_limits_torch_to_the_fit(data, X_new, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._fitting.MANY_ROWS", 1)
-    before = torch.get_num_threads()
-    seen = []
-    recorder = Recorder(on_iteration=lambda: seen.append(torch.get_num_threads()))
-    estimator = make(solver="cg", n_jobs=2).set_callbacks(recorder).fit(*data)
-    assert set(seen) == {2}
-    estimator.predict(X_new)
-    assert torch.get_num_threads() == before
-
-
 # ---- watching, stopping, going on -------------------------------------------------------------
 
 
@@ -273,16 +260,16 @@ def test_scoring_monitor_follows_sgd(basis, data):
     assert scores[-1] == pytest.approx(estimator.score(*data))
 
 
-@pytest.mark.parametrize("optimizer", ["auto", None])
-@pytest.mark.parametrize("random_state", [0, np.random.RandomState(0)], ids=["seed", "stream"])
 @pytest.mark.parametrize(
     "options",
-    [dict(basis="fourier", n_basis=30), dict(basis="inducing", n_basis=30)],
-    ids=name,
+    [
+        dict(basis="fourier", random_state=0, optimizer="auto"),
+        dict(basis="inducing", random_state=np.random.RandomState(0), optimizer=None),
+    ],
+    ids=["fourier", "inducing"],
 )
-def test_warm_start_of_sgd_goes_on_from_the_weights(options, random_state, optimizer, data):
-    options = dict(**options, optimizer=optimizer, random_state=random_state, warm_start=True)
-    estimator = make(solver="sgd", **options).fit(*data)
+def test_warm_start_of_sgd_goes_on_from_the_weights(options, data):
+    estimator = make(solver="sgd", n_basis=30, warm_start=True, **options).fit(*data)
     losses = estimator.history_["solve"]
     estimator.fit(*data)
     assert estimator.n_iter_ == 120
@@ -308,12 +295,11 @@ def test_warm_start_begins_with_the_last_hyperparameters(data):
     assert_same(estimator.kernel_.theta, found)
 
 
-@pytest.mark.parametrize("basis", ["fourier", "inducing"])
-def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain(basis):
+def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (300, 2))
     y = np.sin(X[:, 0]) + rng.standard_normal(300)
-    options = dict(solver="sgd", basis=basis, n_basis=60, max_iter=3000, learning_rate=0.3)
+    options = dict(solver="sgd", n_basis=60, max_iter=3000, learning_rate=0.3)
     stopped = make(early_stopping=True, **options).fit(X, y)
     errors = stopped.history_["validation"]
     assert stopped.n_iter_ < 1500 and stopped.n_iter_ == 50 * len(errors)
@@ -357,6 +343,8 @@ def test_awkward_data_has_a_finite_answer(options, data, X_new):
     }
     if options["n_basis"] is None or options["basis"] == "fourier":
         cases["one row"] = (X[:1], y[:1], X_new)
+    if options["solver"] == "sgd":
+        options = {**options, "max_iter": 10}
     for case, (X_case, y_case, X_test) in cases.items():
         if case == "duplicated rows" and options["n_basis"] == 30:
             options = {**options, "n_basis": 20}  # of 30 distinct rows
@@ -365,8 +353,8 @@ def test_awkward_data_has_a_finite_answer(options, data, X_new):
         assert np.isfinite(mean).all() and np.isfinite(std).all(), case
         assert (std > 0).all(), case
         assert np.isfinite(estimator.log_predictive_density(X_case, y_case)).all(), case
-    constant = make(**options).fit(X, np.full(60, 0.1)).predict(X_new)
-    np.testing.assert_allclose(constant, 0.1, rtol=1e-12)
+        if case == "constant y":
+            np.testing.assert_allclose(mean, 0.1, rtol=1e-12)
 
 
 def test_more_inducing_points_than_rows_are_lowered(data):

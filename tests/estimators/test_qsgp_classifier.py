@@ -1,6 +1,7 @@
 """QSGPClassifier: the contract of every classifier, and what is its own."""
 
 import warnings
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -62,8 +63,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("likelihood", ["logit", "probit"])
+@pytest.mark.parametrize(
+    ("options", "likelihood"), [*zip(OPTIONS, cycle(["logit", "probit"]), strict=False)], ids=str
+)
 def test_every_combination_classifies(moons, options, likelihood):
     X, y = moons
     model = fitted(X, y, likelihood=likelihood, **options)
