@@ -56,19 +56,12 @@ def assert_unbiased(draws, expected):
 
 
 @each_kernel(spectral=True)
-@pytest.mark.parametrize("kind", ["orthogonal", "iid"])  # "hadamard" begins at 33 columns, below
-def test_features_are_unbiased(make_kernel, kind):
-    kernel, X = make_kernel(), inputs(4)
-    # Three blocks of 8, 8 and 4 frequencies.
-    draws = estimates(kernel, X, 40, 80, kind=kind, block_size=8)
-    assert_unbiased(draws, gram(kernel, X))
-
-
-@each_kernel(spectral=True)
 def test_features_are_unbiased_away_from_the_kernels_own_theta(make_kernel):
     kernel, X = make_kernel(), inputs(4)
     theta = torch.from_numpy(kernel.theta + np.linspace(-0.2, 0.3, kernel.n_dims))
-    assert_unbiased(estimates(kernel, X, 40, 60, theta), gram(kernel, X, theta=theta))
+    # Three blocks of 8, 8 and 4 frequencies.
+    draws = estimates(kernel, X, 40, 60, theta, block_size=8)
+    assert_unbiased(draws, gram(kernel, X, theta=theta))
 
 
 @each_kind
@@ -85,7 +78,7 @@ def test_gradient_of_features_is_unbiased(make_kernel):
     G = torch.from_numpy(np.random.default_rng(1).standard_normal((4, 4)))
     theta = torch.tensor(kernel.theta, requires_grad=True)
     slopes = []
-    for seed in range(60):
+    for seed in range(40):
         features = FourierFeatures(kernel, 40, N_INPUTS, seed=seed).all_features(X, theta)
         slopes.append(torch.autograd.grad((G * (features @ features.T)).sum(), theta)[0])
     (expected,) = torch.autograd.grad((G * gram(kernel, X, theta=theta)).sum(), theta)
@@ -117,15 +110,6 @@ def test_features_of_stationary_kernels_have_the_exact_variance(make_kernel):
 def test_features_of_products_of_line_spectra_are_unbiased(kernel):
     X = inputs(5, d=1)
     assert_unbiased(estimates(kernel, X, 40, 300), gram(kernel, X))
-
-
-@each_kernel(spectral=True)
-def test_features_converge_to_the_kernel(make_kernel):
-    kernel, X = make_kernel(), inputs(12)
-    features = FourierFeatures(kernel, 20_000, N_INPUTS, seed=0).all_features(X)
-    # The standard deviation is at most sqrt(1 / (2 N)) = .007 of the variance.
-    tolerance = 0.03 * float(kernel.diag(X.numpy()).max())
-    assert (features @ features.T - gram(kernel, X)).abs().max() < tolerance
 
 
 # Variance ---------------------------------------------------------------------------------------
@@ -182,10 +166,9 @@ def test_short_last_block_serves_the_largest_terms():
 # Layout and random access -----------------------------------------------------------------------
 
 
-@each_kernel(spectral=True)
 @each_kind
-def test_random_access_equals_sequential_access(make_kernel, kind):
-    kernel, X = make_kernel(), inputs(3)
+def test_random_access_equals_sequential_access(kind):
+    kernel, X = 1.3 * Matern(6.0, nu=1.5) + RationalQuadratic(), inputs(3)
     options = {"kind": kind, "seed": 5, "block_size": 9}
     phi = FourierFeatures(kernel, 50, N_INPUTS, **options)
     whole = phi.all_features(X)
@@ -269,12 +252,11 @@ def test_features_in_float32_and_into_storage(d, n):
 
 
 @each_kernel(spectral=True)
-@pytest.mark.parametrize("kind", ["orthogonal", "hadamard"])
-def test_features_gradient_in_theta_equals_differences(make_kernel, kind):
+def test_features_gradient_in_theta_equals_differences(make_kernel):
     kernel, X = make_kernel(), inputs(3)
     if not kernel.n_dims:
         pytest.skip("no free hyper-parameter")
-    phi = FourierFeatures(kernel, 22, N_INPUTS, kind=kind, seed=2, block_size=6)
+    phi = FourierFeatures(kernel, 22, N_INPUTS, seed=2, block_size=6)
     theta = torch.tensor(kernel.theta + 0.05, requires_grad=True)
     with torch.no_grad():
         expected = phi.all_features(X, theta)
