@@ -5,8 +5,8 @@ import pytest
 from sklearn.calibration import CalibrationDisplay, calibration_curve
 from sklearn.datasets import make_moons
 
+from skgp import QSGPClassifier
 from skgp.displays import expected_calibration_error
-from tests.estimators._dense_classifier import DenseGPClassifier
 from tests.same import assert_same
 
 
@@ -95,8 +95,8 @@ def test_reliability_diagram_of_scikit_learn_draws_a_classifier():
     matplotlib.use("Agg")
     X, codes = make_moons(120, noise=0.3, random_state=0)
     y = np.array(["down", "up"])[codes]
-    estimator = DenseGPClassifier(random_state=0).fit(X[:60], y[:60])
+    estimator = QSGPClassifier(random_state=0).fit(X[:60], y[:60])
     display = CalibrationDisplay.from_estimator(estimator, X[60:], y[60:], n_bins=5)
     assert_same(display.y_prob, estimator.predict_proba(X[60:])[:, 1])
-    assert display.pos_label == "up" and display.estimator_name == "DenseGPClassifier"
+    assert display.pos_label == "up" and display.estimator_name == "QSGPClassifier"
     matplotlib.pyplot.close("all")

@@ -1,53 +1,17 @@
-"""The estimator base: the contract on a dense double, and its own edges."""
+"""The estimator base: memory of predictions, clipped variances, devices, random numbers."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
+from skgp import QSGPRegressor
 from skgp.estimators import _base
 from skgp.estimators._base import Backend, clip_variance, resolve_device, to_tensor
 from skgp.estimators._predictive import covariance_root, is_constant
 from skgp.linalg import NumericalWarning
-from tests.contracts.estimators import (
-    CountRegressorContract,
-    CountRegressorPredictions,
-    RegressorContract,
-    RegressorPredictions,
-    rbf_kernel,
-)
-from tests.estimators._dense import DenseGPRegressor
-from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor
-
-
-class TestDenseGPRegressor(RegressorContract):
-    def make(self, **params):
-        return DenseGPRegressor(**{"random_state": 0, **params})
-
-
-class TestDenseStudentRegressor(RegressorPredictions):
-    gaussian = False
-    heavy_tailed = True
-
-    def make(self, **params):
-        return DenseStudentRegressor(**{"random_state": 0, **params})
-
-
-class TestDenseCountRegressor(CountRegressorContract):
-    def make(self, **params):
-        return DenseCountRegressor(**{"random_state": 0, **params})
-
-
-class TestDenseSoftplusRegressor(CountRegressorPredictions):
-    link = "softplus"
-
-    def make(self, **params):
-        return DenseCountRegressor(**{"random_state": 0, "link": "softplus", **params})
-
-    def kernel(self, n_columns=2):
-        return ConstantKernel(100.0) * RBF([1.0] * n_columns)
+from tests.contracts.estimators import rbf_kernel
 
 
 @pytest.fixture
@@ -57,22 +21,9 @@ def data():
     return X, 5 + 3 * np.sin(X.sum(1)) + 0.1 * rng.standard_normal(30)
 
 
-def test_predictions_equal_those_of_scikit_learn(data):
-    X, y = data
-    X_new = np.random.default_rng(1).uniform(-3, 3, (9, 2))
-    kernel = ConstantKernel(1.3) * RBF([0.7, 1.9]) + WhiteKernel(0.02)
-    ours = DenseGPRegressor(kernel, optimizer=None).fit(X, y)
-    theirs = GaussianProcessRegressor(kernel, alpha=0, optimizer=None, normalize_y=True).fit(X, y)
-    for flags in ({"return_std": True}, {"return_cov": True}):
-        for got, expected in zip(
-            ours.predict(X_new, **flags), theirs.predict(X_new, **flags), strict=True
-        ):
-            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
     X, y = data
-    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
     whole = [estimator.predict(X), *estimator.predict(X, return_std=True)]
     heights = []
     hook = estimator._latent_mean
@@ -88,25 +39,16 @@ def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
 
 def test_mean_alone_takes_the_fast_path(data, monkeypatch):
     X, y = data
-    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
-    monkeypatch.delattr(DenseGPRegressor, "_latent_mean_and_variance")
-    monkeypatch.delattr(DenseGPRegressor, "_latent_mean_and_covariance")
+    estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    monkeypatch.setattr(estimator, "_latent_mean_and_variance", None)
+    monkeypatch.setattr(estimator, "_latent_mean_and_covariance", None)
     assert estimator.predict(X).shape == y.shape
-
-
-def test_weights_are_repetitions(data):
-    X, y = data
-    weights = np.random.default_rng(2).integers(0, 4, len(y))
-    weighted = DenseGPRegressor(random_state=0).fit(X, y, sample_weight=weights)
-    repeated = DenseGPRegressor(random_state=0).fit(X.repeat(weights, 0), y.repeat(weights))
-    assert weighted.y_scale_ == pytest.approx(repeated.y_scale_, rel=1e-12)
-    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-9)
 
 
 def test_kernel_at_a_bound_warns_as_scikit_learn_does(data):
     kernel = RBF(1e-3, (1e-3, 1.0001e-3)) + WhiteKernel(0.1)
     with pytest.warns(ConvergenceWarning, match="k1__length_scale is close to the specified"):
-        DenseGPRegressor(kernel, random_state=0).fit(*data)
+        QSGPRegressor(kernel, random_state=0).fit(*data)
 
 
 def test_clip_variance_warns_with_the_least_value():
@@ -123,7 +65,7 @@ def test_clip_variance_is_silent_on_good_values(recwarn):
 
 def test_negative_variances_of_a_hook_are_clipped_with_a_warning(data, monkeypatch):
     X, y = data
-    estimator = DenseGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
+    estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
     hook = estimator._latent_mean_and_variance
     monkeypatch.setattr(estimator, "_latent_mean_and_variance", lambda X: (hook(X)[0], -hook(X)[1]))
     with pytest.warns(NumericalWarning, match="30 of 30"):

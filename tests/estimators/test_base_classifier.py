@@ -1,4 +1,4 @@
-"""The classifier base: the contract on a dense double, and its own edges."""
+"""The classifier base: probabilities of given moments of f, tails, labels, weights."""
 
 import pickle
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import expit, log_expit, ndtri
 from scipy.stats import norm
-from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
 
+from skgp import QSGPClassifier
 from skgp.estimators import _base, _base_classifier
 from skgp.estimators._base_classifier import log_complement
 from skgp.estimators._validation import (
@@ -20,40 +21,32 @@ from skgp.estimators._validation import (
     one_vs_rest,
 )
 from skgp.linalg import NumericalWarning
-from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
-from tests.estimators._dense_classifier import DenseGPClassifier
 from tests.same import assert_same
 
-
-class TestModeratedProbit(ClassifierContract):
-    def make(self, **params):
-        return DenseGPClassifier(**{"random_state": 0, **params})
+KERNEL = 4.0 * RBF([1.5, 1.5])
 
 
-class TestPlugInLogit(ClassifierPredictions):
-    def make(self, **params):
-        return DenseGPClassifier(
-            **{"random_state": 0, "likelihood": "logit", "moderated": False, **params}
-        )
-
-
-class GivenLatent(DenseGPClassifier):
+class GivenLatent(QSGPClassifier):
     """Latent moments are what a test says they are: column k of X, and a variance."""
 
     variance = 0.0
 
     def _latent_mean(self, X):
-        return X[:, : self.gradient_.shape[1]]
+        return X[:, : 1 if len(self.classes_) == 2 else len(self.classes_)]
 
     def _latent_mean_and_variance(self, X):
         mean = self._latent_mean(X)
         return mean, np.full_like(mean, self.variance)
 
 
-def given_latent(n_classes, **params):
+def given_latent(n_classes, *, moderation=1.0, **params):
     """Return a fitted `GivenLatent` of classes 0, 1, ... for X of three columns."""
     y = np.arange(12) % n_classes
-    return GivenLatent(n_moves=1, **params).fit(np.eye(12)[:, :3], y)
+    model = GivenLatent(optimizer=None, **{"likelihood": "probit", **params}).fit(
+        np.eye(12)[:, :3], y
+    )
+    model.moderation_ = moderation
+    return model
 
 
 @pytest.fixture
@@ -63,27 +56,7 @@ def data():
     return X, np.where(X.sum(1) + 0.3 * rng.standard_normal(30) > 0, 1, -1)
 
 
-# ---- against scikit-learn and closed forms ------------------------------------------------------
-
-
-def test_probabilities_equal_those_of_scikit_learn():
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (30, 2))
-    y = np.arange(30) % 2  # classes of one size: their base rate is scikit-learn's mean of 0
-    X[:, 0] += y
-    kernel = TestPlugInLogit().kernel()
-    ours = DenseGPClassifier(kernel, likelihood="logit", optimizer=None).fit(X, y)
-    theirs = GaussianProcessClassifier(kernel, optimizer=None).fit(X, y)
-    assert ours.log_marginal_likelihood_value_ == pytest.approx(
-        theirs.log_marginal_likelihood_value_, rel=1e-9
-    )
-    X_new = rng.uniform(-3, 3, (9, 2))
-    # scikit-learn averages the sigmoid to about three digits.
-    np.testing.assert_allclose(ours.predict_proba(X_new), theirs.predict_proba(X_new), atol=2e-3)
-    for found, expected in zip(
-        ours.latent_mean_and_variance(X_new), theirs.latent_mean_and_variance(X_new), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+# ---- closed forms ------------------------------------------------------------------------------
 
 
 def test_moderated_probit_is_the_closed_form():
@@ -110,7 +83,7 @@ def test_moderated_logit_averages_the_sigmoid():
 
 
 def test_several_classes_are_normalised_one_vs_rest():
-    estimator = given_latent(3, likelihood="logit", moderated=False)
+    estimator = given_latent(3, likelihood="logit", moderation=0.0)
     X = np.array([[0.3, -1.0, 2.0]])
     np.testing.assert_allclose(estimator.predict_proba(X), expit(X) / expit(X).sum(), rtol=1e-12)
 
@@ -119,7 +92,7 @@ def test_several_classes_are_normalised_one_vs_rest():
 
 
 def test_tails_of_two_classes_keep_their_digits():
-    estimator = given_latent(2, likelihood="logit", moderated=False)
+    estimator = given_latent(2, likelihood="logit", moderation=0.0)
     f = np.array([-2000.0, -40.0, 1e-9, 40.0, 2000.0])
     X = np.column_stack([f, np.zeros((5, 2))])
     np.testing.assert_allclose(estimator.decision_function(X), f, rtol=1e-6)
@@ -129,9 +102,9 @@ def test_tails_of_two_classes_keep_their_digits():
 
 
 @pytest.mark.parametrize("likelihood", ["logit", "probit"])
-@pytest.mark.parametrize("moderated", [True, False])
-def test_classes_that_are_all_improbable_are_compared(likelihood, moderated):
-    estimator = given_latent(3, likelihood=likelihood, moderated=moderated)
+@pytest.mark.parametrize("moderation", [1.0, 0.0])
+def test_classes_that_are_all_improbable_are_compared(likelihood, moderation):
+    estimator = given_latent(3, likelihood=likelihood, moderation=moderation)
     estimator.variance = 2.0
     X = np.array([[-5000.0, -5001.0, -5002.0], [-1e200, -1e200, -1e200], [50.0, 2000.0, -2000.0]])
     proba, decision = estimator.predict_proba(X), estimator.decision_function(X)
@@ -153,7 +126,7 @@ def test_log_complement_has_no_cancellation():
 
 def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
     X, y = data
-    estimator = DenseGPClassifier(likelihood="logit", random_state=0).fit(X, y)
+    estimator = QSGPClassifier(likelihood="logit", random_state=0).fit(X, y)
     whole = estimator.predict_proba(X)
     heights = []
     hook = estimator._latent_mean_and_variance
@@ -178,16 +151,16 @@ def test_negative_variances_of_a_hook_are_clipped_with_a_warning():
 
 def test_predictions_follow_the_likelihood_of_the_fit(data):
     X, y = data
-    estimator = DenseGPClassifier(random_state=0).fit(X, y)
+    estimator = QSGPClassifier(random_state=0).fit(X, y)
     before = estimator.predict_proba(X)
-    estimator.set_params(likelihood="logit", moderated=False)
+    estimator.set_params(likelihood="logit")
     assert_same(pickle.loads(pickle.dumps(estimator)).predict_proba(X), before)
 
 
 @pytest.mark.parametrize("labels", [["a"] * 30, list(range(30)), ["a", "b"] * 15])
 def test_refused_labels_leave_the_last_fit_alone(data, labels):
     X, y = data
-    estimator = DenseGPClassifier(random_state=0, class_weight={1: 2.0}).fit(X, y)
+    estimator = QSGPClassifier(random_state=0, class_weight={1: 2.0}).fit(X, y)
     before = estimator.predict_proba(X)
     with pytest.raises(ValueError, match="class"):
         estimator.fit(X, labels)
@@ -195,18 +168,19 @@ def test_refused_labels_leave_the_last_fit_alone(data, labels):
     assert set(estimator.predict(X)) == {-1, 1}
 
 
-def test_stream_in_batches_equals_fit_of_all_rows(data):
+def test_stream_weighs_classes_and_rows(data):
     X, y = data
-    kernel = TestPlugInLogit().kernel()
-    batches = DenseGPClassifier(kernel, optimizer=None, class_weight={1: 2.0})
     weights = np.linspace(0, 2, 30)
-    for rows in (slice(0, 8), slice(8, 30)):
-        batches.partial_fit(X[rows], y[rows], classes=[-1, 1], sample_weight=weights[rows])
-    whole = DenseGPClassifier(kernel, optimizer=None, class_weight={1: 2.0})
-    whole.fit(X, y, sample_weight=weights)
-    np.testing.assert_allclose(batches.predict_proba(X), whole.predict_proba(X), rtol=1e-9)
+    options = dict(kernel=KERNEL, optimizer=None, random_state=0, n_basis=10)
+    by_class = QSGPClassifier(class_weight={1: 2.0}, **options)
+    by_row = QSGPClassifier(class_weight=None, **options)
+    for rows in (slice(0, 18), slice(18, 30)):
+        given, doubled = weights[rows], weights[rows] * np.where(y[rows] == 1, 2.0, 1.0)
+        by_class.partial_fit(X[rows], y[rows], classes=[-1, 1], sample_weight=given)
+        by_row.partial_fit(X[rows], y[rows], classes=[-1, 1], sample_weight=doubled)
+    np.testing.assert_allclose(by_class.predict_proba(X), by_row.predict_proba(X), rtol=1e-9)
     with pytest.raises(ValueError, match="features"):
-        batches.partial_fit(X[:, :1], y)
+        by_class.partial_fit(X[:, :1], y)
 
 
 # ---- labels -------------------------------------------------------------------------------------

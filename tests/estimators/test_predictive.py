@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
+from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators import _base, _predictive
 from skgp.estimators._kernels import refuse_noise
@@ -18,7 +19,6 @@ from skgp.estimators._predictive import (
 from skgp.estimators._validation import check_counts
 from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
 from tests.contracts.estimators import rbf_kernel, z_scores
-from tests.estimators._dense_likelihood import DenseCountRegressor, DenseStudentRegressor
 from tests.same import assert_same
 
 LIKELIHOODS = {
@@ -256,9 +256,8 @@ def test_student_noise_of_few_degrees_of_freedom_has_infinite_std(df, recwarn):
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (30, 2))
     y = 30 + 4 * np.sin(X[:, 0]) + 0.1 * rng.standard_normal(30)
-    estimator = DenseStudentRegressor(rbf_kernel(), optimizer=None)
-    estimator.df = df
-    estimator.fit(X, y)
+    options = dict(likelihood="student_t", degrees_of_freedom=df, optimizer=None, random_state=0)
+    estimator = SWSGPRegressor(rbf_kernel(), **options).fit(X, y)
     mean, std = estimator.predict(X, return_std=True)
     assert_same(mean, estimator.predict(X))
     assert_same(mean, estimator.latent_mean_and_variance(X)[0])
@@ -276,7 +275,7 @@ def test_student_noise_of_few_degrees_of_freedom_has_infinite_std(df, recwarn):
 
 def test_predictions_of_counts_do_not_depend_on_the_chunks(monkeypatch):
     X, y = make_counts(30, random_state=0)
-    estimator = DenseCountRegressor(RBF(0.5), optimizer=None).fit(X, y)
+    estimator = SWSGPRegressor(RBF(0.5), likelihood="poisson", optimizer=None).fit(X, y)
     whole = estimator.predict(X)
     monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())
     monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 4)
@@ -320,6 +319,6 @@ def test_check_counts_names_negative_integers():
 def test_refuse_noise_names_kernel_and_remedy():
     refuse_noise(RBF(), None)
     with pytest.raises(
-        ValueError, match="WhiteKernel.* this DenseCountRegressor has none.*Leave the White"
+        ValueError, match="WhiteKernel.* this SWSGPRegressor has none.*Leave the White"
     ):
-        refuse_noise(RBF() + WhiteKernel(), DenseCountRegressor())
+        refuse_noise(RBF() + WhiteKernel(), SWSGPRegressor(likelihood="poisson"))

@@ -11,6 +11,7 @@ from sklearn.utils.estimator_checks import (
 
 from skgp import (
     BayesianGPRegressor,
+    DLMGPClassifier,
     DLMGPRegressor,
     GaussianProcessClassifier,
     GaussianProcessRegressor,
@@ -24,8 +25,6 @@ from skgp import (
 from tests.contracts.catalogue import CHEAP
 from tests.contracts.common import sklearn_checks
 from tests.contracts.estimators import RoundTargets
-from tests.estimators._dense import DenseGPRegressor
-from tests.estimators._dense_classifier import DenseGPClassifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
 
@@ -45,12 +44,13 @@ class RoundedStateSpace(RoundTargets, StateSpaceGPRegressor):
 #: The default kernel is kept; but for state-space models, whose search counts the iterations.
 QUICK = {make: make(optimizer=None, random_state=0) for make in CHEAP} | {
     QSGPClassifier: QSGPClassifier(random_state=0),
-    StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=2),
-    StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=2),
+    DLMGPClassifier: DLMGPClassifier(optimizer=None, max_iter=5, random_state=0),
+    StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=1),
+    StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=1),
     GaussianProcessRegressor: GaussianProcessRegressor(),
     GaussianProcessClassifier: GaussianProcessClassifier(),
 }
-test_quick_settings = sklearn_checks(*QUICK.values(), DenseGPRegressor(), DenseGPClassifier())
+test_quick_settings = sklearn_checks(*QUICK.values())
 
 FEW_POINTS = dict(n_inducing=30, max_iter=20, random_state=0)
 
