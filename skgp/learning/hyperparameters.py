@@ -27,6 +27,7 @@ from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.kernels.gram import gram, split_noise
 from skgp.learning.defaults import (
+    GLOBAL_SEARCH,
     MEDIAN_NEIGHBORS,
     OUTLIER_BATCH,
     OUTLIER_CHANGED,
@@ -71,15 +72,20 @@ def learn_hyperparameters(
     `rows` are the observations that relevance vectors are found among, none merged; `data` serves
     everything else.
     """
+    settings = SearchSettings(**GLOBAL_SEARCH)
     if robust:
-        found, scale = robust_hyperparameters(kernels, data, generator=generator, callback=callback)
+        found, scale = robust_hyperparameters(
+            kernels, data, generator=generator, settings=settings, callback=callback
+        )
         return found, scale or None  # 0 of constant targets
     recorder = StopRecorder(callback)
     if relevance and len(data) > RELEVANCE_ROWS:
         # A start is all that is needed: the evidence of the relevance vectors has the last word.
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         data = data.take(order[:RELEVANCE_ROWS])
-    found = fit_hyperparameters(kernels, data, generator=generator, callback=recorder)
+    found = fit_hyperparameters(
+        kernels, data, generator=generator, settings=settings, callback=recorder
+    )
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
         signal = shorten_length_scales(signal, rows, generator=generator, callback=callback)

@@ -49,6 +49,7 @@ def search_from_starts(
             max_iter=EXACT_ITERATIONS,
             tol=EXACT_TOL,
             gtol=EXACT_GTOL,
+            refuse_far=False,  # as scikit-learn: a first step to 1e7 nats is interpolated at once
             tell=told,
         )
 

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.search import CandidateSearch
+from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.gram import split_noise
-from skgp.learning.defaults import NOISE_GRID
+from skgp.learning.defaults import NOISE_GRID, SCORED_NUMBERS
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import (
     ChoiceSettings,
@@ -72,12 +72,14 @@ class SearchSettings:
     subset_size: int = 1000  # rows of the dense GP of more
     dense_max_iter: int = 40  # of L-BFGS-B
     n_neighbors: int = 48  # rows conditioned on, per row
+    n_scales: int = 1  # that these come from; 1 suits predictions from the nearest alone
     batch_size: int = 256
     n_steps: int = 180  # of Adam
     learning_rate: float = 0.05  # decays linearly to zero
     averaged: float = 0.3  # share of the last iterates that are averaged
     max_candidates: int = 60_000  # rows among which neighbours are searched
-    n_score_rows: int = 2048  # on which candidates are compared
+    n_score_rows: int = 2048  # on which candidates are compared,
+    n_compared: int | None = None  # by so many neighbours; None by `n_neighbors`
 
 
 def fit_hyperparameters(
@@ -170,8 +172,9 @@ class _Comparison:
 
     def __call__(self, fit: HyperparameterFit, rows: Tensor | None = None) -> HyperparameterFit:
         rows = self.rows if rows is None else rows
-        k = self.settings.n_neighbors
-        score = leave_one_out_score(fit.kernel, self.data, rows, self.candidates, k)
+        k = self.settings.n_compared or self.settings.n_neighbors
+        place = self.data, rows, self.candidates, k
+        score = leave_one_out_score(fit.kernel, *place, n_scales=self.settings.n_scales)
         return replace(fit, score=score)
 
     def with_best_noise(self, fit: HyperparameterFit) -> HyperparameterFit:
@@ -224,7 +227,9 @@ def fit_marginal_likelihood(
 # ------------------------------------------------------------------ leave-one-out, neighbours
 
 
-def leave_one_out_score(kernel, data: Data, rows: Tensor, candidates: Tensor, k: int) -> float:
+def leave_one_out_score(
+    kernel, data: Data, rows: Tensor, candidates: Tensor, k: int, n_scales: int = 1
+) -> float:
     """Mean of :func:`leave_one_out_log_density` an observation, in nats.
 
     `rows` are drawn in proportion to their weights (:func:`_draw_rows`), their neighbours in the
@@ -233,11 +238,11 @@ def leave_one_out_score(kernel, data: Data, rows: Tensor, candidates: Tensor, k:
     signal, _ = split_noise(kernel)
     theta = data.X.new_tensor(kernel.theta)
     k = min(k, candidates.shape[0] - 1)
-    search = CandidateSearch(signal, data.X, candidates)
-    total = 0.0
+    search = MultiscaleSearch(signal, data.X, candidates, k, n_scales)
+    total, size = 0.0, max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
     with torch.no_grad():
-        for batch in rows.split(256):
-            density = leave_one_out_log_density(kernel, data, batch, search.query(batch, k), theta)
+        for batch in rows.split(size):
+            density = leave_one_out_log_density(kernel, data, batch, search.query(batch), theta)
             total += float((density if data.weight is None else density / data.weight[batch]).sum())
     return total / rows.shape[0]
 
@@ -269,9 +274,9 @@ def fit_leave_one_out(
             group["lr"] = settings.learning_rate * (1 - step / settings.n_steps)
         rows = _draw_rows(data, min(settings.batch_size, n), generator)
         current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
-        neighbors = CandidateSearch(current, X, candidates).query(rows, k)
+        search = MultiscaleSearch(current, X, candidates, k, settings.n_scales)
         optimizer.zero_grad()
-        density = leave_one_out_log_density(kernel, data, rows, neighbors, theta)
+        density = leave_one_out_log_density(kernel, data, rows, search.query(rows), theta)
         loss = -(density if data.weight is None else density / data.weight[rows]).mean()
         loss.backward()
         gradient = theta.grad

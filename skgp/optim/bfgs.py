@@ -47,10 +47,12 @@ class _Refusing:
         objective: ValueAndGradient,
         start: np.ndarray,
         *,
-        strict: bool,  # pass an error at the start on; otherwise, refuse all far above the best
+        strict: bool = False,  # pass an error at the start on
+        refuse_far: bool = False,  # refuse what is finite, too, where it is far above the best
         tell: Callable[[float], bool] = lambda loss: False,
     ) -> None:
-        self._objective, self._strict, self._tell = objective, strict, tell
+        self._objective, self._tell = objective, tell
+        self._strict, self._refuse_far = strict, refuse_far
         self.best, self.x, self.n_evaluations = math.inf, start, 0
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -65,7 +67,7 @@ class _Refusing:
             if self._strict and not found:
                 raise
             usable = False
-        if not usable or (found and not self._strict and value > refusal):
+        if not usable or (found and self._refuse_far and value > refusal):
             return refusal, np.zeros_like(x)
         if value < self.best:
             self.best, self.x = value, x.copy()
@@ -174,17 +176,19 @@ def minimize_within(
     max_iter: int,
     tol: float,
     gtol: float = 1e-4,
+    refuse_far: bool = True,
     tell: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[np.ndarray, float]:
     """The best point (p,) that L-BFGS-B sees, and its loss; infinite where the start is not usable.
 
     The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
     iteration below which to stop, absolute below a loss of 1, `gtol` the greatest element of the
-    projected gradient at which to; `tell` hears of the loss of each evaluation, and ends the search
+    projected gradient at which to; `refuse_far` bounds losses far above the best, which are those
+    of nearly singular covariances; `tell` hears of the loss of each evaluation, and ends the search
     by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    guarded = _Refusing(objective, start, strict=False, tell=tell)
+    guarded = _Refusing(objective, start, refuse_far=refuse_far, tell=tell)
     if len(start) == 0:
         guarded(start)
         return start, guarded.best

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from skgp.optim import NonFiniteLossError
-from skgp.optim.bfgs import minimize_batch, minimize_lbfgs
+from skgp.optim.bfgs import minimize_batch, minimize_lbfgs, minimize_within
 
 
 def quadratic(n=12, seed=0):
@@ -286,3 +287,26 @@ def test_callback_hears_the_least_value_and_stops(last, rng):
     found = minimize_batch(rosenbrocks, rng.uniform(-2, 2, (3, 2)), bounds=FREE, callback=callback)
     assert found.stopped and len(told) == last
     assert told == sorted(told, reverse=True) and told[-1] == found.value.min()
+
+
+@pytest.mark.parametrize("refuse_far", [False, True])
+def test_minimize_within_evaluates_where_scipy_does_unless_far_losses_are_refused(refuse_far):
+    """The first step, of length 1 along the gradient, ends at e^60."""
+
+    def loss(x):
+        seen.append(x.copy())
+        value = np.exp(60 * x[0]) - 60 * x[0]
+        return value + (x[1] - 3) ** 2, np.array([60 * np.exp(60 * x[0]) - 60, 2 * (x[1] - 3)])
+
+    start, bounds = np.array([-0.5, 0.0]), np.array([[-5.0, 5.0]] * 2)
+    limits = {"ftol": 1e-9, "gtol": 1e-5}
+    seen = []
+    options = {"maxiter": 100, **limits}
+    minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    expected, seen = seen, []
+    x, _ = minimize_within(
+        loss, start, bounds, max_iter=100, tol=1e-9, gtol=1e-5, refuse_far=refuse_far
+    )
+    np.testing.assert_allclose(x, [0.0, 3.0], atol=1e-3)
+    same = len(seen) == len(expected) and all(map(np.array_equal, seen, expected))
+    assert same != refuse_far

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import NEIGHBOR_TILE, SPREAD_ROWS
+from skgp.inference.defaults import COARSER, NEIGHBOR_TILE, SPREAD_ROWS
 from skgp.inference.neighbors.metrics import Correlation, ScaledDistance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import inverse_length_scales, robust_std
@@ -232,6 +232,34 @@ def active_sets(kernel, X: Tensor, Z: Tensor, n_neighbors: int, method: str = "a
     """
     search = NeighborSearch(kernel, Z, method)
     return search.query(X, min(n_neighbors, len(Z))).sort(1).values
+
+
+class MultiscaleSearch:
+    """The same at several scales, disjoint: for objectives that have to see beyond the nearest.
+
+    With three scales half of the k neighbours are the nearest of nearly all candidates, a quarter
+    the nearest of one in sixteen, at random, and a quarter of one in 256: within a neighbourhood
+    every smooth function is nearly a plane, whatever its length scale. A scale of no more
+    candidates than its share of the neighbours is left out.
+    """
+
+    def __init__(self, kernel, X: Tensor, candidates: Tensor, k: int, n_scales: int) -> None:
+        share = k // (2 * max(n_scales - 1, 1))
+        sizes = (len(candidates) // COARSER**scale for scale in range(1, n_scales))
+        coarser = [size for size in sizes if size > share > 0]
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
+        parts = order.to(candidates.device)[: sum(coarser)].split(coarser)
+        finest = torch.ones_like(candidates, dtype=torch.bool)
+        for part in parts:
+            finest[part] = False
+        self._parts = [(CandidateSearch(kernel, X, candidates[finest]), k - share * len(parts))]
+        for part in parts:
+            some = candidates[part.sort().values]
+            self._parts.append((CandidateSearch(kernel, X, some), share))
+
+    def query(self, rows: Tensor) -> Tensor:
+        """Indices (b, k) of the neighbours of rows (b,), without themselves, in no order."""
+        return torch.cat([search.query(rows, size) for search, size in self._parts], 1)
 
 
 def distinct(Z: Tensor) -> tuple[Tensor, Tensor]:

@@ -381,7 +381,7 @@ def dense_start(problem: Problem) -> Training:
     )
     noise = likelihood.initial(data.X) if begun is None else begun.likelihood.double()
     kernels = problem.kernels if begun is None else [begun.kernel]
-    kernel, history, search = kernels[0], list[float](), SearchSettings()
+    kernel, history, search = kernels[0], list[float](), SearchSettings(**defaults.GLOBAL_SEARCH)
     if problem.objective.learn_kernel:
         white = white_kernel(likelihood, noise)
         most = min(problem.settings.max_iter, search.dense_max_iter)

@@ -14,7 +14,12 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.inference.neighbors import search as neighbors
-from skgp.inference.neighbors.search import CandidateSearch, NeighborSearch, distinct
+from skgp.inference.neighbors.search import (
+    CandidateSearch,
+    MultiscaleSearch,
+    NeighborSearch,
+    distinct,
+)
 from skgp.kernels import ActiveDims, Cosine
 
 
@@ -258,3 +263,25 @@ def test_candidate_search_in_tiles_equals_that_in_one(monkeypatch):
     whole = search.query(everyone, 3)
     monkeypatch.setattr(neighbors, "NEIGHBOR_TILE", 7 * 300)
     assert torch.equal(search.query(everyone, 3).sort(1).values, whole.sort(1).values)
+
+
+def test_multiscale_search_takes_the_nearest_of_disjoint_shares_of_the_candidates():
+    X, everyone = rows(600, 3), torch.arange(600)
+    kernel = RBF([1.0, 2.0, 0.5])
+    found = MultiscaleSearch(kernel, X, everyone, 16, 3).query(everyone)  # 600 // 256 are too few
+    assert found.shape == (600, 16) and not (found == everyone[:, None]).any()
+    assert all(len(set(near.tolist())) == 16 for near in found)
+    coarse = found[:, 12:].unique()
+    assert len(coarse) <= 600 // 16 and not torch.isin(found[:, :12], coarse).any()
+    scaled = X / torch.tensor([1.0, 2.0, 0.5])
+    distance = torch.cdist(scaled, scaled).fill_diagonal_(torch.inf)
+    for part, share in ((coarse, 4), (everyone[~torch.isin(everyone, coarse)], 12)):
+        nearest = part[distance[:, part].topk(share, largest=False).indices]
+        picked = found[:, 12:] if share == 4 else found[:, :12]
+        assert torch.equal(nearest.sort(1).values, picked.sort(1).values)
+
+
+def test_multiscale_search_of_one_scale_is_the_candidate_search():
+    X, everyone = rows(300, 6), torch.arange(300)
+    expected = CandidateSearch(RBF(1.0), X, everyone[50:]).query(everyone, 7)
+    assert torch.equal(MultiscaleSearch(RBF(1.0), X, everyone[50:], 7, 1).query(everyone), expected)
