@@ -31,6 +31,7 @@ EXTRAS = {
         "pydata-sphinx-theme>=0.16",
         "sphinx>=7.3",
         "sphinx-gallery>=0.17",
+        "sphinx-mathjax-offline>=0.0.2",
     ],
     "bench": ["celerite2>=0.3.2", "gpytorch>=1.13", "pytest>=8.1", "pytest-benchmark>=5"],
     "dev": [

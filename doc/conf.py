@@ -1,20 +1,13 @@
 """Sphinx configuration."""
 
 import csv
-import html
 import inspect
 import re
 from pathlib import Path
 
-from docutils import nodes
-from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
-from sphinx.util import logging
-
 import skgp
 
 HERE = Path(__file__).parent
-logger = logging.getLogger(__name__)
 
 project = "skgp"
 author = "the skgp developers"
@@ -24,7 +17,9 @@ version = release = skgp.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",  # formulas without network
     "numpydoc",
     "sphinx_gallery.gen_gallery",
 ]
@@ -66,13 +61,16 @@ html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "show_prev_next": False,
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
+    "navbar_align": "left",
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button"],
     "footer_start": [],
     "footer_end": [],
 }
-html_sidebars = {"index": []}
+toc_object_entries_show_parents = "hide"
+html_sidebars = {page: [] for page in ("index", "install", "which_estimator", "from_*")}
 html_show_sourcelink = False
-html_math_renderer = "mathml"
 
 # What most users set; every other parameter of an estimator is listed under "Other Parameters".
 COMMON = set(
@@ -97,29 +95,6 @@ def group_parameters(app, what, name, found, options, lines):
     lines[start:end] = common + other
 
 
-def mathml(tex, *, block):
-    r"""A formula as MathML, which browsers draw by themselves: no script, no network.
-
-    What docutils lacks of LaTeX is put in terms that it has: ``\big(`` is of the size of ``(``.
-    """
-    tex = re.sub(r"\\([bB]ig|mathrel|textstyle)(?![a-z])", "", tex)
-    tex = re.sub(r"(frac)(\d)(\d)", r"\1{\2}{\3}", tex).replace(r"\iff", r"\Leftrightarrow")
-    return tex2mathml(re.sub(r"\\dots(?![a-z])", r"\\ldots", tex), as_block=block)
-
-
-def visit_math(writer, node):
-    """Write a formula, or displayed ones, which an empty line separates."""
-    block = isinstance(node, nodes.math_block)
-    for tex in re.split(r"\n\s*\n", node.astext().strip()):
-        try:
-            formula = mathml(tex, block=block)
-        except MathError as error:
-            logger.warning("%s: %s", error, tex, location=node)
-            formula = f"<code>{html.escape(tex)}</code>"
-        writer.body.append(f'<div class="math">{formula}</div>' if block else formula)
-    raise nodes.SkipNode
-
-
 def write_defaults():
     """Write the parameters whose defaults differ between estimators."""
     public = [getattr(skgp, name) for name in skgp.__all__]
@@ -139,7 +114,6 @@ def write_defaults():
 
 
 def setup(app):
-    """Write the table of defaults; group parameters; draw formulas."""
+    """Write the table of defaults; group parameters."""
     write_defaults()
     app.connect("autodoc-process-docstring", group_parameters, priority=400)
-    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))

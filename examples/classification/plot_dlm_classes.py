@@ -1,6 +1,6 @@
 """
-Classes and few inducing points
-===============================
+A boundary that few inducing points can barely follow
+=====================================================
 
 A chess board on the left that twenty inducing points can barely follow, and a simple border on the
 right. :class:`~skgp.DLMGPClassifier`, which averages probabilities over the latent function before

@@ -78,9 +78,8 @@ classes = evaluate(classifiers, high)
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 for axis, found, title in ((axes[0], numbers, "regression"), (axes[1], classes, "classes")):
-    axis.barh(list(found), [values[1] for values in found.values()], color="C0", alpha=0.7)
-    low, top = np.array(list(found.values()))[:, 1].min(), max(v[1] for v in found.values())
-    axis.set_xlim(low - (top - low), top + 0.1 * (top - low))
+    axis.plot([values[1] for values in found.values()], list(found), "o")
+    axis.grid(axis="y", alpha=0.3)
     axis.invert_yaxis()
     axis.set(title=title, xlabel="NLPD (nats an observation; less is better)")
 plt.show()

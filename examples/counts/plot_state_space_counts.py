@@ -1,6 +1,6 @@
 r"""
-The rate of events
-==================
+The rate of events that have dates
+==================================
 
 Explosions in British coal mines, 191 between 1851 and 1962, are the standard example of a point
 process whose rate changes: many in the 1800s, few later. Counts in narrow bins have Poisson laws of

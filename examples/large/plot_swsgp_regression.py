@@ -1,6 +1,6 @@
 """
-Sixteen of 128 inducing points
-==============================
+Many inducing points, of which a prediction uses few
+====================================================
 
 A sparse Gaussian process keeps what it has learned in the values u at M inducing points, and every
 prediction uses all of them. In :class:`~skgp.SWSGPRegressor` a prediction uses the H that are

@@ -1,6 +1,6 @@
 """
-Error bars with and without augmentation
-========================================
+Error bars where there are no data
+==================================
 
 Twenty noisy values of the sinc function, an exact Gaussian process, and
 :class:`~skgp.QSGPRegressor` in the inducing basis with one basis function a training point. This is

@@ -1,6 +1,6 @@
 """
-Relevance vectors
-=================
+A model of few basis functions: relevance vectors
+=================================================
 
 Five hundred noisy values of the sinc function, and the few of them that
 :class:`~skgp.QSGPRegressor` keeps with ``basis="relevance"``. This is figure 3 of Evans and Nair,

@@ -1,6 +1,6 @@
 """
-Outliers: Laplace against Gaussian noise
-========================================
+Targets of which some are grossly wrong
+=======================================
 
 A tenth of the training targets is grossly wrong. Under Gaussian noise the squared error makes each
 of them count; :class:`~skgp.QSGPRegressor` with ``likelihood="laplace"`` takes the absolute error

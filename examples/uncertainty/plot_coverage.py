@@ -39,8 +39,9 @@ for axis, (noise, e) in zip(axes, noises.items(), strict=True):
     axis.set_title(noise, fontsize="medium")
 
 # %%
-# On the right coverage is nearly as stated on average, and at no x: intervals are too wide where
-# the noise is small and too narrow where it is large. Coverage by groups of observations shows it.
+# Noise that varies looks like heavy tails: on the right Student-t intervals hold nearly what they
+# say on average, and those of no model at any x. They are too wide where the noise is small and too
+# narrow where it is large. Coverage by groups of observations shows it.
 model = models["Gaussian"]
 low, high = model.predict_interval(X[500:], 0.95)
 inside = (low <= y[500:]) & (y[500:] <= high)

@@ -257,7 +257,9 @@ class CoverageDisplay:
         """
         self.ax_ = _axes(ax, type(self).__name__)
         self.figure_ = self.ax_.figure
-        (self.diagonal_,) = self.ax_.plot([0, 1], [0, 1], "k:", label="calibrated")
+        drawn = "calibrated" in self.ax_.get_legend_handles_labels()[1]
+        label = None if drawn else "calibrated"
+        (self.diagonal_,) = self.ax_.plot([0, 1], [0, 1], "k:", label=label)
         (self.line_,) = self.ax_.plot(
             self.nominal,
             self.observed,
