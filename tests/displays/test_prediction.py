@@ -115,6 +115,8 @@ def test_coverage_draws_the_curve_and_the_diagonal(data):
     assert display.line_.get_color() == "green" and display.line_.get_label() == "Normal"
     second = CoverageDisplay(LEVELS, LEVELS, estimator_name="b").plot(ax=display.ax_)
     assert second.figure_ is display.figure_
+    names = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert names == ["calibrated", "Normal", "b"]
 
 
 @pytest.mark.parametrize("display", [PredictiveBandDisplay, CoverageDisplay])
