@@ -322,7 +322,8 @@ class StateSpaceMixin(BaseGP):
 
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
-        return self._moments(X)[0]
+        x = self._inputs(X)
+        return to_arrays(torch.stack([state.mean(x) for state in self._states], dim=1))[0]
 
 
 def joined(data: Data, other: Data) -> Data:

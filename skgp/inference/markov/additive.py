@@ -72,6 +72,10 @@ class AdditiveState(TensorState, ABC):
         """Of each component."""
 
     @abstractmethod
+    def mean(self, X: Tensor) -> Tensor:
+        """Mean (n,) of the sum at X (n, c), as `moments`, and quicker."""
+
+    @abstractmethod
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (n,) of the sum at X (n, c): between those seen and beyond them too."""
 
@@ -107,6 +111,10 @@ class BinnedState(AdditiveState):
     def kernels(self) -> list[Any]:
         """Of each component."""
         return [each.kernel for each in self.series]
+
+    def mean(self, X: Tensor) -> Tensor:
+        """O(n c)."""
+        return self._marginals(X)[0].sum(1) + self.offset
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """O(n c), or O(n M c) where the posterior is exact."""
@@ -222,14 +230,20 @@ class RowsState(LazyState, AdditiveState):
         """Of each component."""
         return list(self.parts)
 
+    def mean(self, X: Tensor) -> Tensor:
+        """O(n m c)."""
+        mean = X.new_empty(len(X))
+        for rows, k in self._with_rows(X):
+            mean[rows] = self._mean(k)
+        return mean
+
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """O(n m c) for the mean, O(n m^2) for the variance."""
-        q, levels = self.posterior
-        level, prior_var = levels.sum(0), sum(q.prior.covariances.variances)
+        q, _ = self.posterior
+        prior_var = sum(q.prior.covariances.variances)
         mean, var = X.new_empty(len(X)), X.new_empty(len(X))
-        for rows, x in self._batches(X):
-            k = q.prior.covariances.total(x, q.prior.x)
-            mean[rows] = (k - level) @ q.alpha + self.offset
+        for rows, k in self._with_rows(X):
+            mean[rows] = self._mean(k)
             var[rows] = prior_var - q.reduce(k.T)
         return mean, var.clamp_(min=0)
 
@@ -259,6 +273,17 @@ class RowsState(LazyState, AdditiveState):
         dynamics = [state_space(kernel).at() for kernel in self.parts]
         prior = RowsPrior(dynamics, self.X.T.contiguous())
         return condition_rows(prior, self.beta, self.weight), prior.levels(self.shares)
+
+    def _mean(self, k: Tensor) -> Tensor:
+        """Mean (b,) of rows whose covariances with the training rows are k (b, m)."""
+        q, levels = self.posterior
+        return (k - levels.sum(0)) @ q.alpha + self.offset
+
+    def _with_rows(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Batches of new rows: which, and their covariances with the training rows."""
+        q, _ = self.posterior
+        for rows, x in self._batches(X):
+            yield rows, q.prior.covariances.total(x, q.prior.x)
 
     def _batches(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Batches of new rows: which, and as columns."""

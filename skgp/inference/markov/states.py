@@ -63,6 +63,10 @@ class SeriesState(LazyState):
         dynamics = state_space(self.kernel).at()
         return Posterior(dynamics, self.times, self.beta, self.weight)
 
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean of f at any times, (n,)."""
+        return self.moments(x)[0]
+
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at any times, each (n,)."""
         mean, var = self.posterior.marginals(x)
@@ -122,6 +126,10 @@ class InducingState(LazyState):
     def _infer(self) -> tuple[Dynamics, PairPosterior]:
         dynamics = state_space(self.kernel).at()
         return dynamics, infer_pairs(Chain.of(dynamics, self.knots), self.sites)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean of f at any times, (n,)."""
+        return self.moments(x)[0]
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at any times, each (n,)."""
