@@ -47,10 +47,11 @@ class Blocks(Protocol):
     def by_rows(self) -> "ArrayBlocks":
         """The same observations, of which rows are to be read at random, many times."""
 
+    def labels(self, distinct: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+        """What `distinct` finds in the targets of positive weight of each block."""
 
-def some_rows(blocks: Blocks, size: int, generator: torch.Generator) -> Data:
-    """Observations of at most `size` rows at random, in their order."""
-    return blocks.take(some_numbers(len(blocks), size, generator))
+    def coded(self, code: Callable[[Any], np.ndarray]) -> "Blocks":
+        """The same with the whole numbers that `code` makes of the targets."""
 
 
 def some_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarray:
@@ -123,9 +124,9 @@ class ArrayBlocks:
         return sum_of_neighbors(self._statistics(statistic, callback))
 
     def _statistics(self, statistic, callback) -> Iterator[Any]:
-        for number, start in enumerate(range(0, len(self), self.n_rows), 1):
-            yield statistic(self._read(slice(start, start + self.n_rows), start))
-            if callback and callback(number, {"rows": min(start + self.n_rows, len(self))}):
+        for number, rows in enumerate(self._slices(), 1):
+            yield statistic(self._read(rows, rows.start))
+            if callback and callback(number, {"rows": min(rows.stop, len(self))}):
                 return
 
     def take(self, index: np.ndarray) -> Data:
@@ -135,6 +136,21 @@ class ArrayBlocks:
     def by_rows(self) -> "ArrayBlocks":
         """See `Blocks`: as they are."""
         return self
+
+    def labels(self, distinct: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+        """See `Blocks`."""
+        return [
+            distinct(_weighted(self.y[rows], None if self.weight is None else self.weight[rows]))
+            for rows in self._slices()
+        ]
+
+    def coded(self, code: Callable[[Any], np.ndarray]) -> "ArrayBlocks":
+        """See `Blocks`; the numbers are held in memory."""
+        return replace(self, y=np.concatenate([code(self.y[rows]) for rows in self._slices()]))
+
+    def _slices(self) -> Iterator[slice]:
+        for start in range(0, len(self), self.n_rows):
+            yield slice(start, start + self.n_rows)
 
     def _read(self, rows: slice | np.ndarray, first_row: int = 0) -> Data:
         weight = None if self.weight is None else self.weight[rows]
@@ -218,9 +234,51 @@ class DaskBlocks:
         weight = table[:, d + 1] if weighted else None
         return ArrayBlocks(table[:, :d], table[:, d], weight, max(self.lengths))
 
+    def labels(self, distinct: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+        """See `Blocks`."""
+        import dask
+
+        found = dask.delayed(_labels_of)
+        return list(dask.compute(*(found(distinct, y, weight) for _, y, weight in self.parts)))
+
+    def coded(self, code: Callable[[Any], np.ndarray]) -> "DaskBlocks":
+        """See `Blocks`; the numbers are made where the blocks lie."""
+        import dask
+
+        made = dask.delayed(code, traverse=False)
+        return replace(self, parts=[(X, made(y), weight) for X, y, weight in self.parts])
+
     def _firsts(self) -> list[int]:
         """Number of the first row of each part."""
         return [int(first) for first in np.cumsum([0, *self.lengths[:-1]])]
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """An array or map of which rows are read by number, all but some."""
+
+    array: np.ndarray  # (n, ...)
+    left_out: np.ndarray  # rising numbers (k,) of rows that do not count
+    function: Callable[[np.ndarray], np.ndarray] = np.asarray  # of the rows read
+
+    device = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.array) - len(self.left_out)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        before = self.left_out - np.arange(len(self.left_out))
+        return self.function(self.array[rows + np.searchsorted(before, rows, side="right")])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what all rows would be."""
+        return len(self), *self.function(self.array[:1]).shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
 
 
 @dataclass(frozen=True)
@@ -308,6 +366,16 @@ def aligned(column: Any, lengths: list[int], name: str) -> list[Any]:
             "known chunks."
         )
     return parts
+
+
+def _weighted(y: Any, weight: Any) -> np.ndarray:
+    """The targets of positive weight."""
+    y = np.asarray(y)
+    return y if weight is None or np.ndim(weight) == 0 else y[np.asarray(weight) > 0]
+
+
+def _labels_of(distinct: Callable[[Any], np.ndarray], y: Any, weight: Any) -> np.ndarray:
+    return distinct(_weighted(y, weight))
 
 
 def _statistic(statistic: Callable[[Data], Any], first_row: int, *columns: Any) -> Any:

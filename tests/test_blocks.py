@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.blocks import ArrayBlocks, DaskBlocks, observations, some_rows, sum_of_neighbors
+from skgp.blocks import (
+    ArrayBlocks,
+    DaskBlocks,
+    RowReader,
+    observations,
+    some_numbers,
+    sum_of_neighbors,
+)
 
 da = pytest.importorskip("dask.array", reason="pip install skgp[distributed]")
 dask = pytest.importorskip("dask")
@@ -77,9 +84,9 @@ def test_take_gives_rows_by_number_without_those_of_weight_0(columns):
 def test_some_rows_are_distinct_in_order_and_all_of_few(columns, generator):
     X, y, _ = columns
     y = np.arange(1000.0)
-    some = some_rows(ArrayBlocks(X, y, None, 128), 200, generator).y
+    some = ArrayBlocks(X, y, None, 128).take(some_numbers(1000, 200, generator)).y
     assert len(some) == 200 and bool((some.diff() > 0).all())
-    assert len(some_rows(of_dask(X, y, None), 1000, generator)) == 1000
+    np.testing.assert_array_equal(some_numbers(1000, 1000, generator), np.arange(1000))
 
 
 def test_rows_are_copied_to_float64(columns):
@@ -122,3 +129,31 @@ def test_lengths_that_differ_are_named_by_their_totals(columns):
             DaskBlocks.of(da.from_array(X, (128, 3)), short)
     with pytest.raises(ValueError, match="rows of X in the same blocks"):
         DaskBlocks.of(da.from_array(X, (128, 3)), unknown)
+
+
+def test_row_reader_passes_over_the_rows_left_out(columns):
+    X, out = columns[0], np.array([0, 1, 5, 998, 999])
+    kept = np.delete(X, out, axis=0)
+    reader = RowReader(X, out, lambda rows: 2 * rows)
+    assert reader.shape == kept.shape
+    rows = np.array([0, 3, 4, 500, 994])
+    np.testing.assert_array_equal(reader[rows], 2 * kept[rows])
+    np.testing.assert_array_equal(reader[np.arange(995)], 2 * kept)
+
+
+def test_labels_are_coded_where_they_lie(columns):
+    X, _, weight = columns
+    y = np.where(X[:, 0] > 1, "b", "a").astype(object)
+    y[weight == 0] = "c"
+    classes = np.array(["a", "b"])
+
+    def code(part):
+        return np.searchsorted(classes, np.asarray(part, str)).clip(max=1)
+
+    for blocks in (ArrayBlocks(X, y, weight, 128), of_dask(X, y, weight)):
+        found = blocks.labels(lambda part: np.unique(part.astype(str)))
+        assert len(found) == 8 and set(np.concatenate(found)) == {"a", "b"}
+        coded = blocks.coded(code)
+        expected = float((y[weight > 0] == "b").sum())
+        assert coded.sum(lambda data: float(data.y.sum())) == expected
+        np.testing.assert_array_equal(coded.by_rows().y, code(y))

@@ -51,6 +51,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,23 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 
+from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, merged, to_tensor
-from skgp.estimators._blocks import in_memory, over_rows, training_blocks
+from skgp.estimators._blocks import (
+    checked_moments,
+    class_blocks,
+    class_masses,
+    in_memory,
+    over_rows,
+    some_of,
+    training_blocks,
+)
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
+    base_rate_offset,
     class_weights,
     distinct_labels,
     encode,
@@ -107,8 +118,11 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
     class_weight: dict | str | None
     likelihood: str
     classes_: np.ndarray
+    offset_: np.ndarray
     moderation_: float
     _likelihood: Bernoulli
+    #: Weights of all rows of each class, where these are read in blocks.
+    _mass: np.ndarray | None
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
@@ -132,7 +146,10 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         backend = self._resolve_backend()
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
             given = X, y, sample_weight
-            training_blocks(self, *given)  # refuses what has no room
+            blocks = training_blocks(self, *given)
+            if blocks is not None:
+                self._learn_blocks(self._labelled(blocks, backend), session, backend)
+                return self
             data = self._validate_training(*map(in_memory, given))
             self._learn(data, session, backend)
         return self
@@ -326,20 +343,33 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         """
         X, labels, weight = self._validate_rows(X, y, sample_weight, reset=True)
         classes = distinct_labels(labels, "y")
-        if len(classes) < 2:
-            rows = "" if sample_weight is None else ", in the rows of positive sample_weight"
-            raise ValueError(
-                f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
-                "or more. Give rows of another class."
-            )
-        if len(classes) == len(labels) > 2:
-            raise ValueError(
-                f"y holds {len(classes)} classes in {len(labels)} rows: each row is a class of its "
-                "own. Merge classes, or use a regressor if y is a quantity."
-            )
+        check_classes(classes, len(labels), sample_weight is not None)
         data = self._coded(X, labels, classes, weight)
         self._begin_fit()
         return data
+
+    def _labelled(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
+        """Set ``classes_``; the observations as `_validate_training` has them."""
+        classes, blocks = class_blocks(blocks)
+        moments = checked_moments(blocks, self.dtype)
+        weighted = moments.weight != moments.n_rows
+        check_classes(classes, moments.n_rows, weighted)
+        mass = blocks.sum(partial(class_masses, n_classes=len(classes)))
+        factor = np.ones(len(classes))
+        if self.class_weight is not None:
+            codes = np.arange(len(classes))
+            factor = class_weights(self.class_weight, classes, codes, mass)
+        self.classes_, self._mass = classes, factor * mass
+        self._begin_fit()
+        seen = partial(_class_weighted, factor=None if self.class_weight is None else factor)
+        return MappedBlocks(blocks, seen, float(self._mass.sum()), seen(some_of(blocks, backend)))
+
+    def _set_offset(self, Y: np.ndarray, weight: np.ndarray | None, *, cautious: bool) -> None:
+        """Set ``offset_`` to what predicts the base rates; of rows in blocks, of all of them."""
+        if self._mass is not None:
+            n_classes = len(self.classes_)
+            Y, weight = one_vs_rest(np.arange(n_classes), n_classes), self._mass
+        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
 
     def _validate_batch(
         self,
@@ -398,7 +428,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         if self.class_weight is not None:
             factor = class_weights(self.class_weight, classes, codes, weight)[codes]
             weight = factor if weight is None else factor * weight
-        self.classes_ = classes
+        self.classes_, self._mass = classes, None
         numbers = to_tensor(codes.astype(np.float64))
         return Data(to_tensor(X), numbers, None if weight is None else to_tensor(weight))
 
@@ -441,6 +471,35 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         # Beside a great common part the sum of the classes would be lost to rounding.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
         return log_proba - logsumexp(log_proba, axis=1, keepdims=True)
+
+
+def check_classes(classes: np.ndarray, n_rows: int, weighted: bool) -> None:
+    """Refuse labels of one class, or of a class a row."""
+    if len(classes) < 2:
+        rows = ", in the rows of positive sample_weight" if weighted else ""
+        raise ValueError(
+            f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
+            "or more. Give rows of another class."
+        )
+    if len(classes) == n_rows > 2:
+        raise ValueError(
+            f"y holds {len(classes)} classes in {n_rows} rows: each row is a class of its "
+            "own. Merge classes, or use a regressor if y is a quantity."
+        )
+
+
+def coded_columns(data: Data, *, n_classes: int) -> Data:
+    """Observations with y (n, c) coded as `one_vs_rest` does."""
+    codes = data.y.numpy().astype(np.int64)
+    return replace(data, y=to_tensor(one_vs_rest(codes, n_classes)))
+
+
+def _class_weighted(data: Data, *, factor: np.ndarray | None) -> Data:
+    """Observations, weighted by the factors (n_classes,) of their classes, too."""
+    if factor is None:
+        return data
+    weight = to_tensor(factor)[data.y.long()]
+    return replace(data, weight=weight if data.weight is None else weight * data.weight)
 
 
 def log_complement(log_proba: np.ndarray) -> np.ndarray:

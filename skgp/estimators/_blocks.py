@@ -14,16 +14,27 @@ import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import check_consistent_length, column_or_1d, gen_batches
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask, some_rows
+from skgp.blocks import (
+    ArrayBlocks,
+    Blocks,
+    DaskBlocks,
+    aligned,
+    dask_rows,
+    is_dask,
+    some_numbers,
+)
 from skgp.data import Data
+from skgp.estimators._validation import distinct_labels, natural_dtype
 from skgp.estimators.defaults import (
     BLOCK_ROWS,
     LARGEST_INPUT,
@@ -53,7 +64,7 @@ def training_blocks(
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
         validate_data(estimator, names, skip_check_array=True)
-        blocks = DaskBlocks.of(X, _targets(y), _weights(sample_weight))
+        blocks = DaskBlocks.of(X, _targets(y, estimator), _weights(sample_weight))
         _check_rows(len(blocks), X, estimator)
         return blocks
     row_bytes = ROW_COPIES * 8 * (X.shape[1] + 1)
@@ -65,7 +76,7 @@ def training_blocks(
     budget = memory_budget()
     if not takes or len(X) * row_bytes <= budget:
         return None
-    y = _targets(in_memory(y))
+    y = _targets(in_memory(y), estimator)
     check_consistent_length(X, y)
     validate_data(estimator, X, skip_check_array=True)
     size = int(min(BLOCK_ROWS, max(LEAST_BLOCK_ROWS, budget // row_bytes)))
@@ -75,7 +86,8 @@ def training_blocks(
 _REMEDY = {
     False: "Give fewer rows, or take an estimator that reads them in blocks, as "
     "QSGPRegressor(basis='fourier')",
-    True: "Give fewer rows, or, as no classifier reads them in blocks, some at a time to "
+    True: "Give fewer rows, take a classifier that reads them in blocks, as SWSGPClassifier or "
+    "QSGPClassifier(solver='sgd'), or give some at a time to "
     "QSGPClassifier(basis='fourier').partial_fit(X[rows].compute(), y[rows].compute(), classes)",
 }
 
@@ -110,8 +122,8 @@ def _is_table(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"
 
 
-def _targets(y: Any) -> Any:
-    """Targets (n,) of real numbers, dask's or an array; ValueError for others, as in memory."""
+def _targets(y: Any, estimator: Any) -> Any:
+    """Targets (n,), dask's or an array: labels, or real numbers; ValueError as in memory."""
     if is_dask(y):
         if y.ndim == 2 and y.shape[1] == 1:
             message = "A column-vector y was passed when a 1d array was expected."
@@ -124,6 +136,8 @@ def _targets(y: Any) -> Any:
             )
     elif not (isinstance(y, np.ndarray) and y.ndim == 1):  # a column of a map is not copied
         y = column_or_1d(y, warn=True)
+    if is_classifier(estimator):
+        return y
     _check_real(y, "y")
     return y.astype(np.float64) if y.dtype.kind in "bO" else y
 
@@ -221,11 +235,43 @@ def check_all_counts(moments: Moments) -> None:
         )
 
 
+def class_blocks(blocks: Blocks) -> tuple[np.ndarray, Blocks]:
+    """Distinct labels of positive weight, and the blocks with indices of them as targets."""
+    found = [labels for labels in blocks.labels(_distinct) if len(labels)]
+    classes = distinct_labels(natural_dtype(np.concatenate(found)), "y") if found else np.empty(0)
+    return classes, blocks.coded(partial(_codes, classes=classes))
+
+
+def _distinct(y: Any) -> np.ndarray:
+    if not len(y):
+        return y
+    found = distinct_labels(natural_dtype(y), "y")
+    check_classification_targets(found)
+    return found
+
+
+def _codes(y: Any, *, classes: np.ndarray) -> np.ndarray:
+    """Indices (n,) into the classes; of labels that only rows of weight 0 have, any."""
+    codes = np.searchsorted(classes, natural_dtype(np.asarray(y)))
+    return codes.clip(max=len(classes) - 1).astype(np.min_scalar_type(len(classes)))
+
+
+def class_masses(data: Data, *, n_classes: int) -> np.ndarray:
+    """Sums (n_classes,) of the weights of the rows of each class."""
+    weight = None if data.weight is None else data.weight.numpy()
+    return np.bincount(data.y.numpy().astype(np.int64), weight, n_classes).astype(np.float64)
+
+
 def some_of(blocks: Blocks, backend: Any) -> Data:
     """Some observations at random: those from which hyper-parameters are learned."""
+    return blocks.take(numbers_of_some(blocks, backend))
+
+
+def numbers_of_some(blocks: Blocks, backend: Any) -> np.ndarray:
+    """Rising numbers of these rows; the same for equal seeds."""
     room = memory_budget() // (ROW_COPIES * 8 * (blocks.n_columns + 1))
     size = int(min(SUBSET_ROWS, max(LEAST_SUBSET_ROWS, room)))
-    return some_rows(blocks, size, backend.generator())
+    return some_numbers(len(blocks), size, backend.generator())
 
 
 # ---- predictions

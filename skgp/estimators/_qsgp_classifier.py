@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data, replicates
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
-from skgp.estimators._validation import base_rate_offset
+from skgp.estimators._validation import one_vs_rest
 from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
+from skgp.kernels import has_spectral_density
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.amplitude import refine_length_scales
 from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
 from skgp.learning.plan import Fit, Options, resolve_classification, streaming_classification
 from skgp.learning.search import HyperparameterFit
+from skgp.learning.stochastic import SomeRows
 from skgp.likelihoods import Bernoulli
 from skgp.models import qsgp
+
+_NO_WEIGHTS = (
+    "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
+)
 
 
 class QSGPClassifier(QSGPMixin, BaseGPClassifier):
@@ -147,6 +156,11 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     Fourier features (1024 by default) or as many inducing points. Later calls keep them. The result
     is near that of a fit to all observations, and depends a little on their order.
 
+    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks by
+    ``solver="sgd"`` with Fourier features: minibatches, by rows. Hyper-parameters begin from those
+    of 60000 rows at random, of which some are held out for ``moderation_``. The indices of the
+    labels are held in memory, a byte or two a row.
+
     References
     ----------
     .. [1] Evans and Nair (2020), Quadruply stochastic Gaussian processes.
@@ -252,8 +266,28 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
                 f"solver={self.solver!r} and basis={self.basis!r}."
             )
 
+    def _takes_blocks(self, n_columns: int) -> bool:
+        fourier = self.kernel is None or has_spectral_density(self.kernel)
+        asked = self.basis in ("auto", "fourier") and self.class_weight is None
+        return self.solver == "sgd" and asked and fourier
+
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        read = blocks.blocks.by_rows()
+        numbers = numbers_of_some(blocks.blocks, backend)
+        coded = partial(one_vs_rest, n_classes=len(self.classes_))
+        rows = SomeRows(read.X, read.y, numbers, coded)
+        if read.weight is not None:
+            raise ValueError(_NO_WEIGHTS)
+        self._learn(blocks.some, session, backend, rows=rows)
+
     def _learn(
-        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+        self,
+        data: Data,
+        session: FitSession,
+        backend: Backend,
+        *,
+        stream: bool = False,
+        rows: SomeRows | None = None,
     ) -> None:
         self.__dict__.pop("_online", None)  # a stream ends here
         if stream:
@@ -272,7 +306,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
 
         with session.stage("solve", state=state) as callback:
             problem = self._problem(found, data, backend, generator, callback)
-            fit = self._solve(problem, given, self._previous(backend)[1])
+            fit = self._solve(problem, given, self._previous(backend)[1], rows)
         self._keep_fit(fit, self._fitted_attributes(fit), backend)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -282,8 +316,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         """Set likelihood and base rates; the observations with y (n, c) coded."""
         Y = self._one_vs_rest(data)
         self._likelihood = Bernoulli(self.likelihood)
-        weight = arrays(data)[1]
-        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
+        self._set_offset(Y, arrays(data)[1], cautious=cautious)
         return replace(data, y=to_tensor(Y))
 
     def _start_stream(self, data: Data, session: FitSession, backend: Backend) -> None:
@@ -361,10 +394,14 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         model = self._likelihood, to_tensor(self.offset_, device=backend.device)
         return qsgp.Problem(found.kernel, data, 0.0, options, generator, callback, *model)
 
-    def _solve(self, problem: qsgp.Problem, given: Data, state: Any) -> Fit:
-        """Fit the posteriors of the latent functions to the data `given` on the CPU, too."""
+    def _solve(self, problem: qsgp.Problem, given: Data, state: Any, rows: SomeRows | None) -> Fit:
+        """Fit the posteriors of the latent functions to the data `given` on the CPU, too.
+
+        With `rows` these are learned from, of which the data are some.
+        """
         data = problem.data
-        plan = resolve_classification(self._plan(), len(data), data.y.shape[1], problem.kernel)
+        n = len(data) if rows is None else len(rows.X)
+        plan = resolve_classification(self._plan(), n, data.y.shape[1], problem.kernel)
         Z = None
         if plan.basis == "inducing":
             X, weight = arrays(given)
@@ -373,7 +410,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
                 X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
             )
             Z = to_tensor(centres, device=data.X.device)
-        return qsgp.fit_classifier(problem, plan, Z=Z, state=state)
+        return qsgp.fit_classifier(problem, plan, Z=Z, state=state, rows=rows)
 
     def _fitted_attributes(self, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""

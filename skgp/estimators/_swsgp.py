@@ -335,9 +335,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
-    def _takes_blocks(self, n_columns: int) -> bool:
-        return self.method == "variational"
-
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._learn(blocks.some, session, backend, blocks=blocks)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._base_classifier import BaseGPClassifier, coded_columns
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import (
     default_classification_kernels,
@@ -20,7 +22,6 @@ from skgp.estimators._kernels import (
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators._validation import base_rate_offset
 from skgp.estimators.defaults import (
     CLUSTERED_SHARE,
     SWSGP_FULL_ROWS,
@@ -203,6 +204,13 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     more than early ones. With ``method="kriging"`` they join those that are kriged from, which is
     exact; the link is learned anew.
 
+    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks. Inducing
+    points, hyper-parameters and ``coupling_`` are then those of 60000 rows at random, fewer where
+    they would not fit. All rows determine the base rates and q(u): by a pass a natural-gradient
+    step, from the q(u) of those rows; or by minibatches, where steps of Adam are taken, and
+    ``elbo_`` is then an estimate by the last of them. The indices of the labels are held in memory,
+    a byte or two a row; dask makes them where the labels lie. "kriging" holds its rows.
+
     References
     ----------
     .. [1] Tran, Milios, Michiardi and Filippone (2021), Sparse within sparse Gaussian processes
@@ -295,7 +303,13 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     # ---- training ------------------------------------------------------------------------
 
     def _learn(
-        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+        self,
+        data: Data,
+        session: FitSession,
+        backend: Backend,
+        *,
+        stream: bool = False,
+        blocks: MappedBlocks | None = None,
     ) -> None:
         Y = self._one_vs_rest(data)
         given = self._projected(data, Y, backend)
@@ -303,7 +317,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         data = self._distinct(given, backend)
         # Of classes without rows yet, as if they had one.
         missing = len(given.y.unique()) < len(self.classes_)
-        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=missing)
+        self._set_offset(Y, weight, cautious=missing and blocks is None)
         self._likelihood = Bernoulli(self.likelihood)
         self.history_ = {"hyperparameters": []}
         kernel = self._learn_kernel(session, X, weight, data, backend)
@@ -312,15 +326,18 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
                 self._fit_kriging(kernel, data, backend)
                 self.kernel_ = self._posterior.kernel
             else:
-                self._fit_variational(
-                    kernel, self._likelihood, data, self.offset_, backend, callback
-                )
+                model = kernel, self._likelihood, data, self.offset_
+                self._fit_variational(*model, backend, callback, blocks=blocks)
                 self.kernel_ = self._posterior.state.kernel
                 learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
                 self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
         self.moderation_ = 1.0
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
+
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        some, coded = blocks.some, partial(coded_columns, n_classes=len(self.classes_))
+        self._learn(some, session, backend, blocks=blocks.then(coded, coded(some)))
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))

@@ -101,6 +101,9 @@ class SWSGPMixin(BaseGP):
 
     # ---- training ------------------------------------------------------------------------
 
+    def _takes_blocks(self, n_columns: int) -> bool:
+        return self.method == "variational"
+
     def _projected(self, data: Data, targets: np.ndarray, backend: Backend) -> Data:
         """Learn the projection that the parameters ask for and return the data as projected.
 

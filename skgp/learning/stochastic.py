@@ -12,12 +12,14 @@ out, and all variances are multiplied by their mean squared standardised residua
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.blocks import RowReader
 from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
 from skgp.inference.stochastic.basis import (
     FourierBasis,
@@ -47,7 +49,7 @@ from skgp.learning.selection import held_out_rows, hold_out
 from skgp.linalg import NumericalWarning
 from skgp.optim import host_generator
 
-__all__ = ["fit_stochastic", "fit_stochastic_classifier"]
+__all__ = ["SomeRows", "fit_stochastic", "fit_stochastic_classifier"]
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -215,20 +217,42 @@ class _Regression:
         return fit
 
 
+@dataclass(frozen=True)
+class SomeRows:
+    """Arrays of which minibatches are read, and which of their rows a problem has."""
+
+    X: np.ndarray  # (n, d)
+    y: np.ndarray  # (n,); codes of classes
+    numbers: np.ndarray  # (k,); rising
+    coded: Callable[[np.ndarray], np.ndarray]  # codes (b,) to (b, c), -1 and +1
+
+    def without(self, out: Tensor) -> tuple[Any, Any]:
+        """X and Y but for the rows of the problem that are held out."""
+        left_out = self.numbers[out.cpu().numpy()]
+        return RowReader(self.X, left_out), RowReader(self.y, left_out, self.coded)
+
+
 def fit_stochastic_classifier(
-    problem: Problem, plan: Plan, *, Z: Tensor | None, state: LikelihoodState | None
+    problem: Problem,
+    plan: Plan,
+    *,
+    Z: Tensor | None,
+    state: LikelihoodState | None,
+    rows: SomeRows | None = None,
 ) -> Fit:
     """Classification by Theorem 3, of labels (n, c) in {-1, +1}.
 
     Hyper-parameters follow the bound with Fourier features. A few observations are held out, to
-    decide about moderation. `state` is that of an earlier fit to go on from.
+    decide about moderation. `state` is that of an earlier fit to go on from. With `rows` these are
+    learned from, and the observations of the problem are some of them.
     """
     kernel, likelihood, o = problem.kernel, problem.likelihood, problem.options
     X, Y, generator = problem.data.X, problem.data.y, host_generator(problem.generator)
-    n_held_out = min(MODERATION_ROWS, len(X) // 10)
+    n_held_out = min(MODERATION_ROWS, (len(X) if rows is None else len(rows.X)) // 10)
     seed = torch.Generator().manual_seed(o.seed)
     out = torch.from_numpy(held_out_rows(class_codes(Y), n_held_out, seed, X=X, classes=True))
-    X_held, Y_held, X, Y = X[out], Y[out], X[~out], Y[~out]
+    X_held, Y_held = X[out], Y[out]
+    X, Y = (X[~out], Y[~out]) if rows is None else rows.without(out)
     k = min(o.n_dense_columns, plan.size) if plan.covariance == "chevron" else 0
     basis = _basis(kernel, plan, o, X, Z)
     if state is not None and _continues(state, X, Y, plan, o, k):

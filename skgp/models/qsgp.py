@@ -74,7 +74,7 @@ from skgp.learning.routes import (
     stored_dtype,
     with_covariance,
 )
-from skgp.learning.stochastic import fit_stochastic, fit_stochastic_classifier
+from skgp.learning.stochastic import SomeRows, fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning
 from skgp.optim.stopping import StopRecorder
 
@@ -320,8 +320,18 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
 # ---- classification (section 3): P(y_j = 1) = g(f_j), f_j(x) = o_j + w_j' phi(x) ---------------
 
 
-def fit_classifier(p: Problem, plan: Plan, *, Z: Tensor | None = None, state: Any = None) -> Fit:
-    """Fit the latent functions; `Z` (m, d) inducing points, `state` to go on from."""
+def fit_classifier(
+    p: Problem,
+    plan: Plan,
+    *,
+    Z: Tensor | None = None,
+    state: Any = None,
+    rows: SomeRows | None = None,
+) -> Fit:
+    """Fit the latent functions; `Z` (m, d) inducing points, `state` to go on from.
+
+    With `rows` minibatches are read from them, and `p.data` are some of them.
+    """
     if plan.basis == "inducing":
         Z = p.data.X if Z is None else Z
         plan = replace(plan, n_basis=len(Z))  # of inputs that are equal one is a point
@@ -333,7 +343,7 @@ def fit_classifier(p: Problem, plan: Plan, *, Z: Tensor | None = None, state: An
         raise ValueError(
             "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
         )
-    return fit_stochastic_classifier(p, plan, Z=Z, state=state)  # Theorem 3
+    return fit_stochastic_classifier(p, plan, Z=Z, state=state, rows=rows)  # Theorem 3
 
 
 def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:

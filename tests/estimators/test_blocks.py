@@ -431,6 +431,86 @@ def test_rows_that_come_after_the_blocks_change_q(data):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+# ---- classifiers
+
+
+def sgd_classifier(**settings):
+    settings = {"kernel": RBF([1.0, 2.0]), "solver": "sgd", "n_basis": 200} | settings
+    return skgp.QSGPClassifier(random_state=0, device="cpu", max_iter=30, **settings)
+
+
+def swsgp_classifier(**settings):
+    settings = {"kernel": RBF([1.0, 2.0]), "n_inducing": 40, "n_neighbors": 8} | settings
+    settings = {"tol": 1e-13, "max_iter": 60, "optimizer": None, "init": "random"} | settings
+    return skgp.SWSGPClassifier(random_state=0, device="cpu", **settings)
+
+
+CLASSIFIERS = {
+    "sgd": (sgd_classifier, {"optimizer": None}, 1e-8),
+    "sgd, learned": (sgd_classifier, {"basis": "fourier"}, 1e-8),
+    "neighbors": (swsgp_classifier, {}, 1e-5),
+    "all points": (swsgp_classifier, {"n_inducing": 12, "n_neighbors": 12}, 1e-5),
+    "adam": (swsgp_classifier, {"solver": "adam", "kl_weight": 1.0, "max_iter": 20}, 1e-5),
+}
+
+
+@pytest.fixture(scope="module")
+def labelled(data):
+    """X (500, 2), in the order of memory, and strings: of two classes, and of three."""
+    X, y = (column[np.lexsort(data[0].T[::-1])] for column in data)
+    return X, np.where(y > 100, "up", "down"), np.array(["a", "b", "c"])[np.digitize(y, [95, 105])]
+
+
+# Of several classes rows are held out in memory to couple them, which changes their order.
+@pytest.mark.parametrize(
+    ("name", "n_classes"), [*((name, 2) for name in CLASSIFIERS), ("sgd", 3), ("neighbors", 3)]
+)
+def test_classifiers_in_blocks_give_the_fit_to_all_rows(labelled, name, n_classes, tmp_path):
+    make_model, settings, atol = CLASSIFIERS[name]
+    X, y = labelled[0], labelled[n_classes - 1]
+    expected = make_model(**settings).fit(X, y)
+    limited = make_model(memory_budget=SUMS_BUDGET, **settings)
+    wanted = expected.predict_proba(X)
+    found = limited.fit(memory_map(tmp_path / "X.npy", X), y).predict_proba(X)
+    np.testing.assert_array_equal(limited.classes_, expected.classes_)
+    np.testing.assert_allclose(limited.offset_, expected.offset_, rtol=1e-10)
+    np.testing.assert_allclose(found, wanted, atol=atol)
+    lazy = da.from_array(X, (180, 1)), da.from_array(y, 200)
+    limited.fit(*lazy)
+    assert limited.predict(lazy[0]).compute().dtype == y.dtype
+    np.testing.assert_allclose(limited.predict_proba(lazy[0]).compute(), found, atol=1e-8)
+
+
+def test_weights_and_classes_of_blocks_are_those_of_memory(labelled):
+    X, _, y = labelled
+    weight = np.random.default_rng(1).integers(0, 3, len(y)) / 2.0
+    y = np.where(y == "c", 7, np.where(weight > 0, np.where(y == "a", 2, 3), 1))
+    weight[y == 7] = 1.0
+    for class_weight in ("balanced", {2: 3.0, 3: 0.5}, None):
+        settings = {"class_weight": class_weight, "n_inducing": 12, "n_neighbors": 12}
+        expected = swsgp_classifier(**settings).fit(X, y, weight)
+        found = swsgp_classifier(memory_budget=SUMS_BUDGET, **settings).fit(X, y, weight)
+        assert found.classes_.tolist() == [2, 3, 7]
+        np.testing.assert_allclose(found.offset_, expected.offset_, rtol=1e-10)
+        np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X), atol=1e-5)
+    with pytest.raises(ValueError, match="not supported by solver='sgd'"):
+        sgd_classifier(memory_budget=SUMS_BUDGET).fit(X, y, weight)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_labels_that_are_none_are_refused_in_blocks(labelled, lazy):
+    X = labelled[0]
+    model = swsgp_classifier(memory_budget=SUMS_BUDGET)
+    for y, message in (
+        (np.zeros(500), "y holds one class, 0.0"),
+        (X[:, 0], "Unknown label type: continuous"),
+        (np.where(X[:, 0] > 0, 1.0, np.nan), "NaN"),
+    ):
+        given = (da.from_array(X, (200, 2)), da.from_array(y, 200)) if lazy else (X, y)
+        with pytest.raises(ValueError, match=message):
+            model.fit(*given)
+
+
 def test_counts_in_blocks_are_counts(data):
     X, y = data[0], np.round(np.abs(data[1] - 100))
     settings = {"kernel": RBF(1.0), "likelihood": "poisson", "optimizer": None}
