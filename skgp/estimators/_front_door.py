@@ -84,9 +84,9 @@ def _by_size(
         return "state_space", f"{why}, and X has one column"
     if not has_exact:
         return "neighbors", why
-    if d <= PLACES:
+    if likelihood in LINKS and d <= PLACES:
         return "neighbors", f"{why}, and X has no more than {PLACES} columns"
-    return "qsgp", f"{why}, and X has {d} columns"
+    return "qsgp", f"{why}, and X has {d} column{'s' if d > 1 else ''}"
 
 
 def noise_of_alpha(alpha: float, scale: float) -> float:

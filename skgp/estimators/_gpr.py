@@ -66,7 +66,8 @@ class GaussianProcessRegressor(
         `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is "exact" up to
         2000 rows and where no other can be (several targets, a callable `optimizer`, a kernel that
         has to be called, an `alpha` that differs from row to row), then "state_space" for one
-        column, "neighbors" for up to three and "qsgp" for more.
+        column and "qsgp" for more, which compares routes, neighbours among them, on held-out data
+        where the kernel matrix does not fit in memory.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".

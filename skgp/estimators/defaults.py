@@ -137,5 +137,8 @@ EXACT_ROWS = 2000
 EXACT_MATRICES = 7
 #: Matrices of new rows by training rows that an exact prediction holds at once.
 TILE_MATRICES = 4
-#: Columns up to which neighbours are taken beyond: as places on a map, they are close.
+#: Columns up to which a classifier takes neighbours beyond: as places on a map, they are close.
+#: Regression leaves the choice to "qsgp": of 99079 satellite temperatures, discs and observations at
+#: random held out, its route, neighbours at three scales, has an NLPD of .615 and -.643, that of
+#: "neighbors" 1.244 and -.730.
 PLACES = 3

@@ -261,9 +261,9 @@ def few_exact(monkeypatch):
     ("inputs", "params", "method", "reason"),
     [
         (SERIES, {}, "state_space", "40 rows are more than 20, and X has one column"),
-        (X, {}, "neighbors", "X has no more than 3 columns"),
+        (X, {}, "qsgp", "X has 2 columns"),
         (np.tile(X, 3), {}, "qsgp", "X has 6 columns"),
-        (SERIES, {"kernel": DotProduct()}, "neighbors", "no more than 3 columns"),
+        (SERIES, {"kernel": DotProduct()}, "qsgp", "X has 1 column"),
         (X, {"likelihood": "student_t"}, "neighbors", "likelihood='student_t'"),
         (SERIES, {"likelihood": "student_t"}, "state_space", "likelihood='student_t'"),
         (X, {"likelihood": "laplace"}, "qsgp", "likelihood='laplace'"),
