@@ -151,6 +151,23 @@ def predict_counts(case: GoldenCase, method: str = "predict", **arguments) -> Co
         return counts - before
 
 
+def crossings(counts: Counter) -> tuple[int, int]:
+    """Transfers to the device and back."""
+    return counts["to_device"], counts["to_host"]
+
+
+def check_rows_join_a_stored_model(case: GoldenCase, n_first: int = 40) -> None:
+    """Assert that a stored model takes further rows on the device as the model itself does."""
+    data = problem(case.problem)
+    with PRETENDED.entered():
+        model = case.make(data.X.shape[1], device="cuda")
+        model.partial_fit(data.X[:n_first], data.y[:n_first])
+        stored = pickle.loads(pickle.dumps(model))  # on the CPU, and the device is there
+        for each in (model, stored):
+            each.partial_fit(data.X[n_first:], data.y[n_first:])
+        np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
+
+
 def assert_few_transfers(case: GoldenCase, evaluations: Callable, *, others: int = 40) -> None:
     """Assert that a fit has one transfer each way an evaluation, and some `others` in all.
 

@@ -1,8 +1,5 @@
 """StateSpaceGPRegressor and StateSpaceGPClassifier on a device: equal to the CPU, few transfers."""
 
-import pickle
-
-import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
@@ -18,11 +15,12 @@ from tests.devices.common import (
     PRETENDED,
     cases,
     check,
+    check_rows_join_a_stored_model,
+    crossings,
     fit_counts,
     more_rows,
     predict_counts,
 )
-from tests.golden.problems import problem
 
 FIXED = cases(
     """
@@ -79,13 +77,9 @@ def test_covariances_by_transitions_are_those_in_closed_form(kernel):
     torch.testing.assert_close(there.pull(bar), here.pull(bar), rtol=1e-11, atol=1e-12)
 
 
-def _crossings(counts) -> tuple[int, int]:
-    return counts["to_device"], counts["to_host"]
-
-
 @pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
 def test_no_more_crosses_for_more_rows(case):
-    assert _crossings(fit_counts(case, more_rows)) == _crossings(fit_counts(case))
+    assert crossings(fit_counts(case, more_rows)) == crossings(fit_counts(case))
 
 
 @pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
@@ -95,13 +89,7 @@ def test_a_prediction_crosses_once_back(case):
 
 @pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
 def test_rows_may_join_a_model_that_was_stored(case):
-    data = problem(case.problem)
-    with PRETENDED.entered():
-        model = case.make(data.X.shape[1], device="cuda").partial_fit(data.X[:40], data.y[:40])
-        stored = pickle.loads(pickle.dumps(model))  # on the CPU, and the device is there
-        for each in (model, stored):
-            each.partial_fit(data.X[40:], data.y[40:])
-        np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
+    check_rows_join_a_stored_model(case)
 
 
 @pytest.mark.parametrize("n_columns", [2, 5])

@@ -1,8 +1,5 @@
 """SWSGPRegressor and SWSGPClassifier on a device: equal to the CPU, few transfers."""
 
-import pickle
-
-import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
@@ -14,11 +11,12 @@ from tests.devices.common import (
     PRETENDED,
     cases,
     check,
+    check_rows_join_a_stored_model,
+    crossings,
     fit_counts,
     more_rows,
     predict_counts,
 )
-from tests.golden.problems import problem
 
 CASES = cases(
     """
@@ -75,18 +73,14 @@ def test_divergences_summed_on_a_device_are_those_of_scipy():
     torch.testing.assert_close(there, host, rtol=0, atol=1e-13)
 
 
-def _crossings(counts) -> tuple[int, int]:
-    return counts["to_device"], counts["to_host"]
-
-
 @pytest.mark.parametrize("case", [NATURAL, MINIBATCHES, KRIGING], ids=str)
 def test_no_more_crosses_for_more_rows(case):
-    assert _crossings(fit_counts(case, more_rows)) == _crossings(fit_counts(case))
+    assert crossings(fit_counts(case, more_rows)) == crossings(fit_counts(case))
 
 
 def test_no_more_crosses_for_more_minibatches():
     few = fit_counts(MINIBATCHES)
-    assert _crossings(fit_counts(MINIBATCHES, max_iter=12)) == _crossings(few)
+    assert crossings(fit_counts(MINIBATCHES, max_iter=12)) == crossings(few)
 
 
 @pytest.mark.parametrize("case", [NATURAL, KRIGING], ids=str)
@@ -98,14 +92,7 @@ def test_a_prediction_crosses_once_each_way(case):
 
 @pytest.mark.parametrize("case", [NATURAL, KRIGING], ids=str)
 def test_rows_may_join_a_model_that_was_stored(case):
-    data = problem(case.problem)
-    with PRETENDED.entered():
-        model = case.make(data.X.shape[1], device="cuda")
-        model.fit(data.X[:30], data.y[:30])
-        stored = pickle.loads(pickle.dumps(model))  # on the CPU, and the device is there
-        for each in (model, stored):
-            each.partial_fit(data.X[30:], data.y[30:])
-        np.testing.assert_array_equal(stored.predict(data.X_test), model.predict(data.X_test))
+    check_rows_join_a_stored_model(case)
 
 
 @pytest.mark.parametrize("n_classes", [2, 6])

@@ -58,7 +58,7 @@ def moons():
 def digits():
     """Rows of ten classes, 64 columns, some of them constant; and others."""
     X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
-    return X[:400], y[:400], X[400:1100], y[400:1100]
+    return X[:330], y[:330], X[400:800], y[400:800]
 
 
 # ---- several classes -----------------------------------------------------------------------------
@@ -69,10 +69,10 @@ def test_ten_classes_of_64_columns_by_default(method, digits):
     X, y, fresh, target = digits
     names = np.array([f"digit {k}" for k in range(10)])
     model = SWSGPClassifier(method=method, random_state=0).fit(X, names[y])
-    assert model.inducing_points_.shape == (400, 50)  # principal components
-    assert model.score(fresh, names[target]) > 0.93
-    assert log_loss_of(model, fresh, names[target]) < 0.3
-    assert model.predict_proba(fresh).shape == (700, 10)
+    assert model.inducing_points_.shape == (330, 50)  # principal components
+    assert model.score(fresh, names[target]) > 0.9
+    assert log_loss_of(model, fresh, names[target]) < 0.4
+    assert model.predict_proba(fresh).shape == (400, 10)
     if method == "variational":
         assert model.coupling_ in COUPLINGS
 
@@ -101,7 +101,7 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
 
 
 def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits):
-    X, y = digits[0][:300], digits[1][:300]
+    X, y = digits[:2]
     model = kept(kernel=400.0 * RBF(30.0), warm_start=True).fit(X, y)
     coupling = model.coupling_
     assert coupling != 0.5 and model.fit(X, y).coupling_ == coupling
