@@ -13,7 +13,7 @@ from skgp import (
 from skgp.linalg.runtime import MemoryBudgetError
 from tests.contracts.catalogue import CHEAP, cheap, rows
 
-#: Bytes in which the matrices of sixty rows fit, and no tile of 400 new ones.
+#: Bytes in which the matrices of sixty rows fit, and no tile of 150 new ones.
 SMALL = 2e5
 FOURIER = {"basis": "fourier", "n_basis": 64}
 #: Routes that keep or tile something else than the default of few rows does.
@@ -32,9 +32,9 @@ ROUTES = [
 
 
 def predictions(make, budget, **params):
-    """Means and variances of f at 400 new rows, optimiser off."""
+    """Means and variances of f at 150 new rows, optimiser off."""
     X, y = rows(make, 60)
-    new = np.linspace(-1, 6, 400)[:, None]
+    new = np.linspace(-1, 6, 150)[:, None]
     params = {**params, "optimizer": None, "memory_budget": budget}
     return np.array(cheap(make, **params).fit(X, y).latent_mean_and_variance(new))
 

@@ -79,7 +79,7 @@ def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
 
 def test_a_low_rank_leaves_nothing_that_observations_tell_from_noise():
     """The mean of what it leaves is small where it leaves 40 times the noise of a direction."""
-    X = torch.tensor(np.random.default_rng(0).uniform(-2, 2, (3000, 4)))
+    X = torch.tensor(np.random.default_rng(0).uniform(-2, 2, (1500, 4)))
     kernel, noise = 37.0**2 * RBF([5.6, 24.0, 12.0, 4e4]), 4.4e-3
     factor = routes._low_rank(kernel, X, noise, torch.Generator().manual_seed(0)).factor.numpy()
     left = kernel(X.numpy()) - factor @ factor.T

@@ -46,6 +46,17 @@ ROUTES = {
     "mean_field": {"posterior": "mean_field"},
 }
 each_route = pytest.mark.parametrize("route", ROUTES)
+families_and_routes = pytest.mark.parametrize(
+    ("family", "route"),
+    [
+        (GAUSSIAN, "rows"),
+        (GAUSSIAN, "mean_field"),
+        (FAMILIES["probit"], "bins"),
+        (FAMILIES["student_t"], "rows"),
+        (FAMILIES["student_t"], "mean_field"),
+    ],
+    ids=["gaussian-rows", "gaussian-mean_field", "probit-bins", "t-rows", "t-mean_field"],
+)
 exact_route = pytest.mark.parametrize("route", ["rows", "bins"])
 
 
@@ -358,8 +369,7 @@ def test_state_of_rows_predicts_what_its_posterior_says(family):
 # ---- fits ----------------------------------------------------------------------------------------
 
 
-@each_family
-@each_route
+@families_and_routes
 def test_weights_are_repeated_rows(family, route):
     X, y = make_data(40, family)
     counts = torch.arange(len(y)) % 3 + 1
@@ -371,8 +381,7 @@ def test_weights_are_repeated_rows(family, route):
         assert_close(a, b, 1e-7)
 
 
-@each_family
-@each_route
+@families_and_routes
 def test_search_climbs_the_evidence_to_where_it_is_level(family, route):
     X, y = make_data(40, family)
     options = {"offset": 2.5, "route": route}

@@ -62,8 +62,7 @@ def touched(*problem):
     return mode.n / ITERATIONS
 
 
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize(("kind", "learns"), [("regression", True), ("classification", False)])
 def test_iteration_touches_as_many_elements_whatever_n_and_m(kind, learns):
     base = touched(kind, SMALL, SMALL, learns)
     assert base > 20 * 400

@@ -111,9 +111,8 @@ def labelled(n, n_classes, seed=0):
     return Data(X, 2 * torch.nn.functional.one_hot(codes).double() - 1)
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_detail_that_some_rows_missed_is_learned_from_all_labels(n_classes):
-    data = labelled(2500, n_classes)
+def test_detail_that_some_rows_missed_is_learned_from_all_labels():
+    data = labelled(2500, 2)
     coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0])
     found = search_label_kernel(
         HyperparameterFit(coarse),

@@ -79,7 +79,7 @@ def test_estimate_is_unbiased(rank, roulette, dtype, generator):
     if dtype == torch.float32:
         warm = field.estimate(kernel.theta, field.draw_probes(generator), generator).warm
     samples = sample(
-        lambda: field.estimate(u, field.draw_probes(generator), generator, warm=warm), 250
+        lambda: field.estimate(u, field.draw_probes(generator), generator, warm=warm), 120
     )
     expected = posterior.log_density_and_gradient(u)[1]
     assert np.abs(z_scores(samples, expected)).max() < 4
@@ -93,7 +93,7 @@ def test_estimate_with_rough_solutions_is_unbiased(generator):
     kernel = KERNELS["ard"]()
     posterior, field = make(kernel, rank=0, stop=0.9)
     probes, u = balanced(field), kernel.theta + 0.2
-    samples = sample(lambda: field.estimate(u, probes, generator), 300)
+    samples = sample(lambda: field.estimate(u, probes, generator), 200)
     expected = posterior.log_density_and_gradient(u)[1]
     assert np.abs(z_scores(samples, expected)).max() < 4
 
