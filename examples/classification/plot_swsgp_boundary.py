@@ -30,8 +30,8 @@ for name, model in models.items():
     print(f"{name:<22} accuracy {model.score(X_test, y_test):.3f}, {-density:.4f} nats a row")
 
 # %%
-# Where the neighbours of two rows differ, so do their conditionals: f is not quite continuous, and
-# a small H shows it. Label kriging has no inducing points but the rows: it kriges the labels, -1
+# Where the neighbours of two rows differ, so do their conditionals: f is continuous, and steep where
+# H is small. Label kriging has no inducing points but the rows: it kriges the labels, -1
 # and +1, from the nearest rows and turns the result into a probability by a link that was fitted to
 # labels left out.
 side = 120
@@ -53,7 +53,7 @@ for axis, (name, model) in zip(axes, models.items(), strict=True):
         axis.plot(*Z.T, "o", ms=4, mfc="none", mec="black", mew=0.7)
     # What the model itself searches: nearest under the kernel that was learned.
     active = NeighborSearch(model.kernel_, torch.from_numpy(Z)).query(
-        torch.from_numpy(row), model.n_neighbors
+        torch.from_numpy(row), model.n_neighbors_
     )
     for z in Z[active[0].numpy()]:
         axis.plot(*np.stack([row[0], z]).T, color="gold", lw=0.8)
