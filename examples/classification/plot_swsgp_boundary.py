@@ -30,8 +30,8 @@ for name, model in models.items():
     print(f"{name:<22} accuracy {model.score(X_test, y_test):.3f}, {-density:.4f} nats a row")
 
 # %%
-# Where the neighbours of two rows differ, so do their conditionals: f is continuous, and steep where
-# H is small. Label kriging has no inducing points but the rows: it kriges the labels, -1
+# Where the neighbours of two rows differ, so do their conditionals: f is continuous, and steep if H
+# is small. Label kriging has no inducing points but the rows: it kriges the labels, -1
 # and +1, from the nearest rows and turns the result into a probability by a link that was fitted to
 # labels left out.
 side = 120
