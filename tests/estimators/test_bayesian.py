@@ -42,12 +42,11 @@ class TestContract(RegressorContract):
         return make(**params)
 
 
-contract = RegressorContract()
-
-
 @pytest.fixture(scope="module")
 def data():
-    return RegressorContract.data.__wrapped__(contract)
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (40, 2))
+    return X, 30 + 4 * (np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(40))
 
 
 @pytest.fixture(scope="module")

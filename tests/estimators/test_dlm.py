@@ -333,10 +333,13 @@ def test_stream_comes_near_the_fit_of_all_rows(make, params, share, heavy_data, 
             stream.partial_fit(X, y + 0.5)
 
 
-@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
 @pytest.mark.parametrize(
-    ("make", "params"),
-    [(counting, {"link": "exp"}), (counting, {"link": "softplus"}), (student, {})],
+    ("make", "params", "objective"),
+    [
+        (counting, {"link": "exp"}, "log_loss"),
+        (counting, {"link": "softplus"}, "elbo"),
+        (student, {}, "log_loss"),
+    ],
 )
 def test_sample_weight_is_repeated_rows(make, params, objective, heavy_data, count_data):
     X, y = count_data if make is counting else heavy_data
@@ -429,7 +432,7 @@ def test_few_degrees_of_freedom_have_no_variance(heavy_data):
     assert (lower < mean).all() and (mean < upper).all() and np.isfinite(upper - lower).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"objective": "elbo"}, {"beta": "auto"}], ids=str)
+@pytest.mark.parametrize("options", [{"objective": "elbo"}, {"beta": "auto"}], ids=str)
 def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (500, 1))
@@ -533,9 +536,7 @@ def test_one_huge_count_leaves_the_others_alone(count_data):
     assert np.median(np.abs(fit.predict_quantiles(X, 0.5) - count_data[1])) < 10
 
 
-@pytest.mark.parametrize(
-    ("link", "size"), [("exp", 1e-2), ("exp", 1e4), ("softplus", 1e-2), ("softplus", 10.0)]
-)
+@pytest.mark.parametrize(("link", "size"), [("exp", 1e4), ("softplus", 1e-2)])
 def test_rates_of_any_size(link, size):
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (300, 1))
@@ -543,14 +544,15 @@ def test_rates_of_any_size(link, size):
     fit = counting(link=link, max_iter=30).fit(X, rng.poisson(rate))
     found = fit.predict(X)
     if size > 1:
-        np.testing.assert_allclose(found, rate, rtol=0.1 if size > 10 else 0.4)
+        np.testing.assert_allclose(found, rate, rtol=0.1)
     else:
         assert found.mean() == pytest.approx(rate.mean(), rel=0.7) and (found > 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
-@links
-@pytest.mark.parametrize("counts", [[0], [7], [0, 3]])
+@pytest.mark.parametrize(
+    ("link", "counts"), [("exp", [0]), ("softplus", [7]), ("softplus", [0, 3])]
+)
 def test_a_few_counts(link, counts):
     X_new = np.linspace(-1, 1, 7)[:, None]
     for beta in (1.0, "auto"):

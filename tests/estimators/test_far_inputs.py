@@ -59,8 +59,8 @@ def make(name, kernel=None, **params):
         kernel = 4.0 * signal
     else:
         kernel = signal + WhiteKernel(0.05)
-    if name != "BayesianGPRegressor":
-        params.setdefault("optimizer", None)
+    quick = {"n_samples": 64} if name == "BayesianGPRegressor" else {"optimizer": None}
+    params = quick | params
     return getattr(skgp, name)(kernel, random_state=0, **params)
 
 
@@ -123,8 +123,11 @@ def test_no_kernel_lets_far_rows_change_a_prediction(name, kernel):
         np.testing.assert_allclose(together[3:], alone, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("offset", [1e6, 1e8])
-@pytest.mark.parametrize("kernel", [DotProduct(), RBF(2.0) + DotProduct()], ids=["dot", "sum"])
+@pytest.mark.parametrize(
+    ("kernel", "offset"),
+    [(DotProduct(), 1e6), (RBF(2.0) + DotProduct(), 1e8)],
+    ids=["dot", "sum"],
+)
 @pytest.mark.parametrize("name", [name for name in OWN if not name.startswith("StateSpace")])
 def test_a_linear_kernel_stands_offsets(name, kernel, offset):
     model = fit(name, X + offset, Y, kernel=kernel)
@@ -174,7 +177,7 @@ def test_a_default_fit_stands_one_far_training_row(name):
         warnings.simplefilter("ignore")
         model.fit(shorten(name, X_far), target)
     mean = model.latent_mean_and_variance(shorten(name, X))[0]
-    assert np.corrcoef(mean, F)[0, 1] > 0.9 if not name.startswith("StateSpace") else 0.7
+    assert np.corrcoef(mean, F)[0, 1] > (0.7 if name.startswith("StateSpace") else 0.9)
 
 
 @pytest.mark.parametrize("name", OWN)

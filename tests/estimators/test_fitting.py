@@ -268,11 +268,10 @@ ITERATIVE = [
 @pytest.mark.parametrize(
     ("make", "params"), ITERATIVE, ids=lambda v: getattr(v, "__name__", str(v))
 )
-@pytest.mark.parametrize("max_iter", [1, 3])
-def test_n_iter_is_at_most_max_iter(make, params, max_iter):
+def test_n_iter_is_at_most_max_iter(make, params):
     X, y = rows(make)
-    estimator = cheap(make, **{"max_iter": max_iter, **params}).fit(X, y)
-    assert 1 <= estimator.n_iter_ <= max_iter
+    estimator = cheap(make, **{"max_iter": 2, **params}).fit(X, y)
+    assert 1 <= estimator.n_iter_ <= 2
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def target():
 @cache
 def grid_moments():
     """Mean and variances by the trapezoidal rule."""
-    axes = np.linspace(-1.5, 2.0, 40), np.linspace(-4.0, 0.0, 40)
+    axes = np.linspace(-1.5, 2.0, 28), np.linspace(-4.0, 0.0, 28)
     u = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
     values = np.array([target().log_density(each) for each in u])
     weights = np.exp(values - values.max())
@@ -81,7 +81,7 @@ def samples(sampler):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("sampler", ["langevin", "mala"])
+@pytest.mark.parametrize("sampler", ["langevin", pytest.param("mala", marks=pytest.mark.slow)])
 def test_samples_agree_with_the_grid(sampler):
     mean, var = grid_moments()
     run = samples(sampler)
