@@ -283,9 +283,9 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
             found += [values] if isinstance(values, torch.Tensor) else values
         return to_arrays(*found)
 
-    def _by_chunks(self, hook: Callable, X: np.ndarray):
+    def _by_chunks(self, hook: Callable, X: np.ndarray, row_bytes: int | None = None):
         """Apply a latent hook to blocks of rows that fit in memory."""
-        n_rows = tile_rows(self._bytes_per_row(), PREDICTION_MEMORY)
+        n_rows = tile_rows(row_bytes or self._bytes_per_row(), PREDICTION_MEMORY)
         parts = [hook(X[rows]) for rows in gen_batches(len(X), n_rows)]
         if isinstance(parts[0], tuple):
             return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))

@@ -12,6 +12,7 @@ estimator provides
 ``_latent_mean(X)``                   :math:`E[f]`, shape (n,); the fast path of ``predict(X)``
 ``_latent_mean_and_variance(X)``      :math:`E[f], V[f]`, shapes (n,), (n,); no noise
 ``_latent_mean_and_covariance(X)``    the same with the covariance, shape (n, n)
+``_moment_tensors(rows)``             :math:`E[f], V[f]` of tensors, differentiable in the rows
 ``_likelihood``                       set by ``_learn``: a `skgp.likelihoods.NumericLikelihood` of
                                       z, or None for Gaussian noise
 ``_noise_variance``                   set by ``_learn`` where that is None:
@@ -44,6 +45,7 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
@@ -71,8 +73,9 @@ from skgp.estimators._blocks import (
     training_blocks,
 )
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
+from skgp.estimators._functions import LatentFunction, check_gradients_asked
 from skgp.estimators._kernels import default_kernels, with_noise
-from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, is_constant
+from skgp.estimators._predictive import is_constant
 from skgp.estimators._validation import (
     check_counts,
     check_exposure,
@@ -83,7 +86,7 @@ from skgp.estimators._validation import (
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
 
-class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
+class BaseGPRegressor(RegressorMixin, LatentFunction):
     r"""The predictive interface of every regressor, in the units of y.
 
     A prediction describes a new observation :math:`y = \bar y + s_y z`, noise included:
@@ -159,6 +162,8 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         return_std: bool = False,
         return_cov: bool = False,
         exposure: ArrayLike | None = None,
+        return_mean_grad: bool = False,
+        return_std_grad: bool = False,
     ):
         """Predict a new observation y at each row of X.
 
@@ -174,6 +179,10 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
         exposure : float or array-like of shape (n,), optional
             Of counts: the time, area or population that each is of, which multiplies its rate.
             1 without it. ``set_predict_request(exposure=True)`` routes it through meta-estimators.
+        return_mean_grad : bool, default=False
+            Also return the gradients of the mean in X.
+        return_std_grad : bool, default=False
+            Also return those of the standard deviation, with ``return_std``.
 
         Returns
         -------
@@ -183,16 +192,25 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
             Only when ``return_std`` is True. Infinite where noise has no variance.
         covariance : ndarray of shape (n, n)
             Only when ``return_cov`` is True. In squared units of y.
+        mean_grad : ndarray of shape (n, d)
+            Only when ``return_mean_grad`` is True. In units of y a unit of X.
+        std_grad : ndarray of shape (n, d)
+            Only when ``return_std_grad`` is True. 0 where the standard deviation is.
 
         Raises
         ------
         RuntimeError
             If both ``return_std`` and ``return_cov`` are True.
+        ValueError
+            If gradients are asked for with ``return_cov``, or those of a standard deviation without
+            ``return_std``.
         MemoryError
             If there is no room for the covariance.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        if return_mean_grad or return_std_grad:
+            check_gradients_asked(return_std, return_cov, return_std_grad)
         X = self._validate_prediction(X)
         offset = self._offset_at(exposure, X)
         if return_cov:
@@ -201,29 +219,15 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
                 *self._latent_mean_and_covariance(X), **offset
             )
             return self._to_y(mean), self.y_scale_**2 * covariance
+        if return_mean_grad or return_std_grad:
+            found = self._predictive_gradients(X, **offset)
+            asked = True, return_std, return_mean_grad, return_std_grad
+            return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
             return self._to_y(self._by_chunks(self._latent_mean, X))
         mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
         mean = self._to_y(mean)
         return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
-
-    @over_rows
-    @within_limits
-    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and variance of the latent function, without noise.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        mean, var : ndarray of shape (n,)
-            In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
-            link: the logarithm of the rate with ``link="exp"``.
-        """
-        mean, var = self._latent_moments(self._validate_prediction(X))
-        return self._to_y(mean), self.y_scale_**2 * var
 
     @over_rows
     @within_limits
@@ -379,10 +383,6 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
 
     # ---- what estimators build on --------------------------------------------------------
 
-    @abstractmethod
-    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
-
     def _fit(
         self,
         X: ArrayLike,
@@ -482,15 +482,6 @@ class BaseGPRegressor(LikelihoodPredictive, RegressorMixin, BaseGP):
     def _to_y(self, z: Values) -> Values:
         """Return standardised values, of any shape, in the units of y."""
         return self.y_mean_ + self.y_scale_ * z
-
-    def _latent_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
-    ) -> np.ndarray:
-        """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
-        check_joint_memory(len(X), "Draw at fewer of them at once")
-        mean, covariance = self._latent_mean_and_covariance(X)
-        root = covariance_root(covariance)
-        return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""

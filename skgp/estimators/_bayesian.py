@@ -449,6 +449,13 @@ class BayesianGPRegressor(BaseGPRegressor):
     def _latent_mean_and_variance(self, X):
         return self._state.moments(X)
 
+    @property
+    def _latent_device(self):
+        return self._state.device
+
+    def _moment_tensors(self, rows):
+        return self._state.mean_and_variance(rows)
+
     def _latent_mean_and_covariance(self, X):
         return self._state.covariance(X)
 

@@ -278,6 +278,8 @@ def numbers_of_some(blocks: Blocks, backend: Any) -> np.ndarray:
 
 #: Arguments of predictions that have a value a row, where they are arrays.
 _BY_ROW = ("y", "exposure")
+#: Predictions that are joint over the rows.
+_JOINT = ("sample_y", "sample_f", "latent_mean_and_covariance")
 
 
 def over_rows(method: Callable) -> Callable:
@@ -296,7 +298,7 @@ def over_rows(method: Callable) -> Callable:
             return method(self, X, *args, **kwargs)
         given = signature.bind(self, X, *args, **kwargs).arguments
         arguments = {key: value for key, value in given.items() if key not in ("self", "X")}
-        joint = arguments.get("return_cov") or name == "sample_y"
+        joint = arguments.get("return_cov") or name in _JOINT
         if not is_dask(X):
             check_is_fitted(self)
             return method(self, X, **arguments) if joint else _in_slices(self, name, X, arguments)

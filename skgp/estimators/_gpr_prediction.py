@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,6 @@ from scipy.stats import norm
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
-    Kernel,
-    Product,
-    Sum,
-    WhiteKernel,
 )
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -22,6 +19,8 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.estimators._base import resolve_device
 from skgp.estimators._exact import evidence_or_infinity, validated
 from skgp.estimators._fitting import within_limits
+from skgp.estimators._functions import check_gradients_asked
+from skgp.estimators._gpr_functions import RegressorFunctions, of_targets, white_variance
 from skgp.estimators._parameters import warn_caller
 from skgp.estimators._validation import check_joint_memory
 from skgp.estimators.defaults import TILE_MATRICES
@@ -33,27 +32,24 @@ from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import tile_rows
 
 
-class RegressorPredictions:
+class RegressorPredictions(RegressorFunctions):
     """Prior, exact posterior, or what the estimator of another method predicts."""
 
-    kernel: Any
     alpha: Any
     n_targets: int | None
     device: Any
-    method_: str
     reason_: str
-    kernel_: Any
-    estimator_: Any
-    X_train_: Any
     y_train_: np.ndarray
-    L_: np.ndarray
-    alpha_: np.ndarray
     log_marginal_likelihood_value_: float
-    _y_train_mean: np.ndarray
-    _y_train_std: np.ndarray
-    _alpha: float  # the noise that predictions leave out, of scaled targets
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        return_mean_grad: bool = False,
+        return_std_grad: bool = False,
+    ):
         """Predict at each row of X, by the prior before `fit`.
 
         Parameters
@@ -64,6 +60,11 @@ class RegressorPredictions:
             `alpha`.
         return_cov : bool, default=False
             Also return the joint covariance, likewise.
+        return_mean_grad : bool, default=False
+            Also return the gradients of the mean in X, after `fit`; kernels that are called have
+            none.
+        return_std_grad : bool, default=False
+            Also return those of the standard deviation, with ``return_std``.
 
         Returns
         -------
@@ -72,9 +73,18 @@ class RegressorPredictions:
             Only when ``return_std`` is True.
         covariance : ndarray of shape (p, p) or (p, p, t)
             Only when ``return_cov`` is True.
+        mean_grad : ndarray of shape (p, d) or (p, t, d)
+            Only when ``return_mean_grad`` is True.
+        std_grad : ndarray of shape (p, d) or (p, t, d)
+            Only when ``return_std_grad`` is True. 0 where the standard deviation is.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        if return_mean_grad or return_std_grad:
+            check_gradients_asked(return_std, return_cov, return_std_grad)
+            found = self._predictive_gradients(validated(self, X))
+            asked = True, return_std, return_mean_grad, return_std_grad
+            return tuple(itertools.compress(found, asked))
         X = validated(self, X)
         if not hasattr(self, "kernel_"):
             return self._prior(X, return_std, return_cov)
@@ -91,7 +101,7 @@ class RegressorPredictions:
         if not return_std and not return_cov:
             return mean
         spread = kernel(X) if return_cov else np.sqrt(kernel.diag(X))
-        return mean, _of_targets(spread, np.ones(targets))
+        return mean, of_targets(spread, np.ones(targets))
 
     def _posterior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
         """Mean in the units of y, and the standard deviation or covariance where asked for."""
@@ -99,7 +109,7 @@ class RegressorPredictions:
             check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
             K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
             mean, scale = self._in_units(K @ self.alpha_)
-            return mean, _of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)
+            return mean, of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)
         means, variances = [], []
         size = tile_rows(8 * TILE_MATRICES * len(self.X_train_))
         for start in range(0, len(X), size):
@@ -118,7 +128,7 @@ class RegressorPredictions:
                 f"the least {var.min():.3g}, and were set to 0. Raise alpha, or add a WhiteKernel.",
                 NumericalWarning,
             )
-        return mean, _of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
+        return mean, of_targets(np.sqrt(np.maximum(var, 0.0)), scale)
 
     def _in_units(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean of scaled targets in the units of y, and the scale, () or (t,)."""
@@ -162,30 +172,6 @@ class RegressorPredictions:
             for j in range(mean.shape[1])
         ]
         return np.stack(draws, axis=1)
-
-    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and variance of f, without the noise of the kernel.
-
-        Parameters
-        ----------
-        X : array-like of shape (p, d) or list of object
-
-        Returns
-        -------
-        mean, var : ndarray of shape (p,) or (p, t)
-            In the units of y, and in squared units of y.
-        """
-        check_is_fitted(self, "kernel_")
-        if self.method_ != "exact":
-            return self.estimator_.latent_mean_and_variance(validated(self, X))
-        white = white_variance(self.kernel_)
-        if white is None:
-            raise ValueError(
-                f"kernel={self.kernel_} does not tell its noise from f; write it as a sum of f and "
-                "WhiteKernel(noise_level)."
-            )
-        mean, std = self.predict(X, return_std=True)
-        return mean, np.maximum(std**2 - white * np.square(self._y_train_std), 0.0)
 
     @property
     def noise_variance_(self) -> Any:
@@ -328,37 +314,3 @@ class RegressorPredictions:
                 f"({self.alpha.shape[0]} != {y.shape[0]})"
             )
         return float(self.alpha[0]) if np.ptp(self.alpha) == 0 else self.alpha
-
-
-def white_variance(kernel: Kernel) -> float | None:
-    """Variance of the white noise of sums and of products with constants; None if unknown.
-
-    Examples
-    --------
-    >>> white_variance(RBF() + 2.0 * (WhiteKernel(0.25) + WhiteKernel(0.125)))
-    0.75
-    >>> white_variance(RBF() * WhiteKernel(0.2)) is None
-    True
-    """
-    if type(kernel) is WhiteKernel:
-        return float(kernel.noise_level)
-    parts = kernel.get_params().values()
-    if not any(isinstance(part, WhiteKernel) for part in parts):
-        return 0.0
-    if type(kernel) not in (Sum, Product):
-        return None
-    if type(kernel) is Sum:
-        first, second = white_variance(kernel.k1), white_variance(kernel.k2)
-        return None if first is None or second is None else first + second
-    constant, other = kernel.k1, kernel.k2
-    if type(other) is ConstantKernel:
-        constant, other = other, constant
-    white = white_variance(other)
-    if type(constant) is not ConstantKernel or white is None:
-        return None
-    return float(constant.constant_value) * white
-
-
-def _of_targets(spread: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """`spread` times `scale` () or (t,), with an axis of targets where there are several."""
-    return spread * scale if np.ndim(scale) == 0 else np.multiply.outer(spread, scale)

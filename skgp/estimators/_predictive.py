@@ -86,6 +86,17 @@ class LikelihoodPredictive:
             return mean, var + self._noise_variance
         return self._of_likelihood("predictive_moments", mean, var, offset=offset)
 
+    def _moment_slopes(
+        self, mean: np.ndarray, var: np.ndarray, offset: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...] | None:
+        """Return the derivatives of E[z] in mean and var, then those of V[z], (n,) each.
+
+        None where noise is added: they are 1, 0, 0 and 1.
+        """
+        if self._likelihood is None or self._predicts_latent:
+            return None
+        return self._of_likelihood("predictive_slopes", mean, var, offset=offset)
+
     def _predictive_covariance(
         self, mean: np.ndarray, covariance: np.ndarray, offset: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,7 @@ from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_b
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
+from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.gram import split_noise
 from skgp.kernels.spectral import has_spectral_density
@@ -517,6 +518,13 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     def _latent_mean_and_variance(self, X):
         mean, variance = self._evaluate("mean_and_variance", X)
         return mean, self.calibration_ * variance
+
+    def _moment_tensors(self, rows):
+        mean, variance = self._posterior.mean_and_variance(rows)
+        return mean, self.calibration_ * variance
+
+    def _graph_bytes_per_row(self):
+        return max(super()._graph_bytes_per_row(), 8 * GRAPH_COPIES * self.n_basis_)
 
     def _latent_mean_and_covariance(self, X):
         covariance, mean = self._evaluate("covariance mean", X)

@@ -19,6 +19,7 @@ from sklearn.base import is_classifier
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
 
 from skgp.estimators._base import to_tensor
 from skgp.estimators._parameters import warn_caller
@@ -41,6 +42,7 @@ from skgp.inference.sparse import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.selection import LABEL_SHARE, held_out_rows, improves
+from skgp.linalg.runtime import constant_like
 
 #: Ways of choosing inducing points.
 INITIALISERS = ("k-means", "random", "greedy")
@@ -185,6 +187,11 @@ class Projection:
         tiles = np.zeros((n_tiles, PROJECTED_ROWS, X.shape[1]))
         np.subtract(X, self.mean, out=tiles.reshape(-1, X.shape[1])[: len(X)])
         return (tiles @ self.directions).reshape(-1, self.directions.shape[1])[: len(X)]
+
+    def of_tensor(self, X: Tensor) -> Tensor:
+        """The same, up to rounding, of a tensor (n, d), differentiable in it."""
+        mean, directions = (constant_like(each, X) for each in (self.mean, self.directions))
+        return (X - mean) @ directions
 
 
 def principal_components(

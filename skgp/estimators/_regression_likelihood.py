@@ -155,3 +155,7 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
     def _latent_mean_and_variance(self, X):
         mean, var = self._moments(X)
         return mean[:, 0], var[:, 0]
+
+    def _moment_tensors(self, rows):
+        mean, var = self._posterior.mean_and_variance(rows)
+        return mean[:, 0], var.reshape(len(rows), -1)[:, 0]

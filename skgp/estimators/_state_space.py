@@ -275,6 +275,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
 
     # ---- prediction ------------------------------------------------------------------------
 
+    @property
+    def _latent_device(self):
+        return self._states[0].device
+
+    def _moment_tensors(self, rows):
+        return self._states[0].moments(self._seen_columns(rows))
+
     def _latent_mean_and_covariance(self, X):
         mean, covariance = to_arrays(*self._states[0].covariance(self._inputs(X)))
         return mean, covariance

@@ -31,7 +31,7 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import to_arrays
+from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
 State = SeriesState | InducingState | AdditiveState
@@ -310,8 +310,13 @@ class StateSpaceMixin(BaseGP):
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         """Rows as the states take them: times (n,), or the columns that have a component."""
-        x = to_tensor(X[:, self._columns], device=self._states[0].device)
-        return x[:, 0] if isinstance(self._states[0], SeriesState | InducingState) else x
+        return self._seen_columns(to_tensor(X, device=self._states[0].device))
+
+    def _seen_columns(self, rows: Tensor) -> Tensor:
+        """The same of rows (n, d) on the device."""
+        if isinstance(self._states[0], SeriesState | InducingState):
+            return rows[:, 0]
+        return rows[:, constant(self._columns, dtype=torch.int64, device=rows.device)]
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Latent means and variances, shapes (n, c)."""

@@ -394,6 +394,10 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
+    def _moment_tensors(self, rows):
+        projected = rows if self._projection is None else self._projection.of_tensor(rows)
+        return super()._moment_tensors(projected)
+
     def _latent_mean_and_covariance(self, X):
         rows = to_tensor(self._inputs(X), device=self._posterior.device)
         union = self.joint_prediction == "union"

@@ -6,6 +6,8 @@ import numpy as np
 
 #: Bytes that the hooks may take at once while predicting.
 PREDICTION_MEMORY = 256 * 2**20
+#: What gradients in X take, relative to a prediction: the graph keeps what the latter overwrites.
+GRAPH_COPIES = 8
 #: What a fit holds in memory of n rows of d columns, in copies of X and y: 1e6 rows of four columns
 #: took 1238 MB (tests/benchmarks/bench_large_n.py).
 ROW_COPIES = 32

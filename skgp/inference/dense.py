@@ -18,7 +18,7 @@ from scipy.linalg.blas import dtrsm
 from skgp.inference.defaults import DENSE_ENTRIES
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 
-__all__ = ["condition", "covariance", "variance"]
+__all__ = ["condition", "covariance", "variance", "variance_and_weights"]
 
 
 def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +37,19 @@ def variance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """Posterior variances (p,) given K_* (p, n) and the prior ones; ``O(n^2 p)``. May round < 0."""
     V = _whitened(L, K_new)
     return prior - np.einsum("ij,ij->j", V, V)
+
+
+def variance_and_weights(
+    L: np.ndarray, K_new: np.ndarray, prior: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`variance`, and :math:`A^{-1} K_*^T` (n, p): minus half its derivative in K_*."""
+    V = _whitened(L, K_new)
+    variance = prior - np.einsum("ij,ij->j", V, V)
+    if K_new.size > DENSE_ENTRIES:
+        return variance, tri_solve(_tensor(L).T, _tensor(V), upper=True).numpy()
+    if L.flags.f_contiguous:
+        return variance, dtrsm(1.0, L, V, lower=1, trans_a=1)
+    return variance, dtrsm(1.0, L.T, V)
 
 
 def covariance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:

@@ -49,7 +49,13 @@ from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
-from skgp.linalg.runtime import TensorState, memory_budget, tile_rows, to_arrays
+from skgp.linalg.runtime import (
+    TensorState,
+    asks_for_gradients,
+    memory_budget,
+    tile_rows,
+    to_arrays,
+)
 
 RNG = np.random.Generator | np.random.RandomState
 
@@ -136,22 +142,24 @@ class MixtureState(TensorState):
 
     def component_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f, (S, t) each, at the rows of X (t, d) under each sample."""
-        Z = self._rows(X)
+        mean, var = to_arrays(*self._component_moments(self._rows(X)))
+        return mean, var
+
+    def _component_moments(self, Z: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a tensor, differentiable in it where it asks for gradients."""
         few = self._few_covariances(Z)
         if few is not None:
             half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
             var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
-            moments = to_arrays((self._alpha[:, None] @ few)[:, 0], var)
-            return moments[0], moments[1]
-        mean = self._X.new_empty(self.n_samples, len(X))
+            return (self._alpha[:, None] @ few)[:, 0], var
+        mean = self._X.new_empty(self.n_samples, len(Z))
         var = torch.empty_like(mean)
         for s, node, inverse in self._components():
             prior = variance(node, Z).expand(len(Z))
             for rows, K in self._tiles(node, Z):
                 mean[s, rows] = self._alpha[s] @ K
                 var[s, rows] = (prior[rows] - inverse.explained(K)).clamp_(min=0.0)
-        moments = to_arrays(mean, var)
-        return moments[0], moments[1]
+        return mean, var
 
     def mean(self, X: np.ndarray) -> np.ndarray:
         """Mean (t,) of f at the rows of X (t, d)."""
@@ -160,6 +168,12 @@ class MixtureState(TensorState):
     def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (t,) of f at the rows of X (t, d)."""
         return mixture_moments(self.weights, *self.component_moments(X))
+
+    def mean_and_variance(self, Z: Tensor) -> tuple[Tensor, Tensor]:
+        """As `moments` of a tensor Z (t, d), differentiable in it where it asks for gradients."""
+        mean, var = self._component_moments(Z)
+        centre = self._shares @ mean
+        return centre, self._shares @ (var + (mean - centre).square())
 
     def covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean (t,) and covariance (t, t) of f at the rows of X (t, d); a few (n, t) matrices."""
@@ -365,8 +379,12 @@ class IterativeInverse:
         return self._solve(B, defaults.SOLVED[self._dtype])
 
     def explained(self, K: Tensor) -> Tensor:
-        """As `ExactInverse.explained`; never more."""
-        return (self._solve_rows(K) * K).sum(0)
+        """As `ExactInverse.explained`; never more. Its gradient in K is 2 A^-1 K."""
+        if not asks_for_gradients(K):
+            return (self._solve_rows(K) * K).sum(0)
+        fixed = K.detach()
+        X = self._solve(fixed, defaults.SOLVED[self._dtype])  # its error is that of the gradient
+        return 2 * (X * K).sum(0) - (X * fixed).sum(0)
 
     def explained_jointly(self, K: Tensor) -> Tensor:
         """As `ExactInverse.explained_jointly`, less a matrix without negative eigenvalues."""

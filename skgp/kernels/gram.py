@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from skgp.linalg.runtime import ENTRY, large_operation
+from skgp.linalg.runtime import ENTRY, asks_for_gradients, large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
@@ -136,7 +136,6 @@ def gram_diag(kernel: Kernel, X: Tensor, theta: Tensor | None = None) -> Tensor:
     return variance(node, X).expand(shape).contiguous()
 
 
-@torch.no_grad()
 def gram_tile(
     kernel: Kernel,
     X: Tensor,
@@ -145,11 +144,11 @@ def gram_tile(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Fast K(X, Z) of a large tile, without gradients.
+    """Fast K(X, Z) of a large tile, without gradients save where X itself asks for them.
 
-    Distances come from one matrix product of pre-scaled inputs and the kernel is evaluated in
-    place. A constant times RBFs is a single product, clamp and exponential: the norms and
-    the logarithm of the constant ride along as two more columns.
+    Where it does, this is `gram`. Else distances come from one matrix product of pre-scaled inputs
+    and the kernel is evaluated in place. A constant times RBFs is a single product, clamp and
+    exponential: the norms and the logarithm of the constant ride along as two more columns.
 
     Parameters
     ----------
@@ -177,8 +176,9 @@ def gram_tile(
     Cost O(n p d). Memory beyond the result: none for constants times RBFs, up to two tiles for
     other leaves and one for each further summand or factor.
     """
+    if asks_for_gradients(X):
+        return gram(kernel, X, Z, theta)
     _check_inputs(kernel, X, Z)
-    node = bind(kernel, theta, dtype=X.dtype, device=X.device)
     shape = _gram_shape(X, Z)
     if out is not None and (out.shape != shape or out.dtype != X.dtype):
         raise ValueError(
@@ -186,8 +186,8 @@ def gram_tile(
             f"got {tuple(out.shape)} and {out.dtype}."
         )
     out = X.new_empty(shape) if out is None else out
-    with large_operation(ENTRY * out.numel()):
-        return evaluate_tile(node, X, Z, out)
+    with torch.no_grad(), large_operation(ENTRY * out.numel()):
+        return evaluate_tile(bind(kernel, theta, dtype=X.dtype, device=X.device), X, Z, out)
 
 
 # Walks --------------------------------------------------------------------------------------------
@@ -234,9 +234,13 @@ def variance(node: Node, X: Tensor) -> Tensor:
 def evaluate_tile(node: Node, X: Tensor, Z: Tensor, out: Tensor) -> Tensor:
     """Write K(X, Z) to ``out`` (n, p), X (n, d) and Z (p, d); return it.
 
+    Where X asks for gradients, a new tensor, differentiable, is returned instead.
+
     Expressions that need temporaries are evaluated by pieces of columns, each small enough for
     the cache. A product of constants and RBFs needs none and is evaluated at once.
     """
+    if asks_for_gradients(X):
+        return covariance(node, X, Z, METRICS["direct"]).expand(len(X), len(Z))
     plain = all(type(f.kernel) is ConstantKernel or _is_rbf(f) for f in factors(node))
     width = max(1, Z.shape[0] if plain or out.is_cuda else max(64, PIECE // max(1, X.shape[0])))
     for start in range(0, Z.shape[0], width):

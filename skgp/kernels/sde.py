@@ -28,20 +28,23 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from skgp.linalg.runtime import constant_like
+from skgp.linalg.runtime import asks_for_gradients, constant_like
+from skgp.linalg.small_matrices import matmul
 
 from .defaults import TILE_ENTRIES, TOLERANCE
 from .expression import Binder, check_kernel, summands
 from .sde_expression import check_one_input, expand
 from .sde_processes import Primitive
 
-__all__ = ["Block", "Dynamics", "StateSpace", "has_state_space", "state_space"]
+__all__ = ["Block", "Dynamics", "GapSlope", "StateSpace", "has_state_space", "state_space"]
 
 
 def has_state_space(kernel: Kernel) -> bool:
@@ -222,8 +225,10 @@ class Dynamics:
 
         Gaps (n,) are not negative, float64; 0 gives I and 0; inf gives 0 and P0, and a ValueError
         where a component never forgets (a Cosine, a periodic kernel). Entry (i, j) of Q is accurate
-        relative to sqrt(Q_ii Q_jj). O(n d^2) and the exponentials.
+        relative to sqrt(Q_ii Q_jj). O(n d^2) and the exponentials. Differentiable in the gaps.
         """
+        if asks_for_gradients(gaps):
+            return _Transition.apply(gaps, self)
         if len(self.blocks) == 1:
             return self.blocks[0][1].transition(gaps)
         shape = (self.n_states, self.n_states, len(gaps))
@@ -259,6 +264,38 @@ class Dynamics:
         for i, (s, block) in enumerate(self.blocks):
             gradient[i] = (P_bar[s, s] * constant_like(block.stationary, P_bar)).sum()
         return gradient
+
+
+class GapSlope:
+    r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        self.A = torch.block_diag(*[block.generator() for _, block in dynamics.blocks])
+        product = self.A @ dynamics.stationary
+        self.L = -(product + product.mT)
+
+    def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        """Contraction (n,) with F_bar and Q_bar (d, d, n)."""
+        A, L = (constant_like(each, F)[..., None] for each in (self.A, self.L))
+        spread = matmul(matmul(F, L), F.transpose(0, 1))
+        return (F_bar * matmul(A, F) + Q_bar * spread).sum((0, 1))
+
+
+class _Transition(torch.autograd.Function):
+    """`Dynamics.transition` as a function of the gaps that autograd knows."""
+
+    @staticmethod
+    def forward(ctx: Any, gaps: Tensor, dynamics: Dynamics) -> tuple[Tensor, Tensor]:
+        F, Q = dynamics.transition(gaps)
+        ctx.save_for_backward(F)
+        ctx.slope = GapSlope(dynamics)
+        return F, Q
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, None]:
+        (F,) = ctx.saved_tensors
+        return ctx.slope(F, F_bar, Q_bar), None
 
 
 class Block:

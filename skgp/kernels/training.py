@@ -37,10 +37,18 @@ from skgp.linalg.cholesky import raise_diagonal_
 
 from .defaults import CALLED_PAIRS, CALLED_ROWS, LARGEST_SQUARE
 from .expression import MATERN_NU, split_noise, theta_places
-from .gram import gram_tile
+from .gram import gram, gram_diag, gram_tile
 from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few
 
-__all__ = ["can_evaluate", "cross_gram", "training_gram"]
+__all__ = [
+    "can_evaluate",
+    "cross_gram",
+    "cross_gram_with_gradient",
+    "training_gram",
+    "variance_gradient",
+]
+
+Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 
 
 def can_evaluate(kernel: Kernel) -> bool:
@@ -173,15 +181,58 @@ def cross_gram(kernel: Kernel, X: Any, Z: Any) -> np.ndarray:
         return kernel(X, Z)
     if len(X) * len(Z) <= CALLED_PAIRS:
         found = _of_few_pairs(kernel, X, Z)
-        return kernel(X, Z) if found is None else found
+        return kernel(X, Z) if found is None else found[0]
     if not can_evaluate(kernel):
         return kernel(X, Z)
     tensors = (torch.tensor(array, dtype=torch.float64) for array in (X, Z))
     return gram_tile(split_noise(kernel)[0], *tensors).numpy()
 
 
-def _of_few_pairs(kernel: Kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray | None:
-    """Constants times one RBF or Matern, and noise; None of any other expression."""
+def cross_gram_with_gradient(kernel: Kernel, X: Any, Z: Any) -> tuple[np.ndarray, Pull]:
+    r"""`cross_gram`, and the gradients (p, d) of :math:`\sum_j W_{ij} k(x_i, z_j)` in each x_i.
+
+    The latter as a function of W, which broadcasts to (p, n). ValueError if the kernel can only be
+    called.
+    """
+    _check_differentiable(kernel)
+    if len(X) * len(Z) <= CALLED_PAIRS:
+        found = _of_few_pairs(kernel, X, Z)
+        if found is not None:
+            return found
+    rows, points = (torch.tensor(array, dtype=torch.float64) for array in (X, Z))
+    K = gram(split_noise(kernel)[0], rows.requires_grad_(), points)
+
+    def pull(W: np.ndarray) -> np.ndarray:
+        total = (K * torch.as_tensor(np.array(W))).sum()
+        found = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
+        return found[0].numpy()
+
+    return K.detach().numpy(), pull
+
+
+def variance_gradient(kernel: Kernel, X: np.ndarray) -> np.ndarray:
+    """Gradients (p, d) of k(x, x) in the rows of X (p, d); ValueError as above."""
+    _check_differentiable(kernel)
+    if kernel.is_stationary():
+        return np.zeros(X.shape)
+    rows = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    total = gram_diag(split_noise(kernel)[0], rows).sum()
+    return torch.autograd.grad(total, rows, materialize_grads=True)[0].numpy()
+
+
+def _check_differentiable(kernel: Kernel) -> None:
+    if not (kernel.requires_vector_input and can_evaluate(kernel)):
+        raise ValueError(
+            f"kernel={kernel} is evaluated by calling it, which gives no gradients in X. Register "
+            "its covariance function by skgp.kernels.register_kernel, and write noise as a summand."
+        )
+
+
+def _of_few_pairs(kernel: Kernel, X: Any, Z: Any) -> tuple[np.ndarray, Pull] | None:
+    """Constants times one RBF or Matern, and noise; None of any other expression.
+
+    The covariance, and the pullback of `cross_gram_with_gradient`.
+    """
     amplitude = 1.0
     while type(kernel) in (Sum, Product):
         dropped = WhiteKernel if type(kernel) is Sum else ConstantKernel
@@ -196,9 +247,17 @@ def _of_few_pairs(kernel: Kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray | 
     if np.size(kernel.length_scale) not in (1, X.shape[1]):
         return None  # a call says what does not fit
     s = cdist(X / kernel.length_scale, Z / kernel.length_scale, "sqeuclidean")
-    if nu != np.inf:
-        s *= 2 * nu
+    squared = 1.0 if nu == np.inf else 2 * nu  # s of inputs over length scales
+    s *= squared
     np.minimum(s, LARGEST_SQUARE, out=s)  # beyond, inputs are infinitely far apart
-    K = profile_of_few(nu, s)[0]
+    K, slope = profile_of_few(nu, s)
     K *= amplitude
-    return K
+    scale = kernel.length_scale
+
+    def pull(W: np.ndarray) -> np.ndarray:
+        """2 k'(s) (a_i - b_j) / l, summed; inputs from one of them, for the sake of digits."""
+        A, B = ((np.asarray(each, dtype=float) - Z[0]) / scale for each in (X, Z))
+        H = (2 * squared * amplitude) * slope * W
+        return (A * H.sum(1)[:, None] - H @ B) / scale
+
+    return K, pull

@@ -202,6 +202,20 @@ class Likelihood(TensorState, abc.ABC):
         check_var(var)
         return self._predictive_moments(mean, var)
 
+    def predictive_slopes(self, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
+        """Derivatives of the predictive mean in `mean` and `var`, then those of the variance.
+
+        By autograd through ``predictive_moments``; 0 in a variance of 0.
+        """
+        with torch.enable_grad():
+            at = tuple(x.detach().clone().requires_grad_() for x in aligned(mean=mean, var=var))
+            moments = self.predictive_moments(*at)
+            slopes = [
+                torch.autograd.grad(moment.sum(), at, retain_graph=True, materialize_grads=True)
+                for moment in moments
+            ]
+        return *slopes[0], *slopes[1]
+
     def gaussian_targets(self, y: Tensor) -> Tensor:
         """Values of f that y observes with roughly Gaussian noise, of targets that were checked.
 

@@ -49,8 +49,10 @@ __all__ = [
     "MemoryBudgetError",
     "TensorState",
     "WithinBudget",
+    "asks_for_gradients",
     "constant",
     "constant_like",
+    "differentiable_in_rows",
     "free_memory",
     "large_operation",
     "memory_budget",
@@ -289,6 +291,25 @@ def _free_of_group(paths: tuple[str, str]) -> float | None:
     except (OSError, ValueError):  # there is none, or its limit is "max"
         return None
     return max(numbers[0] - numbers[1], 0.0)
+
+
+# ---- gradients in the rows of a prediction
+
+
+def asks_for_gradients(X: Tensor) -> bool:
+    """Whether what is made of X is to be differentiable in it."""
+    return X.requires_grad and torch.is_grad_enabled()
+
+
+def differentiable_in_rows(predict: Callable) -> Callable:
+    """Decorate a method of a posterior: a graph only where the rows X (n, d) ask for gradients."""
+
+    @functools.wraps(predict)
+    def recorded(self: Any, X: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(asks_for_gradients(X)):
+            return predict(self, X, *args, **kwargs)
+
+    return recorded
 
 
 # ---- to a device, and back to NumPy

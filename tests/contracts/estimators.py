@@ -68,6 +68,8 @@ class PredictiveContract(EstimatorPredictions):
             "predict_quantiles": (X, 0.5),
             "predict_interval": (X,),
             "sample_y": (X, 2),
+            "sample_f": (X, 2),
+            "latent_mean_and_covariance": (X,),
             "log_predictive_density": (X, y),
             "score": (X, y),
         }
@@ -105,6 +107,56 @@ class PredictiveContract(EstimatorPredictions):
         assert default.shape == (7, 1)
         assert_same(default, fitted.sample_y(X_new, 1, random_state=0))
         assert not np.allclose(default, fitted.sample_y(X_new, 1, random_state=1))
+
+    # ---- the latent function, and gradients in X ---------------------------------------------
+
+    def test_joint_covariance_of_f_has_its_variances(self, fitted, X_new):
+        mean, covariance = fitted.latent_mean_and_covariance(X_new)
+        expected, var = fitted.latent_mean_and_variance(X_new)
+        np.testing.assert_allclose(mean, expected, rtol=1e-10)
+        np.testing.assert_allclose(covariance.diagonal(), var, rtol=1e-7)
+        np.testing.assert_allclose(covariance, covariance.T, rtol=1e-10, atol=1e-12)
+
+    def test_sample_f_has_the_moments_of_f(self, fitted, X_new):
+        mean, covariance = fitted.latent_mean_and_covariance(X_new)
+        draws = fitted.sample_f(X_new, 4000, random_state=5)
+        assert draws.shape == (7, 4000) and draws.dtype == np.float64
+        residual = draws - mean[:, None]
+        assert np.abs(z_scores(residual, 0)).max() < 4
+        assert np.abs(z_scores(residual[:, None] * residual, covariance)).max() < 4
+        assert_same(fitted.sample_f(X_new, 2), fitted.sample_f(X_new, 2, random_state=0))
+
+    def test_gradients_are_those_of_finite_differences(self, fitted, X_new):
+        found = fitted.predict(X_new, True, return_mean_grad=True, return_std_grad=True)
+        slopes, step = np.empty((2, 7, 2)), 1e-4
+        for column, move in enumerate(step * np.eye(2)):
+            ends = (fitted.predict(X_new + sign * move, True) for sign in (1, -1))
+            slopes[:, :, column] = np.subtract(*ends) / (2 * step)
+        for gradient, slope in zip(found[2:], slopes, strict=True):
+            np.testing.assert_allclose(gradient, slope, atol=1e-5 * np.abs(slope).max())
+        for value, expected in zip(found, fitted.predict(X_new, True), strict=False):
+            np.testing.assert_allclose(value, expected, rtol=1e-8)
+
+    def test_gradients_come_as_asked_for(self, fitted, X_new):
+        asked = dict(return_std=True, return_mean_grad=True, return_std_grad=True)
+        mean, std, d_mean, d_std = fitted.predict(X_new, **asked)
+        for found, expected in (
+            (fitted.predict(X_new, return_mean_grad=True), (mean, d_mean)),
+            (fitted.predict(X_new, True, return_std_grad=True), (mean, std, d_std)),
+            (fitted.predict(X_new[:1], **asked), (mean[:1], std[:1], d_mean[:1], d_std[:1])),
+        ):
+            for value, same in zip(found, expected, strict=True):
+                assert_same(value, same)
+        with pytest.raises(ValueError, match="return_std_grad=True needs return_std=True"):
+            fitted.predict(X_new, return_std_grad=True)
+        with pytest.raises(ValueError, match="not with return_cov=True"):
+            fitted.predict(X_new, return_cov=True, return_mean_grad=True)
+
+    def test_gradients_far_from_the_data_are_finite(self, fitted):
+        X = [[1e4, -1e3], [1e30, 0.0], [-1e120, 1e120]]
+        asked = dict(return_std=True, return_mean_grad=True, return_std_grad=True)
+        for values in fitted.predict(X, **asked):
+            assert np.isfinite(values).all()
 
     # ---- bad and awkward input -----------------------------------------------------------
 

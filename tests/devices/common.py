@@ -205,6 +205,10 @@ def _found(model, data: Problem) -> dict[str, np.ndarray]:
         # Of few inputs: a covariance that is singular up to rounding has no root of many digits.
         given = {name: values[:3] for name, values in data.predict.items()}
         found["samples"] = model.sample_y(data.X_test[:3], 4, random_state=0, **given)
+        found["draws of f"] = model.sample_f(data.X_test[:3], 4, random_state=0)
+        asked = dict(return_std=True, return_mean_grad=True, return_std_grad=True)
+        gradients = model.predict(data.X_test, **asked, **data.predict)[2:]
+        found |= zip(("gradient of the mean", "gradient of std"), gradients, strict=True)
     return found
 
 

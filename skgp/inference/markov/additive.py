@@ -58,7 +58,7 @@ from skgp.kernels.sde import state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState, constant_like, tile_rows
+from skgp.linalg.runtime import TensorState, asks_for_gradients, constant_like, tile_rows
 
 
 class AdditiveState(TensorState, ABC):
@@ -118,6 +118,11 @@ class BinnedState(AdditiveState):
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """O(n c), or O(n M c) where the posterior is exact."""
+        if self.coupling is not None and asks_for_gradients(X):
+            raise ValueError(
+                "Gradients in X are not there for several columns in bins and their joint "
+                'posterior. Set posterior="mean_field", or fit fewer rows, which need no bins.'
+            )
         means, variances = self._marginals(X)
         mean, var = means.sum(1) + self.offset, variances.sum(1)
         if self.coupling is not None:

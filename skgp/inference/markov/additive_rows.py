@@ -36,11 +36,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from skgp.inference.defaults import COVARIANCES
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.linalg.runtime import constant, constant_like
+from skgp.linalg.runtime import asks_for_gradients, constant, constant_like
 
 
 def _matern12(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +83,22 @@ CORRELATIONS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+class _Correlation(torch.autograd.Function):
+    """c(r) of a process as a function that autograd knows; its derivative at 0 is taken as 0."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, name: str) -> Tensor:
+        value, slope = CORRELATIONS[name](r)
+        ctx.save_for_backward(r, slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        r, slope = ctx.saved_tensors
+        return grad * torch.where(r > 0, slope / r, 0.0), None
+
+
 @dataclass
 class _Group:
     """Blocks that are products of the same processes, g of them with k factors each."""
@@ -111,6 +128,10 @@ class _Group:
         gaps = self.gaps(left, right)
         if not self.names:
             return torch.ones_like(gaps)
+        if asks_for_gradients(left):
+            rates = constant_like(self.rates, gaps).T[..., None, None]  # (k, g, 1, 1)
+            parts = zip(rates, self.names, strict=True)
+            return reduce(torch.mul, [_Correlation.apply(gaps * r, name) for r, name in parts])
         return reduce(torch.mul, [value for value, _ in self.factors(gaps)])
 
     def slopes(self, left: Tensor, right: Tensor, K_bar: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -328,7 +349,7 @@ class _Convex(RowsPosterior):
         return float((1 - self._inverse.diagonal()).sum())
 
     def reduce(self, k: Tensor) -> Tensor:
-        return self._half(k).square_().sum(0)
+        return self._half(k).square().sum(0)
 
     def reduce_all(self, k: Tensor) -> Tensor:
         half = self._half(k)
@@ -361,7 +382,7 @@ class _Mixed(RowsPosterior):
 
     def reduce(self, k: Tensor) -> Tensor:
         half = self._S @ (self.weight[:, None] * k)
-        return self.weight @ k.square() - half.square_().sum(0)
+        return self.weight @ k.square() - half.square().sum(0)
 
     def reduce_all(self, k: Tensor) -> Tensor:
         weighted = self.weight[:, None] * k

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from skgp.inference.defaults import ENTRIES, PAIRS
 from skgp.inference.markov.elements import Chain, PairPosterior, PairSites
-from skgp.kernels.sde import Dynamics
-from skgp.linalg.runtime import constant_like
-from skgp.linalg.small_matrices import inner, inverse_and_log_det, matmul, matvec, outer
+from skgp.kernels.sde import Dynamics, GapSlope
+from skgp.linalg.small_matrices import inner, inverse_and_log_det, matvec, outer
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class _Backward:
         self.Q_bar = torch.zeros_like(forward.chain.Q)
         self.inverse = _noise_inverse(forward.chain.Q)
         self.parameters = forward.x.new_zeros(self.dynamics.n_parameters)
-        self.slope = _GapSlope(self.dynamics)
+        self.slope = GapSlope(self.dynamics)
         # Derivatives in the gaps to the knots before and after, (n,).
         self.before, self.after = torch.zeros_like(forward.T), torch.zeros_like(forward.T)
 
@@ -237,20 +236,6 @@ class _Backward:
         sums, size = self.forward._interval_sums, len(between)
         ends, begins = sums(self.after, size) + between, sums(self.before, size) + between
         return parameters, ends[:-1] - begins[1:]
-
-
-class _GapSlope:
-    r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
-
-    def __init__(self, dynamics: Dynamics) -> None:
-        self.A = torch.block_diag(*[block.generator() for _, block in dynamics.blocks])
-        product = self.A @ dynamics.stationary
-        self.L = -(product + product.mT)
-
-    def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
-        A, L = (constant_like(each, F)[..., None] for each in (self.A, self.L))
-        spread = matmul(matmul(F, L), F.transpose(0, 1))
-        return (F_bar * matmul(A, F) + Q_bar * spread).sum((0, 1))
 
 
 def _noise_inverse(Q: Tensor) -> Tensor:

@@ -137,9 +137,10 @@ class Posterior:
         (m, P), (r, N) = self._neighbours(right)
         last = len(self._x) - 1
         # Before the first point the prior stands, whatever the gap; after the last, r = N = 0.
-        F, Q = self._dynamics.transition(x_new - self._x[(right - 1).clamp(min=0)].minimum(x_new))
+        since = (x_new - self._x[(right - 1).clamp(min=0)]).clamp(min=0)
+        F, Q = self._dynamics.transition(since)
         m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
-        F, _ = self._dynamics.transition(self._x[right.clamp(max=last)].maximum(x_new) - x_new)
+        F, _ = self._dynamics.transition((self._x[right.clamp(max=last)] - x_new).clamp(min=0))
         r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
         return m, P, r, N
 

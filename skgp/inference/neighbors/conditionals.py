@@ -305,7 +305,7 @@ def _influence(distance: Tensor) -> Tensor:
     """d (n, H) of ascending distances (n, H + 1)."""
     H = distance.shape[1] - 1
     begin, end = distance[:, [(H - 1) // 2]], distance[:, -1:]
-    t = ((distance[:, :-1] - begin) / (end - begin)).clamp(0.0, 1.0)
-    t = torch.where(end > begin, t, 0.0)  # equally far: none is to go before the others
-    near, far = (1 - t).square(), FADING * t.square()
-    return (near / (near + far)).sqrt()
+    # Where all are equally far none is to go before the others: t is 0.
+    span = torch.where(end > begin, end - begin, 1.0)
+    t = ((distance[:, :-1] - begin) / span).clamp(0.0, 1.0)
+    return (1 - t) / ((1 - t).square() + FADING * t.square()).sqrt()

@@ -185,7 +185,10 @@ class Correlation:
 
     def _steps(self, correlation: Tensor) -> Tensor:
         # Equal in exact arithmetic, as on a grid, shall be equal here, whatever the batch.
-        return correlation.div_(-CORRELATION_STEP).round_().mul_(CORRELATION_STEP)
+        steps = correlation.detach() / -CORRELATION_STEP
+        steps = steps.round_().mul_(CORRELATION_STEP)
+        # The steps are rounding: gradients are those of what is rounded.
+        return steps + (correlation.detach() - correlation) if correlation.requires_grad else steps
 
 
 def _principal_axes(points: Tensor) -> Tensor | None:

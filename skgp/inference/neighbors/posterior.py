@@ -35,7 +35,7 @@ from skgp.inference.neighbors.conditionals import (
     sparse_rows,
 )
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.runtime import TensorState, tile_rows
+from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
 
 
 class LocalPredictor(TensorState):
@@ -73,12 +73,12 @@ class LocalPredictor(TensorState):
         """Where all points are active."""
         return SharedConditionals(self.kernel, self.points, self.noises)
 
-    @torch.no_grad()
+    @differentiable_in_rows
     def mean(self, X: Tensor) -> Tensor:
         """E[f], shape (n, c), of rows X (n, d), in tiles."""
         return torch.cat([self._mean(*self._weights(rows)[:2]) for rows in self._tiles(X)])
 
-    @torch.no_grad()
+    @differentiable_in_rows
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """E[f] (n, c) and V[f] (n, c), or (n,) where all columns have one, of rows X (n, d)."""
         parts = []

@@ -37,7 +37,7 @@ from skgp.inference.defaults import COARSER, NEIGHBOR_TILE, SPREAD_ROWS
 from skgp.inference.neighbors.metrics import Correlation, ScaledDistance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import inverse_length_scales, robust_std
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import differentiable_in_rows, tile_rows
 
 _METHODS = ("auto", "exact", "faiss")
 
@@ -146,7 +146,7 @@ class NeighborSearch:
             out[rows] = _stable_smallest(values, k)
         return out
 
-    @torch.no_grad()
+    @differentiable_in_rows
     def distances(self, X: Tensor, index: Tensor) -> Tensor:
         """Distances (n, k), as this search sees them, of rows X (n, d) from points `index` (n, k).
 

@@ -1,0 +1,183 @@
+"""Predictions of the latent function f: moments, joint draws, and gradients in X."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_random_state
+
+from skgp.estimators._base import BaseGP, clip_variance, to_tensor
+from skgp.estimators._blocks import over_rows
+from skgp.estimators._fitting import within_limits
+from skgp.estimators._predictive import LikelihoodPredictive, covariance_root
+from skgp.estimators._validation import check_joint_memory
+from skgp.estimators.defaults import GRAPH_COPIES
+from skgp.linalg.runtime import to_arrays
+
+__all__ = ["LatentFunction", "check_gradients_asked", "std_gradient"]
+
+
+class LatentFunction(LikelihoodPredictive, BaseGP):
+    """What a regressor says of f, in the units of y; counts on the scale of the link.
+
+    Gradients are those of autograd through the hook ``_moment_tensors``.
+    """
+
+    y_scale_: float
+
+    @over_rows
+    @within_limits
+    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and variance of the latent function, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        mean, var : ndarray of shape (n,)
+            In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
+            link: the logarithm of the rate with ``link="exp"``.
+        """
+        mean, var = self._latent_moments(self._validate_prediction(X))
+        return self._to_y(mean), self.y_scale_**2 * var
+
+    @over_rows
+    @within_limits
+    def latent_mean_and_covariance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and joint covariance of the latent function, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            In the units of y; of counts as `latent_mean_and_variance`.
+        covariance : ndarray of shape (n, n)
+            In squared units of y. Its diagonal is the variance.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for the covariance.
+        """
+        X = self._validate_prediction(X)
+        check_joint_memory(len(X), "Ask for fewer of them at once")
+        mean, covariance = self._latent_mean_and_covariance(X)
+        return self._to_y(mean), self.y_scale_**2 * covariance
+
+    @over_rows
+    @within_limits
+    def sample_f(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
+        """Draw the latent function, jointly over the rows of X, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=0
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples)
+            One column a draw, in the units of y; of counts as `latent_mean_and_variance`.
+        """
+        X = self._validate_prediction(X)
+        return self._to_y(self._latent_samples(X, n_samples, check_random_state(random_state)))
+
+    # ---- hooks, in the standardised scale ---------------------------------------------------
+
+    @abstractmethod
+    def _to_y(self, z: Any) -> Any:
+        """Return standardised values, of any shape, in the units of y."""
+
+    @abstractmethod
+    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
+
+    @abstractmethod
+    def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the posterior mean and variance of f, (n,) each, at rows (n, d) on its device.
+
+        Differentiable in the rows where they ask for gradients.
+        """
+
+    @property
+    def _latent_device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self._posterior.device
+
+    def _latent_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
+        check_joint_memory(len(X), "Draw at fewer of them at once")
+        mean, covariance = self._latent_mean_and_covariance(X)
+        root = covariance_root(covariance)
+        return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
+
+    # ---- gradients in X ---------------------------------------------------------------------
+
+    def _graph_bytes_per_row(self) -> int:
+        """Return the memory in bytes that gradients in X take for one row."""
+        return GRAPH_COPIES * self._bytes_per_row()
+
+    def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each."""
+        rows = to_tensor(X, device=self._latent_device).clone().requires_grad_()
+        with torch.enable_grad():
+            moments = self._moment_tensors(rows)
+        # What a row is predicted depends on no other row: the sum has the gradients of each.
+        slopes = [_gradient(moment.sum(), rows) for moment in moments]
+        return to_arrays(*moments, *slopes)
+
+    def _predictive_gradients(
+        self, X: np.ndarray, **offset: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and std of y, (n,) each, and their gradients in X, (n, d) each."""
+        mean, var, d_mean, d_var = self._by_chunks(
+            self._latent_gradients, X, self._graph_bytes_per_row()
+        )
+        d_var[var < 0] = 0.0  # which are clipped
+        var = clip_variance(var)
+        slopes = self._moment_slopes(mean, var, **offset)
+        mean, var = self._predictive_moments(mean, var, **offset)
+        if slopes is not None:
+            by_mean, by_var = (
+                a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
+            )
+            d_mean, d_var = by_mean, by_var
+        std = self.y_scale_ * np.sqrt(var)
+        d_std = std_gradient(self.y_scale_**2 * d_var, std)
+        return self._to_y(mean), std, self.y_scale_ * d_mean, d_std
+
+
+def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:
+    """Refuse gradients beside a covariance, and those of a standard deviation not asked for."""
+    if return_cov:
+        raise ValueError(
+            "return_mean_grad and return_std_grad go with return_std, not with return_cov=True. "
+            "Ask for the covariance in a call of its own."
+        )
+    if return_std_grad and not return_std:
+        raise ValueError("return_std_grad=True needs return_std=True.")
+
+
+def std_gradient(d_var: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Gradients (n, d) of standard deviations (n,) given those of variances; 0 where they are 0."""
+    inverse = np.divide(0.5, std, out=np.zeros_like(std), where=std > 0)
+    return d_var * inverse[:, None]
+
+
+def _gradient(total: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Gradient (n, d) of a scalar in the rows; 0 where it does not depend on them."""
+    if not total.requires_grad:
+        return torch.zeros_like(rows)
+    return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)[0]
