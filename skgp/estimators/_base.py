@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import Kernel
-from sklearn.utils import check_random_state, gen_batches
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
@@ -35,7 +35,7 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators._validation import bounded_inputs
+from skgp.estimators._validation import bounded_inputs, is_valid
 from skgp.estimators.defaults import PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
@@ -260,7 +260,9 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""
         check_is_fitted(self)
-        inputs = validate_data(self, X, reset=False, dtype=np.float64)
+        inputs: Any = X
+        if not is_valid(self, X):
+            inputs = validate_data(self, X, reset=False, dtype=np.float64)
         return bounded_inputs(inputs, self.kernel_.is_stationary())
 
     def _validate_scored(
@@ -286,7 +288,9 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     def _by_chunks(self, hook: Callable, X: np.ndarray, row_bytes: int | None = None):
         """Apply a latent hook to blocks of rows that fit in memory."""
         n_rows = tile_rows(row_bytes or self._bytes_per_row(), PREDICTION_MEMORY)
-        parts = [hook(X[rows]) for rows in gen_batches(len(X), n_rows)]
+        if len(X) <= n_rows:
+            return hook(X)
+        parts = [hook(X[start : start + n_rows]) for start in range(0, len(X), n_rows)]
         if isinstance(parts[0], tuple):
             return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return np.concatenate(parts)

@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from skgp.estimators._validation import is_valid
 from skgp.estimators.defaults import EXACT_MATRICES
 from skgp.learning.multi_start import search_from_starts
 from skgp.linalg.runtime import require_memory
@@ -26,6 +27,8 @@ def validated(estimator: Any, X: ArrayLike, y: Any = "no_validation", **checks: 
     vectors = kernel is None or kernel.requires_vector_input
     checks |= {"ensure_2d": vectors, "dtype": "numeric" if vectors else None}
     if isinstance(y, str):
+        if vectors and is_valid(estimator, X):
+            return X
         return validate_data(estimator, X, reset=False, **checks)
     return validate_data(estimator, X, y, **checks)
 

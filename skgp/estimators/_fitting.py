@@ -45,7 +45,7 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators.defaults import MANY_ROWS, SECONDS_A_LINE
+from skgp.estimators.defaults import FEW_PREDICTED, MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg.runtime import memory_limit, one_thread
 
 __all__ = ["asked_model", "fit_context", "within_limits"]
@@ -77,7 +77,7 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     validated = validated_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 
     def decorator(method: Callable) -> Callable:
-        run = validated(within_limits(method))
+        run = validated(_limited(method, _threads_of))
         streams = method.__name__ == "partial_fit"
 
         @functools.wraps(method)
@@ -97,11 +97,16 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
 
 
 def within_limits(method: Callable) -> Callable:
-    """Decorate a public method that fits or predicts: few threads, and the budget of memory."""
+    """Decorate a public method that predicts: few threads, and the budget of memory."""
+    return _limited(method, _threads_of_prediction)
+
+
+def _limited(method: Callable, threads_of: Callable) -> Callable:
+    """The same of a method that fits, whose threads are others."""
 
     @functools.wraps(method)
     def limited(self, *args, **kwargs):
-        threads = _threads_of(self, args[0] if args else kwargs.get("X", ()))
+        threads = threads_of(self, args[0] if args else kwargs.get("X", ()))
         with threads, memory_limit(self.memory_budget, _memory_device(self.device)):
             return method(self, *args, **kwargs)
 
@@ -118,6 +123,13 @@ def _threads_of(estimator, X) -> AbstractContextManager[None]:
     n_rows = shape[0] if shape and isinstance(shape[0], int) else 0
     n_rows = len(X) if not shape and hasattr(X, "__len__") else n_rows
     return one_thread(n_jobs, throughout=n_rows >= MANY_ROWS)
+
+
+def _threads_of_prediction(estimator, X) -> AbstractContextManager[None]:
+    """As of a fit; those of few rows have no operation for which a pool would wake its threads."""
+    if hasattr(X, "__len__") and 0 < len(X) <= FEW_PREDICTED:
+        return one_thread(pools=False)
+    return _threads_of(estimator, X)
 
 
 def _memory_device(device: str | torch.device) -> torch.device | str:

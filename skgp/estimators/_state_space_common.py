@@ -68,6 +68,8 @@ class StateSpaceMixin(BaseGP):
     _start_variance = 1.0
     #: One a latent process.
     _states: list[State]
+    #: Of the largest component.
+    _n_states: int
     #: Columns of X that the model sees.
     _columns: list[int]
     #: Of an additive model: what later observations join, if it is there.
@@ -291,6 +293,9 @@ class StateSpaceMixin(BaseGP):
     def _set_states(self, fits: Sequence[Fit]) -> None:
         self._states = [state for fit in fits for state in fit.states]
         self._evidence = float(sum(fit.value for fit in fits))
+        self._n_states = max(
+            state_space(part).n_states for state in self._states for part in _parts(state)
+        )
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""
@@ -303,10 +308,7 @@ class StateSpaceMixin(BaseGP):
     # ---- prediction ------------------------------------------------------------------------
 
     def _bytes_per_row(self) -> int:
-        n_states = max(
-            state_space(part).n_states for state in self._states for part in _parts(state)
-        )
-        return 8 * (6 * n_states**2 + 20) * len(self._columns)
+        return 8 * (6 * self._n_states**2 + 20) * len(self._columns)
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         """Rows as the states take them: times (n,), or the columns that have a component."""

@@ -28,6 +28,9 @@ JOINT_MATRICES = 3
 #: Rows from which ``n_jobs`` holds throughout. A fit of 80 rows in two threads took ten to fifty
 #: times its seconds on two processors that other processes shared, in waits at barriers.
 MANY_ROWS = 2000
+#: Rows of a prediction up to which it leaves the pools of threads alone: limiting them takes as
+#: long as one of the others (tests/benchmarks/bench_one_row.py).
+FEW_PREDICTED = 8
 
 #: Between two lines that ``verbose=1`` prints of one stage.
 SECONDS_A_LINE = 10.0

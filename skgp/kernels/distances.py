@@ -161,7 +161,9 @@ class SafeRoot(torch.autograd.Function):
 
 
 def _direct_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
-    return _DirectSquaredDistance.apply(A, B)
+    if A.requires_grad or B.requires_grad:
+        return _DirectSquaredDistance.apply(A, B)
+    return _cdist(A, B).square_()
 
 
 def _direct_root(A: Tensor, B: Tensor, same: bool) -> Tensor:

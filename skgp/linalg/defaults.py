@@ -15,6 +15,7 @@ EIGENVALUE_ROWS, LARGE_RATIO = 200, 1e10
 MEMORY_SHARE = 0.7
 # Of the budget, for a tile: some are nested, and each has temporaries.
 TILE_SHARE = 0.125
+MEMORY_TICK = 0.1  # seconds for which what is free stays as it was read, in 0.05 to 0.2 ms
 MEMORY_UNKNOWN = 8e9  # bytes, where the system tells nothing
 # Bytes of a tile whose making costs more than its way to memory and back.
 LARGE_TILE = 2.5e8

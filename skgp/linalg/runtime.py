@@ -23,6 +23,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from skgp.linalg.defaults import (
     LARGE_FLOPS,
     LARGE_TILE,
     MEMORY_SHARE,
+    MEMORY_TICK,
     MEMORY_UNKNOWN,
     TILE_SHARE,
 )
@@ -70,7 +72,9 @@ _available: ContextVar[int] = ContextVar("available", default=0)  # mathematical
 
 
 @contextlib.contextmanager
-def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Iterator[None]:
+def one_thread(
+    n_threads: int | None = None, *, throughout: bool = False, pools: bool = True
+) -> Iterator[None]:
     """Work in one thread, save in large operations; restore what was found.
 
     Parameters
@@ -79,10 +83,12 @@ def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Ite
         Of large operations; by default as many as torch has.
     throughout : bool, default=False
         Not in large operations alone.
+    pools : bool, default=True
+        Those of NumPy's and SciPy's BLAS and of OpenMP, too, which takes 0.05 ms.
 
     Notes
     -----
-    Of nested calls the outermost decides. 0.1 ms.
+    Of nested calls the outermost decides.
     """
     if _available.get():
         yield
@@ -91,7 +97,7 @@ def one_thread(n_threads: int | None = None, *, throughout: bool = False) -> Ite
     token = _available.set(n_threads or found)
     n_threads = n_threads if throughout and n_threads else 1
     try:
-        with _pools.limit(n_threads):
+        with _pools.limit(n_threads) if pools else contextlib.nullcontext():
             torch.set_num_threads(n_threads)
             yield
     finally:
@@ -262,10 +268,18 @@ def free_memory(device: torch.device | str = "cpu") -> float:
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.is_available():
         return float(torch.cuda.mem_get_info(device)[0])
-    bounds = [_free_of_machine(), *map(_free_of_group, _CONTROL_GROUPS)]
+    tick = math.floor(time.monotonic() / MEMORY_TICK)
+    reads = [(_free_of_machine,), *((_free_of_group, paths) for paths in _CONTROL_GROUPS)]
+    bounds = (_read(tick, *read) for read in reads)
     return max(
         min((bound for bound in bounds if bound is not None), default=MEMORY_UNKNOWN), 2.0**20
     )
+
+
+@functools.lru_cache(maxsize=2**3)
+def _read(tick: int, read: Callable, *args: Any) -> float | None:
+    """What the system says, once a tick: a prediction of one row takes no longer than to ask it."""
+    return read(*args)
 
 
 def _free_of_machine() -> float | None:
