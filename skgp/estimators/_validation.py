@@ -24,12 +24,18 @@ def validate_training_data(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y of a fit as `sklearn.utils.validation.validate_data` does.
 
-    ValueError as it raises, with a remedy where y holds NaN; and for an input too large to be
-    squared, naming value, row and column.
+    ValueError as it raises, with a remedy where y holds NaN or several targets; and for an input
+    too large to be squared, naming value, row and column.
     """
     try:
         inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **params)
     except ValueError as error:
+        if params.get("y_numeric") and "y should be a 1d array" in str(error):
+            raise ValueError(
+                f"{error} {type(estimator).__name__} takes one target; of several, "
+                f"sklearn.multioutput.MultiOutputRegressor({type(estimator).__name__}(...)) fits "
+                "one model each, and GaussianProcessRegressor one kernel for all."
+            ) from error
         if "Input y contains NaN" not in str(error):
             raise
         raise ValueError(

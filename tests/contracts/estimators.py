@@ -196,6 +196,11 @@ class RegressorInputContract(InputContract):
         assert mean.shape == std.shape == y.shape
         assert pipeline.score(X, y) > self.least_score
 
+    def test_fit_refuses_several_targets_with_a_remedy(self, data):
+        X, y = data
+        with pytest.raises(ValueError, match="should be a 1d array.*takes one target.*MultiOutput"):
+            self.make().fit(X, np.column_stack([y, y]))
+
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_fit_refuses_targets_that_are_not_finite(self, data, value):
         X, y = data[0], data[1].astype(float)

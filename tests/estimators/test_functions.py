@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
     WhiteKernel,
 )
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -344,3 +345,10 @@ def test_joint_predictions_refuse_rows_of_dask():
     gradient = model.predict(rows, return_mean_grad=True)[1]
     expected = model.predict(X_NEW, return_mean_grad=True)[1]
     np.testing.assert_allclose(gradient.compute(), expected, rtol=1e-7)
+
+
+def test_several_targets_are_models_of_their_own_in_a_meta_estimator():
+    several = np.column_stack([Y, -2 * Y])
+    model = MultiOutputRegressor(QSGPRegressor(KERNEL, optimizer=None)).fit(X, several)
+    found = model.predict(X_NEW)
+    np.testing.assert_allclose(found[:, 1], -2 * found[:, 0], rtol=1e-8)
