@@ -224,7 +224,7 @@ class EstimatorPredictions:
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
     def test_predictions_do_not_depend_on_the_batch(self, data, dtype):
         X, y = data
-        estimator = self.make(dtype=dtype).fit(X, y)
+        estimator = self.make(kernel=self.kernel(), optimizer=None, dtype=dtype).fit(X, y)
         whole = self.outputs(estimator, X)
         rows = [self.outputs(estimator, row[None]) for row in X]
         assert whole.dtype == np.float64
@@ -369,6 +369,6 @@ class InputContract:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             warnings.simplefilter("ignore", ConvergenceWarning)
-            mapped = self.make().fit(X_map, y_map)
-            found = self.outputs(mapped, X_map)
-        assert_same(found, self.outputs(self.make().fit(X, y), X))
+            options = {"kernel": self.kernel(), "optimizer": None}
+            found = self.outputs(self.make(**options).fit(X_map, y_map), X_map)
+        assert_same(found, self.outputs(self.make(**options).fit(X, y), X))

@@ -310,7 +310,7 @@ class RegressorPredictions(PredictiveContract):
         estimator = self.make().fit(X[:200], y[:200])
         assert estimator.score(X[200:], y[200:]) > self.easy_r2
 
-    @pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+    @pytest.mark.parametrize("value", [0.1, -1e6])
     def test_constant_y_is_predicted(self, data, X_new, value):
         X, _ = data
         mean, std = self.make().fit(X, np.full(40, value)).predict(X_new, return_std=True)
