@@ -58,7 +58,8 @@ def some_numbers(n: int, size: int, generator: torch.Generator) -> np.ndarray:
     """At most `size` rising numbers below n at random, without a permutation of all n."""
     if n <= size:
         return np.arange(n)
-    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    drawn = torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device)
+    rng = np.random.default_rng(int(drawn))
     return np.sort(rng.choice(n, size, replace=False, shuffle=False))
 
 

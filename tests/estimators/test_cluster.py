@@ -10,7 +10,7 @@ from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
-from skgp import QSGPRegressor, StateSpaceGPRegressor
+from skgp import QSGPRegressor, StateSpaceGPRegressor, SWSGPClassifier, SWSGPRegressor
 
 pytestmark = pytest.mark.slow
 da = pytest.importorskip("dask.array", reason="pip install skgp[distributed]")
@@ -34,6 +34,7 @@ def rows(d, n=20_000, size=1000):
 MODELS = [
     (QSGPRegressor(KERNEL, basis="fourier", n_basis=100, optimizer=None, random_state=0), 3),
     (StateSpaceGPRegressor(KERNEL, n_inducing=50, optimizer=None, random_state=0), 1),
+    (SWSGPRegressor(KERNEL, n_inducing=100, n_neighbors=10, optimizer=None, random_state=0), 3),
 ]
 
 
@@ -46,6 +47,19 @@ def test_four_workers_give_the_model_of_one_process(client, model, d):
     with client.as_current():
         found = [part.compute() for part in model.fit(X, y).predict(X, return_std=True)]
     np.testing.assert_allclose(found, alone, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("n_neighbors", [10, 30])  # of 30 inducing points
+def test_four_workers_give_the_classifier_of_one_process(client, n_neighbors):
+    X, y = rows(2)
+    labels = da.where(y > 1, "high", da.where(y > -1, "middle", "low"))
+    settings = {"n_inducing": 30, "n_neighbors": n_neighbors, "optimizer": None, "random_state": 0}
+    model = SWSGPClassifier(RBF(1.0), class_weight="balanced", **settings)
+    with dask.config.set(scheduler="synchronous"):
+        alone = model.fit(X, labels).predict_proba(X).compute()
+    with client.as_current():
+        found = model.fit(X, labels).predict_proba(X).compute()
+    np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
 
 
 def test_a_worker_killed_in_the_middle_changes_nothing(client, tmp_path):
