@@ -65,9 +65,9 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or None, default=None
-        Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
-        number of distinct rows, with a warning. Of "kriging", the number of rows to krige
-        from, drawn at random; None for all.
+        Number of inducing points M; None for one a distinct row, at most 100000, or 10000 where
+        rows are read in blocks. Lowered to the number of distinct rows, with a warning. Of
+        "kriging", the number of rows to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
         Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
         2500 rows with Gaussian noise and an inducing point each it is all of them, which is the

@@ -83,9 +83,9 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
         The link g. Averages of the first over f have a closed form. Label kriging has a link of
         its own: probit for two classes, softmax for more.
     n_inducing : int or None, default=None
-        Number of inducing points M; None for one a distinct row, at most 100000. Lowered to the
-        number of distinct rows, with a warning. Of "kriging", the number of rows to krige
-        from, drawn at random; None for all.
+        Number of inducing points M; None for one a distinct row, at most 100000, or 10000 where
+        rows are read in blocks. Lowered to the number of distinct rows, with a warning. Of
+        "kriging", the number of rows to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
         Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
         1000 rows (fewer of more than two classes) with an inducing point each it is all of them,

@@ -26,6 +26,7 @@ from skgp.estimators._reduction import (
 from skgp.estimators.defaults import (
     MANY_COLUMNS,
     POLISHED_SHARE,
+    SWSGP_BLOCKS_INDUCING,
     SWSGP_MAX_INDUCING,
     SWSGP_NEIGHBORS,
 )
@@ -62,6 +63,8 @@ class SWSGPMixin(BaseGP):
     validation_fraction: float
     #: A `SWSGPPosterior`, or the model of kriging.
     _posterior: Any
+    #: Whether q(u) was found from rows in blocks.
+    _reads_blocks = False
 
     _swsgp_constraints: dict[str, list[Any]] = {
         "method": [StrOptions({"variational", "kriging"})],
@@ -207,7 +210,8 @@ class SWSGPMixin(BaseGP):
 
     def _max_inducing(self) -> int:
         """Inducing points if there are as many distinct rows."""
-        return SWSGP_MAX_INDUCING if self.n_inducing is None else self.n_inducing
+        most = SWSGP_BLOCKS_INDUCING if self._reads_blocks else SWSGP_MAX_INDUCING
+        return most if self.n_inducing is None else self.n_inducing
 
     def _warn_of_few_rows(self, n_points: int, X: torch.Tensor) -> None:
         """Warn if there are fewer distinct rows than points asked for."""
@@ -265,6 +269,7 @@ class SWSGPMixin(BaseGP):
         blocks: MappedBlocks | None = None,
     ) -> None:
         """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do."""
+        self._reads_blocks = blocks is not None
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])
         self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])

@@ -96,6 +96,9 @@ TRIAL_ROWS, TRIAL_JUDGED = 500, 1_000
 
 #: Inducing points by default: one a row, up to so many.
 SWSGP_MAX_INDUCING = 100_000
+#: The same of rows in blocks, whose sums for 10000 points and 32 neighbours take .3 GB (257 pairs a
+#: point in four columns).
+SWSGP_BLOCKS_INDUCING = 10_000
 #: Neighbours where there are more points than all can be, and by which kernels are compared.
 SWSGP_NEIGHBORS = 32
 #: Inducing points, of the rows, up to which "auto" polishes.

@@ -522,6 +522,12 @@ def test_counts_in_blocks_are_counts(data):
         swsgp(memory_budget=SUMS_BUDGET, **settings).fit(X, np.append(y[:-1], 0.5))
 
 
+def test_fewer_inducing_points_by_default(data, monkeypatch):
+    monkeypatch.setattr("skgp.estimators._swsgp_common.SWSGP_BLOCKS_INDUCING", 25)
+    models = [swsgp(memory_budget=b, n_inducing=None, optimizer=None) for b in (None, SUMS_BUDGET)]
+    assert [model.fit(*data).n_inducing_ for model in models] == [500, 25]
+
+
 def test_sums_without_room_are_refused(data):
     with pytest.raises(MemoryBudgetError, match="Use a smaller n_neighbors or n_inducing"):
         swsgp(memory_budget=1e5, optimizer=None).fit(*data)
