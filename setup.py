@@ -28,6 +28,7 @@ EXTRAS = {
     "doc": [
         "matplotlib>=3.8",
         "numpydoc>=1.7",
+        "pandas>=2.2",
         "pydata-sphinx-theme>=0.16",
         "sphinx>=7.3",
         "sphinx-gallery>=0.17",
