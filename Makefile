@@ -13,7 +13,7 @@ PACKAGING := setup.py constraints.txt
 DATA ?=
 TARGET ?=
 # Tests of the parts below the models that need no long fits.
-FAST := $(wildcard tests/test_*.py) tests/linalg tests/kernels tests/likelihoods tests/inference
+FAST := $(filter-out tests/test_doc.py,$(wildcard tests/test_*.py)) tests/linalg tests/kernels tests/likelihoods tests/inference
 # Anything to hand to pytest: make test PYTEST_ARGS="-k kernels"
 PYTEST_ARGS ?=
 

@@ -33,9 +33,10 @@ def relative_error(solution, expected):
     return np.linalg.norm(solution.numpy() - expected) / np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("block_size", [1, 2 * WIDTH, 10**4], ids=["basis", "joined", "whole"])
-@pytest.mark.parametrize("n_directions", [0, 4])
-@pytest.mark.parametrize("order", ["cyclic", "random"])
+@pytest.mark.parametrize(
+    ("block_size", "n_directions", "order"),
+    [(1, 4, "cyclic"), (2 * WIDTH, 0, "random"), (2 * WIDTH, 4, "cyclic"), (10**4, 0, "cyclic")],
+)
 def test_gauss_seidel_converges_to_the_closed_form(
     problem, generator, block_size, n_directions, order
 ):
@@ -54,14 +55,16 @@ def test_gauss_seidel_converges_to_the_closed_form(
     assert relative_error(result.solution, expected) < 1e-9
 
 
-@pytest.mark.parametrize("budget", [0, 8 * 8 * N * WIDTH, 10**9])
-def test_gauss_seidel_does_not_depend_on_what_is_kept(problem, budget):
-    X, weight, targets, expected = problem
-    sizes = {"block_size": 2 * WIDTH, "tol": 1e-11, "max_iter": 3000}
-    with memory_limit(budget):
-        design = StreamedDesign(BASIS, X, sample_weight=weight)
-        result = gauss_seidel(design, targets, NOISE, **sizes)
-    assert relative_error(result.solution, expected) < 1e-9
+def test_gauss_seidel_does_not_depend_on_what_is_kept(problem):
+    X, weight, targets, _ = problem
+    found = []
+    for budget in (10**9, 8 * 8 * N * WIDTH, 0):
+        with memory_limit(budget), pytest.warns(NumericalWarning, match="max_iter=3"):
+            design = StreamedDesign(BASIS, X, sample_weight=weight)
+            result = gauss_seidel(design, targets, NOISE, block_size=2 * WIDTH, tol=0, max_iter=3)
+        found.append(result.solution)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("block_size", [2 * WIDTH, 10**4])
