@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.neighbors import system
+from skgp.inference.neighbors import assembly
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.likelihoods import Bernoulli
 from tests.devices.common import (
@@ -50,7 +50,8 @@ smooth2: method=kriging n_neighbors=8 optimizer=None
 @pytest.fixture
 def same_sums(monkeypatch):
     """The divergences are summed on the CPU as on a device: the same numbers in the same order."""
-    monkeypatch.setattr(system, "_HalfOnHost", system._HalfOnDevice)
+    for host in ("_HalfOnHost", "_HalfTable"):
+        monkeypatch.setattr(assembly, host, assembly._HalfOnDevice)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.estimator}-{case}")
@@ -61,14 +62,14 @@ def test_routes_are_those_of_the_cpu(case, device, same_sums):
 def test_divergences_summed_on_a_device_are_those_of_scipy():
     generator = torch.Generator().manual_seed(0)
     Z = torch.zeros(30, 1, dtype=torch.float64)
-    halves = system._HalfOnHost(Z), system._HalfOnDevice(Z)
+    halves = assembly._HalfOnHost(Z), assembly._HalfOnDevice(Z)
     for _ in range(2):
         active = torch.stack([torch.randperm(30, generator=generator)[:4] for _ in range(50)])
         upper = torch.randn(50, 10, generator=generator, dtype=torch.float64)
         for half in halves:
             half.add(active, upper)
     host, there = (
-        system.compressed_rows(*half.symmetric(), (30, 30)).to_dense() for half in halves
+        assembly.compressed_rows(*half.symmetric(), (30, 30)).to_dense() for half in halves
     )
     torch.testing.assert_close(there, host, rtol=0, atol=1e-13)
 
