@@ -493,7 +493,9 @@ def _rows_lie_near_a_plane(rng, X):
     return Z @ rng.standard_normal((3, X.shape[1])) + 0.5 * X, np.sin(1.5 * Z[:, 0]) + Z[:, 1]
 
 
-@pytest.mark.parametrize("make", [_few_columns_matter, _rows_lie_near_a_plane])
+@pytest.mark.parametrize(
+    "make", [_few_columns_matter, pytest.param(_rows_lie_near_a_plane, marks=pytest.mark.slow)]
+)
 def test_many_columns_are_projected_only_where_rows_held_out_gain(make):
     rng = np.random.default_rng(0)
     X, f = make(rng, rng.standard_normal((700, 60)))

@@ -402,6 +402,7 @@ def test_hyperparameters_climb_the_elbo_once_unfrozen_and_stay_within_bounds():
     assert np.all(theta >= kernel.bounds[:, 0]) and np.all(theta <= kernel.bounds[:, 1])
 
 
+@pytest.mark.slow
 def test_hyperparameters_end_near_the_truth():
     """From length scale 2 and noise .5; the exact evidence has its optimum at .64 and .105."""
     rng = np.random.default_rng(0)
