@@ -41,7 +41,8 @@ def evaluate(path, **options):
         f"{path.stem}: {(~test).sum()} rows, {model.method_} ({'; '.join(filter(None, why))}); "
         f"RMSE {np.sqrt(np.mean((mean - y[tested]) ** 2)):.3f}, NLPD {-density.mean():.3f}, "
         f"coverage {np.mean((low <= y[tested]) & (y[tested] <= high)):.3f}, "
-        f"fit {fitted - start:.0f} s ({processor:.0f} s of processors), predict {predicted - fitted:.1f} s"
+        f"fit {fitted - start:.0f} s ({processor:.0f} s of processors), "
+        f"predict {predicted - fitted:.1f} s"
     )
 
 

@@ -146,7 +146,7 @@ EXACT_MATRICES = 7
 #: Matrices of new rows by training rows that an exact prediction holds at once.
 TILE_MATRICES = 4
 #: Columns up to which a classifier takes neighbours beyond: as places on a map, they are close.
-#: Regression leaves the choice to "qsgp": of 99079 satellite temperatures, discs and observations at
-#: random held out, its route, neighbours at three scales, has an NLPD of .615 and -.643, that of
-#: "neighbors" 1.244 and -.730.
+#: Regression leaves the choice to "qsgp": NLPD of "qsgp" and "neighbors" .615 and 1.244 in discs
+#: held out of 99079 satellite temperatures, -.643 and -.730 at random; of 4260 of them .614 and
+#: .829, .290 and .328; of 4260 places of california .830 and .808, .740 and .782.
 PLACES = 3
