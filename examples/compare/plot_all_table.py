@@ -35,6 +35,7 @@ regressors = {
     "DLMGP": skgp.DLMGPRegressor(random_state=0),
     "SWSGP": skgp.SWSGPRegressor(random_state=0),
     "StateSpaceGP, additive": skgp.StateSpaceGPRegressor(),
+    "BayesianGP": skgp.BayesianGPRegressor(kernel + WhiteKernel(), random_state=0),
 }
 classifiers = {
     "LogisticRegression (scikit-learn)": make_pipeline(StandardScaler(), LogisticRegression()),
