@@ -172,7 +172,7 @@ def _direct_root(A: Tensor, B: Tensor, same: bool) -> Tensor:
 
 def any_far(squares: Tensor) -> bool:
     """Whether some row is far, of squared norms of scaled inputs; O(n)."""
-    return squares.numel() > 0 and float(squares.max()) > far_limit(squares.dtype)
+    return squares.numel() > 0 and float(squares.detach().max()) > far_limit(squares.dtype)
 
 
 def correct_far_(

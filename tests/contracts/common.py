@@ -369,6 +369,7 @@ class InputContract:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.filterwarnings("ignore", message=".* no effect with optimizer=None")
             options = {"kernel": self.kernel(), "optimizer": None}
             found = self.outputs(self.make(**options).fit(X_map, y_map), X_map)
         assert_same(found, self.outputs(self.make(**options).fit(X, y), X))

@@ -22,7 +22,7 @@ Y = np.sin(X[:, 0])
 def test_signatures_can_be_read(name):
     cls = getattr(skgp, name)
     for method in ("fit", "predict", "latent_mean_and_variance"):
-        assert len(str(inspect.signature(getattr(cls, method)))) < 150
+        assert len(str(inspect.signature(getattr(cls, method)))) < 200
 
 
 @pytest.mark.parametrize("name", NAMES)
