@@ -257,12 +257,16 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         """Whether hyper-parameters move in this fit: they may, and the targets tell of them."""
         return self.optimizer is not None and self._informed
 
+    def _validated(self, X: ArrayLike, *y: ArrayLike, **checks: bool) -> Any:
+        """X (n, d) in float64, and y where it is given: `checks` are those of `validate_data`."""
+        return validate_data(self, X, *y, dtype=np.float64, **checks)
+
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""
         check_is_fitted(self)
         inputs: Any = X
         if not is_valid(self, X):
-            inputs = validate_data(self, X, reset=False, dtype=np.float64)
+            inputs = self._validated(X, reset=False)
         return bounded_inputs(inputs, self.kernel_.is_stationary())
 
     def _validate_scored(
@@ -270,7 +274,7 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return X (n, d) and y (n,) of observations to score; `checks` as of `validate_data`."""
         check_is_fitted(self)
-        inputs, targets = validate_data(self, X, y, reset=False, dtype=np.float64, **checks)
+        inputs, targets = self._validated(X, y, reset=False, **checks)
         return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
 
     def _evaluate(self, functions: str, X: np.ndarray) -> Any:

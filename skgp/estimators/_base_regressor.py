@@ -292,7 +292,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
         tail = (1 - coverage) / 2
-        lower, upper = self.predict_quantiles(X, [tail, 1 - tail], exposure).T
+        lower, upper = np.asarray(self.predict_quantiles(X, [tail, 1 - tail], exposure)).T
         return lower, upper
 
     @over_rows

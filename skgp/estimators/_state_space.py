@@ -20,6 +20,7 @@ from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._time import framed
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
@@ -102,6 +103,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         states, else a lower bound. ``partial_fit`` of one column leaves it that of the first call.
     inducing_points_ : ndarray of shape (M, 1)
         Times of the inducing states, where there are any.
+    time_origin_ : numpy.datetime64
+        Where times are dates, the midnight from which the days of the model count.
     intercept_ : float
         What `predict_components` leaves of the mean of f, in the units of y.
     component_kernels_ : list of Kernel
@@ -128,7 +131,10 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
 
     Notes
     -----
-    Times come in any order, with repetitions; y is NaN where it was not observed.
+    Times come in any order, with repetitions; y is NaN where it was not observed. They are numbers
+    in the unit of the kernel, or dates (datetime64 of any resolution, time stamps or periods of
+    pandas or polars, in a data frame or alone), which become days since `time_origin_`, exactly;
+    those with a time zone are instants in UTC, and a period is its first moment.
 
     ``partial_fit`` keeps hyper-parameters and standardisation. Later observations may lie anywhere
     in time. With Gaussian noise the posterior is that of all observations at once; otherwise their
@@ -274,6 +280,19 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         return (kernel, None) if own else split_noise(with_noise(kernel))
 
     # ---- prediction ------------------------------------------------------------------------
+
+    predict = framed(LikelihoodGPRegressor.predict, "mean", "std")
+    predict_interval = framed(LikelihoodGPRegressor.predict_interval, "lower", "upper")
+    predict_quantiles = framed(
+        LikelihoodGPRegressor.predict_quantiles,
+        "quantile",
+        columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist(),
+    )
+    predict_components = framed(
+        StateSpaceMixin.predict_components,
+        "component",
+        columns=lambda self, arguments: map(str, self.component_kernels_),
+    )
 
     @property
     def _latent_device(self):

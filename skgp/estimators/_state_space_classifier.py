@@ -13,6 +13,7 @@ from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._time import framed
 from skgp.estimators._validation import base_rate_offset
 from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
 from skgp.inference.markov.sites import left_out_moments
@@ -83,6 +84,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         One a column of `predict_components`.
     inducing_points_ : ndarray of shape (M, 1)
         Times of the inducing states, where there are any.
+    time_origin_ : numpy.datetime64
+        Where times are dates, the midnight from which the days of the model count.
     offset_ : ndarray of shape (c,)
         Prior means of f: the base rates.
     coupling_ : float
@@ -105,7 +108,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     Notes
     -----
-    Times come in any order, with repetitions.
+    Times come in any order, with repetitions, as numbers or as dates, which become days: see
+    `StateSpaceGPRegressor`.
 
     ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations of one
     column may lie anywhere in time; their sites are found given those before. Sites at all times
@@ -233,6 +237,11 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         return best_coupling(self._likelihood, labels, mean, var, chosen)
 
     # ---- prediction ------------------------------------------------------------------------
+
+    predict = framed(BaseGPClassifier.predict, "class")
+    predict_proba = framed(
+        BaseGPClassifier.predict_proba, "probability", columns=lambda self, _: self.classes_
+    )
 
     _latent_mean = StateSpaceMixin._means
     _latent_mean_and_variance = StateSpaceMixin._moments

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._kernels import (
@@ -23,6 +23,8 @@ from skgp.estimators._kernels import (
 )
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._series_inputs import SeriesInputs
+from skgp.estimators._time import IndexedOutput
 from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
@@ -37,7 +39,7 @@ from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, 
 State = SeriesState | InducingState | AdditiveState
 
 
-class StateSpaceMixin(BaseGP):
+class StateSpaceMixin(IndexedOutput, SeriesInputs):
     """Parameters, fit and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_state_space_constraints``.

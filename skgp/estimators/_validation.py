@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.validation import validate_data
 
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
 from skgp.linalg.runtime import memory_budget, require_memory
@@ -22,13 +21,13 @@ _ADVICE = {
 def validate_training_data(
     estimator, X: ArrayLike, y: ArrayLike, **params: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return X and y of a fit as `sklearn.utils.validation.validate_data` does.
+    """Return X and y of a fit as the estimator's ``_validated`` does.
 
     ValueError as it raises, with a remedy where y holds NaN or several targets; and for an input
     too large to be squared, naming value, row and column.
     """
     try:
-        inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **params)
+        inputs, targets = estimator._validated(X, y, **params)
     except ValueError as error:
         if params.get("y_numeric") and "y should be a 1d array" in str(error):
             raise ValueError(
@@ -57,6 +56,7 @@ def is_valid(estimator: object, X: ArrayLike) -> bool:
         and len(X) > 0
         and X.shape[1] == getattr(estimator, "n_features_in_", None)
         and not hasattr(estimator, "feature_names_in_")
+        and getattr(estimator, "_times", None) is None
         and bool(np.isfinite(X).all())
     )
 

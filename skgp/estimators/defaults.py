@@ -129,6 +129,9 @@ TWO_SCALES = 30.0
 SIX_STATES_ROWS = 10_000
 #: Of the evidence in an iteration, in nats, below which a search of few rows stops.
 SERIES_LEAST_GAIN = 1e-3
+#: Times are refused that lie so many of their ranges from 0 and that the rounding of their type
+#: moves by so much of the mean gap: unix seconds of minutes in float32, and not normal numbers.
+OFFSET_RANGES, LOST_GAP = 10.0, 0.1
 #: Bins of a column of an additive model: see `skgp.inference.markov.additive_bins`.
 COLUMN_BINS = 512
 #: Rows up to which an additive model keeps them, for others to join.

@@ -1,0 +1,260 @@
+"""Times of any type as days, and predictions in the form and with the index of their rows.
+
+A time stamp of any resolution is its whole days since an origin, a midnight, plus the rest of its
+day over the length of a day, both from differences of integers: equal times are equal numbers,
+whatever their resolution, and what is lost is one rounding of the sum. Time zones become UTC, and
+a period its first moment. pandas and polars are never imported unless asked for.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skgp.blocks import is_dask
+from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
+
+__all__ = ["Times", "check_resolution", "framed", "is_dates", "stamps", "table_columns"]
+
+_DAY = np.timedelta64(1, "D")  # mathematical
+_REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
+
+
+@dataclass(frozen=True)
+class Times:
+    """How a fit took its dates, and how later ones are read."""
+
+    origin: np.datetime64  # a midnight, in days
+    zoned: bool  # of time stamps with a time zone, in UTC
+
+    @classmethod
+    def of(cls, column: Any) -> Times:
+        """Of the dates of a fit: the origin is the midnight before the first of them."""
+        found, zoned = stamps(column)
+        return cls(found.astype("datetime64[D]").min(), zoned)
+
+    def days(self, column: Any) -> np.ndarray:
+        """Days (n,) since the origin; ValueError where the column is no dates like those of fit."""
+        if not is_dates(column):
+            raise ValueError(
+                f"X holds numbers as times, and fit had dates. {_REMEDY} A number of days x is the "
+                "date model.time_origin_ + x * np.timedelta64(1, 'D')."
+            )
+        found, zoned = stamps(column)
+        if zoned != self.zoned:
+            kinds = ("without a time zone", "with a time zone")
+            raise ValueError(
+                f"X holds times {kinds[zoned]}, and fit had times {kinds[self.zoned]}. In pandas, "
+                ".dt.tz_localize(zone) says where times were taken, and tz_localize(None) drops "
+                "the zone: do the same to both."
+            )
+        days = found.astype("datetime64[D]")
+        return (days - self.origin).astype(np.float64) + (found - days) / _DAY
+
+
+def table_columns(X: Any) -> list[Any] | None:
+    """Columns of a data frame, of an array that holds more than numbers, or of dates alone.
+
+    None of anything else, which holds numbers or is for scikit-learn to refuse.
+    """
+    if is_dask(X):
+        return None
+    if hasattr(X, "columns") and hasattr(X, "shape"):
+        names = list(X.columns)
+        positional = getattr(X, "iloc", None)  # names may be repeated
+        if positional is not None:
+            return [positional[:, place] for place in range(len(names))]
+        return [X[name] for name in names]
+    if isinstance(X, list | tuple) and len(X):
+        first = X[0][0] if isinstance(X[0], list | tuple) and len(X[0]) else X[0]
+        if not _is_date(first):
+            return None
+        X = np.array(X, dtype=object)
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if len(shape) == 1 and shape[0] and is_dates(X):
+        return [X]
+    if len(shape) == 2 and isinstance(X, np.ndarray) and X.dtype.kind in "MmO":
+        return list(X.T)
+    return None
+
+
+def is_dates(column: Any) -> bool:
+    """Whether a column holds dates: by its type, of Python objects by the first of them.
+
+    ValueError of durations, which are no dates and have a unit that a number has not.
+    """
+    dtype = getattr(column, "dtype", None)
+    kind = getattr(dtype, "kind", None)
+    if kind == "m" or str(dtype).startswith("Duration"):
+        raise ValueError(
+            f"X holds durations ({dtype}). Divide them by np.timedelta64(1, 'D') for days, or give "
+            "dates."
+        )
+    if kind == "M" or str(dtype).startswith(("period", "Datetime", "Date")):
+        return True
+    if kind != "O" or not len(column):
+        return False
+    values = column if isinstance(column, np.ndarray) else column.to_numpy()
+    return _is_date(values[0])
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, datetime.date | np.datetime64) or hasattr(value, "to_timestamp")
+
+
+def stamps(column: Any) -> tuple[np.ndarray, bool]:
+    """Time stamps (n,) of a column of dates, in UTC, and whether they had a time zone.
+
+    ValueError where one is missing, no date, or of another kind than the first.
+    """
+    dtype = getattr(column, "dtype", None)
+    unit = getattr(dtype, "unit", None) or getattr(dtype, "time_unit", None)
+    zoned = any(getattr(dtype, name, None) is not None for name in ("tz", "time_zone"))
+    if str(dtype).startswith("period"):
+        found = np.asarray(column.array.to_timestamp())
+    elif getattr(dtype, "kind", "") == "O":
+        found, zoned = _of_objects(column)
+    elif isinstance(column, np.ndarray) or unit is None:
+        found = np.asarray(column).astype("datetime64", copy=False)
+    else:
+        found = np.asarray(column, dtype=f"datetime64[{unit}]")
+    missing = np.isnat(found)
+    if missing.any():
+        raise ValueError(
+            f"X has no time (NaT) in row {int(missing.argmax())} ({missing.sum()} of "
+            f"{len(found)} rows). Drop such rows; of what was not observed, y is NaN."
+        )
+    return found, zoned
+
+
+def _of_objects(column: Any) -> tuple[np.ndarray, bool]:
+    """The same of Python objects: dates, time stamps, periods."""
+    values = [
+        value.to_timestamp() if hasattr(value, "to_timestamp") else value
+        for value in (column if isinstance(column, np.ndarray) else column.to_numpy())
+    ]
+    zones = {getattr(value, "tzinfo", None) is not None for value in values}
+    if len(zones) > 1:
+        raise ValueError("X mixes times with and without a time zone. Give all of them one.")
+    if zones == {True}:
+        values = [value.astimezone(datetime.UTC).replace(tzinfo=None) for value in values]
+    try:
+        return np.array([np.datetime64(_exact(value)) for value in values]), zones == {True}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"X holds among its dates what is none: {error}. {_REMEDY}") from error
+
+
+def _exact(value: Any) -> Any:
+    """What NumPy reads: a time stamp of pandas with its nanoseconds; TypeError of text."""
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is text, which pandas.to_datetime reads")
+    return value.to_datetime64() if hasattr(value, "to_datetime64") else value
+
+
+def check_resolution(times: np.ndarray) -> None:
+    """Refuse times (n,) whose floating-point type cannot tell neighbours apart, as of unix seconds.
+
+    ValueError where rounding moves times by a tenth of the mean gap, because they lie far from 0.
+    """
+    if times.dtype.kind != "f" or len(times) < 2 or not np.isfinite(times).all():
+        return
+    largest, span = np.abs(times).max(), float(np.ptp(times))
+    unit = float(np.spacing(largest))
+    if 0 < span * OFFSET_RANGES < float(largest) and unit > LOST_GAP * span / (len(times) - 1):
+        raise ValueError(
+            f"X holds times up to {largest:.6g} in {times.dtype}, which rounds them to multiples "
+            f"of {unit:.3g}: {len(np.unique(times))} of {len(times)} are left. Give dates "
+            "(datetime64), float64, or times since an origin near them."
+        )
+
+
+# ---- predictions ---------------------------------------------------------------------------------
+
+
+class IndexedOutput:
+    """`set_output` of an estimator whose predictions are decorated by `framed`."""
+
+    def set_output(self, *, transform: str | None = None):
+        """Choose the container of predictions.
+
+        Parameters
+        ----------
+        transform : {"default", "pandas", "polars"} or None, default=None
+            "pandas" returns Series and DataFrames with the index of X: its own, or its times.
+            None changes nothing.
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        if transform not in ("default", "pandas", "polars", None):
+            raise ValueError(
+                f'transform must be "default", "pandas" or "polars"; got {transform!r}.'
+            )
+        if transform is not None:
+            # The name of scikit-learn's own, which its `clone` keeps.
+            self._sklearn_output_config = {"transform": transform}
+        return self
+
+
+def framed(method: Callable, *names: str, columns: Callable | None = None) -> Callable:
+    """Decorate a prediction to return what `set_output` asked for.
+
+    Parameters
+    ----------
+    method : callable
+    *names : str
+        Of the arrays (n,) that it may return.
+    columns : callable, optional
+        Maps the estimator and the arguments of the call by name to those of an array (n, k).
+    """
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def predict(self, X, *args, **kwargs):
+        found = method(self, X, *args, **kwargs)
+        form = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
+        if form == "default" or is_dask(X):
+            return found
+        library = importlib.import_module(form)
+        options = _options(X, form, library)
+
+        def labelled(values: np.ndarray, name: str) -> Any:
+            if values.ndim == 1:
+                return library.Series(name=name, **options(values))
+            arguments = signature.bind(self, X, *args, **kwargs).arguments
+            labels = range(values.shape[1]) if columns is None else columns(self, arguments)
+            # polars has text alone for the names of columns
+            labels = [str(label) if form == "polars" else label for label in labels]
+            table = {label: values[:, j] for j, label in enumerate(labels)}
+            return library.DataFrame(**options(table))
+
+        if not isinstance(found, tuple):
+            return labelled(found, names[0])
+        pairs = zip(found, [*names, *names[-1:] * len(found)], strict=False)
+        return tuple(
+            values if values.ndim > 2 else labelled(values, name) for values, name in pairs
+        )
+
+    return predict
+
+
+def _options(X: Any, form: str, library: Any) -> Callable[[Any], dict[str, Any]]:
+    """Arguments of a Series or a DataFrame, from its values."""
+    if form == "polars":
+        return lambda values: {"values" if isinstance(values, np.ndarray) else "data": values}
+    index = getattr(X, "index", None)  # of a list a method
+    if isinstance(X, library.Index):
+        index = X
+    elif not isinstance(index, library.Index):
+        dated = table_columns(X)
+        index = library.Index(dated[0]) if dated is not None and is_dates(dated[0]) else None
+    return lambda values: {"data": values, "index": index}
