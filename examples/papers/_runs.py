@@ -39,7 +39,13 @@ class Results:
         """The row of a fit, as text, or None."""
         return self.rows.get(self._key(job))
 
-    def compute(self, jobs: Iterable[Row], run: Callable[..., Row], *arguments: Any) -> int:
+    def compute(
+        self,
+        jobs: Iterable[Row],
+        run: Callable[..., Row],
+        *arguments: Any,
+        failure: Callable[[Exception], Row | None] = lambda error: None,
+    ) -> int:
         """Run the jobs that are missing, each in a process of its own; return how many failed.
 
         Parameters
@@ -48,6 +54,10 @@ class Results:
             Values of the key columns.
         run : callable
             ``run(job, *arguments)`` returns the other columns. A function of a module.
+        *arguments
+        failure : callable, optional
+            ``failure(error)`` returns the other columns of a fit that need not be repeated though
+            it failed, or None.
         """
         failed = 0
         for job in jobs:
@@ -57,9 +67,12 @@ class Results:
             try:
                 row = {**job, **in_fresh_process(run, job, *arguments)}
             except Exception as error:  # the other fits are worth their rows whatever this one did
-                failed += 1
                 print(f"  failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                continue
+                known = failure(error)
+                if known is None:
+                    failed += 1
+                    continue
+                row = {**job, **known}
             self._append(row)
         return failed
 
