@@ -58,13 +58,14 @@ from skgp.inference.stochastic.basis import (
     everything,
     take_rows,
 )
-from skgp.inference.stochastic.engine import Callback, SGDOptions, SparseAdam, StochasticSolver
+from skgp.inference.stochastic.engine import Callback, SGDOptions, StochasticSolver
 from skgp.inference.stochastic.estimators import (
     LowRankControlVariate,
     quadratic_loss,
     sample_design,
     support_features,
 )
+from skgp.inference.stochastic.optimizers import SparseAdam
 from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.optim import host_generator, sample_without_replacement

@@ -4,12 +4,11 @@ An iteration of :class:`StochasticSolver` draws rows :math:`\tilde l`; the objec
 plugs in (`gaussian`: Theorems 1 and 2; `likelihood`: Theorem 3; `relevance.stochastic`: precisions
 besides weights) draws basis functions and estimates loss and sparse gradients; `move` takes the
 step of what was sampled and lets the running sums of the support rows follow (Proposition 3).
-Hyper-parameters follow the bound by Adam (Proposition 2).
+Hyper-parameters follow the bound by Adam (Proposition 2: `hyperparameters`).
 
-The optimizers are sparse: each keeps its moments for all m functions but reads and writes those of
-the sample alone. ``step`` returns the change and the new moments, which `commit` stores; a step
-that is not finite changes neither, nor does any after it, until `Health` is read and the error
-raised. Diagonal entries of dense columns of C stay positive because a step may at most halve them.
+A step that is not finite changes neither weights nor moments, nor does any after it, until `Health`
+is read and the error raised. Diagonal entries of dense columns of C stay positive because a step
+may at most halve them.
 
 Everything lies on the device of the basis. On the CPU every iteration is looked at by the host as
 it ends. On another device the host looks at iterations 1, 2, 4, 8, ... of a run alone, and draws
@@ -20,9 +19,9 @@ are told wait for it.)
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,105 +35,14 @@ from skgp.inference.stochastic.basis import (
     n_sampled_units,
     take_rows,
 )
+from skgp.inference.stochastic.optimizers import AdaGrad
 from skgp.linalg.runtime import TensorState
-from skgp.optim import Adam, LossPlateau, exponential_decay, sample_without_replacement
+from skgp.optim import LossPlateau, exponential_decay, sample_without_replacement
+
+if TYPE_CHECKING:
+    from skgp.inference.stochastic.hyperparameters import HyperParameters
 
 Callback = Callable[[int, dict], bool | None]
-Step = tuple[Tensor, dict[str, Tensor]]
-
-
-# ---- optimizers
-
-
-class AdaGrad(TensorState):
-    r"""AdaGrad (Duchi et al., 2011), appendix I.1: :math:`-\rho\, g / \sqrt{\sum g^2}` an entry."""
-
-    def __init__(self, weights: Tensor) -> None:
-        """For parameters of the shape, dtype and device of `weights` (m, q)."""
-        self.state = {"sum_squares": torch.zeros_like(weights)}
-
-    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
-        """Return the change of the rows `indices` (k, q) and their new moments."""
-        return self._scaled(indices, gradient, gradient.square(), rate)
-
-    def commit(
-        self, indices: Tensor, moments: dict[str, Tensor], good: Tensor | None = None
-    ) -> None:
-        """Store the moments of a step, in place; those of a step that was not taken are dropped."""
-        for name, values in moments.items():
-            if good is not None:
-                values = torch.where(good, values, self.state[name][indices])
-            self.state[name][indices] = values
-
-    def _scaled(self, indices: Tensor, direction: Tensor, squares: Tensor, rate: float) -> Step:
-        total = self.state["sum_squares"][indices] + squares
-        tiny = torch.finfo(total.dtype).tiny
-        return -rate * direction / total.clamp_min(tiny).sqrt(), {"sum_squares": total}
-
-
-class NystromAdaGrad(AdaGrad):
-    r"""Block Newton directions from the control variate's features, scaled as AdaGrad does.
-
-    The Hessian of the losses in a sampled block is nearly
-    :math:`\tfrac{n}{\sigma^2 \bar n} B_i^T B_i` with the support features B (r, k) already at hand.
-    The direction is :math:`d = (\lambda I + B_i^T B_i)^{-1} g` (by Woodbury, in O(r^2 k)), with
-    :math:`\lambda` a fraction of the trace; its step divides by the root of the sum of the mean
-    squares of d so far. No constant of proportionality matters: AdaGrad is scale-free.
-    """
-
-    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
-        """Return the change of the rows `indices` (k, q) and their new moments."""
-        if B is None or not len(B):
-            raise ValueError(
-                'optimizer="nystrom" needs the support features: set n_support to 50 or more.'
-            )
-        direction = self._direction(B[: defaults.NEWTON_RANK], gradient)
-        return self._scaled(indices, direction, direction.square().mean(0), rate)
-
-    def _direction(self, B: Tensor, gradient: Tensor) -> Tensor:
-        inner = B @ B.T
-        damping = defaults.NEWTON_DAMPING * inner.diagonal().sum()
-        inner.diagonal().add_(damping)
-        L = torch.linalg.cholesky_ex(inner).L
-        direction = (gradient - B.T @ torch.cholesky_solve(B @ gradient, L)) / damping
-        return torch.where(damping > 0, direction, gradient)
-
-
-class SparseAdam(AdaGrad):
-    """Adam (Kingma and Ba, 2015) whose moments age only when their row is sampled."""
-
-    def __init__(self, weights: Tensor) -> None:
-        self.state = {
-            "first": torch.zeros_like(weights),
-            "second": torch.zeros_like(weights),
-            "visits": torch.zeros_like(weights, dtype=torch.int32),
-        }
-
-    def step(self, indices: Tensor, gradient: Tensor, rate: float, B: Tensor | None = None) -> Step:
-        """Return the change of the rows `indices` (k, q) and their new moments."""
-        first, second, visits = (self.state[k][indices] for k in ("first", "second", "visits"))
-        first = 0.9 * first + (1 - 0.9) * gradient
-        second = 0.999 * second + (1 - 0.999) * gradient.square()
-        visits = visits + 1
-        spread = (second / (1 - 0.999**visits)).sqrt() + 1e-30
-        step = -rate * (first / (1 - 0.9**visits)) / spread
-        return step, {"first": first, "second": second, "visits": visits}
-
-
-def make_optimizer(name: str | None, n_support: int, weights: Tensor) -> AdaGrad:
-    """Build the optimizer of parameters of this shape by name.
-
-    None is "nystrom" where there are support rows, and else "adagrad", the paper's.
-    """
-    known = {"adagrad": AdaGrad, "adam": SparseAdam, "nystrom": NystromAdaGrad}
-    if name is None:
-        name = "nystrom" if n_support else "adagrad"
-    if name not in known:
-        raise ValueError(f"optimizer must be one of {sorted(known)}, got {name!r}.")
-    return known[name](weights)
-
-
-# ---- state and iterations
 
 
 @dataclass(kw_only=True)
@@ -445,60 +353,3 @@ class StochasticSolver:
         state.optimizer.commit(indices, moments, good)
         state.sums += (B @ step[:, : state.sums.shape[1]]).to(state.sums)
         return step
-
-
-class HyperParameters:
-    """Log hyper-parameters, and perhaps the log noise variance, moved by Adam up the ELBO.
-
-    Reads the state and writes it after every step; Adam's moments outlast warm starts.
-    """
-
-    def __init__(
-        self,
-        state: SolverState,
-        kernel: Any,
-        health: Health,
-        noise_variance: float | Tensor | None = None,
-    ) -> None:
-        self.state, self.kernel, self.health = state, kernel, health
-        numbers: Any = {"dtype": torch.float64, "device": state.weights.device}
-        start = torch.as_tensor(kernel.theta) if state.theta is None else state.theta
-        self.theta = start.detach().to(**numbers).clone().requires_grad_()
-        self.leaves = {"theta": self.theta}
-        if noise_variance is not None:
-            noise = torch.as_tensor(noise_variance, **numbers)
-            self.leaves["noise_variance"] = noise.log().requires_grad_()
-        self.bounds = torch.as_tensor(kernel.bounds, **numbers).T if len(start) else None
-        self.adam = Adam(list(self.leaves.values()))
-        if state.hyper_moments:
-            self.adam.load_state_dict(state.hyper_moments)
-
-    def slopes(self, loss: Tensor) -> list[Tensor]:
-        """Gradients with respect to the leaves; some kernels have none."""
-        leaves = list(self.leaves.values())
-        return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
-
-    @torch.no_grad()
-    def move(self, iteration: int, gradients: Sequence[Tensor], rate: float) -> None:
-        """Step of Adam, kept within the kernel's bounds; none once something was not finite."""
-        before = [leaf.clone() for leaf in self.leaves.values()]
-        for (name, leaf), gradient in zip(self.leaves.items(), gradients, strict=True):
-            good = self.health.note(gradient, iteration, name)
-            leaf.grad = torch.where(good, gradient, 0)
-        self.adam.param_groups[0]["lr"] = rate
-        self.adam.step()
-        if self.bounds is not None:
-            self.theta.clamp_(*self.bounds)
-        for leaf, old in zip(self.leaves.values(), before, strict=True):
-            leaf.copy_(torch.where(good, leaf, old))
-        self.state.theta = self.theta.detach().clone()
-        self.state.hyper_moments = self.adam.state_dict()
-
-
-def check_learnable(basis: StochasticBasis) -> None:
-    """Refuse to learn hyper-parameters where the log-determinant of S has no cheap estimator."""
-    if not basis.diagonal_precision:
-        raise ValueError(
-            "Proposition 2 needs a diagonal prior precision, and that of inducing points is "
-            'K(Z, Z). Learn the hyper-parameters beforehand, or use basis="fourier".'
-        )

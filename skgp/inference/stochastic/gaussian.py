@@ -66,12 +66,7 @@ from skgp.inference.stochastic.basis import (
     product,
     take_rows,
 )
-from skgp.inference.stochastic.engine import (
-    HyperParameters,
-    SGDOptions,
-    StochasticSolver,
-    check_learnable,
-)
+from skgp.inference.stochastic.engine import SGDOptions, StochasticSolver
 from skgp.inference.stochastic.estimators import (
     Estimate,
     LowRankControlVariate,
@@ -83,6 +78,7 @@ from skgp.inference.stochastic.estimators import (
     quadratic_loss,
     sample_design,
 )
+from skgp.inference.stochastic.hyperparameters import HyperParameters, check_learnable
 from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import gram
 from skgp.optim import ValidationPlateau
