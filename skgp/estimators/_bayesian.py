@@ -26,6 +26,7 @@ from skgp.learning.posterior.samples import PosteriorSamples, single_sample
 from skgp.models.bayesian import (
     Plan,
     choose_kernel,
+    cost_of_products,
     draw_samples,
     find_optimum,
     predictive_mixture,
@@ -178,6 +179,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         "optimizer": [StrOptions({"auto", "map"}), None],
     }
 
+    _n_stages = 3
+
     _option_rules = (
         options("roulette schedule n_probes preconditioner_rank", solver=("cg",)),
         options("n_chains n_warmup", sampler=("hmc", "langevin", "mala", "sgld")),
@@ -240,7 +243,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         X, weight = arrays(data)
         z = data.y.numpy()
         data = merged(data, backend.device, replicates=True)
-        plan = resolve_plan(self.solver, self.sampler, len(data.y))
+        learns = self.optimizer is not None
+        plan = resolve_plan(self.solver, self.sampler, len(data.y), learns=learns)
         self.history_ = {}
         self.priors_: tuple[Prior, ...] = ()
         columns = getattr(self, "feature_names_in_", None)
@@ -249,10 +253,15 @@ class BayesianGPRegressor(BaseGPRegressor):
             priors = resolve_priors(kernel, self.prior, X, z, weight, columns)
             return LogPosterior(kernel, rows, priors)
 
-        rng = backend.rng()
-        kernel = self._choose_kernel(session, self._kernels(X, weight), posterior_of, data, rng)
+        rng, kernels = backend.rng(), self._kernels(X, weight)
+        if session.verbose and plan.solver == "cg":
+            cost = cost_of_products(kernels[0], data)
+            if cost is not None:
+                session.print(cost)
+        kernel = self._choose_kernel(session, kernels, posterior_of, data, rng)
         samples = self._sample(session, kernel, posterior_of, data, plan, rng)
-        self._keep(kernel, samples, data, plan, rng)
+        with session.stage("predictions") as callback:
+            self._keep(kernel, samples, data, plan, rng, callback)
         self._report(samples, session.interrupted)
 
     def _choose_kernel(
@@ -336,11 +345,12 @@ class BayesianGPRegressor(BaseGPRegressor):
         data: Data,
         plan: Plan,
         rng: np.random.Generator,
+        callback: Callable,
     ) -> None:
         """Set the attributes that predict and that describe the posterior."""
         self._state = predictive_mixture(
             kernel, data, samples, self.n_keep, plan, rng, double=self.dtype == "float64",
-            rank=self.preconditioner_rank,
+            rank=self.preconditioner_rank, callback=callback,
         )  # fmt: skip
         self._noise_variance = float(self._state.weights @ self._state.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())

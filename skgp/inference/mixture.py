@@ -34,7 +34,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gaussian_mixture import mixture_moments
-from skgp.inference.pathwise import pivoted_factor, prior_draws
+from skgp.inference.pathwise import affordable_rank, pivoted_factor, prior_draws
 from skgp.kernels import (
     FourierFeatures,
     gram_tile,
@@ -46,7 +46,7 @@ from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
-from skgp.linalg.cg import block_cg
+from skgp.linalg.cg import Callback, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
 from skgp.linalg.runtime import (
@@ -78,7 +78,8 @@ class MixtureState(TensorState):
         # Of the kernel matrix of "cg". In float32 a row's variance depends on the rows beside it by
         # rounding, of about 1e-6.
         dtype: torch.dtype = torch.float64,
-        rank: int = 200,  # of the preconditioner
+        rank: int = 200,  # of the preconditioner, at most: as the budget allows
+        callback: Callback | None = None,  # of `block_cg`, which solves for alpha
     ) -> None:
         u = np.asarray(u, dtype=float)
         weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
@@ -92,19 +93,21 @@ class MixtureState(TensorState):
         self._shares = data.X.new_tensor(self.weights)  # the same
         noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
         self.noise, self.solver = noise, solver  # noise (S,): variances
+        rank = affordable_rank(len(self._X), rank, defaults.LOW_RANK_COPIES)
         self._dtype, self._rank = dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
         fit = 8.0 * len(u) * len(self._X) ** 2 <= self._factor_bytes()
         few = len(self._X) <= defaults.FEW_MIXED_ROWS and built_in(signal)
         self._together = solver == "cholesky" and few and fit
-        self._alpha = self._solutions()
+        self._alpha = self._solutions(callback)
 
-    def _solutions(self) -> Tensor:
+    def _solutions(self, callback: Callback | None) -> Tensor:
         """Alpha (S, n)."""
         if self._together:
             return cho_solve(self._all_factors(), self._y.expand(self.n_samples, -1))
-        columns = [each.solve(self._y[:, None]) for _, _, each in self._components(keep=False)]
+        y, parts = self._y[:, None], self._components(keep=False)
+        columns = [each.solve(y, callback) for _, _, each in parts]
         return torch.cat(columns, 1).T.contiguous()
 
     def _lasting(self) -> dict[str, Any]:
@@ -265,6 +268,8 @@ class MixtureState(TensorState):
     def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Covariances (n, t) between training rows and tiles of X."""
         n_rows = tile_rows(8 * len(self._X), defaults.MIXTURE_TILE_BYTES)
+        if self.solver == "cg":  # a solution of many rows makes the kernel matrix once a product
+            n_rows = tile_rows(8 * defaults.SOLVED_COPIES * len(self._X))
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(tile), len(self._X))
@@ -349,7 +354,7 @@ class ExactInverse:
     def __init__(self, factor: Tensor) -> None:
         self._L = factor
 
-    def solve(self, B: Tensor) -> Tensor:
+    def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
         r""":math:`A^{-1} B` for B (n, k)."""
         return cho_solve(self._L, B)
 
@@ -374,9 +379,9 @@ class IterativeInverse:
         self._operator, self._D, self._dtype = operator, D, operator.dtype
         self._precondition = LowRankPreconditioner(low_rank, D)
 
-    def solve(self, B: Tensor) -> Tensor:
+    def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
         r""":math:`A^{-1} B` for B (n, k)."""
-        return self._solve(B, defaults.SOLVED[self._dtype])
+        return self._solve(B, defaults.SOLVED[self._dtype], callback)
 
     def explained(self, K: Tensor) -> Tensor:
         """As `ExactInverse.explained`; never more. Its gradient in K is 2 A^-1 K."""
@@ -398,10 +403,10 @@ class IterativeInverse:
         tol = defaults.VARIANCE_TOL**0.5 * self._D.min() / size
         return self._solve(K, tol.clamp(defaults.SOLVED[self._dtype], 0.1))
 
-    def _solve(self, B: Tensor, tol: float | Tensor) -> Tensor:
-        return block_cg(
-            self._matmul, B, preconditioner=lambda V: self._precondition(V.T).T, tol=tol
-        ).solution
+    def _solve(self, B: Tensor, tol: float | Tensor, callback: Callback | None = None) -> Tensor:
+        precondition = lambda V: self._precondition(V.T).T  # noqa: E731
+        found = block_cg(self._matmul, B, preconditioner=precondition, tol=tol, callback=callback)
+        return found.solution
 
     def _matmul(self, V: Tensor) -> Tensor:
         return self._operator.matmul(V.T.to(self._dtype)).T.to(V) + self._D[:, None] * V

@@ -150,9 +150,10 @@ def pivots_of(kernel, X: Tensor, rank: int, *, generator: torch.Generator) -> Te
     return rows[pivoted_factor(kernel, X[rows], rank, generator=generator).pivots]
 
 
-def affordable_rank(n: int, rank: int) -> int:
-    """`rank`, or as much of it as a quarter of the budget holds a factor (n, r) of."""
-    return max(1, min(rank, int(PIVOT_SHARE * memory_budget() / (8 * max(n, 1)))))
+def affordable_rank(n: int, rank: int, copies: float = 1.0) -> int:
+    """`rank`, or as much of it as a quarter of the budget holds `copies` factors (n, r) of."""
+    most = int(PIVOT_SHARE * memory_budget() / (8 * copies * max(n, 1)))
+    return max(min(1, rank), min(rank, most))
 
 
 def prior_features(

@@ -33,7 +33,11 @@ FAR_LINEAR, LEVEL = 1e6, 1e3
 # ---- operators
 # Flops that an entry of a stored matrix is worth: it comes from memory.
 PASS = 50
-PANEL = 2048  # rows of a panel: large enough for full matrix-multiply speed
+PANEL = 2048  # rows of a panel, side of a tile: large enough for full matrix-multiply speed
+LEAST_SIDE = 64  # of a tile, however small the budget: 32 kB
+# Of the budget, up to which a kernel matrix is stored: a preconditioner and the vectors of a
+# solution take the other half.
+STORED_SHARE = 0.5
 MIRRORED = 512  # side of a tile that is written twice, the second time transposed
 # Of squared distances. At 2.6e-4 (20 thousand rows of house_8L, some far out) gradients of the
 # evidence move by 0.04 standard deviations of the posterior; at 0.1 matrices are indefinite.

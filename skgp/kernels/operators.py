@@ -12,13 +12,18 @@ r"""Products with kernel matrices too large to form, or to form in full.
               +----+
 
 A panel serves both ``K[i, i:] V[i:]`` and, transposed, ``K[i:, i] V[i]``: half the memory, and half
-the traffic of a product, of the full matrix.
+the traffic of a product, of the full matrix. What is not stored is formed tile by tile, each used
+for both products and dropped.
 """
+
+import math
+import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from skgp.kernels.defaults import DISTANCE_ERROR, MIRRORED, PANEL, PASS
+from skgp.kernels.defaults import DISTANCE_ERROR, LEAST_SIDE, MIRRORED, PANEL, PASS, STORED_SHARE
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
 from skgp.linalg.runtime import ENTRY, large_operation, memory_budget, tile_rows
@@ -70,9 +75,15 @@ class KernelOperator:
         """``K V`` for V of shape (n, k), computed and returned in the dtype of the operator."""
         V = V.to(self.dtype)
         out = torch.zeros_like(V)
-        for i, start in enumerate(self._starts):
+        if not self.stored:
+            for rows, columns in upper_tiles(self.shape[0], self._X):
+                tile = gram_tile(self.kernel, self._X[rows], self._X[columns]).to(self.dtype)
+                out[rows] += tile @ V[columns]
+                if columns.start > rows.start:
+                    out[columns] += tile.T @ V[rows]
+            return out
+        for start, panel in zip(self._starts, self._panels, strict=True):
             stop = min(start + PANEL, self.shape[0])
-            panel = self._panels[i] if self.stored else self._panel(start)
             with large_operation(PASS * panel.numel()):
                 out[start:stop] += panel @ V[start:]
                 if stop < self.shape[0]:
@@ -111,7 +122,7 @@ class RowOperator:
     ----------
     stored : bool
         Whether the full matrix is (a product with few rows is bound by memory, and half a matrix
-        would be read twice), which it is where it fits in
+        would be read twice), which it is where it fits in half of
         :func:`~skgp.linalg.runtime.memory_budget`; else its upper triangle is recomputed tile by
         tile at every product.
     dtype : torch.dtype
@@ -140,8 +151,13 @@ class RowOperator:
         self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
         self.inputs = self._rounded
         self._node = bind(kernel, None, dtype=self.dtype, device=X.device)
-        self.stored = self.dtype.itemsize * n * n <= memory_budget(X.device)
-        self._memory: Tensor | None = None  # of the matrix, or of a panel
+        self.stored = self.stores(n, self.dtype, X.device)
+        self._memory: Tensor | None = None  # of the matrix
+
+    @staticmethod
+    def stores(n: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the matrix of n rows is stored: what works on it needs memory, too."""
+        return dtype.itemsize * n * n <= STORED_SHARE * memory_budget(device)
 
     def __getstate__(self):
         """Without the matrix, which :meth:`set_theta` makes anew."""
@@ -150,8 +166,6 @@ class RowOperator:
     def set_theta(self, theta: Tensor) -> None:
         """Make `theta` (n_theta,) the hyper-parameters of the products; call it before these."""
         n = len(self.inputs)
-        if self._memory is None:
-            self._memory = self._rounded.new_empty((n if self.stored else min(PANEL, n)) * n)
         self._bind(theta, self._rounded)
         if self._exact.dtype != self.dtype:
             error = torch.finfo(self.dtype).eps * largest_square(self._node, self._rounded)
@@ -159,7 +173,9 @@ class RowOperator:
                 self._bind(theta, self._exact)
         if not self.stored:
             return
-        K = self._matrix(n, n)
+        if self._memory is None:
+            self._memory = self._rounded.new_empty(n, n)
+        K = self._memory
         for start in range(0, n, MIRRORED):
             stop = min(start + MIRRORED, n)
             for left in range(start, n, MIRRORED):
@@ -173,11 +189,6 @@ class RowOperator:
         self.inputs = inputs
         self._node = bind(self._kernel, theta, dtype=inputs.dtype, device=inputs.device)
 
-    def _matrix(self, n_rows: int, n_columns: int) -> Tensor:
-        if self._memory is None:
-            raise RuntimeError("RowOperator has no hyper-parameters yet; call set_theta first.")
-        return self._memory[: n_rows * n_columns].view(n_rows, n_columns)
-
     def _tile(self, start: int, stop: int, left: int, right: int) -> Tensor:
         X = self.inputs
         out = X.new_empty(stop - start, right - left)
@@ -188,24 +199,45 @@ class RowOperator:
         n = len(self.inputs)
         if self.stored:
             with large_operation(PASS * n**2):
-                return V @ self._matrix(n, n)
+                return V @ self._matrix
         out = torch.zeros_like(V)
-        for start in range(0, n, PANEL):
-            stop = min(start + PANEL, n)
-            panel = self._matrix(stop - start, n - start)
-            for left in range(start, n, PANEL):
-                right = min(left + PANEL, n)
-                panel[:, left - start : right - start] = self._tile(start, stop, left, right)
-            out[:, start:] += V[:, start:stop] @ panel
-            out[:, start:stop] += V[:, stop:] @ panel[:, stop - start :].T
+        for rows, columns in upper_tiles(n, self.inputs):
+            tile = self._tile(rows.start, rows.stop, columns.start, columns.stop).to(V)
+            out[:, columns] += V[:, rows] @ tile
+            if columns.start > rows.start:
+                out[:, rows] += V[:, columns] @ tile.T
         return out
+
+    def seconds_a_product(self) -> float:
+        """Of one that is not stored, with a few rows: from the time of one tile."""
+        n, tiles = len(self.inputs), list(upper_tiles(len(self.inputs), self.inputs))
+        rows, columns = tiles[0]
+        start = time.perf_counter()
+        tile = self._tile(rows.start, rows.stop, columns.start, columns.stop)
+        float(tile[-1, -1])  # an accelerator has done its work
+        return (time.perf_counter() - start) * n * (n + len(tile)) / (2 * tile.numel())
 
     def rows(self, index: Tensor) -> Tensor:
         """``K[index]`` of shape (b, n)."""
         X, n = self.inputs, len(self.inputs)
         if self.stored:
-            return self._matrix(n, n)[index]
+            return self._matrix[index]
         return evaluate_tile(self._node, X[index], X, X.new_empty(len(index), n)).to(self.dtype)
+
+    @property
+    def _matrix(self) -> Tensor:
+        if self._memory is None:
+            raise RuntimeError("RowOperator has no hyper-parameters yet; call set_theta first.")
+        return self._memory
+
+
+def upper_tiles(n: int, X: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of the square tiles of an upper triangle (n, n), row by row."""
+    side = min(PANEL, max(LEAST_SIDE, math.isqrt(tile_rows(2 * X.element_size()))))
+    for start in range(0, n, side):
+        rows = slice(start, min(start + side, n))
+        for left in range(start, n, side):
+            yield rows, slice(left, min(left + side, n))
 
 
 def kernel_matmul(kernel, X: Tensor, Z: Tensor, V: Tensor) -> Tensor:

@@ -62,6 +62,9 @@ from joblib import effective_n_jobs
 
 from skgp.data import Data
 from skgp.inference.mixture import MixtureState
+from skgp.kernels import split_noise
+from skgp.kernels.defaults import STORED_SHARE
+from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import find_mode, laplace_modes
@@ -106,12 +109,14 @@ class Plan(NamedTuple):
     sampler: str
 
 
-def resolve_plan(solver: str, sampler: str, n: int) -> Plan:
-    """Settle what is left to "auto" for n distinct inputs.
+def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> Plan:
+    """Settle what is left to "auto" for n distinct inputs; whether hyper-parameters are learned.
 
     A ValueError if the solver does not have the sampler, or its matrices do not fit.
     """
     needed = 8.0 * tuned.MATRICES * n**2
+    if learns and solver == "auto" and n > tuned.MOST_EXACT:
+        _refuse_recomputation(n)
     if solver == "auto":
         owner = [name for name, own in SAMPLERS.items() if sampler in own]
         fits = n <= tuned.MOST_EXACT and needed <= memory_budget()
@@ -128,6 +133,38 @@ def resolve_plan(solver: str, sampler: str, n: int) -> Plan:
         what = f"solver='cholesky' with kernel matrices of {n} distinct rows"
         require_memory(needed, what, "Use solver='cg'")
     return Plan(solver, sampler)
+
+
+def _refuse_recomputation(n: int) -> None:
+    """Refuse what would make the kernel matrix anew for each of some ten thousand products."""
+    if RowOperator.stores(n, torch.float32, torch.device("cpu")):
+        return
+    room = int((memory_budget() / (8.0 * tuned.MATRICES)) ** 0.5)
+    some = min(room, tuned.MINUTES_ROWS)
+    require_memory(
+        4.0 * n**2 / STORED_SHARE,
+        f"Learning the hyper-parameters given {n} distinct rows takes some ten thousand products "
+        "with their kernel matrix, which, stored,",
+        f"Fit {some} rows at random, keep the kernel by optimizer=None (one solution, whose cost "
+        "verbose=1 tells), take QSGPRegressor, make the matrix anew for each product by "
+        "solver='cg' (hours to days)",
+    )
+
+
+def cost_of_products(posterior_kernel: Any, data: Data) -> str | None:
+    """What a product with a kernel matrix that is not stored takes; None where it is stored."""
+    n, signal = len(data.y), split_noise(posterior_kernel)[0]
+    operator = RowOperator(signal, data.X, dtype=torch.float32)
+    if operator.stored:
+        return None
+    operator.set_theta(data.X.new_tensor(signal.theta))
+    seconds = operator.seconds_a_product()
+    return (
+        f"the kernel matrix of {n} rows takes {4e-9 * n**2:.3g} GB, beyond memory_budget, and is "
+        f"made anew for each product, in some {seconds:.2g} s; a solution takes some "
+        f"{tuned.PRODUCTS_A_SOLUTION} products, a gradient of the posterior as many, and samples "
+        f"of it some {tuned.GRADIENTS_A_FIT} gradients"
+    )
 
 
 def choose_kernel(
@@ -347,6 +384,7 @@ def predictive_mixture(
     *,
     double: bool,  # whether kernel products of "cg" are in float64, where that fits
     rank: int | str,
+    callback: Callback | None = None,  # of a solution by "cg"
 ) -> MixtureState:
     """The mixture of the exact GPs of some samples, equal ones merged."""
     n = len(data.y)
@@ -355,6 +393,7 @@ def predictive_mixture(
         "solver": plan.solver,
         "dtype": torch.float64 if double else torch.float32,
         "rank": min(tuned.STATE_RANK, n // 2) if rank == "auto" else min(int(rank), n),
+        "callback": callback,
     }
 
     def of_size(size: int) -> MixtureState:

@@ -20,6 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
+from skgp.linalg.runtime import memory_limit
+from skgp.models.bayesian import resolve_plan
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel
 from tests.same import assert_same
@@ -257,6 +259,36 @@ def test_memory_that_does_not_suffice_is_refused_with_both_numbers(data):
     model = make(solver="cholesky", memory_budget=1e4)
     with pytest.raises(ValueError, match=r"takes 7.68e-05 GB, and the budget is 1e-05 GB. .*'cg'"):
         model.fit(*data)
+
+
+def test_many_rows_of_a_matrix_that_is_not_stored_are_refused_unless_asked_for(rng):
+    X = rng.standard_normal((20_000, 1))
+    model = make(memory_budget=1e9)
+    with pytest.raises(MemoryError, match="given 20000 distinct rows .* Fit 2000 rows at random"):
+        model.fit(X, X[:, 0])
+    with memory_limit(1e9):
+        assert resolve_plan("cg", "auto", 20_000, learns=True) == ("cg", "langevin")
+        assert resolve_plan("auto", "auto", 20_000, learns=False).solver == "cg"
+    with memory_limit(4e9):
+        assert resolve_plan("auto", "auto", 20_000, learns=True).solver == "cg"
+
+
+def test_a_matrix_made_anew_is_told_beforehand_and_predicts_as_one_that_is_stored(capsys, rng):
+    X = rng.uniform(-3, 3, (300, 2))
+    y = np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
+    settings = {"kernel": rbf_kernel(), "solver": "cg", "optimizer": None, "verbose": 1}
+    small = BayesianGPRegressor(memory_budget=3e5, **settings).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert "the kernel matrix of 300 rows takes 0.00036 GB, beyond memory_budget" in lines[1]
+    assert "predictions" in lines[-1] and "residual" in lines[-1]
+    large = BayesianGPRegressor(**settings).fit(X, y)
+    assert "beyond memory_budget" not in capsys.readouterr().out
+    exact = BayesianGPRegressor(**{**settings, "solver": "cholesky"}).fit(X, y)
+    for found, expected in zip(
+        small.predict(X, return_std=True), exact.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+    np.testing.assert_allclose(large.predict(X), exact.predict(X), atol=1e-5)
 
 
 def test_kernel_without_free_hyperparameters_is_one_plain_model(data, X_new):

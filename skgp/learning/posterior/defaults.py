@@ -68,6 +68,7 @@ SET_UP_TOL = 1e-3  # of the linear systems at the mode
 
 # ---- anchored gradients: the mean there exact to 0.02 standard deviations of the posterior
 WIDE_PROBES = 64  # of an estimate where many are averaged
+PROBE_COPIES = 4  # numbers that a probe takes a row, beside a tile's share: some thirteen in all
 ANCHOR_TOL = 1e-4  # of the linear systems at the anchor
 BANK, LARGEST_BANK = 32, 128
 BANK_ERROR = 0.005  # variance of the mean over the bank, whitened, that decides between them
@@ -110,4 +111,7 @@ PROBE_ROWS = 32  # of each sort
 MOST_EXACT = 10_000  # rows up to which a gradient by "cg" costs as much as a few likelihoods
 MATRICES = 6  # n x n, of float64, that a likelihood and its gradient hold
 COMPARED_ROWS = 300  # on which kernels are compared
+# Told beforehand where a matrix is made anew for each product: of fits of 2000 to 20000 rows, and
+# rows that a fit of some minutes has.
+PRODUCTS_A_SOLUTION, GRADIENTS_A_FIT, MINUTES_ROWS = 30, 1000, 2000
 STATE_RANK = 200  # of the preconditioner of predictions

@@ -37,6 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.inference.defaults import LOW_RANK_COPIES
+from skgp.inference.pathwise import affordable_rank
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import bounded_inverse, find_start
@@ -122,6 +124,8 @@ def first_gradient(
     first = min(tuned.FIRST_RANK, largest)
     if rank != "auto":
         largest = first = min(int(rank), n)
+    largest = affordable_rank(n, largest, LOW_RANK_COPIES)
+    first = min(first, largest)
     gradient = FixedProbeGradient(field, generator, largest)
     gradient.redraw(u, first)
     return gradient

@@ -47,7 +47,7 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
 from skgp.linalg.cg import ulisse
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
-from skgp.linalg.runtime import to_arrays
+from skgp.linalg.runtime import tile_rows, to_arrays
 
 Tell = Callable[[dict], None]
 SEEDS = 2**31 - 1  # mathematical
@@ -226,8 +226,11 @@ def wide_estimates(
     product with the kernel matrix is bound by memory up to some dozens of rows: for the mean at one
     place, estimates of 64 probes are several times as fast as those of four.
     """
+    most = tile_rows(
+        tuned.PROBE_COPIES * field.operator.dtype.itemsize * len(field.posterior.data.y)
+    )
     while n_probes > 0:
-        size = min(tuned.WIDE_PROBES, n_probes)
+        size = min(tuned.WIDE_PROBES, n_probes, most)
         n_probes -= size
         at = field.estimate(
             u, field.draw_probes(generator, size), generator, warm=warm, stop=0.0, tol=tol
