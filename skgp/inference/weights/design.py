@@ -1,27 +1,20 @@
 r"""Features of a model linear in its weights, :math:`f = \Phi w`, :math:`w \sim N(0, I)`.
 
 A basis gives the columns of :math:`\Phi` block by block, ``basis.features(X, block)``: Fourier
-features (:mod:`skgp.kernels.spectral`), inducing points (:class:`WhitenedInducingBasis`) or both
-side by side (:class:`SumBasis`). :class:`StreamedDesign` turns it into products with :math:`\Phi`,
+features (:mod:`skgp.kernels.spectral`), inducing points (:class:`.WhitenedInducingBasis`) or both
+side by side (:class:`.SumBasis`). :class:`StreamedDesign` turns it into products with :math:`\Phi`,
 :math:`\Phi^T` and :math:`\Phi^T C \Phi`, tile by tile; the matrix is never stored whole.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    GRAM_TILE,
-    KEPT_FEATURES,
-    MADE_OF,
-    SINGLE_TOLERANCE,
-    TILE_BYTES,
-)
-from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
+from skgp.inference.defaults import GRAM_TILE, KEPT_FEATURES, MADE_OF, TILE_BYTES
+from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
+from skgp.linalg.runtime import memory_budget, tile_rows
 
 __all__ = [
     "Basis",
@@ -30,150 +23,6 @@ __all__ = [
     "WhitenedInducingBasis",
     "inducing_parts",
 ]
-
-
-class Basis(Protocol):
-    """What the weight-space solvers ask of a basis; the prior of its weights is ``N(0, I)``."""
-
-    @property
-    def n_features(self) -> int:
-        """Number of basis functions m."""
-
-    @property
-    def n_blocks(self) -> int:
-        """Number of column blocks."""
-
-    def block_slice(self, block: int) -> slice:
-        """Columns of a block within ``0..m``."""
-
-    def features(self, X: Tensor, block: int) -> Tensor:
-        """Columns of a block, of shape (n, width), in the dtype of ``X``."""
-
-
-class WhitenedInducingBasis(TensorState):
-    r"""Features :math:`\Phi = k(X, Z) L^{-T}`, :math:`L L^T = k(Z, Z)`, of m inducing points.
-
-    The model with basis :math:`k(\cdot, Z)` and prior precision :math:`S = k(Z, Z)`, in coordinates
-    in which the prior of the weights is ``N(0, I)``:
-    :math:`\Phi \Phi^T = k(X, Z) k(Z, Z)^{-1} k(Z, X)`.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    Z : Tensor of shape (m, d)
-        Inducing points; m up to about 1e4.
-
-    Attributes
-    ----------
-    jitter : float
-        Added to the diagonal of ``k(Z, Z)``, absolute.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If ``k(Z, Z)`` is singular beyond what jitter repairs, e.g. by duplicated points.
-
-    Notes
-    -----
-    Set-up ``O(m^3)``; all features ``O(n m^2)``, by solving with L. Memory ``8 m^2`` bytes, which a
-    pickle leaves out and recomputes. L is ill conditioned, so it is solved with in float64 and the
-    result rounded to the dtype of ``X``, unless `in_single_precision`.
-    """
-
-    n_blocks = 1
-
-    def __init__(self, kernel, Z: Tensor):
-        self.kernel, self.Z, self.single = kernel, Z.to(torch.float64), False
-        self.n_features = len(Z)
-        self._factor, self.jitter = jittered_cholesky(gram(kernel, self.Z))  # (m, m)
-
-    def block_slice(self, block: int) -> slice:
-        """All columns."""
-        return slice(0, self.n_features)
-
-    def features(self, X: Tensor, block: int) -> Tensor:
-        """All columns, shape (n, m)."""
-        dtype = X.dtype if self.single else torch.float64
-        cross = gram_tile(self.kernel, X.to(dtype), self.Z.to(X.device, dtype))
-        factor = self._factor.to(X.device, dtype)
-        whitened = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
-        return whitened.to(X.dtype)
-
-    def unexplained(self, X: Tensor) -> Tensor:
-        r""":math:`k(x, x) - \phi(x)^T \phi(x)`, what the points leave of the prior; shape (p,)."""
-        return (gram_diag(self.kernel, X) - self.features(X, 0).square().sum(1)).clamp_(min=0.0)
-
-    def unexplained_covariance(self, X: Tensor) -> Tensor:
-        r""":math:`K_{**} - Q_{**}`, the joint law of what they leave; shape (p, p)."""
-        Phi = self.features(X, 0)
-        left = gram(self.kernel, X) - Phi @ Phi.mT
-        left.diagonal().clamp_(min=0.0)
-        return left
-
-    def in_single_precision(self, X: Tensor) -> "WhitenedInducingBasis":
-        """A basis that takes float32 inputs in float32 if that costs no accuracy, or itself.
-
-        Judged by the features of a few dozen inputs X: float32 is four times as fast, and fine
-        where neither ``k(Z, Z)`` is ill conditioned nor the length scales are far below the inputs.
-        """
-        fast = self._copy(single=True)
-        scale = self._factor[0, 0].item()  # the prior's standard deviation at the first point
-        error = (fast.features(X.float(), 0) - self.features(X.double(), 0)).abs().max()
-        return fast if bool(error <= SINGLE_TOLERANCE * scale) else self
-
-    def _copy(self, *, single: bool) -> "WhitenedInducingBasis":
-        """The same basis, factor shared, in another precision."""
-        other = WhitenedInducingBasis.__new__(WhitenedInducingBasis)
-        other.__dict__.update(self.__dict__, single=single)
-        return other
-
-    def _lasting(self) -> dict:
-        lasting = super()._lasting()
-        del lasting["_factor"]
-        return lasting
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        self._factor, self.jitter = jittered_cholesky(gram(self.kernel, self.Z))
-
-    def __deepcopy__(self, memo: dict) -> "WhitenedInducingBasis":
-        return self  # nothing changes it
-
-
-class SumBasis(TensorState):
-    """Bases of the summands of a kernel side by side, whose Gram matrices add."""
-
-    def __init__(self, parts: list[Basis]):
-        self.parts = parts
-        self.n_features = sum(part.n_features for part in parts)
-        self.n_blocks = sum(part.n_blocks for part in parts)
-
-    def block_slice(self, block: int) -> slice:
-        """Columns of a block within ``0..m``."""
-        first, part, block = self._place(block)
-        columns = part.block_slice(block)
-        return slice(first + columns.start, first + columns.stop)
-
-    def features(self, X: Tensor, block: int) -> Tensor:
-        """Columns of a block, shape (n, width)."""
-        _, part, block = self._place(block)
-        return part.features(X, block)
-
-    def _place(self, block: int) -> tuple[int, Basis, int]:
-        """First column of a block's part, the part, and the block within it."""
-        first = 0
-        for part in self.parts:
-            if block < part.n_blocks:
-                return first, part, block
-            first, block = first + part.n_features, block - part.n_blocks
-        raise IndexError(f"block {block} is beyond the last.")
-
-
-def inducing_parts(basis: Basis) -> list[WhitenedInducingBasis]:
-    """The inducing points among the parts of a basis, which leave something of the prior."""
-    if isinstance(basis, WhitenedInducingBasis):
-        return [basis]
-    return [points for part in getattr(basis, "parts", ()) for points in inducing_parts(part)]
 
 
 class StreamedDesign:
@@ -200,8 +49,9 @@ class StreamedDesign:
 
     Notes
     -----
-    A product with k columns costs ``O(n m k)`` plus the features that are not kept. Memory: the
-    features kept, one tile and the float64 result.
+    A product with k columns costs ``O(n m k)`` plus the features that are not kept. Those of
+    inducing points, ``n m^2`` flops, are not made for it at all: ``Phi v = k(X, Z) (L^{-T} v)``
+    takes covariances alone. Memory: the features kept, one tile and the float64 result.
     """
 
     def __init__(
@@ -242,17 +92,24 @@ class StreamedDesign:
 
     def features(self, block: int, rows: slice | Tensor = slice(None)) -> Tensor:
         """``(W^(1/2) Phi)[rows, block]``, out of the features kept where there is room."""
-        if block not in self._kept:
-            width = block_width(self.basis, block)
-            n_bytes = self.n_rows * width * self.dtype.itemsize
-            if n_bytes > self._bytes_left:
-                return self._regenerate(block, rows)
-            whole = self.X.new_empty(self.n_rows, width)
-            for tile in self.tiles(width):
-                whole[tile] = self._regenerate(block, tile)
-            self._kept[block] = whole
-            self._bytes_left -= n_bytes
-        return self._kept[block][rows]
+        if self._keeps(block):
+            return self._kept[block][rows]
+        return self._weighted(self.basis.features(self.X[rows], block), rows)
+
+    def _keeps(self, block: int) -> bool:
+        """Whether the features of a block are kept, from the first call on."""
+        if block in self._kept:
+            return True
+        width = block_width(self.basis, block)
+        n_bytes = self.n_rows * width * self.dtype.itemsize
+        if n_bytes > self._bytes_left:
+            return False
+        whole = self.X.new_empty(self.n_rows, width)
+        for tile in self.tiles(width):
+            whole[tile] = self._weighted(self.basis.features(self.X[tile], block), tile)
+        self._kept[block] = whole
+        self._bytes_left -= n_bytes
+        return True
 
     def columns(self, blocks: range, rows: slice | Tensor = slice(None)) -> Tensor:
         """The features of several neighbouring blocks side by side."""
@@ -263,16 +120,19 @@ class StreamedDesign:
     def matmul(self, V: Tensor) -> Tensor:
         """``W^(1/2) Phi V`` of shape (n, k) for `V` of shape (m, k), in float64."""
         out = torch.zeros(self.n_rows, V.shape[1], dtype=torch.float64, device=self.device)
-        for block, part, rows in self._tiles_of_blocks():
-            out[rows] += self.features(block, rows) @ V[part].to(self.X)
+        for source, part in zip(self._sources(), self._parts, strict=True):
+            v = source.unwhiten(V[part])
+            for rows in self.tiles(len(v)):
+                out[rows] += source.tile(rows) @ v
         return out
 
     def rmatmul(self, R: Tensor) -> Tensor:
         """``Phi^T W^(1/2) R`` of shape (m, k) for `R` of shape (n, k), in float64."""
-        R = R.to(self.X)
         out = torch.zeros(self.n_features, R.shape[1], dtype=torch.float64, device=self.device)
-        for block, part, rows in self._tiles_of_blocks():
-            out[part] += self.features(block, rows).mT @ R[rows]
+        for source, part in zip(self._sources(), self._parts, strict=True):
+            for rows in self.tiles(part.stop - part.start):
+                out[part] += source.tile(rows).mT @ R[rows].to(source.like)
+            out[part] = source.whiten(out[part])
         return out
 
     def gram_matmul(self, V: Tensor) -> Tensor:
@@ -295,21 +155,25 @@ class StreamedDesign:
         image : Tensor of shape (n, k)
             :math:`\Phi V`, float64. With sample weights :math:`\Phi` is ``W^(1/2) Phi``.
         """
-        V, k = V.to(self.X), V.shape[1]
+        k, sources = V.shape[1], self._sources()
         out = torch.zeros(self.n_features, k, dtype=torch.float64, device=self.device)
         image = torch.zeros(self.n_rows, k, dtype=torch.float64, device=self.device)
-        columns = [self.basis.block_slice(block) for block in self.blocks]
+        parts = list(zip(sources, self._parts, strict=True))
+        unwhitened = [source.unwhiten(V[part]) for source, part in parts]
         # Holds all m features of a slice of rows, at most 8 tiles: each slice draws the
         # frequencies of every block anew, which only many rows repay.
         for rows in self.tiles(self.n_features, 8 * TILE_BYTES):
-            Phi = [self.features(block, rows) for block in self.blocks]
-            for F, part in zip(Phi, columns, strict=True):
-                image[rows] += F @ V[part]  # (rows, k)
-            fitted = image[rows].to(self.dtype)
-            if curvature is not None:
-                fitted = fitted * curvature[rows].to(self.X)
-            for F, part in zip(Phi, columns, strict=True):
-                out[part] += F.mT @ fitted  # (width, k)
+            Phi = [source.tile(rows) for source in sources]
+            for F, v in zip(Phi, unwhitened, strict=True):
+                image[rows] += F @ v  # (rows, k)
+            fitted = image[rows]
+            for F, (_, part) in zip(Phi, parts, strict=True):
+                bent = fitted.to(F)
+                if curvature is not None:
+                    bent = bent * curvature[rows].to(F)
+                out[part] += F.mT @ bent  # (width, k)
+        for source, part in parts:
+            out[part] = source.whiten(out[part])
         return out, image
 
     def curvature_gram(self, curvature: Tensor, index: Tensor | None = None) -> Tensor:
@@ -345,9 +209,60 @@ class StreamedDesign:
             for rows in self.tiles(part.stop - part.start):
                 yield block, part, rows
 
-    def _regenerate(self, block: int, rows: slice | Tensor) -> Tensor:
-        F = self.basis.features(self.X[rows], block)
-        return F if self._root_weight is None else F * self._root_weight[rows]
+    def _weighted(self, F: Tensor, rows: slice | Tensor) -> Tensor:
+        return F if self._root_weight is None else F * self._root_weight[rows].to(F)
+
+    @property
+    def _parts(self) -> list[slice]:
+        """Columns of each block."""
+        return [self.basis.block_slice(block) for block in self.blocks]
+
+    def _sources(self) -> list["_Features | _Covariances"]:
+        """What products take of each block: its features, or of inducing points not kept less."""
+        root = getattr(self.basis, "root", None)
+        if root is None or self._keeps(0):
+            return [_Features(self, block) for block in self.blocks]
+        return [_Covariances(self, root)]
+
+
+class _Features:
+    """Features of a block, made or kept, for products."""
+
+    def __init__(self, design: StreamedDesign, block: int) -> None:
+        self._design, self._block, self.like = design, block, design.X
+
+    def tile(self, rows: slice) -> Tensor:
+        """Factors (rows, width) of products."""
+        return self._design.features(self._block, rows)
+
+    def unwhiten(self, V: Tensor) -> Tensor:
+        """What the tiles are multiplied by, given weights V (width, k)."""
+        return V.to(self.like)
+
+    def whiten(self, sums: Tensor) -> Tensor:
+        """Products with the features, given those with the tiles, (width, k)."""
+        return sums
+
+
+class _Covariances:
+    """Features of inducing points by their covariances ``k(X, Z)``, in float64, and L (m, m)."""
+
+    def __init__(self, design: StreamedDesign, root: Tensor) -> None:
+        self._design, self._root = design, root.to(design.device)
+        self.like = self._root
+
+    def tile(self, rows: slice) -> Tensor:
+        """As of features."""
+        design: Any = self._design
+        return design._weighted(design.basis.covariances(design.X[rows].double()), rows)
+
+    def unwhiten(self, V: Tensor) -> Tensor:
+        """``L^{-T} V``."""
+        return torch.linalg.solve_triangular(self._root.mT, V.to(self._root), upper=True)
+
+    def whiten(self, sums: Tensor) -> Tensor:
+        """``L^{-1}`` times the sums."""
+        return torch.linalg.solve_triangular(self._root, sums, upper=False)
 
 
 def block_width(basis: Basis, block: int) -> int:

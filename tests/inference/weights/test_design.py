@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.weights import design as design_module
-from skgp.inference.weights.design import StreamedDesign, row_chunks
+from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis, row_chunks
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.runtime import memory_limit
 from tests.reference.weights import dense_features
@@ -143,3 +143,26 @@ def test_row_chunks_cover_the_rows_within_the_budget():
     assert chunks == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
     assert list(row_chunks(3, row_bytes=100, cap=1, max_rows=9))[0] == slice(0, 1)
     assert list(row_chunks(4, row_bytes=1, cap=100, max_rows=3)) == [slice(0, 3), slice(3, 4)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_products_with_inducing_points_that_are_not_kept_take_covariances_alone(
+    X, weight, rng, tile_bytes, weighted
+):
+    r"""``Phi = k(X, Z) L^-T`` by NumPy; whitened features, n m^2 flops, are made for none of it."""
+    kernel, Z = 2.0 * RBF(1.5), X[::4]
+    L = np.linalg.cholesky(kernel(Z.numpy()))
+    Phi = np.linalg.solve(L, kernel(X, Z).T).T
+    if weighted:
+        Phi = Phi * np.sqrt(weight.numpy())[:, None]
+    basis = CountingBasis(WhitenedInducingBasis(kernel, Z))
+    with memory_limit(8 * Phi.size):  # half of it is for features
+        design = StreamedDesign(basis, X, sample_weight=weight if weighted else None)
+    V, R = rng.standard_normal((Phi.shape[1], 3)), rng.standard_normal((N, 3))
+    C = rng.uniform(0, 2, (N, 3))
+    np.testing.assert_allclose(design.matmul(torch.from_numpy(V)), Phi @ V, atol=1e-11)
+    np.testing.assert_allclose(design.rmatmul(torch.from_numpy(R)), Phi.T @ R, atol=1e-11)
+    product, image = design.curvature_matmul(torch.from_numpy(V), torch.from_numpy(C))
+    np.testing.assert_allclose(product, Phi.T @ (C * (Phi @ V)), atol=1e-11)
+    np.testing.assert_allclose(image, Phi @ V, atol=1e-11)
+    assert basis.rows == 0
