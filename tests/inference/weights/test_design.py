@@ -152,7 +152,7 @@ def test_products_with_inducing_points_that_are_not_kept_take_covariances_alone(
     r"""``Phi = k(X, Z) L^-T`` by NumPy; whitened features, n m^2 flops, are made for none of it."""
     kernel, Z = 2.0 * RBF(1.5), X[::4]
     L = np.linalg.cholesky(kernel(Z.numpy()))
-    Phi = np.linalg.solve(L, kernel(X, Z).T).T
+    Phi = np.linalg.solve(L, kernel(X.numpy(), Z.numpy()).T).T
     if weighted:
         Phi = Phi * np.sqrt(weight.numpy())[:, None]
     basis = CountingBasis(WhitenedInducingBasis(kernel, Z))
