@@ -20,13 +20,13 @@ def version() -> str:
 
 
 EXTRAS = {
-    "plot": ["matplotlib>=3.8"],
+    "plot": ["matplotlib>=3.9"],
     "progress": ["rich>=13"],
     "mcmc": ["arviz>=0.18,<1"],
     "neighbors": ["faiss-cpu>=1.8"],
     "distributed": ["dask[distributed]>=2024.5"],
     "doc": [
-        "matplotlib>=3.8",
+        "matplotlib>=3.9",
         "numpydoc>=1.7",
         "pandas>=2.2",
         "pydata-sphinx-theme>=0.16",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, PairwiseKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
@@ -40,6 +39,7 @@ class Recorder:
     """A callback of ``sklearn.callback`` that records its calls and may stop a stage."""
 
     def __init__(self, stop_after=None, on_iteration=None):
+        pytest.importorskip("sklearn.callback", reason="callbacks need scikit-learn 1.9")
         self.stop_after = stop_after
         self.on_iteration = on_iteration
         self.begun = []
@@ -275,7 +275,7 @@ class InputContract:
         assert clone(estimator).get_params()["kernel"] == kernel
 
     def test_scoring_monitor_sees_the_fit_at_each_iteration(self, data):
-        monitor = ScoringMonitor(scoring=self.scoring)
+        monitor = pytest.importorskip("sklearn.callback").ScoringMonitor(scoring=self.scoring)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             estimator = self.make_iterative().set_callbacks(monitor).fit(*data)
@@ -287,7 +287,8 @@ class InputContract:
 
     def test_progress_bar_runs_and_leaves_a_picklable_estimator(self, data, capsys):
         pytest.importorskip("rich")
-        estimator = self.make_iterative().set_callbacks(ProgressBar()).fit(*data)
+        bar = pytest.importorskip("sklearn.callback").ProgressBar()
+        estimator = self.make_iterative().set_callbacks(bar).fit(*data)
         assert type(estimator).__name__ in capsys.readouterr().out
         pickle.dumps(estimator.set_callbacks())
 

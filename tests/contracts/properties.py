@@ -7,6 +7,7 @@ import signal
 import warnings
 
 import numpy as np
+import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -316,6 +317,7 @@ class AbortAt:
     """A callback of ``sklearn.callback`` that raises, or presses Ctrl-C, at the k-th iteration."""
 
     def __init__(self, k, action):
+        pytest.importorskip("sklearn.callback", reason="callbacks need scikit-learn 1.9")
         self.k, self.action, self.seen = k, action, 0
 
     def setup(self, estimator, context):

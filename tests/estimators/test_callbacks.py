@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 from sklearn.base import BaseEstimator
-from sklearn.callback import CallbackSupportMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 
@@ -14,8 +13,10 @@ from skgp.estimators._fitting import fit_context, fit_session, stop_on_interrupt
 from skgp.estimators._parameters import is_one_of_many_fits
 from tests.contracts.estimators import Recorder
 
+callback = pytest.importorskip("sklearn.callback", reason="callbacks need scikit-learn 1.9")
 
-class Counter(CallbackSupportMixin, BaseEstimator):
+
+class Counter(callback.CallbackSupportMixin, BaseEstimator):
     """Two stages that count; fits nothing."""
 
     _parameter_constraints: dict = {}

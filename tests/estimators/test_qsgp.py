@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
@@ -231,7 +230,8 @@ def test_evidence_of_an_earlier_fit_is_forgotten(data):
 @pytest.mark.parametrize("options", ITERATIVE, ids=name)
 def test_progress_bar_and_early_stop(options, data, X_new, capsys):
     pytest.importorskip("rich")
-    estimator = make(**options, tol=1e-12).set_callbacks(ProgressBar(), Recorder(stop_after=1))
+    bar = pytest.importorskip("sklearn.callback").ProgressBar()
+    estimator = make(**options, tol=1e-12).set_callbacks(bar, Recorder(stop_after=1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # stopped short of tol, as asked
         estimator.fit(*data)
@@ -252,7 +252,7 @@ def test_ctrl_c_leaves_a_usable_estimator(options, data, X_new):
 
 @pytest.mark.parametrize("basis", ["fourier", "inducing"])
 def test_scoring_monitor_follows_sgd(basis, data):
-    monitor = ScoringMonitor(scoring="r2")
+    monitor = pytest.importorskip("sklearn.callback").ScoringMonitor(scoring="r2")
     estimator = make(solver="sgd", basis=basis, n_basis=30).set_callbacks(monitor).fit(*data)
     log = monitor.get_logs().data
     scores = [row["r2"] for row in log if row["task_name"] == "iteration"]

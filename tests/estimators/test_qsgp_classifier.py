@@ -5,7 +5,6 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from sklearn.callback import ScoringMonitor
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
@@ -199,7 +198,7 @@ def test_warm_start_continues_stochastic_gradients(moons):
 
 
 def test_scoring_monitor_sees_stochastic_gradients_as_they_go(moons):
-    monitor = ScoringMonitor(scoring="accuracy")
+    monitor = pytest.importorskip("sklearn.callback").ScoringMonitor(scoring="accuracy")
     model = QSGPClassifier(
         KERNEL, optimizer=None, solver="sgd", n_basis=80, max_iter=20, random_state=0
     )
