@@ -2,12 +2,14 @@
 
 from skgp.displays.additive import AdditiveEffectsDisplay
 from skgp.displays.calibration import expected_calibration_error
+from skgp.displays.history import LossHistoryDisplay
 from skgp.displays.posterior import PosteriorDisplay, TraceDisplay
 from skgp.displays.prediction import CoverageDisplay, PredictiveBandDisplay
 
 __all__ = [
     "AdditiveEffectsDisplay",
     "CoverageDisplay",
+    "LossHistoryDisplay",
     "PosteriorDisplay",
     "PredictiveBandDisplay",
     "TraceDisplay",

@@ -72,6 +72,8 @@ class PredictiveBandDisplay:
         feature: int | str = 0,
         coverage: float = 0.95,
         grid_resolution: int = 200,
+        feature_name: str | None = None,
+        target_name: str | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> PredictiveBandDisplay:
@@ -90,6 +92,9 @@ class PredictiveBandDisplay:
         coverage : float, default=0.95
         grid_resolution : int, default=200
             Number of points along the feature.
+        feature_name, target_name : str or None, default=None
+            Labels of the axes, with units say; None takes the names of the DataFrame and of the
+            Series y.
         ax : matplotlib Axes or None, default=None
             None makes a new figure.
         **kwargs
@@ -120,8 +125,8 @@ class PredictiveBandDisplay:
             *estimator.predict_interval(rows, coverage=coverage),
             coverage=coverage,
             observed=None if y is None else _observed(values[:, column], y),
-            feature_name=names[column] if names else f"x{column}",
-            target_name=getattr(y, "name", None) or "y",
+            feature_name=feature_name or (names[column] if names else f"x{column}"),
+            target_name=target_name or getattr(y, "name", None) or "y",
         )
         return display.plot(ax=ax, **kwargs)
 

@@ -54,6 +54,12 @@ def test_band_follows_one_feature_at_the_medians_of_the_others(data):
     np.testing.assert_allclose(display.mean - display.lower, stats.norm.ppf(0.9))
 
 
+def test_band_names_its_axes_as_told(data):
+    names = {"feature_name": "time, days", "target_name": "load, MW"}
+    display = PredictiveBandDisplay.from_estimator(Normal(), *data, **names)
+    assert (display.ax_.get_xlabel(), display.ax_.get_ylabel()) == ("time, days", "load, MW")
+
+
 def test_band_draws_what_it_holds(data):
     X, y = data
     figure, ax = plt.subplots()
