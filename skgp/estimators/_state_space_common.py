@@ -30,7 +30,7 @@ from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
-from skgp.kernels import ActiveDims, state_space
+from skgp.kernels import ActiveDims, StateSpace, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
@@ -295,9 +295,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     def _set_states(self, fits: Sequence[Fit]) -> None:
         self._states = [state for fit in fits for state in fit.states]
         self._evidence = float(sum(fit.value for fit in fits))
-        self._n_states = max(
-            state_space(part).n_states for state in self._states for part in _parts(state)
-        )
+        self._n_states = max(form.n_states for state in self._states for form in _forms(state))
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""
@@ -369,6 +367,13 @@ def _parts(state: State, *, split: bool = False) -> list[Kernel]:
     if isinstance(state, SeriesState | InducingState):
         return summands(state.kernel) if split else [state.kernel]
     return list(state.kernels)
+
+
+def _forms(state: State) -> list[StateSpace]:
+    """The components in state space."""
+    if isinstance(state, SeriesState):
+        return [state.form]
+    return [state_space(part) for part in _parts(state)]
 
 
 def _kernel_of(state: State) -> Kernel:

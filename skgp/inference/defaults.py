@@ -181,6 +181,10 @@ MAX_TIMES = 256
 #: Of weight to prior precision: the condition number of B is m times that.
 MAX_RATIO = 1e4
 
+# ---- state space, error of an approximate form
+#: Times of the stretch that tells it; and noise in the rounding of K, of its diagonal.
+ERROR_ROWS, LEAST_NOISE_SHARE = 256, 1e-14
+
 # ---- state space, ascent of sites: labels, counts and Student-t noise at n = 100 to 1e5
 #: Rows whose expectations are taken together: temporaries of 0.5 MB.
 SITES_TILE = 2**16

@@ -6,8 +6,8 @@ Products of sums are multiplied out, constants are folded into the variances :ma
 kernels that are not Markov themselves are replaced by sums that are (Sarkka and Solin, "Applied
 Stochastic Differential Equations", 2019, chapter 12):
 
-- RBF, which is also Matern with nu=inf, by a process of six states (:mod:`.sde_processes`), with
-  an error of 9.1e-6 of its variance.
+- RBF, which is also Matern with nu=inf, by a process of six states (:mod:`.sde_rational`), with
+  an error of 9.1e-6 of its variance, or of up to 14, where a `tolerance` asks for less.
 - ExpSineSquared by its Fourier series,
 
   .. math:: e^{-z (1 - \cos \omega t)} = \sum_{j \ge 0} w_j \cos(j \omega t), \qquad
@@ -56,18 +56,10 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS
+from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node, children_of
-from .sde_processes import (
-    GAUSSIAN4,
-    GAUSSIAN6,
-    MATERN12,
-    MATERN32,
-    MATERN52,
-    ROTATION,
-    Primitive,
-    Rational,
-)
+from .sde_processes import MATERN12, MATERN32, MATERN52, ROTATION, Primitive
+from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
 from .specs import ActiveDims, Cosine
 
 __all__ = ["Component", "Factor", "check_one_input", "expand"]
@@ -104,12 +96,13 @@ class Expansion(NamedTuple):
         return sum(math.exp(c.log_variance.item()) for c in self.components)
 
 
-def expand(node: Node, tolerance: float) -> Expansion:
+def expand(node: Node, tolerance: float | None) -> Expansion:
     """Expand a bound expression to its components, in the order of its summands.
 
     Gradients flow from the components to the parameters of the node. Their number depends on the
-    kernel's own hyper-parameters alone; the `tolerance` is that of a truncated series, relative to
-    its variance. ValueError if a part is not a function of one column or has no state-space form.
+    kernel's own hyper-parameters alone; the `tolerance` is that of a truncated series and of RBF,
+    relative to its variance; None stands for 1e-8 and for six states. ValueError if a part is not a
+    function of one column or has no state-space form.
     """
     kernel, kind = node.kernel, type(node.kernel)
     parts = [expand(child, tolerance) for child in node.children]
@@ -123,7 +116,9 @@ def expand(node: Node, tolerance: float) -> Expansion:
     if kind is Exponentiation:
         return _power(parts[0], kernel)
     if kind is ExpSineSquared:
-        return _exp_sine_squared(node, tolerance)
+        return _exp_sine_squared(node, TOLERANCE if tolerance is None else tolerance)
+    if kind is RBF or (kind is Matern and kernel.nu == math.inf):
+        return _squared_exponential(node, tolerance)
     if kind not in _LEAVES:
         raise ValueError(_no_form(kernel))
     return _LEAVES[kind](node)
@@ -211,16 +206,15 @@ def _cosine(node: Node) -> Expansion:
 
 def _matern(node: Node) -> Expansion:
     nu = node.kernel.nu
-    if nu == math.inf:
-        return _squared_exponential(node)
     _check_scalar(node)
     return _single(_MATERN[nu], 0.5 * math.log(2 * nu) - node.params["length_scale"].log())
 
 
-def _squared_exponential(node: Node) -> Expansion:
+def _squared_exponential(node: Node, tolerance: float | None) -> Expansion:
     _check_scalar(node)
-    only = _single(GAUSSIAN6, -node.params["length_scale"].log())
-    return Expansion(only.components, GAUSSIAN6.error)
+    process = gaussian(tolerance)
+    only = _single(process, -node.params["length_scale"].log())
+    return Expansion(only.components, process.error)
 
 
 def _exp_sine_squared(node: Node, tolerance: float) -> Expansion:
@@ -253,9 +247,15 @@ _LEAVES: dict[type, Callable[[Node], Expansion]] = {
     ConstantKernel: _constant,
     Cosine: _cosine,
     Matern: _matern,
-    RBF: _squared_exponential,
     RationalQuadratic: _rational_quadratic,
 }
+
+
+def gaussian(tolerance: float | None) -> Rational:
+    """The process of fewest states within a tolerance, or else of most."""
+    fine = (each for each in GAUSSIANS if tolerance is None or each.error <= tolerance)
+    return next(fine, GAUSSIANS[-1])
+
 
 # Nodes and the process at each: 24 states either way. The first suits small alpha.
 _MIXTURES: tuple[tuple[int, Rational], ...] = ((6, GAUSSIAN4), (4, GAUSSIAN6))  # shape

@@ -78,6 +78,7 @@ from skgp.learning.markov.objectives import (
     VariationalEvidence,
     find_sites,
 )
+from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
@@ -157,17 +158,23 @@ def fit_series(
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective = make_objective(processes, sparse=knots is not None)
-    found = maximise(  # 2.3, 3.3: theta by the evidence or the ELBO
-        [kernel],
-        objective,
-        likelihood,
-        parameters=start,
-        knots=knots,
-        learn_knots=learn and learn_inducing,
-        max_iter=max_iter if learn and not callback.stopped else 0,
-        callback=callback,
-        **search,
-    )
+
+    def climb(kernel: Any, start: Tensor | None) -> Search:  # 2.3, 3.3: by the evidence or the ELBO
+        return maximise(
+            [kernel],
+            objective,
+            likelihood,
+            parameters=start,
+            knots=knots,
+            learn_knots=learn and learn_inducing,
+            max_iter=max_iter if learn and not callback.stopped else 0,
+            callback=callback,
+            **search,
+        )
+
+    found = climb(kernel, start)
+    if knots is None and likelihood.is_gaussian:
+        found = with_fine_form(found, processes[0], climb)
     states = [  # 3.4: q at the theta found
         _state(found, series, likelihood, offset, getattr(each, "sites", None))
         for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
@@ -194,7 +201,8 @@ def _state(
     """The posterior of a series under the hyper-parameters found; sites to start from."""
     if found.knots is None and likelihood.is_gaussian:  # 2.3
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
-        return SeriesState(found.kernel, series.times, *sites, offset)
+        tolerance = found.components[0].form.tolerance
+        return SeriesState(found.kernel, series.times, *sites, offset, tolerance)
     dynamics = found.components[0].dynamics()
     likelihood = likelihood.with_parameters(found.parameters)
     last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20

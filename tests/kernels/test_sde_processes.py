@@ -8,18 +8,13 @@ import pytest
 import torch
 from scipy import special
 
-from skgp.kernels.sde_processes import (
-    GAUSSIAN4,
-    GAUSSIAN6,
-    MATERN12,
-    MATERN32,
-    MATERN52,
-    ROTATION,
-    lower_gamma,
-)
+from skgp.kernels.sde_processes import MATERN12, MATERN32, MATERN52, ROTATION, lower_gamma
+from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIANS
 
-PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, GAUSSIAN6]
+PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, *GAUSSIANS]
 each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda p: p.name)
+# What entries lose in rounding, by the number of states: 1e-13, but of many derivatives.
+LOST = {10: 2e-13, 12: 1e-12, 14: 2e-11, 16: 3e-10}
 # On both sides of every switch between formulas, in one batch.
 R = [1e-12, 1e-6, 1e-3, 0.1, 0.5, 0.74, 0.76, 1.2, 1.3, 2.6, 9.0]
 
@@ -49,23 +44,25 @@ def test_transition_is_accurate_in_every_entry(primitive):
     F, Q = transition(primitive, R)
     d = primitive.n_states
     for n, r in enumerate(R):
+        if d > 6 and r < 1e-3:  # hundreds of digits, and Q leaves the range of floats
+            continue
         # The least entry of Q is of the order r^(2d - 1).
         with mpmath.workdps(40 + math.ceil(-2 * d * min(math.log10(r), 0))):
             exact_F, exact_Q = exact_transition(primitive, r)
             for i in range(d):
                 for j in range(d):
-                    assert abs(F[i, j, n] - exact_F[i, j]) < 3e-14
+                    assert abs(F[i, j, n] - exact_F[i, j]) < 0.3 * LOST.get(d, 1e-13)
                     scale = mpmath.sqrt(exact_Q[i, i] * exact_Q[j, j])
-                    assert abs(Q[i, j, n] - exact_Q[i, j]) <= 1e-13 * scale, (r, i, j)
+                    assert abs(Q[i, j, n] - exact_Q[i, j]) <= LOST.get(d, 1e-13) * scale, (r, i, j)
 
 
 @each_primitive
 def test_a_batch_on_both_sides_of_a_switch_equals_its_members(primitive):
-    r = [0.3, 1.0, 3.0]
+    r, rounding = [0.3, 1.0, 3.0], LOST.get(primitive.n_states, 1e-12)
     together, alone = transition(primitive, r), [transition(primitive, [one]) for one in r]
     for which in range(2):
         expected = np.concatenate([pair[which] for pair in alone], -1)
-        np.testing.assert_allclose(together[which], expected, rtol=1e-12, atol=0)
+        np.testing.assert_allclose(together[which], expected, rtol=1e-12, atol=rounding)
 
 
 @each_primitive
@@ -87,11 +84,12 @@ def test_lyapunov_equation_and_variance(primitive):
         t.numpy()
         for t in (primitive.feedback, primitive.stationary, primitive.noise, primitive.observation)
     )
-    np.testing.assert_allclose(A @ P + P @ A.T + np.outer(L, L), 0 * A, atol=1e-13)
+    lost = 10 * LOST.get(len(A), 1e-14)
+    np.testing.assert_allclose(A @ P + P @ A.T + np.outer(L, L), 0 * A, atol=lost)
     assert abs(H @ P @ H - 1) < 1e-12
 
 
-@pytest.mark.parametrize("primitive", [GAUSSIAN4, GAUSSIAN6], ids=lambda p: p.name)
+@pytest.mark.parametrize("primitive", [GAUSSIAN4, *GAUSSIANS], ids=lambda p: p.name)
 def test_rational_processes_keep_their_stated_error(primitive):
     r = np.linspace(0, 40, 20_001)
     error = np.abs(primitive.correlation(r)[0] - np.exp(-(r**2) / 2)).max()

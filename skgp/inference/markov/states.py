@@ -25,7 +25,7 @@ from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import fit_sites
-from skgp.kernels.sde import Dynamics, state_space
+from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState, constant_like
 
@@ -58,10 +58,15 @@ class SeriesState(LazyState):
     beta: Tensor  # (m,)
     weight: Tensor  # (m,)
     offset: float = 0.0  # prior mean of f
+    tolerance: float | None = None  # of the state-space form
+
+    @property
+    def form(self) -> StateSpace:
+        """The kernel in state space."""
+        return state_space(self.kernel, tolerance=self.tolerance)
 
     def _infer(self) -> Posterior:
-        dynamics = state_space(self.kernel).at()
-        return Posterior(dynamics, self.times, self.beta, self.weight)
+        return Posterior(self.form.at(), self.times, self.beta, self.weight)
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of f at any times, (n,)."""
@@ -83,7 +88,7 @@ class SeriesState(LazyState):
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
-        rows = torch.stack([row for _, row in state_space(self.kernel).summands()])
+        rows = torch.stack([row for _, row in self.form.summands()])
         return self.posterior.latent(x, constant_like(rows, x))
 
     def with_rows(self, series: Series, likelihood: Likelihood) -> "SeriesState":
@@ -106,12 +111,12 @@ class SeriesState(LazyState):
         else:
             index = new if series.index is None else new[series.index]
             rows = replace(series, times=times, index=index)
-            base, dynamics = (beta, weight), state_space(self.kernel).at()
+            base = beta, weight
             found = fit_sites(
-                dynamics, rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
+                self.form.at(), rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
             )
             added = found.beta, found.weight
-        return SeriesState(self.kernel, times, beta + added[0], weight + added[1], self.offset)
+        return replace(self, times=times, beta=beta + added[0], weight=weight + added[1])
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ class Component:
     once, where torch's way through a kernel expression takes longer than the evidence of few rows.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.form = kernel, state_space(kernel)
+    def __init__(self, kernel: Any, tolerance: float | None = None) -> None:
+        self.kernel, self.form = kernel, state_space(kernel, tolerance=tolerance)
         self.theta = torch.from_numpy(kernel.theta.copy())  # (t,)
         self.low, self.high = torch.tensor(kernel.bounds).reshape(-1, 2).double().unbind(1)
         self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
@@ -99,7 +99,7 @@ class Component:
     def at(self, theta: Tensor) -> "Component":
         """The component with other hyper-parameters."""
         if self._slopes is None:  # the form may need other states there
-            return Component(self.kernel.clone_with_theta(theta.numpy()))
+            return Component(self.kernel.clone_with_theta(theta.numpy()), self.form.tolerance)
         other = copy.copy(self)
         other.__dict__.pop("kernel", None)  # made when asked for
         other.theta, other._level = theta, self.parameters(theta)

@@ -16,7 +16,7 @@ from skgp.inference.markov.additive_bins import (
     make_bins,
 )
 from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior, condition_rows
-from skgp.kernels import Cosine, sde_processes, state_space
+from skgp.kernels import Cosine, sde_processes, sde_rational, state_space
 from skgp.learning.markov.objectives import RowsElbo
 from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
@@ -286,6 +286,7 @@ def test_covariances_know_every_process():
     processes = [
         each for each in vars(sde_processes).values() if isinstance(each, sde_processes.Primitive)
     ]
+    processes += [sde_rational.GAUSSIAN4, sde_rational.GAUSSIAN6]  # finer ones are of series
     assert {each.name for each in processes} == set(CORRELATIONS)
 
 

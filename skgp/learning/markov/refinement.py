@@ -1,0 +1,70 @@
+"""State-space forms of kernels that have an approximate one only, as fine as the noise asks for."""
+
+import warnings
+from collections.abc import Callable
+
+from torch import Tensor
+
+from skgp.inference.markov.approximation import evidence_error
+from skgp.inference.markov.series import Series
+from skgp.learning.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
+from skgp.learning.markov.objectives import Component
+from skgp.learning.markov.search import Search
+from skgp.linalg import NumericalWarning
+
+
+def with_fine_form(
+    found: Search, series: Series, climb: Callable[[Component, Tensor], Search]
+) -> Search:
+    """Where a search ends with a form fine enough for the noise found, of Gaussian noise.
+
+    A search ends with little noise where the data have little: whether the form will do is known
+    then, and `climb` goes on from there with a finer one. Warns where there is none.
+    """
+    error = _error(found, series)
+    if error <= FORM_NATS:
+        return found
+    for _ in FORM_TOLERANCES:  # with a finer form the noise may fall further
+        finer, error = _finest_needed(found, series, error)
+        if finer is found.components[0]:
+            break
+        again = climb(finer, found.parameters)
+        again.n_iter += found.n_iter
+        again.history = found.history + again.history
+        found, error = again, _error(again, series)
+        if error <= FORM_NATS:
+            break
+    if error > WORTH_A_WARNING:
+        warnings.warn(
+            f"The state-space form of {found.kernel} is approximate, and with noise of variance "
+            f"{_noise(found):.3g} (of standardised targets) the log marginal likelihood may be off "
+            f"by {error:.2g} nats. Use a Matern kernel, whose form is exact, or "
+            "QSGPRegressor.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def _finest_needed(found: Search, series: Series, error: float) -> tuple[Component, float]:
+    """The coarsest form that will do, or the best there is."""
+    best = found.components[0]
+    for tolerance in FORM_TOLERANCES:
+        if best.form.tolerance is not None and tolerance >= best.form.tolerance:
+            continue
+        finer = Component(found.kernel, tolerance)
+        gap = evidence_error(finer.form, series, _noise(found))
+        if gap < error / 2:
+            best, error = finer, gap
+        if error <= FORM_NATS:
+            break
+    return best, error
+
+
+def _error(found: Search, series: Series) -> float:
+    form = Component(found.kernel, found.components[0].form.tolerance).form
+    return evidence_error(form, series, _noise(found))
+
+
+def _noise(found: Search) -> float:
+    return float(found.parameters[0].exp())

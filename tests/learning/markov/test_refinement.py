@@ -1,0 +1,97 @@
+"""Forms as fine as the noise asks for: the evidence equals the dense one."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern, RationalQuadratic
+
+from skgp.inference.markov.approximation import evidence_error
+from skgp.inference.markov.series import make_series
+from skgp.kernels import gram, state_space
+from skgp.likelihoods import Gaussian
+from skgp.linalg import NumericalWarning
+from skgp.models.state_space import fit_series
+
+
+def drawn(kernel, n, noise, seed=0, span=15.0):
+    """Times, values drawn from kernel and noise, and their log marginal likelihood."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(0, span, n))
+    C = gram(kernel, torch.tensor(x)[:, None]).numpy() + noise * np.eye(n)
+    L = np.linalg.cholesky(C)
+    z = rng.standard_normal(n)
+    dense = -0.5 * z @ z - np.log(np.diag(L)).sum() - 0.5 * n * np.log(2 * np.pi)
+    return torch.tensor(x), torch.tensor(L @ z), dense
+
+
+def fitted(kernel, x, y, noise):
+    options = {"offsets": [0.0], "learn": False}
+    return fit_series(
+        [kernel], [make_series(x, y)], Gaussian(noise, bounds=(noise, noise)), **options
+    )
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize(
+    "kernel",
+    [1.3 * RBF(0.8), RBF(2.0) * Matern(1.5, nu=0.5), RBF(1.1) + 0.5 * Matern(3.0, nu=1.5)],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [80, 300])  # by one Cholesky factor, and by the smoother
+def test_evidence_of_rbf_equals_the_dense_one(n, kernel, noise):
+    x, y, dense = drawn(kernel, n, noise)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit = fitted(kernel, x, y, noise)
+    assert abs(fit.value - dense) < 0.01
+
+
+def test_states_follow_the_noise():
+    kernel = RBF(0.8)
+    sizes = []
+    for noise in (1.0, 1e-3, 1e-8):
+        x, y, _ = drawn(kernel, 150, noise)
+        sizes.append(fitted(kernel, x, y, noise).states[0].form.n_states)
+    assert sizes[0] == 6 < sizes[1] < sizes[2]
+
+
+def test_predictions_use_the_refined_form():
+    kernel, noise = RBF(0.8), 1e-6
+    x, y, _ = drawn(kernel, 150, noise)
+    new = torch.linspace(1, 14, 40, dtype=torch.float64)
+    mean, var = fitted(kernel, x, y, noise).states[0].moments(new)
+    K = gram(kernel, x[:, None]) + noise * torch.eye(len(x))
+    k = gram(kernel, new[:, None], x[:, None])
+    expected = k @ torch.linalg.solve(K, y)
+    expected_var = 1 - (k * torch.linalg.solve(K, k.T).T).sum(1)
+    assert ((mean - expected).abs() < 1e-3 * noise**0.5 + 0.05 * expected_var.sqrt()).all()
+    assert (var - expected_var).abs().max() < 0.05 * noise
+
+
+def test_evidence_error_is_that_of_drawn_series():
+    kernel, noise, errors = RBF(0.8), 1e-3, []
+    form = state_space(kernel)
+    for seed in range(20):
+        x, y, dense = drawn(kernel, 200, noise, seed)
+        K = form.at().covariance((x[:, None] - x).abs().numpy())[0]
+        C = torch.from_numpy(K) + noise * torch.eye(len(x))
+        found = torch.distributions.MultivariateNormal(torch.zeros_like(y), C).log_prob(y)
+        errors.append(float(found) - dense)
+    stated = evidence_error(form, make_series(x, y), noise)
+    assert 0.4 < stated / np.std(errors) < 2.5
+
+
+def test_what_cannot_be_refined_warns_with_the_figure():
+    kernel, noise = RationalQuadratic(0.8, 1.5), 1e-6
+    x, y, dense = drawn(kernel, 120, noise)
+    with pytest.warns(NumericalWarning, match=r"may be off by [0-9.e+]+ nats. Use a Matern"):
+        fit = fitted(kernel, x, y, noise)
+    assert abs(fit.value - dense) > 0.01
+
+
+def test_exact_forms_and_harmonics_are_left_alone():
+    x, y, _ = drawn(Matern(nu=1.5), 60, 1e-2)
+    assert fitted(Matern(nu=1.5), x, y, 1e-2).states[0].tolerance is None
+    assert fitted(ExpSineSquared(1.5, 3.0), x, y, 1e-1).states[0].tolerance is None
