@@ -164,8 +164,10 @@ SLOWEST = 0.05
 # ---- state space, the smoother: timed on one core over n = 1e3 to 1e6, d = 1 to 8, results equal
 #: Chunks, few enough for the working set of a step to stay in cache.
 MAX_CHUNKS = 3840
-#: Points of a chunk, where the tree over the chunks costs about as much as they do.
-MIN_LENGTH = 6
+#: Points of a chunk, where the tree over the chunks costs about as much as they do: ``LENGTH d
+#: sqrt(n)`` within these. Of 6, 12, ..., 192 it was within a fifth of the best at d = 2, 5, 9, 15
+#: and 40 and n = 1e3, 1e4 and 5e4; 6 took 2.5 times as long at d = 15, n = 1e4.
+MIN_LENGTH, LENGTH, MAX_LENGTH = 6, 0.02, 48
 #: What the arrays over a tile of chunks may take.
 CHUNKS_BYTES = 2**29
 #: Distinct gaps up to which transitions are looked up.

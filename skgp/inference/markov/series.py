@@ -24,7 +24,9 @@ from torch import Tensor
 
 from skgp.inference.defaults import (
     CHUNKS_BYTES,
+    LENGTH,
     MAX_CHUNKS,
+    MAX_LENGTH,
     MAX_TABLE,
     MAX_TIMES,
     MIN_LENGTH,
@@ -167,10 +169,12 @@ def _pairs(m: int) -> tuple[np.ndarray, ...]:
 
 
 class Chunks:
-    """How n points, at least 1, are laid out as L rows of C chunks."""
+    """How n points, at least 1, with states of d numbers are laid out as L rows of C chunks."""
 
-    def __init__(self, n: int) -> None:
-        target = min(MAX_CHUNKS, max(1, n // MIN_LENGTH))
+    def __init__(self, n: int, n_states: int) -> None:
+        # A step has much the same price for few chunks as for many, a chunk that of its joints.
+        length = min(max(MIN_LENGTH, int(LENGTH * n_states * n**0.5)), MAX_LENGTH)
+        target = min(MAX_CHUNKS, max(1, n // length))
         self.n = n
         self.length = -(-n // target)
         self.count = -(-n // self.length)

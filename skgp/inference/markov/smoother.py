@@ -241,7 +241,7 @@ def evidence(
         prior = DensePrior(dynamics, lags)
     if prior is not None and prior.suits(weight):
         return DensePosterior(prior, beta, weight, centre)
-    chunks = Chunks(len(gaps))
+    chunks = Chunks(len(gaps), dynamics.n_states)
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))
     with torch.inference_mode():
@@ -263,7 +263,7 @@ class Smoother:
     def __init__(self, dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor) -> None:
         _check_shapes(gaps, beta, weight)
         self.dynamics, self.model = dynamics, Model(dynamics)
-        self.chunks = Chunks(len(gaps))
+        self.chunks = Chunks(len(gaps), dynamics.n_states)
         self.sites = self.chunks.spread(beta), self.chunks.spread(weight)  # (L, C) each
         self.transitions = Transitions(dynamics, gaps, self.chunks)
         P0 = dynamics.prior_at(beta)

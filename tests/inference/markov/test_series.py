@@ -100,7 +100,7 @@ class Counting:
 def transitions(times):
     """Transitions over the gaps of times (n,), and how many were computed."""
     gaps = torch.from_numpy(np.diff(times, prepend=times[0]))
-    counting, chunks = Counting(), Chunks(len(times))
+    counting, chunks = Counting(), Chunks(len(times), 2)
     steps = Transitions(counting, gaps, chunks).over(slice(0, chunks.count))
     F = torch.stack([steps[j][0].expand(2, 2, chunks.count) for j in range(chunks.length)])
     expected = counting.dynamics.transition(gaps)[0]
