@@ -37,8 +37,8 @@ class Blocks(Protocol):
         """Sum of an additive statistic of every block, anything with ``+``.
 
         Neighbouring blocks are added first, then pairs of pairs, so that the sum has the same
-        rounding whoever works it out. `callback` hears of the rows read; where it returns True, the
-        sum is that of the blocks so far.
+        rounding whoever works it out. `callback` hears of the rows read. The sum is of all blocks
+        whatever it returns: that of some is no statistic of the observations. What raises, raises.
         """
 
     def take(self, index: np.ndarray) -> Data:
@@ -127,8 +127,8 @@ class ArrayBlocks:
     def _statistics(self, statistic, callback) -> Iterator[Any]:
         for number, rows in enumerate(self._slices(), 1):
             yield statistic(self._read(rows, rows.start))
-            if callback and callback(number, {"rows": min(rows.stop, len(self))}):
-                return
+            if callback:
+                callback(number, {"rows": min(rows.stop, len(self))})
 
     def take(self, index: np.ndarray) -> Data:
         """See `Blocks`."""

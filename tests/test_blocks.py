@@ -60,7 +60,7 @@ def test_sum_of_neighbors_adds_every_part_once_in_order():
     assert sum_of_neighbors("abcdefg", lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
 
 
-def test_callback_hears_of_the_rows_and_ends_the_pass(columns):
+def test_callback_hears_of_the_rows_and_leaves_no_sum_of_some(columns):
     heard = []
 
     def callback(iteration, info):
@@ -68,7 +68,7 @@ def test_callback_hears_of_the_rows_and_ends_the_pass(columns):
         return iteration == 3
 
     n_rows = ArrayBlocks(*columns[:2], None, 300).sum(len, callback)
-    assert (n_rows, heard) == (900, [(1, 300), (2, 600), (3, 900)])
+    assert (n_rows, heard) == (1000, [(1, 300), (2, 600), (3, 900), (4, 1000)])
 
 
 def test_take_gives_rows_by_number_without_those_of_weight_0(columns):

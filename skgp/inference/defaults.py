@@ -291,6 +291,8 @@ DENSE_SYSTEM = 3
 SPARSE_ENTRY, COUNTED_POINTS = 12, 200
 # Sums that a pass over blocks of rows holds at once: a tree over 2^8 blocks.
 HELD_SUMS = 8
+# Passes over blocks of the first step: at the start, and at what it goes to.
+FIRST_PASSES = 2
 
 # ---- mixtures of exact GPs (mixture.py): none moves a prediction by more than the tolerances
 FACTOR_BYTES = 1e9  # kept for later predictions, at most

@@ -51,6 +51,7 @@ from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
 from skgp.linalg.cholesky import log_det, reverse_cholesky
 from skgp.linalg.least_squares import ridge_by_rows
+from skgp.optim.stopping import Stopped
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -190,29 +191,32 @@ def natural_steps(
     haste = 1.0 if at_once else problem.haste
     rate = 1.0 if at_once or start is None else damping
     signed, ends_signed = False, problem.is_signed and not likelihood.is_log_concave
-    target = problem.sites(fit.q)
-    while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or signed != ends_signed):
-        ended = converged or rate <= SHORTEST_SITE_STEP or 2 * len(history) >= max_iter
-        if ended and signed != ends_signed:
-            signed = True
-            converged, rate, target = False, damping, problem.sites(fit.q, signed=True)
-        found, entry = problem.solved(fit.sites.towards(target, rate), fit.q.mean, haste)
-        # Slack for means that are not solved for to the last digit.
-        if not found.bound >= fit.bound - tol * abs(fit.bound):
-            rate *= SITE_CUT
-            continue
-        distance = (found.mean - fit.mean).square().mean().sqrt()
-        moved = float(distance / (1 + found.mean.square().mean()))
-        change, fit = abs(found.bound - fit.bound), found
-        history.append(entry | {"rate": rate, "loss": -fit.bound, "moved": moved})
-        # Nothing has converged that was cut short, or not solved for to the residual asked for.
-        still = change <= tol * abs(fit.bound)
-        converged = at_once or (still and haste == 1.0 and rate >= damping)
-        haste = min(max(1.0, change / (10 * tol * abs(fit.bound))), haste)
-        stops = callback is not None and callback(len(history) - 1, history[-1])
-        if stops or (converged and signed == ends_signed):
-            break
-        rate, target = min(damping, 2 * rate), problem.sites(fit.q, signed=signed)
+    try:
+        target = problem.sites(fit.q)
+        while len(history) < max_iter and (rate > SHORTEST_SITE_STEP or signed != ends_signed):
+            ended = converged or rate <= SHORTEST_SITE_STEP or 2 * len(history) >= max_iter
+            if ended and signed != ends_signed:
+                signed = True
+                converged, rate, target = False, damping, problem.sites(fit.q, signed=True)
+            found, entry = problem.solved(fit.sites.towards(target, rate), fit.q.mean, haste)
+            # Slack for means that are not solved for to the last digit.
+            if not found.bound >= fit.bound - tol * abs(fit.bound):
+                rate *= SITE_CUT
+                continue
+            distance = (found.mean - fit.mean).square().mean().sqrt()
+            moved = float(distance / (1 + found.mean.square().mean()))
+            change, fit = abs(found.bound - fit.bound), found
+            history.append(entry | {"rate": rate, "loss": -fit.bound, "moved": moved})
+            # Nothing has converged that was cut short, or not solved for to the residual asked for.
+            still = change <= tol * abs(fit.bound)
+            converged = at_once or (still and haste == 1.0 and rate >= damping)
+            haste = min(max(1.0, change / (10 * tol * abs(fit.bound))), haste)
+            stops = callback is not None and callback(len(history) - 1, history[-1])
+            if stops or (converged and signed == ends_signed):
+                break
+            rate, target = min(damping, 2 * rate), problem.sites(fit.q, signed=signed)
+    except Stopped:  # within a pass over the observations: what the one before it left stands
+        converged = False
     return replace(fit, history=history, converged=converged and signed == ends_signed)
 
 

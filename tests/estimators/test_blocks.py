@@ -4,11 +4,13 @@ import sys
 
 import numpy as np
 import pytest
-from sklearn.exceptions import DataConversionWarning
+from sklearn.base import clone
+from sklearn.exceptions import DataConversionWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 import skgp
 from skgp import QSGPRegressor
+from skgp.blocks import ArrayBlocks
 from skgp.linalg.runtime import MemoryBudgetError
 
 da = pytest.importorskip("dask.array", reason="pip install skgp[distributed]")
@@ -531,3 +533,47 @@ def test_fewer_inducing_points_by_default(data, monkeypatch):
 def test_sums_without_room_are_refused(data):
     with pytest.raises(MemoryBudgetError, match="Use a smaller n_neighbors or n_inducing"):
         swsgp(memory_budget=1e5, optimizer=None).fit(*data)
+
+
+BY_PASSES = {
+    "QSGPRegressor": {"basis": "fourier", "n_basis": 60, "solver": "cholesky", "kernel": KERNEL},
+    "StateSpaceGPRegressor": {"n_inducing": 20},
+    "SWSGPRegressor": {"n_inducing": 30, "n_neighbors": 6, "max_iter": 3},
+    "SWSGPClassifier": {"n_inducing": 30, "n_neighbors": 6, "max_iter": 3},
+}
+
+
+@pytest.mark.parametrize("name", BY_PASSES)
+def test_a_source_that_is_interrupted_leaves_the_estimator_as_it_was(data, name, monkeypatch):
+    """KeyboardInterrupt as a block is read: nothing of a pass over part of the rows is kept."""
+    X, y = data
+    if name.startswith("StateSpace"):
+        X = X[:, :1]
+    if name.endswith("Classifier"):
+        y = y > 100
+    model = getattr(skgp, name)(random_state=0, memory_budget=BUDGET, **BY_PASSES[name])
+    read, left = ArrayBlocks._read, [10**6]
+
+    def reading(self, *args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return read(self, *args)
+
+    monkeypatch.setattr(ArrayBlocks, "_read", reading)
+    model.set_params(optimizer=None).fit(X, y)
+    n_reads, before = 10**6 - left[0], model.predict(X)
+    state = dict(vars(model))
+    for k in (n_reads - 1, n_reads - 3):  # in the last pass
+        left[0] = k
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X[::-1], y)
+        assert vars(model).keys() == state.keys()
+        assert all(vars(model)[key] is value for key, value in state.items())
+        left[0] = k
+        with pytest.raises(KeyboardInterrupt):
+            fresh = clone(model)
+            fresh.fit(X, y)
+        with pytest.raises(NotFittedError):
+            fresh.predict(X)
+    np.testing.assert_array_equal(model.predict(X), before)

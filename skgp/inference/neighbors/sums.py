@@ -26,7 +26,13 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import HELD_SUMS, NEIGHBOR_TILE, SHARED_JITTER, SPARSE_ENTRY
+from skgp.inference.defaults import (
+    FIRST_PASSES,
+    HELD_SUMS,
+    NEIGHBOR_TILE,
+    SHARED_JITTER,
+    SPARSE_ENTRY,
+)
 from skgp.inference.natural import (
     Posterior,
     SitesFit,
@@ -50,6 +56,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.runtime import require_memory, tile_rows
+from skgp.optim.stopping import Stopped
 
 Callback = Callable[[int, dict], bool | None]
 
@@ -304,7 +311,8 @@ class BlocksProblem:
     cg_tol, cg_max_iter
         As of `skgp.inference.natural.fit_sites`.
     callback : callable, optional
-        Hears of the rows read.
+        Hears of the rows read; True ends the steps within a pass, before which all stays, once a
+        first step has been taken.
     """
 
     haste = 1.0  # a pass takes longer than the digits of a mean
@@ -323,6 +331,7 @@ class BlocksProblem:
         self.likelihood, self.is_signed = rows.likelihood, rows.is_signed
         self._prior: Any = None
         self._last: tuple[Posterior, bool, SiteSums] | None = None
+        self._n_passes = 0  # that came to their end
 
     def start(self, q: Posterior | None) -> SitesFit:
         """At q, with the sites there; or without data, with none."""
@@ -351,11 +360,18 @@ class BlocksProblem:
     def _pass(self, q: Posterior, *, signed: bool = False) -> PassSums:
         first = self._prior is None
         statistic = partial(self.rows, q=q, first=first, signed=signed)
-        sums = self.blocks.sum(statistic, self.callback)
+        sums = self.blocks.sum(statistic, self._hear)
         if first:
             self._prior = self.rows.prior(sums)
         self._last = q, signed, sums.sites
+        self._n_passes += 1
         return sums
+
+    def _hear(self, iteration: int, info: dict) -> None:
+        """Of the rows read: Stopped where the callback says so, after those of the first step."""
+        stops = self.callback is not None and self.callback(iteration, info)
+        if stops and self._n_passes >= FIRST_PASSES:
+            raise Stopped
 
     def _gaussian_fit(self, sites: SiteSums, q: Posterior) -> float:
         """The expected log-likelihood at any q, which Gaussian sites know."""

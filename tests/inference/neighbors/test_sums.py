@@ -31,7 +31,12 @@ class Slices:
         self.n_passes += 1
         starts = [0, *self.ends[:-1]]
         parts = (self.data.take(slice(*ends)) for ends in zip(starts, self.ends, strict=True))
-        return sum_of_neighbors(statistic(part) for part in parts)
+        found = []
+        for number, part in enumerate(parts, 1):
+            found.append(statistic(part))
+            if callback is not None:
+                callback(number, {"rows": self.ends[number - 1]})
+        return sum_of_neighbors(found)
 
 
 def case(name, **options):
@@ -139,3 +144,20 @@ def test_sums_that_do_not_fit_are_refused_before_they_begin():
         rows.require_room(data.X)
         with memory_limit(1e3), pytest.raises(MemoryBudgetError, match="sums over blocks.*M=12"):
             rows.require_room(data.X)
+
+
+@pytest.mark.parametrize("n_heard", [1, 5, 9, 14])
+def test_steps_stopped_within_a_pass_end_with_the_last_complete_one(n_heard):
+    """In the first step after its two passes; the ELBO is that of all rows at the q returned."""
+    data, settings = case("logit")
+    blocks, heard = Slices(data, [7, 8, 23, len(data)]), []
+
+    def callback(iteration, info):
+        heard.append(info)
+        return "rows" in info and len(heard) >= n_heard
+
+    problem = BlocksProblem(blocks, LocalRows(**settings), **CG, callback=callback)
+    fit = natural_steps(problem, **TIGHT)
+    assert not fit.converged and len(fit.history) == max(1, (n_heard - 1) // 4 - 1)
+    again = BlocksProblem(Slices(data, [len(data)]), LocalRows(**settings), **CG)
+    np.testing.assert_allclose(fit.bound, again.start(fit.q).bound, rtol=1e-12)
