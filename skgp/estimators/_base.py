@@ -6,6 +6,7 @@ Regressors build on `BaseGP` in `skgp.estimators._base_regressor`, classifiers i
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._compat import CallbackSupportMixin
-from skgp.estimators._fitting import FitSession, asked_model
+from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
     Interval,
     Option,
@@ -36,7 +37,7 @@ from skgp.estimators._parameters import (
     warn_of_idle_options,
 )
 from skgp.estimators._validation import bounded_inputs, is_valid
-from skgp.estimators.defaults import PREDICTION_MEMORY
+from skgp.estimators.defaults import LEAST_GPU_ROWS, PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
 from skgp.linalg import NumericalWarning
@@ -78,13 +79,15 @@ class Backend:
         return to_tensor(array, dtype=self.dtype, device=self.device)
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the torch device that ``device`` names; "auto" prefers CUDA.
+def resolve_device(
+    device: str | torch.device, n_rows: float = math.inf, least: float = LEAST_GPU_ROWS
+) -> torch.device:
+    """Return the torch device that ``device`` names; "auto" is CUDA from `least` rows on.
 
     ValueError if torch does not know it or this machine lacks it.
     """
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if n_rows >= least and torch.cuda.is_available() else "cpu"
     try:
         # That of a tensor has an index, with which devices compare.
         resolved = torch.empty(0, device=torch.device(device), dtype=torch.float64).device
@@ -206,9 +209,15 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         """Return the memory in bytes that the latent hooks take for one row of X."""
         return 2**16
 
-    def _resolve_backend(self) -> Backend:
-        """Resolve ``device``, ``dtype`` and ``random_state``."""
-        return Backend(resolve_device(self.device), getattr(torch, self.dtype), self.random_state)
+    def _least_gpu_rows(self, n_columns: float) -> float:
+        """Rows of so many columns from which ``device="auto"`` takes a GPU."""
+        return LEAST_GPU_ROWS
+
+    def _resolve_backend(self, X: Any = None) -> Backend:
+        """Resolve ``device``, ``dtype`` and ``random_state``, for rows X; None are many."""
+        n_rows, n_columns = (math.inf, math.inf) if X is None else shape_of(X)
+        device = resolve_device(self.device, n_rows, self._least_gpu_rows(n_columns))
+        return Backend(device, getattr(torch, self.dtype), self.random_state)
 
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         """Return a checked copy of ``kernel``, which is not None, for inputs X (n, d).

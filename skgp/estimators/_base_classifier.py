@@ -143,7 +143,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             The estimator.
         """
         self._check_parameters()
-        backend = self._resolve_backend()
+        backend = self._resolve_backend(X)
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
             given = X, y, sample_weight
             blocks = training_blocks(self, *given)

@@ -394,7 +394,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     ) -> None:
         """Validate, standardise and learn; a `stream` keeps what later observations need."""
         self._check_parameters(stream=stream)
-        backend = self._resolve_backend()
+        backend = self._resolve_backend(None if stream else X)
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
             given = X, y, sample_weight
             blocks = None

@@ -88,7 +88,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        "auto" is "cuda" where there is one, else "cpu".
+        "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the kernel products of "cg" in predictions; float32 is used there in any case where
         float64 does not fit `memory_budget`. The stochastic gradients, noisier than any rounding,

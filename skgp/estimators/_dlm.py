@@ -100,7 +100,8 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
         Of the rows to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu".
+        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import signal
 import sys
 import threading
@@ -45,7 +46,12 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators.defaults import FEW_PREDICTED, MANY_ROWS, SECONDS_A_LINE
+from skgp.estimators.defaults import (
+    FEW_PREDICTED,
+    LEAST_GPU_ROWS,
+    MANY_ROWS,
+    SECONDS_A_LINE,
+)
 from skgp.linalg.runtime import memory_limit, one_thread
 
 __all__ = ["asked_model", "fit_context", "within_limits"]
@@ -106,8 +112,9 @@ def _limited(method: Callable, threads_of: Callable) -> Callable:
 
     @functools.wraps(method)
     def limited(self, *args, **kwargs):
-        threads = threads_of(self, args[0] if args else kwargs.get("X", ()))
-        with threads, memory_limit(self.memory_budget, _memory_device(self.device)):
+        X = args[0] if args else kwargs.get("X", ())
+        threads = threads_of(self, X)
+        with threads, memory_limit(self.memory_budget, _memory_device(self, X)):
             return method(self, *args, **kwargs)
 
     return limited
@@ -118,11 +125,18 @@ def _threads_of(estimator, X) -> AbstractContextManager[None]:
     if estimator._n_threads is None:
         return one_thread()
     n_jobs = joblib.effective_n_jobs(estimator._n_threads)
+    n_rows = shape_of(X)[0]  # of a dask data frame it is not known
+    return one_thread(n_jobs, throughout=MANY_ROWS <= n_rows < math.inf)
+
+
+def shape_of(X: Any) -> tuple[float, float]:
+    """Rows and columns of X as given, not validated yet; infinite where they are not known."""
     shape = getattr(X, "shape", None)
-    # Of a dask data frame the number is not known.
-    n_rows = shape[0] if shape and isinstance(shape[0], int) else 0
-    n_rows = len(X) if not shape and hasattr(X, "__len__") else n_rows
-    return one_thread(n_jobs, throughout=n_rows >= MANY_ROWS)
+    if isinstance(X, list | tuple):
+        shape = (len(X), len(X[0]) if X and hasattr(X[0], "__len__") else math.inf)
+    known = [size if isinstance(size, int) else math.inf for size in shape or ()]
+    rows, columns, *_ = *known, math.inf, math.inf
+    return rows, columns
 
 
 def _threads_of_prediction(estimator, X) -> AbstractContextManager[None]:
@@ -132,10 +146,19 @@ def _threads_of_prediction(estimator, X) -> AbstractContextManager[None]:
     return _threads_of(estimator, X)
 
 
-def _memory_device(device: str | torch.device) -> torch.device | str:
-    """The device whose memory counts; the CPU where a fit from a GPU is used without one."""
-    on_gpu = str(device) != "cpu" and torch.cuda.is_available()
-    return "cuda" if on_gpu and device == "auto" else device if on_gpu else "cpu"
+def _memory_device(estimator: Any, X: Any) -> torch.device | str:
+    """The device whose memory counts: the CPU where a fit from a GPU is used without one.
+
+    Of device="auto" that of the last fit, or that which a fit to X would take.
+    """
+    device = estimator.device
+    if str(device) == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    if device != "auto":
+        return device
+    rows, columns = shape_of(X)
+    least = getattr(estimator, "_least_gpu_rows", lambda n_columns: LEAST_GPU_ROWS)(columns)
+    return getattr(estimator, "_latent_device", "cuda" if rows >= least else "cpu")
 
 
 def asked_model(estimator: object) -> dict[str, Any]:

@@ -64,7 +64,8 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         The sigmoid that makes probabilities of the latent function.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu".
+        Of the fit; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     n_jobs : int or None, default=None
         Processes of "exact" with three classes or more, as scikit-learn's; threads otherwise.
     memory_budget : float or None, default=None

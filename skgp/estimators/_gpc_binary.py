@@ -93,7 +93,9 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _evidence(self) -> LaplaceEvidence:
-        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device))
+        gram = training_gram(
+            self.kernel_, self.X_train_, resolve_device(self.device, len(self.y_train_))
+        )
         labels = torch.tensor(2.0 * self.y_train_[:, None] - 1.0, dtype=torch.float64)
         return LaplaceEvidence(
             None,

@@ -73,7 +73,8 @@ class GaussianProcessRegressor(
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one, else "cpu".
+        Of the fit; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations.
     memory_budget : float or None, default=None
@@ -224,7 +225,7 @@ class GaussianProcessRegressor(
     def _fit_exact(
         self, X: Any, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
-        device = resolve_device(self.device)
+        device = resolve_device(self.device, len(y))
         check_exact_memory(len(y))
         kernel = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
         y = self._standardised(y)

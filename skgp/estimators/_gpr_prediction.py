@@ -298,7 +298,7 @@ class RegressorPredictions(RegressorFunctions):
         if not clone_kernel:
             self.kernel_.theta = theta
         Y = np.asarray(self.y_train_, dtype=float).reshape(len(self.y_train_), -1)
-        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device))
+        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device, len(Y)))
         evidence = TargetsEvidence(gram, Y, self._checked_alpha(self.y_train_))
         value, gradient = evidence_or_infinity(evidence, theta)
         value = np.float64(value)  # scikit-learn's type, which keeps its digits beside a float32

@@ -118,7 +118,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         Rows held out by `early_stopping`, at most 1000. They are not trained on.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu".
+        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of features, Gram matrices and stochastic gradients. Beyond 16000
         rows the kernel matrix of "cg" is stored in float32 either way, from entries computed in

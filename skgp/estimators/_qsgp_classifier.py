@@ -97,7 +97,8 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         kernel, likelihood, basis, number of columns or set of classes begins anew.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one, else "cpu".
+        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
         either way, where a comparison shows that they can. Predictions are in float64.

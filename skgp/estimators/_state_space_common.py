@@ -25,7 +25,12 @@ from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, opti
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._series_inputs import SeriesInputs
 from skgp.estimators._time import IndexedOutput
-from skgp.estimators.defaults import COLUMN_BINS, SERIES_LEAST_GAIN, STREAM_ROWS
+from skgp.estimators.defaults import (
+    COLUMN_BINS,
+    LEAST_GPU_SERIES,
+    SERIES_LEAST_GAIN,
+    STREAM_ROWS,
+)
 from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.series import Series, make_series
@@ -76,6 +81,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     _columns: list[int]
     #: Of an additive model: what later observations join, if it is there.
     _stream: Data | AdditiveStatistics | None
+
+    def _least_gpu_rows(self, n_columns: float) -> float:
+        return LEAST_GPU_SERIES if n_columns == 1 else super()._least_gpu_rows(n_columns)
 
     @property
     def inducing_points_(self) -> np.ndarray:

@@ -134,7 +134,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
         learns from all rows afterwards. Below 100 rows none are held out.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one, else "cpu".
+        Of fit and predictions; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None

@@ -31,6 +31,12 @@ MANY_ROWS = 2000
 #: Rows of a prediction up to which it leaves the pools of threads alone: limiting them takes as
 #: long as one of the others (tests/benchmarks/bench_one_row.py).
 FEW_PREDICTED = 8
+#: Rows from which device="auto" takes a GPU: an evaluation of a dense model launches some hundred
+#: kernels of 10 us each, 1 to 2 ms, in which a processor does the n^3 flops of 500 rows. And those
+#: of a series in one column: none. Its fit is 3000 to 250,000 operations on tiles that stay in a
+#: processor's cache, whose launches alone, at 10 us, take 1.2 to 4 times the seconds that one
+#: thread takes for all (1000 to 1e6 rows, Matern and a sum of two). Counted; measured on no GPU.
+LEAST_GPU_ROWS, LEAST_GPU_SERIES = 500, np.inf
 
 #: Between two lines that ``verbose=1`` prints of one stage.
 SECONDS_A_LINE = 10.0

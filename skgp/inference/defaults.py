@@ -75,6 +75,9 @@ EXACT_FLOPS = 1e10
 # 2000, n = 10000); most fits end before the third, by when Hessians change little.
 REFRESH_STEPS = (0, 3, 10, 20)
 PRECONDITIONER_DRAWS = 6000  # observations expected in the subsampled Hessian
+# Of features that are not kept: flops that making one costs (6 ns of a Matern covariance), and
+# passes over all of them that a preconditioner may take the time of.
+MADE_FLOPS, MADE_PASSES = 300, 4
 MAX_CG = 8  # conjugate gradients in a Newton step (design experiments on MNIST, odd or even)
 FORCING = 0.3  # relative residual of a Newton equation far from the mode
 MAX_HALVINGS = 30  # of a step

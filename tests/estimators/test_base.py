@@ -6,7 +6,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from skgp import QSGPRegressor
+from skgp import QSGPRegressor, StateSpaceGPRegressor
 from skgp.estimators import _base
 from skgp.estimators._base import Backend, clip_variance, resolve_device, to_tensor
 from skgp.estimators._predictive import covariance_root, is_constant
@@ -92,6 +92,30 @@ def test_resolve_device_auto_finds_one():
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert resolve_device("auto").type == expected
     assert resolve_device(torch.device("cpu")).type == "cpu"
+
+
+def test_auto_leaves_few_rows_and_series_of_one_column_to_the_cpu(monkeypatch):
+    """By rows counted in the X given, whatever it is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    taken = []
+
+    def resolve(device, n_rows, least):
+        taken.append("cuda" if n_rows >= least else "cpu")
+
+    monkeypatch.setattr(_base, "resolve_device", resolve)
+
+    series = StateSpaceGPRegressor()
+    for model, X, expected in (
+        (QSGPRegressor(), np.zeros((499, 3)), "cpu"),
+        (QSGPRegressor(), [[0.0]] * 500, "cuda"),
+        (QSGPRegressor(), None, "cuda"),  # a stream
+        (series, np.zeros((10**6, 1)), "cpu"),
+        (series, np.zeros((500, 2)), "cuda"),
+        (series, np.zeros((499, 2)), "cpu"),
+    ):
+        model._resolve_backend(X)
+        assert taken.pop() == expected
+    assert resolve_device("auto", 499).type == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests the lack of CUDA")

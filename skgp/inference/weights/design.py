@@ -209,6 +209,12 @@ class StreamedDesign:
             for rows in self.tiles(part.stop - part.start):
                 yield block, part, rows
 
+    @property
+    def n_made(self) -> int:
+        """Numbers that every product makes anew: those of the blocks that are not kept."""
+        widths = [block_width(self.basis, b) for b in self.blocks if not self._keeps(b)]
+        return self.n_rows * sum(widths)
+
     def _weighted(self, F: Tensor, rows: slice | Tensor) -> Tensor:
         return F if self._root_weight is None else F * self._root_weight[rows].to(F)
 
@@ -245,20 +251,26 @@ class _Features:
 
 
 class _Covariances:
-    """Features of inducing points by their covariances ``k(X, Z)``, in float64, and L (m, m)."""
+    """Features of inducing points by their covariances ``k(X, Z)`` and L (m, m).
+
+    Covariances are in the dtype that features are made in: an error of theirs and one of the
+    triangular solution are magnified alike.
+    """
 
     def __init__(self, design: StreamedDesign, root: Tensor) -> None:
         self._design, self._root = design, root.to(design.device)
-        self.like = self._root
+        basis: Any = design.basis
+        self.like = design.X if basis.single else design.X.double()
 
     def tile(self, rows: slice) -> Tensor:
         """As of features."""
         design: Any = self._design
-        return design._weighted(design.basis.covariances(design.X[rows].double()), rows)
+        return design._weighted(design.basis.covariances(self.like[rows]), rows)
 
     def unwhiten(self, V: Tensor) -> Tensor:
         """``L^{-T} V``."""
-        return torch.linalg.solve_triangular(self._root.mT, V.to(self._root), upper=True)
+        found = torch.linalg.solve_triangular(self._root.mT, V.to(self._root), upper=True)
+        return found.to(self.like)
 
     def whiten(self, sums: Tensor) -> Tensor:
         """``L^{-1}`` times the sums."""

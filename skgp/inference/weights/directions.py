@@ -12,7 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import HESSIAN_BYTES, MAX_CG, REFRESH_STEPS
+from skgp.inference.defaults import (
+    HESSIAN_BYTES,
+    MADE_FLOPS,
+    MADE_PASSES,
+    MAX_CG,
+    REFRESH_STEPS,
+)
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import tile_rows
@@ -66,7 +72,7 @@ class CGDirections:
                 design,
                 curvature.mean(1),
                 float(precision.mean()),
-                self._n_rows,
+                self._affordable(design),
                 generator=self._generator,
             )
         self._n_calls += 1
@@ -76,6 +82,14 @@ class CGDirections:
             return product + precision * V, image
 
         return _truncated_cg(hessian, B, self._factor, forcing)
+
+    def _affordable(self, design: StreamedDesign) -> int:
+        """Rows of the preconditioner: more where it costs no more than some passes, to save them.
+
+        Its features are made and summed up, ``2 p m^2`` flops.
+        """
+        passes = MADE_PASSES * MADE_FLOPS * design.n_made
+        return max(self._n_rows, int(passes / (2 * design.n_features**2)))
 
 
 def _truncated_cg(
