@@ -9,13 +9,15 @@ from .expression import (
 )
 from .gram import gram, gram_diag, gram_tile
 from .sde import StateSpace, has_state_space, state_space
-from .specs import ActiveDims, Cosine
+from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 from .spectral import FourierFeatures, has_spectral_density
 
 __all__ = [
     "ActiveDims",
     "Cosine",
     "FourierFeatures",
+    "LocalLinearTrend",
+    "SHO",
     "StateSpace",
     "check_kernel",
     "gram",

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from skgp.linalg.runtime import constant
 
-from .specs import ActiveDims, Cosine
+from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 __all__ = [
     "Binder",
@@ -47,7 +47,17 @@ __all__ = [
     "theta_places",
 ]
 
-BUILT_IN = (ConstantKernel, RBF, Matern, RationalQuadratic, ExpSineSquared, DotProduct, Cosine)
+BUILT_IN = (
+    ConstantKernel,
+    RBF,
+    Matern,
+    RationalQuadratic,
+    ExpSineSquared,
+    DotProduct,
+    Cosine,
+    SHO,
+    LocalLinearTrend,
+)
 COMPOSITES = (Sum, Product, Exponentiation, ActiveDims)
 MATERN_NU = (0.5, 1.5, 2.5, float("inf"))  # mathematical
 

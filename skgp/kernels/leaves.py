@@ -44,7 +44,7 @@ from .distances import (
     exp_decay_,
     scaled_inputs,
 )
-from .specs import Cosine, check_one_column
+from .specs import SHO, Cosine, LocalLinearTrend, check_one_column
 
 __all__ = ["LEAVES", "Draws", "Leaf", "Params", "Profile", "Rows", "squared_exponential"]
 
@@ -245,6 +245,65 @@ class _Cosine(Leaf):
         return draws[0] * (2 * math.pi / params["period"]), None
 
 
+class _SHO(Leaf):
+    has_spectrum = owns_covariance = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        check_one_column("SHO", X.shape[-1])
+        lag = metric.root(*scaled_inputs(X, Z, 1.0))
+        angle = lag * (2 * math.pi / params["period"])
+        ratio = params["period"] / (2 * math.pi * params["decay"])
+        return torch.exp(-lag / params["decay"]) * (angle.cos() + ratio * angle.sin())
+
+    def draw(self, kernel, params, count, d, rows, rng):
+        r"""Signs and Cauchy numbers z of frequencies w = +-b + a z, a = 1 / tau, by rejection.
+
+        The density :math:`2 a \omega_0^2 / \pi ((w - b)^2 + a^2) ((w + b)^2 + a^2)` is
+        :math:`2 \omega_0^2 / (w^2 + \omega_0^2) \le 2` times that of all such frequencies. The last
+        are these factors.
+        """
+        own = {name: params[name].detach() for name in ("period", "decay")}
+        kept = torch.empty(2, 0, 1, dtype=torch.float64, device=own["decay"].device)
+        while kept.shape[1] < count:
+            sign = rng.integers(0, 2, (4 * count, 1)) * 2.0 - 1.0
+            drawn = torch.from_numpy(np.stack([sign, rng.standard_cauchy((4 * count, 1))]))
+            drawn = drawn.to(kept.device)
+            accepted = torch.from_numpy(rng.random(4 * count)).to(kept.device)
+            kept = torch.cat([kept, drawn[:, 2 * accepted < _of_oscillator(own, *drawn)[1]]], 1)
+        kept = kept[:, :count]
+        return kept[0], kept[1], _of_oscillator(own, *kept)[1]
+
+    def frequencies(self, kernel, params, draws):
+        """Frequencies move with the hyper-parameters, and so do the factors of their density."""
+        sign, cauchy, factor = draws
+        w, now = _of_oscillator(params, sign, cauchy)
+        return w, now / factor
+
+
+def _of_oscillator(params: Params, sign: Tensor, cauchy: Tensor) -> tuple[Tensor, Tensor]:
+    """Frequencies (m, 1), and what their density is of that of all such, (m,)."""
+    a, b = 1 / params["decay"], 2 * math.pi / params["period"]
+    w, square = sign * b + cauchy * a, a.square() + b.square()
+    return w, 2 * square / (w[:, 0].square() + square)
+
+
+class _LocalLinearTrend(Leaf):
+    owns_covariance = True
+
+    def covariance(self, kernel, params, X, Z, metric):
+        check_one_column("LocalLinearTrend", X.shape[-1])
+        u = X - kernel.origin  # (..., n, 1)
+        v = u.mT if Z is None else Z.mT - kernel.origin  # (..., 1, p)
+        low, high = torch.minimum(u.abs(), v.abs()), torch.maximum(u.abs(), v.abs())
+        wander = (u * v > 0) * low.square() * (3 * high - low) / 6
+        return params["level"] + params["slope"] * (u * v) + params["diffusion"] * wander
+
+    def variance(self, kernel, params, X):
+        check_one_column("LocalLinearTrend", X.shape[-1])
+        u = (X[..., 0] - kernel.origin).abs()
+        return params["level"] + params["slope"] * u**2 + params["diffusion"] * u**3 / 3
+
+
 class _DotProduct(Leaf):
     owns_covariance = True
 
@@ -263,6 +322,8 @@ LEAVES: dict[type, Leaf] = {
     ExpSineSquared: _ExpSineSquared(),
     DotProduct: _DotProduct(),
     Cosine: _Cosine(),
+    SHO: _SHO(),
+    LocalLinearTrend: _LocalLinearTrend(),
 }
 
 

@@ -41,7 +41,7 @@ from skgp.linalg.small_matrices import matmul
 
 from .defaults import TILE_ENTRIES
 from .expression import Binder, check_kernel, summands
-from .sde_expression import check_one_input, expand
+from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
 
 __all__ = ["Block", "Dynamics", "GapSlope", "StateSpace", "has_state_space", "state_space"]
@@ -73,7 +73,7 @@ def state_space(kernel: Kernel, *, tolerance: float | None = None) -> StateSpace
         through.
     tolerance : float, optional
         Greatest error of a truncated Fourier series and of RBF, relative to its variance, at the
-        kernel's own hyper-parameters; RBF stops at 14 states. By default 1e-8 of a series, and six
+        kernel's own hyper-parameters; RBF stops at 16 states. By default 1e-8 of a series, and six
         states, 9.1e-6, of RBF.
 
     Raises
@@ -99,7 +99,8 @@ class StateSpace:
     """Structure of a state-space form, and its parameters as functions of ``theta``.
 
     Made by `state_space`. It has `n_states` d and `n_parameters` q: the log variances of the
-    components, then the log rates of their factors; `order` has the states of each component.
+    components, then the log rates of their factors, then the log shapes of those that have one;
+    `order` has the states of each component.
     """
 
     def __init__(self, kernel: Kernel, tolerance: float | None = None) -> None:
@@ -108,7 +109,8 @@ class StateSpace:
         self._bind = Binder(self.kernel)
         components = self._expand(None).components
         self._primitives = [[f.primitive for f in c.factors] for c in components]
-        self.n_parameters = sum(1 + len(group) for group in self._primitives)
+        self.n_parameters = _count_parameters(self._primitives)
+        self.origin = origin_of(self.kernel)  # None of what is stationary
         sizes = (math.prod(p.n_states for p in group) for group in self._primitives)
         self.order = _slices(sizes)
         self.n_states = self.order[-1].stop
@@ -117,13 +119,15 @@ class StateSpace:
         return expand(self._bind(theta, dtype=torch.float64), self.tolerance)
 
     def parameters(self, theta: Tensor | None = None) -> Tensor:
-        """Log variances of the components and log rates of their factors, (q,).
+        """Log variances of the components, log rates of their factors and log shapes, (q,).
 
         Gradients flow to theta (t,); None takes the kernel's own values.
         """
         components = self._expand(theta).components
-        variances = [c.log_variance for c in components]
-        return torch.stack(variances + [f.log_rate for c in components for f in c.factors])
+        variances, factors = zip(*((c.log_variance, c.factors) for c in components), strict=True)
+        rates = [f.log_rate for each in factors for f in each]
+        shapes = [f.log_shape for each in factors for f in each if f.log_shape is not None]
+        return torch.stack([*variances, *rates, *shapes])
 
     @property
     def is_length_scale(self) -> np.ndarray:
@@ -152,12 +156,10 @@ class StateSpace:
             )
         values = iter(parameters.detach().exp().tolist())
         variances = [next(values) for _ in self._primitives]
-        return Dynamics(
-            [
-                Block(variance, group, [next(values) for _ in group])
-                for variance, group in zip(variances, self._primitives, strict=True)
-            ]
-        )
+        rates = [[next(values) for _ in group] for group in self._primitives]
+        groups = [[p.at(next(values)) if p.has_shape else p for p in g] for g in self._primitives]
+        blocks = [Block(*parts) for parts in zip(variances, groups, rates, strict=True)]
+        return Dynamics(blocks, self.origin)
 
     def summands(self) -> list[tuple[Kernel, Tensor]]:
         """Addends of the expression and the row (d,) that observes each one's share of f.
@@ -185,21 +187,57 @@ class StateSpace:
 class Dynamics:
     r"""A state-space form at numbers: plain tensors, no autograd; made when first asked for.
 
-    Its parameters (q,) are the log variances of the blocks, then the log rates of their factors;
-    over a time t, with constant matrices that commute with F,
+    Its parameters (q,) are the log variances of the blocks, then the log rates of their factors,
+    then the log shapes; over a time t, with constant matrices that commute with F,
 
     .. math:: \frac{\partial F}{\partial \log \lambda_i} = t B_i F, \qquad
               \frac{\partial Q}{\partial \log \lambda_i} = t F W_i F^\top.
+
+    A shape moves P0 besides: :math:`\partial Q = \partial P_0 - F \, \partial P_0 F^\top + t F W
+    F^\top` with :math:`W = -B P_0 - P_0 B^\top`. With an `origin` the process is not stationary
+    and P0 is the covariance there; the first of the gaps of a series is then that from the origin.
 
     There are `n_states` d and `n_parameters` q. `blocks` holds the states of each component and its
     `Block`; F, Q and P0 are 0 between them.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], origin: float | None = None) -> None:
         states = _slices(block.n_states for block in blocks)
         self.blocks = list(zip(states, blocks, strict=True))
         self.n_states = states[-1].stop
-        self.n_parameters = sum(1 + len(b.primitives) for b in blocks)
+        self.n_parameters = _count_parameters([b.primitives for b in blocks])
+        self.origin = origin
+
+    def gaps(self, times: Tensor) -> Tensor:
+        """Time before each of some times (n,), rising: of the first 0, or that from the origin."""
+        if self.origin is None:
+            return times.diff(prepend=times[:1])
+        if float(times[0]) < self.origin:
+            raise ValueError(
+                f"X has a time of {float(times[0]):g}, before the kernel's origin={self.origin:g}; "
+                "give LocalLinearTrend an earlier origin."
+            )
+        return times.diff(prepend=times.new_tensor([self.origin]))
+
+    def require_stationary(self, what: str) -> None:
+        """ValueError where a process starts at an origin."""
+        if self.origin is not None:
+            raise ValueError(
+                f"kernel has a LocalLinearTrend, which is not stationary; {what} needs a "
+                "stationary kernel. Use Matern(nu=1.5) of a long length scale for the trend."
+            )
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def shape_slopes(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each log shape: B and the derivative of P0, (d, d)."""
+        found = []
+        for s, block in self.blocks:
+            for B, dP in block.shape_slopes():
+                whole = [B.new_zeros(self.n_states, self.n_states) for _ in range(2)]
+                whole[0][s, s], whole[1][s, s] = B, dP
+                found.append((whole[0], whole[1]))
+        return found
 
     @cached_property
     @torch.inference_mode(False)  # whatever the mode of who asks first
@@ -240,8 +278,14 @@ class Dynamics:
 
     def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Covariance of f over finite lags (n,), and its derivative in each parameter."""
-        values, slopes = zip(*(block.covariance(lags) for _, block in self.blocks), strict=True)
-        return reduce(np.add, values), [*values, *(each for part in slopes for each in part)]
+        self.require_stationary("a covariance of lags")
+        parts = (block.covariance(lags) for _, block in self.blocks)
+        values, rates, shapes = zip(*parts, strict=True)
+        return reduce(np.add, values), [
+            *values,
+            *(each for part in rates for each in part),
+            *(each for part in shapes for each in part),
+        ]
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         r"""Contraction of the transition's derivatives, summed over gaps (n,); (q,).
@@ -252,18 +296,21 @@ class Dynamics:
         Entries of F_bar, Q_bar (d, d, n) between the blocks are not read; Q_bar need not be
         symmetric.
         """
-        by_variance, by_rate = [], []
+        by_variance, by_rate, by_shape = [], [], []
         for s, block in self.blocks:
             slope, slopes = block.gradient(gaps, F_bar[s, s], Q_bar[s, s])
             by_variance.append(slope[None])
             by_rate.append(slopes)
-        return torch.cat(by_variance + by_rate)
+            by_shape.append(block.shape_gradient(gaps, F_bar[s, s], Q_bar[s, s]))
+        return torch.cat(by_variance + by_rate + by_shape)
 
     def stationary_gradient(self, P_bar: Tensor) -> Tensor:
-        """Contraction of P_bar (d, d) with the derivatives of P0, (q,): rates do not move it."""
+        """Contraction of P_bar (d, d) with the derivatives of P0, (q,); rates do not move it."""
         gradient = P_bar.new_zeros(self.n_parameters)
         for i, (s, block) in enumerate(self.blocks):
             gradient[i] = (P_bar[s, s] * constant_like(block.stationary, P_bar)).sum()
+        for i, (_, dP) in enumerate(reversed(self.shape_slopes), 1):
+            gradient[-i] = (P_bar * constant_like(dP, P_bar)).sum()
         return gradient
 
 
@@ -353,19 +400,25 @@ class Block:
                 q.copy_(noise)
             q.mul_(self.variance)
 
-    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return k and its derivatives in the log rates, each in the shape of the lags."""
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        """Return k, its derivatives in the log rates and in log shapes, in the shape of lags."""
         if not self.primitives:
-            return np.full_like(lags, self.variance), []
+            return np.full_like(lags, self.variance), [], []
         parts = [p.correlation(r * lags) for p, r in zip(self.primitives, self.rates, strict=True)]
         values, slopes = zip(*parts, strict=True)
+        shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
         if len(values) == 1:
-            return self.variance * values[0], [self.variance * slopes[0]]
+            by_shape = [self.variance * slope for slope in shaped.values()]
+            return self.variance * values[0], [self.variance * slopes[0]], by_shape
         others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
-        return self.variance * reduce(np.multiply, values), [
-            self.variance * reduce(np.multiply, rest, slope)
-            for slope, rest in zip(slopes, others, strict=True)
-        ]
+        return (
+            self.variance * reduce(np.multiply, values),
+            [
+                self.variance * reduce(np.multiply, rest, slope)
+                for slope, rest in zip(slopes, others, strict=True)
+            ],
+            [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
+        )
 
     def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, Tensor]:
         """Return the contraction with d/dlog variance and with each d/dlog rate."""
@@ -387,6 +440,45 @@ class Block:
         for i in range(len(self.primitives)):
             by_rate[i] += (constant_like(self._generator(i), spread) * spread).sum()
         return by_variance * self.variance, by_rate
+
+    @property
+    def _shaped(self) -> list[int]:
+        return [i for i, p in enumerate(self.primitives) if p.has_shape]
+
+    def shape_slopes(self) -> list[tuple[Tensor, Tensor]]:
+        """B, and the derivative of P0, (d, d), of each log shape."""
+        found = []
+        for i in self._shaped:
+            _, dP, c = self.primitives[i].shape_slopes(torch.zeros(1, dtype=torch.float64))
+            parts = [dP if j == i else p.stationary for j, p in enumerate(self.primitives)]
+            B = c * self.rates[i] * torch.eye(self.n_states, dtype=torch.float64)
+            found.append((B, self.variance * reduce(torch.kron, parts)))
+        return found
+
+    def shape_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        """Contraction with the derivatives in the log shapes."""
+        found, gaps = gaps.new_zeros(len(self._shaped)), self._finite(gaps)
+        for tile in self._tiles(len(gaps)) if len(found) else []:
+            gap, factors = gaps[tile], self._factors(gaps[tile])
+            F, _ = self._product(factors, gap)
+            for n, i in enumerate(self._shaped):
+                dQ, dP, c = self.primitives[i].shape_slopes(self.rates[i] * gap)
+                found[n] += c * self.rates[i] * (F_bar[..., tile] * F * gap).sum()
+                dP = constant_like(dP, gap)[..., None]
+                moved = self._shape_slope(factors, i, dQ, dP)
+                found[n] += self.variance * (Q_bar[..., tile] * moved).sum()
+        return found
+
+    def _shape_slope(self, factors: list, i: int, dQ: Tensor, dP: Tensor) -> Tensor:
+        """dQ / dlog shape_i at variance 1, (d, d, m): P0 less F P0 F' of the product, moved."""
+        if len(factors) == 1:
+            return dQ
+        before, after = [], []
+        for j, (p, (_, Q)) in enumerate(zip(self.primitives, factors, strict=True)):
+            P = constant_like(p.stationary, Q)[..., None]
+            before.append(dP if j == i else P)
+            after.append(dP - dQ if j == i else P - Q)
+        return reduce(_kron, before) - reduce(_kron, after)
 
     def _finite(self, gaps: Tensor) -> Tensor:
         """Gaps capped where the component has forgotten all: there F = 0 and Q = P0."""
@@ -452,6 +544,11 @@ class Block:
             eye = torch.eye(p.n_states, dtype=torch.float64)
             total = torch.kron(total, p.feedback if j == i else eye)
         return total
+
+
+def _count_parameters(groups: Sequence[Sequence[Primitive]]) -> int:
+    """Of blocks: a log variance each, and of each factor a log rate and perhaps a log shape."""
+    return sum(1 + sum(1 + p.has_shape for p in group) for group in groups)
 
 
 def _slices(sizes: Iterable[int]) -> list[slice]:

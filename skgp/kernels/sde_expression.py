@@ -7,7 +7,7 @@ kernels that are not Markov themselves are replaced by sums that are (Sarkka and
 Stochastic Differential Equations", 2019, chapter 12):
 
 - RBF, which is also Matern with nu=inf, by a process of six states (:mod:`.sde_rational`), with
-  an error of 9.1e-6 of its variance, or of up to 14, where a `tolerance` asks for less.
+  an error of 9.1e-6 of its variance, or of up to 16, where a `tolerance` asks for less.
 - ExpSineSquared by its Fourier series,
 
   .. math:: e^{-z (1 - \cos \omega t)} = \sum_{j \ge 0} w_j \cos(j \omega t), \qquad
@@ -58,15 +58,24 @@ from torch import Tensor
 
 from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node, children_of
-from .sde_processes import MATERN12, MATERN32, MATERN52, ROTATION, Primitive
+from .sde_processes import (
+    INTEGRATED,
+    LINE,
+    MATERN12,
+    MATERN32,
+    MATERN52,
+    OSCILLATOR,
+    ROTATION,
+    Primitive,
+)
 from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
-from .specs import ActiveDims, Cosine
+from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
-__all__ = ["Component", "Factor", "check_one_input", "expand"]
+__all__ = ["Component", "Factor", "check_one_input", "expand", "origin_of"]
 
 SUPPORTED = (
-    "Matern, RBF, RationalQuadratic, ConstantKernel, Cosine, ExpSineSquared, and sums, products "
-    "and whole powers of these"
+    "Matern, RBF, RationalQuadratic, ConstantKernel, Cosine, ExpSineSquared, SHO, and sums, "
+    "products and whole powers of these, and add LocalLinearTrend"
 )
 _MATERN = {0.5: MATERN12, 1.5: MATERN32, 2.5: MATERN52}  # mathematical: by nu
 
@@ -76,6 +85,7 @@ class Factor(NamedTuple):
 
     primitive: Primitive
     log_rate: Tensor
+    log_shape: Tensor | None = None
 
 
 class Component(NamedTuple):
@@ -169,6 +179,13 @@ def _multiply(left: Expansion, right: Expansion) -> Expansion:
         for b in right.components
     )
     # a b - a' b' = (a - a') b + a' (b - b'), and no covariance exceeds its variance.
+    for component in components:
+        starts = [f for f in component.factors if not f.primitive.is_stationary]
+        if starts and len(component.factors) > 1:
+            raise ValueError(
+                "kernel has a product with a LocalLinearTrend, which has no state-space form that "
+                "skgp knows; add the trend, or multiply it by constants alone."
+            )
     error = left.error * (right.variance() + right.error) + left.variance() * right.error
     return Expansion(components, error)
 
@@ -188,6 +205,8 @@ def _power(base: Expansion, kernel: Exponentiation) -> Expansion:
         for repeats in Counter(choice).values():
             ways //= math.factorial(repeats)
         parts = [base.components[i] for i in choice]
+        if any(not f.primitive.is_stationary for part in parts for f in part.factors) and power > 1:
+            raise ValueError(f"kernel part {kernel} is a power of a LocalLinearTrend; add it.")
         log_variance = math.log(ways) + torch.stack([p.log_variance for p in parts]).sum()
         components.append(
             Component(log_variance, tuple(factor for part in parts for factor in part.factors))
@@ -202,6 +221,35 @@ def _constant(node: Node) -> Expansion:
 
 def _cosine(node: Node) -> Expansion:
     return _single(ROTATION, math.log(2 * math.pi) - node.params["period"].log())
+
+
+def _oscillator(node: Node) -> Expansion:
+    period, decay = node.params["period"].log(), node.params["decay"].log()
+    angular = math.log(2 * math.pi) - period
+    factor = Factor(OSCILLATOR, angular, -decay - angular)
+    return Expansion((Component(torch.zeros_like(angular), (factor,)),), 0.0)
+
+
+def _local_linear_trend(node: Node) -> Expansion:
+    names = {"level": (), "slope": (LINE,), "diffusion": (INTEGRATED,)}
+    components = []
+    for name, processes in names.items():
+        log_variance = node.params[name].log()
+        factors = tuple(Factor(each, torch.zeros_like(log_variance)) for each in processes)
+        components.append(Component(log_variance, factors))
+    return Expansion(tuple(components), 0.0)
+
+
+def origin_of(kernel: Kernel) -> float | None:
+    """Where the parts of an expression that are not stationary start, None where all are."""
+    if type(kernel) is LocalLinearTrend:
+        return float(kernel.origin)
+    found = {origin_of(child) for child in children_of(kernel)} - {None}
+    if len(found) > 1:
+        raise ValueError(
+            f"kernel={kernel} has trends that start at {sorted(found)}; give all one origin."
+        )
+    return found.pop() if found else None
 
 
 def _matern(node: Node) -> Expansion:
@@ -248,6 +296,8 @@ _LEAVES: dict[type, Callable[[Node], Expansion]] = {
     Cosine: _cosine,
     Matern: _matern,
     RationalQuadratic: _rational_quadratic,
+    SHO: _oscillator,
+    LocalLinearTrend: _local_linear_trend,
 }
 
 

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import (
     StationaryKernelMixin,
 )
 
-__all__ = ["ActiveDims", "Cosine"]
+__all__ = ["ActiveDims", "Cosine", "LocalLinearTrend", "SHO"]
 
 
 class ActiveDims(Kernel):
@@ -174,6 +174,198 @@ class Cosine(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
 
     def __repr__(self):
         return f"Cosine(period={self.period:.3g})"
+
+
+class SHO(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
+    r"""A damped harmonic oscillator driven by white noise, on one column.
+
+    .. math:: k(t) = e^{-|t| / \tau} \left(\cos \frac{2 \pi t}{p}
+              + \frac{p}{2 \pi \tau} \sin \frac{2 \pi |t|}{p}\right).
+
+    Oscillations of a period p whose phase is forgotten over a time :math:`\tau`: of light curves,
+    tides, vibrations [1]_. In terms of the undamped angular frequency and the quality factor
+    :math:`\omega_0^2 = (2 \pi / p)^2 + \tau^{-2}` and :math:`Q = \omega_0 \tau / 2 > 1/2`; as p
+    grows it becomes Matern 3/2. Draws have one derivative.
+
+    Parameters
+    ----------
+    period : float, default=1.0
+        The period p > 0 of the damped oscillation, in the units of x.
+    decay : float, default=1.0
+        The time :math:`\tau > 0` over which the amplitude falls to 1/e, in the units of x.
+    period_bounds, decay_bounds : pair of floats or "fixed", default=(1e-5, 1e5)
+
+    References
+    ----------
+    .. [1] Foreman-Mackey, Agol, Ambikasaran and Angus (2017), Fast and scalable Gaussian process
+       modeling with applications to astronomical time series, section 4.
+
+    Examples
+    --------
+    >>> SHO(period=4.0, decay=10.0)([[0.0], [2.0]]).round(4)
+    array([[ 1.    , -0.8187],
+           [-0.8187,  1.    ]])
+    """
+
+    def __init__(self, period=1.0, decay=1.0, period_bounds=(1e-5, 1e5), decay_bounds=(1e-5, 1e5)):
+        self.period = period
+        self.decay = decay
+        self.period_bounds = period_bounds
+        self.decay_bounds = decay_bounds
+
+    @classmethod
+    def from_quality(cls, frequency: float, quality: float) -> SHO:
+        """The oscillator of an undamped frequency, cycles per unit of x, and a quality > 1/2."""
+        if not quality > 0.5:
+            raise ValueError(
+                f"quality must be above 1/2, got {quality}: an oscillator damped more does not "
+                "oscillate. Use Matern(nu=0.5) or Matern(nu=1.5)."
+            )
+        omega = 2 * np.pi * frequency
+        decay = 2 * quality / omega
+        return cls(2 * np.pi / np.sqrt(omega**2 - decay**-2), decay)
+
+    @property
+    def hyperparameter_decay(self):
+        """The decay time as a scikit-learn hyper-parameter."""
+        return Hyperparameter("decay", "numeric", self.decay_bounds)
+
+    @property
+    def hyperparameter_period(self):
+        """The period as a scikit-learn hyper-parameter."""
+        return Hyperparameter("period", "numeric", self.period_bounds)
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
+        X = np.atleast_2d(X)
+        if Y is not None and eval_gradient:
+            raise ValueError("Gradient can only be evaluated when Y is None.")
+        Y = X if Y is None else np.atleast_2d(Y)
+        check_one_column("SHO", X.shape[1])
+        lag = np.abs(X - Y.T)  # (n, p)
+        angle, ratio = 2 * np.pi * lag / self.period, self.period / (2 * np.pi * self.decay)
+        fall, sine = np.exp(-lag / self.decay), np.sin(angle)
+        K = fall * (np.cos(angle) + ratio * sine)
+        if not eval_gradient:
+            return K
+        # d / d log decay: t / decay K from the exponential, and the ratio falls
+        by_decay = lag / self.decay * K - ratio * fall * sine
+        # d / d log period: the angle falls, the ratio rises
+        by_period = fall * (angle * (sine - ratio * np.cos(angle)) + ratio * sine)
+        free = [
+            slope
+            for slope, each in (
+                (by_decay, self.hyperparameter_decay),
+                (by_period, self.hyperparameter_period),
+            )
+            if not each.fixed
+        ]
+        return K, np.stack(free, -1) if free else np.empty((*K.shape, 0))
+
+    def __repr__(self):
+        return f"SHO(period={self.period:.3g}, decay={self.decay:.3g})"
+
+
+class LocalLinearTrend(Kernel):
+    r"""A level whose slope wanders: integrated Brownian motion from an uncertain line, one column.
+
+    .. math:: k(x, x') = \sigma_0^2 + \sigma_1^2 u u' + q \, [u u' > 0] \,
+              \frac{m^2 (3 M - m)}{6}, \qquad u = x - o, \quad m = \min(|u|, |u'|),
+              \quad M = \max(|u|, |u'|).
+
+    Not stationary: forecasts go on along the last slope instead of returning to the mean, and their
+    variance grows as q times the cube of the horizon over 3. Starts at the origin o with
+    level and slope of mean zero and the variances given: large ones leave both to the data.
+
+    Parameters
+    ----------
+    diffusion : float, default=1.0
+        q > 0, by how much the variance of the slope grows in a unit of x.
+    level : float, default=1.0
+        Variance :math:`\sigma_0^2` of the function at the origin.
+    slope : float, default=1.0
+        Variance :math:`\sigma_1^2` of its derivative there.
+    diffusion_bounds, level_bounds, slope_bounds : pair of floats or "fixed", default=(1e-10, 1e10)
+    origin : float, default=0.0
+        Where it starts. A state-space model takes no x before it.
+
+    Examples
+    --------
+    >>> LocalLinearTrend(3.0, 0.5, 2.0)([[0.0], [1.0], [2.0]])
+    array([[ 0.5,  0.5,  0.5],
+           [ 0.5,  3.5,  7. ],
+           [ 0.5,  7. , 16.5]])
+    """
+
+    def __init__(
+        self,
+        diffusion=1.0,
+        level=1.0,
+        slope=1.0,
+        diffusion_bounds=(1e-10, 1e10),
+        level_bounds=(1e-10, 1e10),
+        slope_bounds=(1e-10, 1e10),
+        origin=0.0,
+    ):
+        self.diffusion = diffusion
+        self.level = level
+        self.slope = slope
+        self.diffusion_bounds = diffusion_bounds
+        self.level_bounds = level_bounds
+        self.slope_bounds = slope_bounds
+        self.origin = origin
+
+    @property
+    def hyperparameter_diffusion(self):
+        """The growth of the slope's variance as a scikit-learn hyper-parameter."""
+        return Hyperparameter("diffusion", "numeric", self.diffusion_bounds)
+
+    @property
+    def hyperparameter_level(self):
+        """The variance of the level as a scikit-learn hyper-parameter."""
+        return Hyperparameter("level", "numeric", self.level_bounds)
+
+    @property
+    def hyperparameter_slope(self):
+        """The variance of the slope as a scikit-learn hyper-parameter."""
+        return Hyperparameter("slope", "numeric", self.slope_bounds)
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
+        X = np.atleast_2d(X)
+        if Y is not None and eval_gradient:
+            raise ValueError("Gradient can only be evaluated when Y is None.")
+        Y = X if Y is None else np.atleast_2d(Y)
+        check_one_column("LocalLinearTrend", X.shape[1])
+        u, v = X - self.origin, (Y - self.origin).T  # (n, 1), (1, p)
+        low, high = np.minimum(np.abs(u), np.abs(v)), np.maximum(np.abs(u), np.abs(v))
+        parts = {
+            "diffusion": self.diffusion * (u * v > 0) * low**2 * (3 * high - low) / 6,
+            "level": np.full(low.shape, float(self.level)),
+            "slope": self.slope * (u * v),
+        }
+        K = sum(parts.values())
+        if not eval_gradient:
+            return K
+        free = [parts[each.name] for each in self.hyperparameters if not each.fixed]
+        return K, np.stack(free, -1) if free else np.empty((*K.shape, 0))
+
+    def diag(self, X):
+        """Return the diagonal of K(X, X), shape (n,)."""
+        X = np.atleast_2d(X)
+        check_one_column("LocalLinearTrend", X.shape[1])
+        u = np.abs(X[:, 0] - self.origin)
+        return self.level + self.slope * u**2 + self.diffusion * u**3 / 3
+
+    def is_stationary(self):
+        """It is not."""
+        return False
+
+    def __repr__(self):
+        return (
+            f"LocalLinearTrend(diffusion={self.diffusion:.3g}, level={self.level:.3g}, "
+            f"slope={self.slope:.3g}, origin={self.origin:.6g})"
+        )
 
 
 def check_one_column(name: str, n_columns: int) -> None:

@@ -39,7 +39,7 @@ from torch import Tensor
 from .defaults import MIN_HADAMARD
 from .expression import Node, bind, check_kernel, summands
 from .leaves import LEAVES
-from .specs import ActiveDims, Cosine, check_one_column
+from .specs import SHO, ActiveDims, Cosine, check_one_column
 
 __all__ = [
     "GAUSSIAN_ROWS",
@@ -104,8 +104,8 @@ def expand(node: Node, dims: tuple[int, ...] | None) -> list[Term]:
     if kind not in LEAVES or not LEAVES[kind].has_spectrum:
         raise ValueError(
             f"kernel part {kernel} has no spectral density that skgp knows; random Fourier "
-            "features need RBF, Matern, RationalQuadratic, ExpSineSquared, Cosine, constants, and "
-            'sums and products of these. Change the kernel or use the basis "inducing".'
+            "features need RBF, Matern, RationalQuadratic, ExpSineSquared, Cosine, SHO, constants, "
+            'and sums and products of these. Change the kernel or use the basis "inducing".'
         )
     if dims is not None:
         _check_columns(node, len(dims))
@@ -135,7 +135,7 @@ def _power(node: Node, dims: tuple[int, ...] | None) -> list[Term]:
 
 
 def _check_columns(node: Node, d: int) -> None:
-    if type(node.kernel) in (ExpSineSquared, Cosine):
+    if type(node.kernel) in (ExpSineSquared, Cosine, SHO):
         check_one_column(type(node.kernel).__name__, d)
     scale = node.params.get("length_scale")
     if scale is not None and scale.ndim and scale.shape[0] != d:
@@ -149,7 +149,7 @@ def has_spectral_density(kernel: Kernel) -> bool:
     """Whether `FourierFeatures` can represent the kernel on some number of columns.
 
     True for sums, products and whole powers of RBF, Matern, RationalQuadratic, ExpSineSquared,
-    Cosine and constants, ActiveDims of them included.
+    Cosine, SHO and constants, ActiveDims of them included.
 
     Examples
     --------

@@ -374,3 +374,11 @@ def _check(kernels: Sequence[Any], n_columns: int, posterior: str) -> None:
             f"kernels must hold one kernel for each of the {n_columns} columns of X; got "
             f"{len(kernels)}."
         )
+    for kernel in kernels:
+        dynamics = Component.of(kernel).dynamics()
+        dynamics.require_stationary("an additive model")
+        if dynamics.shape_slopes:
+            raise ValueError(
+                f"kernel={kernel} has an SHO, which additive models do not take; use "
+                "Cosine * Matern(nu=0.5), or a model of time alone."
+            )

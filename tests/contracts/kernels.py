@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
 )
 
-from skgp.kernels import ActiveDims, Cosine
+from skgp.kernels import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 N_INPUTS = 3
 ARD = [0.7, 1.9, 1.2]
@@ -34,6 +34,8 @@ EXPRESSIONS = {
     "rational-quadratic": lambda: 1.8 * RationalQuadratic(1.6, alpha=0.8),
     "periodic-column": lambda: ActiveDims(ExpSineSquared(0.8, 2.3), [1]),
     "cosine-column": lambda: 0.7 * ActiveDims(Cosine(1.7), 2),
+    "sho-column": lambda: 1.4 * ActiveDims(SHO(1.7, 0.9), [1]),
+    "sho-fixed": lambda: ActiveDims(SHO(1.7, 0.9, "fixed") * RBF(1.1), [0]) + 0.2 * RBF(ARD),
     "bias-and-trend": lambda: RBF(ARD) + ConstantKernel(0.5),
     "sum-of-three": lambda: (
         0.9 * RBF(2.5) + 0.4 * Matern(ARD, nu=0.5) + RationalQuadratic(0.7, 2.0)
@@ -52,11 +54,21 @@ EXPRESSIONS = {
     # Without a spectral density.
     "exp-sine-squared": lambda: ExpSineSquared(0.9, 2.8),
     "root": lambda: Exponentiation(1.5 * RationalQuadratic(), 0.5),
+    "local-linear-trend": lambda: (
+        0.3 * ActiveDims(LocalLinearTrend(0.8, 0.5, 0.4, origin=-1.0), [0]) + RBF(ARD)
+    ),
     "dot-product": lambda: DotProduct(1.3),
     "polynomial": lambda: 0.2 * DotProduct(0.8) ** 2,
     "linear-and-rbf": lambda: DotProduct(0.5) * RBF(ARD) + 0.6 * Matern(nu=0.5),
 }
-NOT_SPECTRAL = {"exp-sine-squared", "root", "dot-product", "polynomial", "linear-and-rbf"}
+NOT_SPECTRAL = {
+    "exp-sine-squared",
+    "root",
+    "local-linear-trend",
+    "dot-product",
+    "polynomial",
+    "linear-and-rbf",
+}
 
 
 def each_kernel(*, spectral=None):

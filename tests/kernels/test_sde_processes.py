@@ -8,7 +8,16 @@ import pytest
 import torch
 from scipy import special
 
-from skgp.kernels.sde_processes import MATERN12, MATERN32, MATERN52, ROTATION, lower_gamma
+from skgp.kernels.sde_processes import (
+    INTEGRATED,
+    LINE,
+    MATERN12,
+    MATERN32,
+    MATERN52,
+    ROTATION,
+    Oscillator,
+    lower_gamma,
+)
 from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIANS
 
 PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, *GAUSSIANS]
@@ -30,8 +39,9 @@ def transition(primitive, r):
 def exact_transition(primitive, r):
     """F and Q of the feedback and noise as they are stored, by Van Loan's block exponential."""
     d = primitive.n_states
-    A = mpmath.matrix(primitive.feedback.tolist())
-    L = mpmath.matrix(primitive.noise.tolist())
+    A, L = primitive.feedback, primitive.noise
+    if isinstance(A, torch.Tensor):
+        A, L = mpmath.matrix(A.tolist()), mpmath.matrix(L.tolist())
     block = mpmath.zeros(2 * d)
     block[:d, :d], block[:d, d:], block[d:, d:] = -A, L * L.T, A.T
     exponential = mpmath.expm(block * mpmath.mpf(r), method="taylor")
@@ -54,6 +64,48 @@ def test_transition_is_accurate_in_every_entry(primitive):
                     assert abs(F[i, j, n] - exact_F[i, j]) < 0.3 * LOST.get(d, 1e-13)
                     scale = mpmath.sqrt(exact_Q[i, i] * exact_Q[j, j])
                     assert abs(Q[i, j, n] - exact_Q[i, j]) <= LOST.get(d, 1e-13) * scale, (r, i, j)
+
+
+@pytest.mark.parametrize("shape", [1e-3, 0.2, 1.0, 5.0, 100.0])
+def test_oscillator_and_its_slopes_in_the_shape_are_accurate(shape):
+    primitive, r = Oscillator(shape), [1e-6, 1e-3, 0.1, 0.4 / (1 + shape), 0.6 / (1 + shape), 2.0]
+    F, Q = transition(primitive, r)
+    dQ, dP, c = primitive.shape_slopes(torch.tensor(r, dtype=torch.float64))
+    with mpmath.workdps(50):
+        for n, each in enumerate(r):
+            exact_F, exact_Q = exact_transition(primitive, each)
+            (low, low_Q), (high, high_Q) = (
+                exact_transition(Exact(shape * mpmath.exp(step)), each) for step in (-1e-12, 1e-12)
+            )
+            for i, j in np.ndindex(2, 2):
+                scale = mpmath.sqrt(exact_Q[i, i] * exact_Q[j, j])
+                assert abs(F[i, j, n] - exact_F[i, j]) < 1e-14
+                assert abs(Q[i, j, n] - exact_Q[i, j]) <= 1e-12 * scale
+                assert abs(float(dQ[i, j, n]) - (high_Q - low_Q)[i, j] / 2e-12) <= 1e-9 * scale
+                assert abs(c * each * F[i, j, n] - (high - low)[i, j] / 2e-12) < 1e-9
+    np.testing.assert_allclose(dP, shape * np.array([[0, 1], [1, 4 * shape]]))
+
+
+class Exact:
+    """Feedback and noise of an oscillator in many digits."""
+
+    n_states = 2
+
+    def __init__(self, rho):
+        self.feedback = mpmath.matrix([[-rho, 1], [-1, -rho]])
+        self.noise = mpmath.matrix([0, mpmath.sqrt(4 * rho * (1 + rho**2))])
+
+
+@pytest.mark.parametrize("primitive", [LINE, INTEGRATED], ids=lambda p: p.name)
+def test_transitions_of_trends(primitive):
+    r = [0.0, 1e-6, 0.3, 50.0]
+    F, Q = transition(primitive, r)
+    for n, each in enumerate(r):
+        with mpmath.workdps(60):
+            exact_F, exact_Q = exact_transition(primitive, each)
+        for i, j in np.ndindex(2, 2):
+            assert abs(F[i, j, n] - exact_F[i, j]) <= 1e-14 * (1 + each)
+            assert abs(Q[i, j, n] - exact_Q[i, j]) <= 1e-12 * (1e-40 + exact_Q[i, j])
 
 
 @each_primitive

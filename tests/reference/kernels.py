@@ -67,6 +67,18 @@ def cosine(kernel, x, z):
     return math.cos(2 * math.pi * distance(x, z) / kernel.period)
 
 
+def sho(kernel, x, z):
+    t, b = distance(x, z), 2 * math.pi / kernel.period
+    return math.exp(-t / kernel.decay) * (math.cos(b * t) + math.sin(b * t) / (b * kernel.decay))
+
+
+def local_linear_trend(kernel, x, z):
+    u, v = x[0] - kernel.origin, z[0] - kernel.origin
+    m = min(abs(u), abs(v)) if u * v > 0 else 0.0  # the integral of (|u| - s) (|v| - s) up to m
+    wander = abs(u) * abs(v) * m - (abs(u) + abs(v)) * m**2 / 2 + m**3 / 3
+    return kernel.level + kernel.slope * u * v + kernel.diffusion * wander
+
+
 def dot_product(kernel, x, z):
     return kernel.sigma_0**2 + sum(a * b for a, b in zip(x, z, strict=True))
 
@@ -78,5 +90,7 @@ LEAVES = {
     "RationalQuadratic": rational_quadratic,
     "ExpSineSquared": exp_sine_squared,
     "Cosine": cosine,
+    "SHO": sho,
+    "LocalLinearTrend": local_linear_trend,
     "DotProduct": dot_product,
 }

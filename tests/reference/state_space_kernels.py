@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
 )
 
-from skgp.kernels import ActiveDims, Cosine
+from skgp.kernels import SHO, ActiveDims, Cosine
 
 EXACT = 1e-12
 FOURIER = 1e-8  # harmonics left out
@@ -58,6 +58,10 @@ CASES = {
     "beats": Case(lambda: Cosine(1.1) * Cosine(0.8) * Matern(3.0, nu=0.5)),
     "periodic": Case(lambda: 1.5 * ExpSineSquared(1.3, 0.9), FOURIER, forgets=False),
     "quasi-periodic": Case(lambda: 0.8 * ExpSineSquared(2.0, 1.2) * Matern(4.0, nu=1.5), FOURIER),
+    "sho": Case(lambda: 1.3 * SHO(1.7, 2.4)),
+    "sho-of-one-swing": Case(lambda: 0.8 * SHO(3.0, 0.3)),
+    "shos": Case(lambda: 0.5 * SHO(1.1, 9.0) + SHO(2.3, 1.2, "fixed") + Matern(4.0, nu=1.5)),
+    "sho-of-products": Case(lambda: (SHO(1.3, 2.0) + 0.4) * Matern(3.0, nu=1.5) * SHO(2.9, 5.0)),
     "rbf": Case(lambda: 1.6 * RBF(1.2), SIX_STATES),
     "rbf-and-matern": Case(lambda: 2.0 * RBF(3.0) + 0.3 * Matern(0.4, nu=0.5), SIX_STATES),
     "damped-by-rbf": Case(lambda: Cosine(1.4) * RBF(2.5), SIX_STATES),

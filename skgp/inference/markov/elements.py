@@ -263,6 +263,7 @@ class Chain:
     @staticmethod
     def of(dynamics: Dynamics, knots: Tensor) -> "Chain":
         """The chain at knots (M,), rising; O(M d^2)."""
+        dynamics.require_stationary("a model with inducing states")
         gaps = knots.diff()
         F, Q = dynamics.transition(gaps)
         outside = dynamics.prior_at(knots)[..., None]

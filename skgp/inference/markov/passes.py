@@ -237,18 +237,24 @@ class Moments(Visitor):
         self._prior = dynamics.prior_at(gaps)
         zero = torch.zeros_like(self._prior)
         self._transition, self._noise, self._scale = zero.clone(), zero.clone(), zero.clone()
+        # Sum of G - F'G F, and of G before the first point, by which P0 acts if it moves.
+        self._shapes = dynamics.shape_slopes
+        self._start = zero.clone()
 
     def begin(self, tile: slice, run: Filtered) -> None:
         """Turn to the run over another tile of chunks."""
         self._run, self._gap = run, self._gaps[:, tile]
         self._is_first = tile.start == 0
         self._spread = torch.zeros_like(run.end[1])  # summed over the chunks at the end
+        self._level = torch.zeros_like(run.end[1]) if self._shapes else None
 
     def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
         """Sum ``t (r m_p' + G F P F')`` and ``G Q``, entry by entry."""
         d, gap = len(r), self._gap[j]
         minus_G = _minus_slope(r, N)
         self._spread.addcmul_(minus_G, Q, value=-1)
+        if self._level is not None:
+            self._level -= minus_G
         moved = self._run.cov[j] - Q  # F P F'
         self._transition.addmm_(r * gap, self._run.mean[j].T)
         weighted = minus_G.mul_(gap).reshape(d, -1)
@@ -259,10 +265,16 @@ class Moments(Visitor):
         gap = self._gap[j]
         self._noise.addmm_(r * gap, r.T)
         self._noise -= (N.reshape(-1, len(gap)) @ gap).view_as(self._noise)
+        if self._level is not None:
+            self._level += _minus_slope(r, N)
         if j == 0:
             self._scale += self._spread.sum(-1)
+            if self._level is not None:
+                self._start += self._level.sum(-1)
             if self._is_first:
-                self._scale -= _minus_slope(r[:, 0], N[..., 0]) * self._prior
+                first = _minus_slope(r[:, 0], N[..., 0])
+                self._scale -= first * self._prior
+                self._start -= first
 
     def gradient(self) -> Tensor:
         """Derivative of the log normaliser in the dynamics' parameters, (q,), in main memory.
@@ -278,6 +290,10 @@ class Moments(Visitor):
         gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
         for i, (states, _) in enumerate(self._dynamics.blocks):
             gradient[i] = 0.5 * scale[states, states].sum()
+        P0, start = self._prior.cpu(), self._start.cpu()
+        for i, (B, dP) in enumerate(reversed(self._shapes), 1):
+            W = -(B @ P0 + P0 @ B.T)
+            gradient[-i] = (transition * B).sum() + 0.5 * (noise * W + start * dP).sum()
         return gradient
 
     def _short_gap(self) -> tuple[Tensor, Tensor]:

@@ -58,11 +58,10 @@ class Posterior:
     """
 
     def __init__(self, dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> None:
-        gaps = x.diff(prepend=x[:1])
-        if bool((gaps < 0).any()):
+        if bool((x.diff() < 0).any()):
             raise ValueError("x must be in rising order: sort the times and their sites together.")
         self._dynamics, self._x, self._beta, self._weight = dynamics, x, beta, weight
-        self._smoother = Smoother(dynamics, gaps, beta, weight)
+        self._smoother = Smoother(dynamics, dynamics.gaps(x), beta, weight)
         self._model = self._smoother.model
         self._kept: list[_Run] | None = None
         if self._smoother.has_negative_weights or self._fits:
@@ -129,7 +128,7 @@ class Posterior:
         x, beta, weight = (self._x.new_zeros(n + m) for _ in range(3))
         x[old], beta[old], weight[old] = self._x, self._beta, self._weight
         x[places] = x_sorted
-        return Smoother(self._dynamics, x.diff(prepend=x[:1]), beta, weight), places
+        return Smoother(self._dynamics, self._dynamics.gaps(x), beta, weight), places
 
     def _states(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """State at new times: m, P given the data up to there, r, N given the data after."""
@@ -137,12 +136,20 @@ class Posterior:
         (m, P), (r, N) = self._neighbours(right)
         last = len(self._x) - 1
         # Before the first point the prior stands, whatever the gap; after the last, r = N = 0.
-        since = (x_new - self._x[(right - 1).clamp(min=0)]).clamp(min=0)
+        since = (x_new - self._before(right, x_new)).clamp(min=0)
         F, Q = self._dynamics.transition(since)
         m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
         F, _ = self._dynamics.transition((self._x[right.clamp(max=last)] - x_new).clamp(min=0))
         r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
         return m, P, r, N
+
+    def _before(self, right: Tensor, x_new: Tensor) -> Tensor:
+        """Times since which the state is pushed to new ones: of points, or the origin."""
+        before = self._x[(right - 1).clamp(min=0)]
+        if self._dynamics.origin is None or not len(x_new):
+            return before
+        self._dynamics.gaps(x_new.detach().min()[None])  # refuses what lies before
+        return torch.where(right > 0, before, self._dynamics.origin)
 
     def _neighbours(self, right: Tensor) -> tuple[Gaussian, Gaussian]:
         """Filtered (m, P) at the points ``right - 1`` and (r, N) at the points ``right``."""

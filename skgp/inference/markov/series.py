@@ -54,10 +54,22 @@ class Series:
             gaps[self.breaks] = math.inf
         return gaps
 
+    def gaps_of(self, dynamics: Dynamics) -> Tensor:
+        """The same of some dynamics, (m,): the first is the time since their origin, if any."""
+        if dynamics.origin is None:
+            return self.gaps
+        if self.breaks is not None:
+            dynamics.require_stationary("a series in stretches")
+        return dynamics.gaps(self.times)
+
     @cached_property
     def lags(self) -> "Lags | None":
         """Distances between all times, where these are few."""
         return Lags.of(self.gaps)
+
+    def lags_of(self, dynamics: Dynamics) -> "Lags | None":
+        """The same of dynamics whose covariance is a function of them."""
+        return self.lags if dynamics.origin is None else None
 
     @cached_property
     def total(self) -> float:
@@ -206,13 +218,15 @@ class Transitions:
     On a regular grid one transition serves all points; few distinct gaps are looked up in a table.
     Gaps that differ by no more than the rounding of the times count as equal. `gaps` (n,) are times
     since the point before; infinite where nothing is remembered. That of the first point is not
-    read: a stationary prior may stand at any distance before it.
+    read, as a stationary prior may stand at any distance before it; of other dynamics it is the
+    time since their origin.
     """
 
     def __init__(self, dynamics: Dynamics, gaps: Tensor, chunks: Chunks) -> None:
         self._dynamics = dynamics
         gaps = gaps.clone()
-        gaps[0] = gaps[1] if len(gaps) > 1 else 0.0
+        if dynamics.origin is None:
+            gaps[0] = gaps[1] if len(gaps) > 1 else 0.0
         distinct, which = _distinct(gaps)
         # Padding repeats the last gap, which keeps a regular grid regular.
         self.gaps = chunks.spread(gaps, float(gaps[-1]))  # (L, C)

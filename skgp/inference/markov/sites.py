@@ -340,9 +340,10 @@ class _ExactBound(SeriesBound):
         self._dynamics, self._base, self._before = dynamics, base, 0.0
         H = dynamics.observation
         self._variance = float(H @ dynamics.stationary @ H)
-        self._prior = None if series.lags is None else DensePrior(dynamics, series.lags)
+        lags, self._gaps = series.lags_of(dynamics), series.gaps_of(dynamics)
+        self._prior = None if lags is None else DensePrior(dynamics, lags)
         if base is not None:
-            self._before = evidence(dynamics, series.gaps, *base).log_normalizer
+            self._before = evidence(dynamics, self._gaps, *base).log_normalizer
 
     def infer(
         self, beta: Tensor, weight: Tensor
@@ -351,9 +352,7 @@ class _ExactBound(SeriesBound):
             beta, weight = beta + self._base[0], weight + self._base[1]
         centre = self._centre(beta, weight)
         try:
-            found = evidence(
-                self._dynamics, self.series.gaps, beta, weight, centre, prior=self._prior
-            )
+            found = evidence(self._dynamics, self._gaps, beta, weight, centre, prior=self._prior)
         except NotPositiveDefiniteError:
             return None
         if not (math.isfinite(found.log_normalizer) and bool(found.mean.isfinite().all())):

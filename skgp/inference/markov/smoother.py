@@ -52,6 +52,7 @@ from skgp.inference.markov.passes import (
 from skgp.inference.markov.series import Chunks, Lags, Steps, Transitions
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
+from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import (
     identity_plus,
     inverse_and_log_det,
@@ -115,6 +116,11 @@ class DevicePrior:
         gradient = self._dynamics.transition_gradient(self._lags, F_bar, torch.zeros_like(F_bar))
         by_variance = torch.stack([part @ upper for part in self._parts])
         gradient[: len(by_variance)] += by_variance
+        H, F = self._dynamics.observation_at(bar), None
+        for i, (_, dP) in enumerate(reversed(self._dynamics.shape_slopes), 1):
+            F = self._dynamics.transition(self._lags)[0] if F is None else F
+            slope = torch.outer(H, constant_like(dP, bar) @ H)[..., None]
+            gradient[-i] += (slope * F).sum((0, 1)) @ upper
         return gradient
 
 
@@ -216,8 +222,8 @@ def evidence(
     ----------
     dynamics : Dynamics
     gaps : Tensor of shape (n,)
-        Time from the point before, not negative; the first is not read. Infinite where nothing is
-        remembered.
+        Time from the point before, not negative; the first is not read, or that from the origin
+        (`Dynamics.gaps`). Infinite where nothing is remembered.
     beta, weight : Tensor of shape (n,)
         Sites of the points in order of time; zeros for a missing value.
     centre : Tensor of shape (n,), optional
@@ -237,7 +243,7 @@ def evidence(
         If negative weights leave no proper posterior.
     """
     _check_shapes(gaps, beta, weight)
-    if prior is None and (lags := Lags.of(gaps)) is not None:
+    if prior is None and dynamics.origin is None and (lags := Lags.of(gaps)) is not None:
         prior = DensePrior(dynamics, lags)
     if prior is not None and prior.suits(weight):
         return DensePosterior(prior, beta, weight, centre)

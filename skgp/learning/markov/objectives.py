@@ -201,9 +201,10 @@ class GaussianEvidence(_ClosedForm):
         self._squares = float(series.sums(deviation**2).sum())
 
     def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
-        lags, sites = self.series.lags, self.series.gaussian_sites(noise)
-        prior = None if lags is None else DensePrior(dynamics[0], lags)
-        return evidence(dynamics[0], self.series.gaps, *sites, centre=self._centre, prior=prior)
+        (process, *_), sites = dynamics, self.series.gaussian_sites(noise)
+        lags, gaps = self.series.lags_of(process), self.series.gaps_of(process)
+        prior = None if lags is None else DensePrior(process, lags)
+        return evidence(process, gaps, *sites, centre=self._centre, prior=prior)
 
     def _misfit(self, q: Evidence | DensePosterior) -> float:
         return float(self.series.counts @ (q.mean - self._centre) ** 2) + self._squares

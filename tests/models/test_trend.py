@@ -1,0 +1,146 @@
+"""Local linear trends in state space: equal to the dense Gaussian process."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import Matern
+
+from skgp import StateSpaceGPRegressor
+from skgp.inference.markov.series import make_series
+from skgp.inference.markov.smoother import evidence
+from skgp.kernels import SHO, LocalLinearTrend, state_space
+from skgp.likelihoods import Gaussian
+from skgp.models.state_space import fit_additive, fit_series
+from tests.reference.state_space import by_finite_differences
+
+NOISE = 0.04
+KERNELS = {
+    "trend": LocalLinearTrend(0.3, 0.7, 0.2, origin=-1.0),
+    "and-season": 0.6 * LocalLinearTrend(0.1, 2.0, 0.4) + 0.5 * SHO(2.0, 6.0) + Matern(nu=0.5),
+}
+each_kernel = pytest.mark.parametrize("kernel", list(KERNELS.values()), ids=list(KERNELS))
+
+
+def covariance(kernel, x, z):
+    """The kernels above written anew: double loop over the formula of an integral."""
+
+    def wander(u, v):  # of min(s, u) min(s, v) ... : int_0^min (u - s)(v - s) ds
+        m = min(u, v)
+        return u * v * m - (u + v) * m**2 / 2 + m**3 / 3
+
+    def trend(q, level, slope, origin):
+        return np.array(
+            [
+                [
+                    level + slope * (a - origin) * (b - origin) + q * wander(a - origin, b - origin)
+                    for b in z
+                ]
+                for a in x
+            ]
+        )
+
+    if kernel is KERNELS["trend"]:
+        return trend(0.3, 0.7, 0.2, -1.0)
+    t = np.abs(x[:, None] - z)
+    b = 2 * np.pi / 2.0
+    sho = np.exp(-t / 6.0) * (np.cos(b * t) + np.sin(b * t) / (b * 6.0))
+    return 0.6 * trend(0.1, 2.0, 0.4, 0.0) + 0.5 * sho + np.exp(-t)
+
+
+def data(n=70):
+    rng = np.random.default_rng(3)
+    x = np.sort(rng.uniform(0.2, 9.0, n))
+    return x, 0.5 * x + np.sin(3 * x) + 0.2 * rng.standard_normal(n)
+
+
+def fitted(kernel, x, y):
+    series, likelihood = make_series(torch.tensor(x), torch.tensor(y)), Gaussian(NOISE)
+    return fit_series([kernel], [series], likelihood, offsets=[0.0], learn=False)
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [5, 70, 400])
+def test_evidence_equals_the_dense_one(kernel, n):
+    x, y = data(n)
+    C = covariance(kernel, x, x) + NOISE * np.eye(n)
+    _, log_det = np.linalg.slogdet(C)
+    expected = -0.5 * (y @ np.linalg.solve(C, y) + log_det + n * np.log(2 * np.pi))
+    assert abs(fitted(kernel, x, y).value - expected) < 1e-8 * n
+
+
+@each_kernel
+def test_predictions_equal_the_dense_ones(kernel):
+    x, y = data()
+    new = np.array([0.05, 0.2, 1.1, 4.0, 8.9, 9.5, 15.0])
+    state = fitted(kernel, x, y).states[0]
+    C, k = covariance(kernel, x, x) + NOISE * np.eye(len(x)), covariance(kernel, new, x)
+    expected = covariance(kernel, new, new) - k @ np.linalg.solve(C, k.T)
+    mean, joint = state.covariance(torch.tensor(new))
+    np.testing.assert_allclose(mean, k @ np.linalg.solve(C, y), atol=1e-8)
+    np.testing.assert_allclose(joint, expected, atol=1e-8)
+    mean, var = state.moments(torch.tensor(new))
+    np.testing.assert_allclose(var, expected.diagonal(), atol=1e-8)
+    draws = state.samples(torch.tensor(new), 4000, torch.Generator().manual_seed(0))
+    z = (draws.mean(1) - mean) / (var / 4000).sqrt()
+    assert z.abs().max() < 4
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [6, 300])
+def test_gradient_of_the_evidence_equals_finite_differences(kernel, n):
+    x, y = (torch.tensor(each) for each in data(n))
+    form, beta, weight = state_space(kernel), y / NOISE, torch.full_like(y, 1 / NOISE)
+
+    def value(parameters):
+        dynamics = form.at(parameters)
+        found = evidence(dynamics, dynamics.gaps(x), beta, weight, y)
+        return torch.tensor(found.log_normalizer, dtype=torch.float64)
+
+    at = form.parameters().detach()
+    dynamics = form.at(at)
+    found = evidence(dynamics, dynamics.gaps(x), beta, weight, y).parameter_gradient
+    expected = by_finite_differences(value, at)
+    assert (found - expected).abs().max() < 1e-6 * (1 + expected.abs().max())
+
+
+def test_forecasts_go_on_along_the_slope():
+    x = np.arange(100.0)
+    y = 3.0 + 0.5 * x + 0.01 * np.random.default_rng(0).standard_normal(100)
+    kernel = LocalLinearTrend(1e-6, 10.0, 1.0, diffusion_bounds=(1e-12, 1.0))
+    model = StateSpaceGPRegressor(kernel).fit(x[:, None], y)
+    mean, std = model.predict([[150.0]], return_std=True)
+    assert abs(mean[0] - 78.0) < 0.1 and std[0] < 1.0
+
+
+def test_what_does_not_take_trends_says_so():
+    x, y = (torch.tensor(each) for each in data(20))
+    trend, series = LocalLinearTrend(origin=5.0), make_series(x, y)
+    with pytest.raises(ValueError, match="before the kernel's origin=5"):
+        fit_series([trend], [series], Gaussian(NOISE), offsets=[0.0], learn=False)
+    trend = LocalLinearTrend()
+    state = fitted(trend, *data(20)).states[0]
+    with pytest.raises(ValueError, match="X has a time of -1, before the kernel's origin=0"):
+        state.moments(torch.tensor([3.0, -1.0], dtype=torch.float64))
+    with pytest.raises(ValueError, match="a model with inducing states needs a stationary"):
+        options = {"offsets": [0.0], "n_inducing": 5, "learn": False}
+        fit_series([trend], [series], Gaussian(NOISE), **options)
+    with pytest.raises(ValueError, match="an additive model needs a stationary"):
+        fit_additive([trend], x[:, None], y, None, Gaussian(NOISE))
+    with pytest.raises(ValueError, match="additive models do not take"):
+        fit_additive([SHO()], x[:, None], y, None, Gaussian(NOISE))
+    with pytest.raises(ValueError, match="add the trend"):
+        state_space(trend * Matern())
+    with pytest.raises(ValueError, match="give all one origin"):
+        state_space(trend + LocalLinearTrend(origin=1.0))
+
+
+def test_oscillators_are_made_from_frequency_and_quality():
+    kernel = SHO.from_quality(0.5, 3.0)
+    omega = np.pi
+    t = np.linspace(0, 9, 40)
+    eta = np.sqrt(1 - 1 / (4 * 9.0))  # Foreman-Mackey et al. (2017), eq. (23)
+    angle = eta * omega * t
+    expected = np.exp(-omega * t / 6.0) * (np.cos(angle) + np.sin(angle) / (6.0 * eta))
+    np.testing.assert_allclose(kernel(t[:, None], [[0.0]])[:, 0], expected, atol=1e-12)
+    with pytest.raises(ValueError, match="quality must be above 1/2"):
+        SHO.from_quality(1.0, 0.4)
