@@ -42,11 +42,12 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         A scikit-learn kernel expression in the units of X; a WhiteKernel summand is the noise. It
         may add and multiply Matern (nu 1/2, 3/2, 5/2), RBF, RationalQuadratic, ExpSineSquared,
         ConstantKernel, `skgp.kernels.Cosine` and `SHO`, and of one column add `LocalLinearTrend`;
-        RBF, RationalQuadratic and ExpSineSquared are approximated (see the user guide). None chooses by the evidence among Matern kernels and a
-        sum of two, of a long and a short length scale (of 10000 rows or fewer, also RBF). With
-        several columns: a kernel of which each column gets a copy, or a sum of
-        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a prior of
-        the hyper-parameters that keeps many columns of few rows from following the noise.
+        RBF, RationalQuadratic and ExpSineSquared are approximated (see the user guide). None
+        chooses by the evidence among Matern kernels and a sum of two, of a long and a short length
+        scale (of 10000 rows or fewer, also RBF). With several columns: a kernel of which each
+        column gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None for a
+        Matern 3/2 each, with a prior of the hyper-parameters that keeps many columns of few rows
+        from following the noise.
     n_inducing : int, "auto" or None, default=None
         None is exact. A number M places inducing states at M of the times: a small fitted model,
         rows that come in parts. "auto" takes as many as the length scale learned asks for. With

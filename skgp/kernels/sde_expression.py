@@ -244,7 +244,8 @@ def origin_of(kernel: Kernel) -> float | None:
     """Where the parts of an expression that are not stationary start, None where all are."""
     if type(kernel) is LocalLinearTrend:
         return float(kernel.origin)
-    found = {origin_of(child) for child in children_of(kernel)} - {None}
+    origins = (origin_of(child) for child in children_of(kernel))
+    found = {origin for origin in origins if origin is not None}
     if len(found) > 1:
         raise ValueError(
             f"kernel={kernel} has trends that start at {sorted(found)}; give all one origin."

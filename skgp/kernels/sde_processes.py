@@ -367,5 +367,7 @@ MATERN52 = _Matern52(  # mathematical
 )
 ROTATION = _Rotation("rotation", [[0.0, 1], [-1, 0]], [0.0, 0], [[1.0, 0], [0, 1]])  # mathematical
 LINE = _Line("line", [[0.0, 1], [0, 0]], [0.0, 0], [[0.0, 0], [0, 1]])  # mathematical
-INTEGRATED = _Integrated("integrated", [[0.0, 1], [0, 0]], [0.0, 1], [[0.0, 0], [0, 0]])
+INTEGRATED = _Integrated(  # mathematical
+    "integrated", [[0.0, 1], [0, 0]], [0.0, 1], [[0.0, 0], [0, 0]]
+)
 OSCILLATOR = Oscillator()

@@ -18,7 +18,8 @@ from torch import Tensor
 from skgp.inference.defaults import ERROR_ROWS, LEAST_NOISE_SHARE
 from skgp.inference.markov.series import Series
 from skgp.kernels import gram
-from skgp.kernels.sde import StateSpace
+from skgp.kernels.expression import summands
+from skgp.kernels.sde import StateSpace, state_space
 
 
 def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
@@ -53,7 +54,11 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
 def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tensor]:
     """K (m, m) of the kernel, and that of the form less K."""
     m = len(times)
-    lags = (times[:, None] - times).abs()
-    approximate, _ = form.at().covariance(lags.reshape(-1).numpy())
-    K = gram(form.kernel, times[:, None])
-    return K, torch.from_numpy(approximate).reshape(m, m) - K
+    lags = (times[:, None] - times).abs().reshape(-1).numpy()
+    error = times.new_zeros(m, m)
+    for part in summands(form.kernel):
+        own = state_space(part, tolerance=form.tolerance)
+        if own.error():
+            approximate, _ = own.at().covariance(lags)
+            error += torch.from_numpy(approximate).reshape(m, m) - gram(part, times[:, None])
+    return gram(form.kernel, times[:, None]), error

@@ -92,6 +92,8 @@ class Counting:
     def __init__(self):
         self.dynamics, self.asked = state_space(Matern(1.0, nu=1.5)).at(), []
 
+    origin = None
+
     def transition(self, gaps):
         self.asked.append(len(gaps))
         return self.dynamics.transition(gaps)
