@@ -87,7 +87,7 @@ _REMEDY = {
     False: "Give fewer rows, or take an estimator that reads them in blocks, as "
     "QSGPRegressor(basis='fourier')",
     True: "Give fewer rows, take a classifier that reads them in blocks, as SWSGPClassifier or "
-    "QSGPClassifier(solver='sgd'), or give some at a time to "
+    "QSGPClassifier, or give some at a time to "
     "QSGPClassifier(basis='fourier').partial_fit(X[rows].compute(), y[rows].compute(), classes)",
 }
 

@@ -27,7 +27,13 @@ from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.amplitude import refine_length_scales
 from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
 from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
-from skgp.learning.plan import Fit, Options, resolve_classification, streaming_classification
+from skgp.learning.plan import (
+    Fit,
+    Options,
+    in_sums,
+    resolve_classification,
+    streaming_classification,
+)
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.stochastic import SomeRows
 from skgp.likelihoods import Bernoulli
@@ -157,10 +163,11 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     Fourier features (1024 by default) or as many inducing points. Later calls keep them. The result
     is near that of a fit to all observations, and depends a little on their order.
 
-    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks by
-    ``solver="sgd"`` with Fourier features: minibatches, by rows. Hyper-parameters begin from those
-    of 60000 rows at random, of which some are held out for ``moderation_``. The indices of the
-    labels are held in memory, a byte or two a row.
+    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: by Newton's
+    method with Fourier features or inducing points in a pass a step, which adds up gradients and
+    Hessians, exact, of fewer basis functions by default; by ``solver="sgd"`` with Fourier features
+    in minibatches. Hyper-parameters, the amplitude and ``moderation_`` are those of 60000 rows at
+    random. The indices of the labels are held in memory, a byte or two a row.
 
     References
     ----------
@@ -268,11 +275,17 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
             )
 
     def _takes_blocks(self, n_columns: int) -> bool:
+        if self.solver != "sgd":
+            return self.basis != "relevance"
         fourier = self.kernel is None or has_spectral_density(self.kernel)
-        asked = self.basis in ("auto", "fourier") and self.class_weight is None
-        return self.solver == "sgd" and asked and fourier
+        return self.basis in ("auto", "fourier") and self.class_weight is None and fourier
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        if self.solver != "sgd":
+            of_classes = partial(_coded, n_classes=len(self.classes_))
+            given = blocks.then(of_classes, blocks.some).to(backend.device)
+            self._learn(blocks.some, session, backend, blocks=given)
+            return
         read = blocks.blocks.by_rows()
         numbers = numbers_of_some(blocks.blocks, backend)
         coded = partial(one_vs_rest, n_classes=len(self.classes_))
@@ -289,6 +302,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         *,
         stream: bool = False,
         rows: SomeRows | None = None,
+        blocks: MappedBlocks | None = None,
     ) -> None:
         self.__dict__.pop("_online", None)  # a stream ends here
         if stream:
@@ -307,7 +321,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
 
         with session.stage("solve", state=state) as callback:
             problem = self._problem(found, data, backend, generator, callback)
-            fit = self._solve(problem, given, self._previous(backend)[1], rows)
+            fit = self._solve(problem, given, self._previous(backend)[1], rows, blocks)
         self._keep_fit(fit, self._fitted_attributes(fit), backend)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -395,14 +409,24 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
         model = self._likelihood, to_tensor(self.offset_, device=backend.device)
         return qsgp.Problem(found.kernel, data, 0.0, options, generator, callback, *model)
 
-    def _solve(self, problem: qsgp.Problem, given: Data, state: Any, rows: SomeRows | None) -> Fit:
+    def _solve(
+        self,
+        problem: qsgp.Problem,
+        given: Data,
+        state: Any,
+        rows: SomeRows | None,
+        blocks: MappedBlocks | None,
+    ) -> Fit:
         """Fit the posteriors of the latent functions to the data `given` on the CPU, too.
 
-        With `rows` these are learned from, of which the data are some.
+        With `rows` or `blocks` these are learned from, of which the data are some.
         """
         data = problem.data
         n = len(data) if rows is None else len(rows.X)
+        n = n if blocks is None else len(blocks)
         plan = resolve_classification(self._plan(), n, data.y.shape[1], problem.kernel)
+        if blocks is not None:
+            plan = in_sums(self._plan(), plan, n, len(data), data.y.shape[1])
         Z = None
         if plan.basis == "inducing":
             X, weight = arrays(given)
@@ -411,7 +435,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
                 X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
             )
             Z = to_tensor(centres, device=data.X.device)
-        return qsgp.fit_classifier(problem, plan, Z=Z, state=state, rows=rows)
+        return qsgp.fit_classifier(problem, plan, Z=Z, state=state, rows=rows, blocks=blocks)
 
     def _fitted_attributes(self, fit: Fit) -> dict[str, Any]:
         """What makes this estimator one fitted by `fit`, the labels aside."""
@@ -431,6 +455,11 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
 
     def _latent_mean_and_variance(self, X):
         return self._evaluate("mean_and_variance", X)
+
+
+def _coded(data: Data, *, n_classes: int) -> Data:
+    """Observations of a block, their codes as y (n, c) in {-1, +1}."""
+    return replace(data, y=to_tensor(one_vs_rest(data.y.numpy().astype(np.int64), n_classes)))
 
 
 def merge_equal(data: Data) -> Data:

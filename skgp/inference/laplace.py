@@ -13,7 +13,7 @@ the evidence lower bound, exactly as for a Gaussian likelihood of precision c
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from skgp.inference.newton import (
     newton_problem,
     prior_variances,
 )
+from skgp.inference.newton_sums import SumsFit
 from skgp.inference.weights.design import Basis, StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
@@ -34,7 +35,7 @@ from skgp.linalg import NumericalWarning
 from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["OnlineLaplace", "laplace_covariance", "log_evidence"]
+__all__ = ["OnlineLaplace", "hessian_covariance", "laplace_covariance", "log_evidence"]
 
 
 def laplace_covariance(
@@ -84,25 +85,39 @@ def laplace_covariance(
     if kind == "diagonal":
         std = optimal_std(design.curvature_diagonal(curvature) + precision)
         return [WeightGaussian.diagonal(zero, std[:, j]) for j in range(c)]
-    n_dense = m if kind == "full" else min(n_dense_columns, m)
+    hessians = (design.curvature_gram(curvature[:, [j]])[0] for j in range(c))
+    return hessian_covariance(hessians, precision, kind, n_dense_columns)
+
+
+def hessian_covariance(
+    hessians: Iterable[Tensor], precision: Tensor, kind: str = "full", n_dense_columns: int = 100
+) -> list[WeightGaussian]:
+    """The same of Hessians (m, m) of the negative log-likelihood, and precisions 1 / a (c,)."""
     found = []
-    for j in range(c):
-        gram = design.curvature_gram(curvature[:, [j]])[0]
-        q, jitter = optimal_gaussian(gram, zero, 1.0, precision[j].expand(m), n_dense=n_dense)
+    for H, each in zip(hessians, precision, strict=True):
+        m, zero = len(H), torch.zeros_like(H[0])
+        if kind == "diagonal":
+            found.append(WeightGaussian.diagonal(zero, optimal_std(H.diagonal() + each)))
+            continue
+        n_dense = m if kind == "full" else min(n_dense_columns, m)
+        q, jitter = optimal_gaussian(H, zero, 1.0, each.expand(m), n_dense=n_dense)
         if jitter:
             warnings.warn(
                 f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal "
                 "to be factored, which shrinks the posterior variances. Lower the prior variance "
                 "or the number of features, or use dtype='float64'.",
                 NumericalWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         found.append(q)
     return found
 
 
 def log_evidence(
-    fit: NewtonFit, covariances: Sequence[WeightGaussian], *, prior_variance: float | Tensor = 1.0
+    fit: NewtonFit | SumsFit,
+    covariances: Sequence[WeightGaussian],
+    *,
+    prior_variance: float | Tensor = 1.0,
 ) -> Tensor:
     r"""Laplace approximation of :math:`\log p(y)` of every column, in nats; shape (c,).
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.defaults import HELD_SUMS
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.spectral import has_spectral_density
 from skgp.learning.defaults import (
@@ -43,6 +44,7 @@ from skgp.learning.defaults import (
     PRECONDITIONER_RANK,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
+    SUMS_PASSES,
 )
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import memory_budget, require_memory
@@ -291,6 +293,23 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
         m = affordable_points(n, n_problems) if m is None else m
         m = m + m % 2  # cosines and sines come in pairs
     return Plan(basis, m, solver, _classifier_covariance(asked, solver, m, n_problems), reason)
+
+
+def in_sums(asked: Plan, plan: Plan, n: int, n_some: int, n_problems: int) -> Plan:
+    """The plan of a classification of n rows in blocks, of points among `n_some` in memory.
+
+    A pass forms Hessians of all columns, and holds them several times: MemoryBudgetError where m is
+    asked for and they do not fit.
+    """
+    matrices, m = (HELD_SUMS + HESSIANS) * n_problems, plan.size
+    if asked.n_basis is None:
+        exact = affordable_points(SUMS_PASSES * n_problems * n) if n > FULL_ROWS else m
+        m = 2 * max(1, int(min(m, exact, matrix_room(matrices)) / 2))
+    what = f"Sums over blocks of Hessians of {n_problems} latent functions of {m} basis functions"
+    require_memory(8.0 * matrices * m**2, what, "Use a smaller n_basis, or solver='sgd'")
+    m = min(m, n_some) if plan.basis == "inducing" else m
+    covariance = _classifier_covariance(asked, plan.solver, m, n_problems)
+    return replace(plan, n_basis=m, covariance=covariance, reason="rows in blocks")
 
 
 def affordable_points(n: int, n_problems: int = 1) -> int:

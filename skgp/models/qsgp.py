@@ -44,8 +44,9 @@ from skgp.blocks import Blocks
 from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
-from skgp.inference.laplace import laplace_covariance, log_evidence
+from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton
+from skgp.inference.newton_sums import ClassRows, fit_newton_sums
 from skgp.inference.relevance.evidence import (
     choose_candidates,
     fit_relevance,
@@ -327,10 +328,12 @@ def fit_classifier(
     Z: Tensor | None = None,
     state: Any = None,
     rows: SomeRows | None = None,
+    blocks: Blocks | None = None,
 ) -> Fit:
     """Fit the latent functions; `Z` (m, d) inducing points, `state` to go on from.
 
-    With `rows` minibatches are read from them, and `p.data` are some of them.
+    With `rows` minibatches are read from them, with `blocks` these are passed over, y (n, c); and
+    `p.data` are some of them.
     """
     if plan.basis == "inducing":
         Z = p.data.X if Z is None else Z
@@ -338,7 +341,7 @@ def fit_classifier(
     if plan.basis == "relevance":
         return fit_relevance_vectors(p, plan)
     if plan.solver == "newton":
-        return fit_modes(p, plan, Z)
+        return fit_modes(p, plan, Z, blocks)
     if p.data.weight is not None:
         raise ValueError(
             "sample_weight and class_weight are not supported by solver='sgd'; use solver='newton'."
@@ -346,11 +349,12 @@ def fit_classifier(
     return fit_stochastic_classifier(p, plan, Z=Z, state=state, rows=rows)  # Theorem 3
 
 
-def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
+def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: Blocks | None = None) -> Fit:
     """Laplace approximation, the amplitude by observations left out, which enter the last fit.
 
     The paper has stochastic gradients only. They reach in ten minutes what Newton's method passes
     in one: a pass over all observations costs less than the thousands of iterations it replaces.
+    With `blocks` the modes are those of all their observations, of which `p.data` are some.
     """
     o, X, Y = p.options, p.data.X, p.data.y
     check_memory(plan, len(Y), Y.shape[1])
@@ -361,18 +365,18 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None) -> Fit:
     problem = AmplitudeProblem(design, X, Y, p.likelihood, p.offset, weight)
     controls: Settings = {"generator": p.generator, "callback": recorder}
     choice = choose_amplitude(p.kernel, problem, plan, o, **controls)
-    limits = o.limits(tol=1e-4, max_iter=30)
-    a = choice.prior_variance
-    fit = fit_newton(
-        problem.at(a),
-        start=choice.weights,
-        generator=p.generator,
-        callback=None if recorder.stopped else recorder,
-        **limits | ({"max_iter": 1} if recorder.stopped else {}),
-    )
-    curvature = problem.at(a).curvature(fit.latent)
+    limits = o.limits(tol=1e-4, max_iter=30) | ({"max_iter": 1} if recorder.stopped else {})
+    a, told = choice.prior_variance, None if recorder.stopped else recorder
     structure: Settings = {"kind": plan.covariance, "n_dense_columns": o.n_dense_columns}
-    q = laplace_covariance(design, curvature, prior_variance=a, **structure)
+    found: Settings = {"start": choice.weights, "callback": told, **limits}
+    if blocks is None:
+        fit = fit_newton(problem.at(a), generator=p.generator, **found)
+        curvature = problem.at(a).curvature(fit.latent)
+        q = laplace_covariance(design, curvature, prior_variance=a, **structure)
+    else:
+        rows = ClassRows(basis, p.likelihood, p.offset)
+        fit = fit_newton_sums(blocks, rows, prior_variance=a, **found)
+        q = hessian_covariance(fit.hessian, torch.full_like(fit.loss, 1 / a), **structure)
     evidence = None
     if plan.covariance == "full":
         evidence = float(log_evidence(fit, q, prior_variance=a).sum())

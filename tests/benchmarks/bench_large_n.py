@@ -34,6 +34,7 @@ CASES = {
         "SWSGPClassifier",
         {"n_inducing": 1000, "n_neighbors": 16, "solver": "adam"},
     ),
+    "newton-labels": ("QSGPClassifier", {"basis": "fourier", "n_basis": 256}),
     "sgd-labels": ("QSGPClassifier", {"basis": "fourier", "n_basis": 500, "solver": "sgd"}),
 }
 

@@ -441,6 +441,12 @@ def sgd_classifier(**settings):
     return skgp.QSGPClassifier(random_state=0, device="cpu", max_iter=30, **settings)
 
 
+def newton_classifier(**settings):
+    settings = {"kernel": RBF([1.0, 2.0]), "n_basis": 24, "optimizer": None} | settings
+    settings = {"covariance": "full", "tol": 1e-12} | settings
+    return skgp.QSGPClassifier(random_state=0, device="cpu", **settings)
+
+
 def swsgp_classifier(**settings):
     settings = {"kernel": RBF([1.0, 2.0]), "n_inducing": 40, "n_neighbors": 8} | settings
     settings = {"tol": 1e-13, "max_iter": 60, "optimizer": None, "init": "random"} | settings
@@ -450,6 +456,8 @@ def swsgp_classifier(**settings):
 CLASSIFIERS = {
     "sgd": (sgd_classifier, {"optimizer": None}, 1e-8),
     "sgd, learned": (sgd_classifier, {"basis": "fourier"}, 1e-8),
+    "newton": (newton_classifier, {}, 1e-8),
+    "newton, learned": (newton_classifier, {"optimizer": "auto", "basis": "fourier"}, 1e-8),
     "neighbors": (swsgp_classifier, {}, 1e-5),
     "all points": (swsgp_classifier, {"n_inducing": 12, "n_neighbors": 12}, 1e-5),
     "adam": (swsgp_classifier, {"solver": "adam", "kl_weight": 1.0, "max_iter": 20}, 1e-5),
@@ -465,7 +473,8 @@ def labelled(data):
 
 # Of several classes rows are held out in memory to couple them, which changes their order.
 @pytest.mark.parametrize(
-    ("name", "n_classes"), [*((name, 2) for name in CLASSIFIERS), ("sgd", 3), ("neighbors", 3)]
+    ("name", "n_classes"),
+    [*((name, 2) for name in CLASSIFIERS), ("sgd", 3), ("newton", 3), ("neighbors", 3)],
 )
 def test_classifiers_in_blocks_give_the_fit_to_all_rows(labelled, name, n_classes, tmp_path):
     make_model, settings, atol = CLASSIFIERS[name]
@@ -540,6 +549,7 @@ BY_PASSES = {
     "StateSpaceGPRegressor": {"n_inducing": 20},
     "SWSGPRegressor": {"n_inducing": 30, "n_neighbors": 6, "max_iter": 3},
     "SWSGPClassifier": {"n_inducing": 30, "n_neighbors": 6, "max_iter": 3},
+    "QSGPClassifier": {"n_basis": 30},
 }
 
 
