@@ -135,7 +135,8 @@ def fit_newton_sums(
     sums, loss = at(W, first=True)
     scale = torch.linalg.vector_norm(sums.zero_slope, dim=0)
     scale = torch.where(scale > 0, scale, 1.0)
-    settled, history, stopped = torch.zeros_like(loss, dtype=torch.bool), [], False
+    settled, stopped = torch.zeros_like(loss, dtype=torch.bool), False
+    history: list[dict] = []
     while True:
         gradient = precision * W + sums.slope  # (m, c)
         norm = torch.linalg.vector_norm(gradient, dim=0) / scale

@@ -40,13 +40,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.blocks import Blocks
+from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
-from skgp.inference.newton import fit_newton
-from skgp.inference.newton_sums import ClassRows, fit_newton_sums
+from skgp.inference.newton import NewtonFit, fit_newton
+from skgp.inference.newton_sums import ClassRows, SumsFit, fit_newton_sums
 from skgp.inference.relevance.evidence import (
     choose_candidates,
     fit_relevance,
@@ -328,7 +328,7 @@ def fit_classifier(
     Z: Tensor | None = None,
     state: Any = None,
     rows: SomeRows | None = None,
-    blocks: Blocks | None = None,
+    blocks: MappedBlocks | None = None,
 ) -> Fit:
     """Fit the latent functions; `Z` (m, d) inducing points, `state` to go on from.
 
@@ -349,7 +349,7 @@ def fit_classifier(
     return fit_stochastic_classifier(p, plan, Z=Z, state=state, rows=rows)  # Theorem 3
 
 
-def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: Blocks | None = None) -> Fit:
+def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | None = None) -> Fit:
     """Laplace approximation, the amplitude by observations left out, which enter the last fit.
 
     The paper has stochastic gradients only. They reach in ten minutes what Newton's method passes
@@ -369,14 +369,15 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: Blocks | None = 
     a, told = choice.prior_variance, None if recorder.stopped else recorder
     structure: Settings = {"kind": plan.covariance, "n_dense_columns": o.n_dense_columns}
     found: Settings = {"start": choice.weights, "callback": told, **limits}
+    fit: NewtonFit | SumsFit
     if blocks is None:
-        fit = fit_newton(problem.at(a), generator=p.generator, **found)
-        curvature = problem.at(a).curvature(fit.latent)
+        fit = whole = fit_newton(problem.at(a), generator=p.generator, **found)
+        curvature = problem.at(a).curvature(whole.latent)
         q = laplace_covariance(design, curvature, prior_variance=a, **structure)
     else:
         rows = ClassRows(basis, p.likelihood, p.offset)
-        fit = fit_newton_sums(blocks, rows, prior_variance=a, **found)
-        q = hessian_covariance(fit.hessian, torch.full_like(fit.loss, 1 / a), **structure)
+        fit = sums = fit_newton_sums(blocks, rows, prior_variance=a, **found)
+        q = hessian_covariance(sums.hessian, torch.full_like(fit.loss, 1 / a), **structure)
     evidence = None
     if plan.covariance == "full":
         evidence = float(log_evidence(fit, q, prior_variance=a).sum())
