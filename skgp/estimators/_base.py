@@ -219,13 +219,18 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         device = resolve_device(self.device, n_rows, self._least_gpu_rows(n_columns))
         return Backend(device, getattr(torch, self.dtype), self.random_state)
 
+    @property
+    def _asked_kernel(self) -> Kernel | None:
+        """What of ``kernel`` is that of the process."""
+        return self.kernel
+
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         """Return a checked copy of ``kernel``, which is not None, for inputs X (n, d).
 
         TypeError if a part has no form in torch; ValueError if a WhiteKernel is not a summand at
         the top level, or the kernel does not fit the number of columns of X.
         """
-        kernel = clone(self.kernel)
+        kernel = clone(self._asked_kernel)
         split_noise(kernel)  # raises for what skgp cannot evaluate
         try:
             kernel(X[:1])

@@ -59,6 +59,9 @@ __all__ = ["asked_model", "fit_context", "within_limits"]
 #: What defines the model; an estimator has some of them.
 _MODEL = (
     "kernel",
+    "time",
+    "covariates",
+    "trend",
     "likelihood",
     "link",
     "degrees_of_freedom",

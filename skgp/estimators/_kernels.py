@@ -1,9 +1,13 @@
 """The kernels that an estimator chooses among when ``kernel=None``, and the parts of one given."""
 
+from functools import reduce
+from operator import add
+
 import numpy as np
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
+    DotProduct,
     Kernel,
     KernelOperator,
     Matern,
@@ -167,6 +171,41 @@ def column_kernels(kernel: Kernel, n_columns: int) -> list[Kernel | None]:
         known = kernels[column]
         kernels[column] = part if known is None else known + part
     return kernels
+
+
+def split_terms(kernel: Kernel, place: int) -> tuple[Kernel, dict[int, str]]:
+    """Split the kernel of a series into that of time, in column `place`, and kinds of covariates.
+
+    A DotProduct asks for a straight line; a part of another column for a smooth function of it.
+    ValueError if a part sees several columns, or none is left for time.
+    """
+    process: list[Kernel] = []
+    kinds: dict[int, str] = {}
+    for part in summands(kernel):
+        seen, is_line = _columns(part) or {place}, _holds(part, DotProduct)
+        if len(seen) > 1:
+            raise ValueError(
+                f"kernel={kernel}: its part {part} sees the columns {sorted(seen)}, but each part "
+                "of a series with covariates sees one. Write a sum of "
+                "skgp.kernels.ActiveDims(kernel, [column])."
+            )
+        (column,) = seen
+        if is_line or column != place:
+            kinds[column] = "linear" if is_line else "smooth"
+        else:
+            process.append(part.kernel if isinstance(part, ActiveDims) else part)
+    if all(isinstance(part, WhiteKernel) for part in process):
+        raise ValueError(
+            f"kernel={kernel} has no part of time, column {place}, but noise and lines. Add one "
+            "with a state-space form, such as Matern(nu=1.5) or ExpSineSquared()."
+        )
+    return reduce(add, process), kinds
+
+
+def _holds(kernel: Kernel, leaf: type[Kernel]) -> bool:
+    """Whether a kernel of some class is in an expression."""
+    parts = (getattr(kernel, name, None) for name in ("k1", "k2", "kernel"))
+    return isinstance(kernel, leaf) or any(_holds(part, leaf) for part in parts if part is not None)
 
 
 def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Kernel:

@@ -1,74 +1,248 @@
-"""X of a series: dates become days, predictions come indexed like their rows."""
+"""X of a series: which column is time, which others are covariates and of what kind."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from skgp.estimators._base import BaseGP
+from skgp.estimators._kernels import split_terms
 from skgp.estimators._time import Times, check_resolution, is_dates, table_columns
+from skgp.estimators._validation import listing
+from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
+from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Term, Terms
+
+_KINDS = {"linear": Linear, "flag": Linear, "categorical": Categorical, "smooth": Smooth}
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a fit took the columns of X, and how those of a prediction are read."""
+
+    place: int | None  # of time; None where columns are terms of an additive model
+    times: Times | None  # None where times are numbers
+    names: Sequence[Any]
+    kinds: Mapping[int, str] = field(default_factory=dict)  # of each covariate
+    levels: Mapping[int, np.ndarray] = field(default_factory=dict)  # of the categorical ones
+
+    def read(self, columns: Sequence[Any]) -> np.ndarray:
+        """X (n, d): days, numbers, and the places of levels, those that are new coming last.
+
+        ValueError where times are not of the kind of those of fit.
+        """
+        if len(columns) != len(self.names):  # for scikit-learn to refuse
+            return np.empty((len(columns[0]), len(columns)))
+        return np.column_stack([self._numbers(j, column) for j, column in enumerate(columns)])
+
+    def _numbers(self, j: int, column: Any) -> np.ndarray:
+        if j in self.levels:
+            known, values = self.levels[j], _values(column)
+            if values.dtype.kind != known.dtype.kind:
+                values = values.astype(known.dtype)
+            code = np.searchsorted(known, values).clip(max=len(known) - 1)
+            return np.where(known[code] == values, code, len(known)).astype(np.float64)
+        if self.times is not None and j == self.place:
+            return self.times.days(column)
+        if is_dates(column):
+            raise ValueError(
+                "X holds dates, and fit had numbers as times. Fit with dates, or give numbers in "
+                "the unit of those of fit."
+                if j == self.place
+                else f"X holds dates in the column {self.names[j]!r}, which is not time. Convert "
+                "it to numbers, or name it by time=."
+            )
+        return np.asarray(column, dtype=np.float64)
 
 
 class SeriesInputs(BaseGP):
-    """X of numbers, or with a column of dates.
+    """X of numbers, or with a column of times and covariates."""
 
-    Attributes
-    ----------
-    time_origin_ : numpy.datetime64
-        The midnight from which the days of the model count, where times are dates.
-    """
-
-    #: None where times are numbers.
-    _times: Times | None
+    time: str | int | None
+    covariates: str | dict
+    trend: int | None
+    n_inducing: int | str | None
+    #: None where X holds numbers that are taken as they are.
+    _table: Table | None
+    #: Beside the process, if there are any.
+    _terms: Terms | None
 
     @property
     def time_origin_(self) -> np.datetime64:
         """The midnight from which the days of the model count, where times are dates."""
-        if self._times is None:
+        if self._table is None or self._table.times is None:
             raise AttributeError("Times are numbers, which count from 0; give dates to fit.")
-        return self._times.origin
+        return self._table.times.origin
 
     def _validated(self, X: ArrayLike, *y: ArrayLike, reset: bool = True, **checks: bool) -> Any:
         columns = table_columns(X)
-        dates = [j for j, each in enumerate(columns or ()) if is_dates(each)]
-        before = None if reset else self._times
-        if columns is None or not dates:
-            if before is not None:
-                before.days(np.empty(0))  # says what is wrong
-            _check_numbers(X)
+        if columns is None and (self.time is not None if reset else self._table is not None):
+            found = np.asarray(X)
+            columns = list(found.T) if found.ndim == 2 and found.size else None
+        table = self._read(X, columns) if reset else self._table
+        if table is None or columns is None:
+            if not reset and any(map(is_dates, columns or ())):
+                Table(0, None, [0]).read([columns[0]] if columns else [])
             if reset:
-                self._times = None
+                _check_numbers(X)
+                self._table = None
             return super()._validated(X, *y, reset=reset, **checks)
-        times = _times_of(columns, dates, before, reset=reset)
-        columns[dates[0]] = times.days(columns[dates[0]])
-        table = np.column_stack([np.asarray(each, dtype=np.float64) for each in columns])
+        numbers = table.read(columns)
         if reset:
-            self._times = times
+            self._table = table
         if np.ndim(X) < 2:  # dates alone
-            return super()._validated(table, *y, reset=reset, **checks)
+            return super()._validated(numbers, *y, reset=reset, **checks)
         validate_data(self, X, reset=reset, skip_check_array=True)  # names and number of columns
         check = check_X_y if y else check_array
-        return check(table, *y, dtype=np.float64, estimator=self, **checks)
+        return check(numbers, *y, dtype=np.float64, estimator=self, **checks)
+
+    def _read(self, X: Any, columns: list[Any] | None) -> Table | None:
+        """How the columns of a fit are taken; None where they are numbers alike."""
+        if columns is None:
+            self._check_no_time(X)
+            return None
+        names = list(getattr(X, "columns", range(len(columns))))
+        dates = [j for j, column in enumerate(columns) if is_dates(column)]
+        place = _place(self.time, names, dates)
+        if place is None:
+            self._check_no_time(X)
+            return None
+        times = Times.of(columns[place]) if place in dates else None
+        if times is None:
+            check_resolution(np.asarray(columns[place]))
+        kinds = _kinds(self.covariates, names, columns, place)
+        if times is None and not kinds and self.time is None:
+            return None
+        levels = {
+            j: np.unique(_values(columns[j])) for j, kind in kinds.items() if kind == "categorical"
+        }
+        return Table(place, times, names, kinds, levels)
+
+    def _check_no_time(self, X: Any) -> None:
+        """Refuse what needs a column of times."""
+        if self.covariates != "auto":
+            raise ValueError(
+                "covariates are columns beside one of times. Name it by time=, or leave covariates "
+                "out for an additive model."
+            )
+        if self.trend is not None and np.ndim(X) == 2 and np.shape(X)[1] > 1:
+            raise ValueError(
+                f"trend={self.trend} is of times, and X has {np.shape(X)[1]} columns of numbers. "
+                "Name the column of times by time=, or leave trend out."
+            )
+
+    # ---- terms ---------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> int | None:
+        """Column of the times of a series; None for an additive model."""
+        if self._table is not None:
+            return self._table.place
+        return 0 if self.n_features_in_ == 1 else None
+
+    def _process_columns(self, X: np.ndarray) -> np.ndarray:
+        """Columns (n, c) of X (n, d) that processes run along: the times, or all."""
+        return X if self._place is None else X[:, [self._place]]
+
+    @property
+    def _asked_kernel(self) -> Kernel | None:
+        return self._kernel_parts[0]
+
+    @property
+    def _kernel_parts(self) -> tuple[Kernel | None, dict[int, str]]:
+        """The kernel asked for of the process, and kinds of the columns that it names besides."""
+        if self.kernel is None or self._place is None:
+            return self.kernel, {}
+        return split_terms(self.kernel, self._place)
+
+    def _make_terms(self, X: torch.Tensor, additive: bool) -> Terms | None:
+        """The terms of training rows X (n, d), if there are any.
+
+        `additive` noise is of standardised targets.
+        """
+        place, table, wide = self._place, self._table, WIDE_PRIOR[additive]
+        if place is None:
+            return None
+        parts: list[Term] = []
+        kinds = {**({} if table is None else table.kinds), **self._kernel_parts[1]}
+        degree = max(-1 if self.trend is None else self.trend, 1 if kinds.pop(place, None) else -1)
+        if degree >= 0:
+            parts.append(Polynomial.over(X[:, place], degree, wide, place=place))
+        for j, kind in kinds.items():
+            assert table is not None
+            options = {"n_levels": len(table.levels[j])} if kind == "categorical" else {}
+            parts.append(_KINDS[kind].of(X[:, j], str(table.names[j]), j, wide, **options))
+        if parts and self.n_inducing is not None:
+            raise ValueError(
+                f"n_inducing={self.n_inducing!r} has no covariates and no trend. Leave n_inducing "
+                "out, which is exact at a cost linear in the rows."
+            )
+        return Terms(tuple(parts), place) if parts else None
 
 
-def _times_of(columns: list, dates: list[int], before: Times | None, *, reset: bool) -> Times:
-    """How the dates of a table are read; `before` is how those of the fit were."""
-    if len(dates) > 1:
+def _place(time: str | int | None, names: list, dates: list[int]) -> int | None:
+    """Place of the column of times: the one asked for, else the only one of dates."""
+    if time is None:
+        if len(dates) > 1:
+            raise ValueError(
+                f"X has dates in {len(dates)} columns, and one is time. Name it by time=, and "
+                "convert the others to numbers or drop them."
+            )
+        return dates[0] if dates else 0 if len(names) == 1 else None
+    if time in names:
+        return names.index(time)
+    if isinstance(time, int) and -len(names) <= time < len(names):
+        return time % len(names)
+    raise ValueError(
+        f"time={time!r} is no column of X, which has {listing(names)}. Give the name of one, or "
+        "its position."
+    )
+
+
+def _kinds(asked: Any, names: list, columns: list, place: int) -> dict[int, str]:
+    """Kind of every column but the times, as asked for or by what it holds."""
+    asked = {} if isinstance(asked, str) else dict(asked)
+    unknown = [name for name in asked if name not in names or names.index(name) == place]
+    if unknown:
         raise ValueError(
-            f"X has dates in {len(dates)} columns, and one is time. Drop the others, or convert "
-            "them to numbers."
+            f"covariates names {listing(unknown)}, no column of X beside time. The columns are "
+            f"{listing(names)}."
         )
-    if reset:
-        return Times.of(columns[dates[0]])
-    if before is None:
-        raise ValueError(
-            "X holds dates, and fit had numbers as times. Fit with dates, or give numbers in the "
-            "unit of those of fit."
-        )
-    return before
+    wrong = [kind for kind in asked.values() if kind not in _KINDS]
+    if wrong:
+        raise ValueError(f"covariates must be of the kinds {listing(list(_KINDS))}; got {wrong}.")
+    others = [j for j in range(len(names)) if j != place]
+    found = {j: asked.get(names[j]) or _kind(columns[j]) for j in others}
+    if sum(found[j] == "smooth" and names[j] not in asked for j in others) > SMOOTH_COVARIATES:
+        for j in others:
+            if found[j] == "smooth" and names[j] not in asked:
+                found[j] = "linear"
+    return found
+
+
+def _kind(column: Any) -> str:
+    """Kind of a column by what it holds."""
+    values = _values(column)
+    if values.dtype.kind == "U":
+        return "categorical"
+    return "flag" if len(np.unique(values)) <= 2 else "smooth"
+
+
+def _values(column: Any) -> np.ndarray:
+    """Numbers of a column, or text."""
+    values = np.asarray(column)
+    if values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    try:
+        return values.astype(np.float64) if values.dtype.kind == "O" else values.astype(str)
+    except (TypeError, ValueError):
+        return values.astype(str)
 
 
 def _check_numbers(X: Any) -> None:

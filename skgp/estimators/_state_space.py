@@ -11,11 +11,13 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils import check_consistent_length
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
-from skgp.estimators._fitting import Callback, FitSession
+from skgp.estimators._blocks import over_rows
+from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
@@ -23,7 +25,7 @@ from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.inference.markov.inducing import GaussianSums
-from skgp.inference.markov.states import InducingState
+from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
 
@@ -34,7 +36,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
     differential equation is a Markov chain of states of d numbers (f and some of its derivatives),
     and exact inference is a walk along the times: :math:`O(n d^3)` for fits, predictions, draws and
-    gradients. On several columns the model is a sum of such processes, one a column.
+    gradients. Columns beside that of the times are covariates, with q features and Gaussian
+    coefficients, :math:`O(n (1 + q) d^2 + n q^2)` more. On several columns of numbers of which none
+    is named as time the model is a sum of processes, one a column.
 
     Parameters
     ----------
@@ -48,6 +52,17 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         column gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None for a
         Matern 3/2 each, with a prior of the hyper-parameters that keeps many columns of few rows
         from following the noise.
+    time : str, int or None, default=None
+        Name or position of the column of times. None is a column of dates, or the only column.
+    covariates : {"auto"} or dict, default="auto"
+        Kinds of the columns beside the times, by name or position: "linear" for a slope, "flag" for
+        a step, "categorical" for an effect of each level, their variance learned, "smooth" for a
+        slope and a Gaussian process of the column, its variance and length scale learned. "auto",
+        and of columns that a dict leaves out: text is categorical, what has two values a flag, up
+        to four columns of numbers are smooth, and more of them linear.
+    trend : {0, 1, 2} or None, default=None
+        Degree of a polynomial of time in the mean, of coefficients that are left to the data. A
+        DotProduct summand of the kernel is a straight line, too.
     n_inducing : int, "auto" or None, default=None
         None is exact. A number M places inducing states at M of the times: a small fitted model,
         rows that come in parts. "auto" takes as many as the length scale learned asks for. With
@@ -110,7 +125,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     intercept_ : float
         What `predict_components` leaves of the mean of f, in the units of y.
     component_kernels_ : list of Kernel
-        One a column of `predict_components`.
+        Of the processes, one each of the first columns of `predict_components`.
+    component_names_ : list of str
+        One a column of `predict_components`: the kernels, "trend" and the covariates.
     noise_variance_ : float
         In squared units of y; none for counts.
     likelihood_scale_ : float
@@ -138,11 +155,15 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     pandas or polars, in a data frame or alone), which become days since `time_origin_`, exactly;
     those with a time zone are instants in UTC, and a period is its first moment.
 
+    Covariates take part in the prediction at the values that X has for them, beyond the values seen
+    as straight lines; a level that is new has the effect of a level drawn from their distribution.
+    ``set_output(transform="pandas")`` gives predictions the index of X.
+
     ``partial_fit`` keeps hyper-parameters and standardisation. Later observations may lie anywhere
     in time. With Gaussian noise the posterior is that of all observations at once; otherwise their
-    sites are found given those before. Sites at all times grow with them. With ``n_inducing`` the
-    state does not, but for times beyond the inducing states, which get such of their own, as
-    densely placed as before.
+    sites are found given those before, which has no covariates. Sites at all times grow with them.
+    With ``n_inducing`` the state does not, but for times beyond the inducing states, which get such
+    of their own, as densely placed as before.
 
     Of several columns the posterior is that of all observations at once. With Gaussian noise sums
     over bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
@@ -179,6 +200,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         self,
         kernel=None,
         *,
+        time=None,
+        covariates="auto",
+        trend=None,
         n_inducing=None,
         inducing="fixed",
         posterior="auto",
@@ -198,6 +222,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         verbose=0,
     ):
         self.kernel = kernel
+        self.time = time
+        self.covariates = covariates
+        self.trend = trend
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.posterior = posterior
@@ -241,7 +268,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         stream: bool = False,
         blocks: Blocks | None = None,
     ) -> None:
-        given, white = self._split_kernel(data.X.numpy())
+        given, white = self._split_kernel(self._process_columns(data.X.numpy()))
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
         likelihood = self._make_likelihood(white)
         with session.stage("solve") as callback:
@@ -283,17 +310,88 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    predict = framed(LikelihoodGPRegressor.predict, "mean", "std")
-    predict_interval = framed(LikelihoodGPRegressor.predict_interval, "lower", "upper")
+    @framed("mean", "std")
+    def predict(
+        self,
+        X,
+        return_std=False,
+        return_cov=False,
+        exposure=None,
+        return_mean_grad=False,
+        return_std_grad=False,
+        filtered=False,
+    ):
+        """Predict a new observation y at each row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        return_std : bool, default=False
+            Also return the standard deviation, observation noise included.
+        return_cov : bool, default=False
+            Also return the joint covariance, observation noise included on its diagonal.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, which multiplies its rate.
+            1 without it. ``set_predict_request(exposure=True)`` routes it through meta-estimators.
+        return_mean_grad : bool, default=False
+            Also return the gradients of the mean in X.
+        return_std_grad : bool, default=False
+            Also return those of the standard deviation, with ``return_std``.
+        filtered : bool, default=False
+            Predict each row from the observations at earlier times alone, one step ahead at those
+            of the training rows. The hyper-parameters are those of all. Of Gaussian noise.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            With Student-t noise of one degree of freedom or fewer, which has none, the median.
+        std : ndarray of shape (n,)
+            Only when ``return_std`` is True. Infinite where noise has no variance.
+        covariance : ndarray of shape (n, n)
+            Only when ``return_cov`` is True. In squared units of y.
+        mean_grad : ndarray of shape (n, d)
+            Only when ``return_mean_grad`` is True. In units of y a unit of X.
+        std_grad : ndarray of shape (n, d)
+            Only when ``return_std_grad`` is True. 0 where the standard deviation is.
+
+        Raises
+        ------
+        RuntimeError
+            If both ``return_std`` and ``return_cov`` are True.
+        ValueError
+            If gradients are asked for with ``return_cov``, or those of a standard deviation without
+            ``return_std``; or if there is no filter for the model.
+        MemoryError
+            If there is no room for the covariance.
+        """
+        given = return_std, return_cov, exposure, return_mean_grad, return_std_grad
+        if not filtered:
+            return super().predict(X, *given)
+        check_is_fitted(self)
+        others = any(part is not None and part is not False for part in given[1:])
+        if others or not self._is_gaussian or not isinstance(self._states[0], SeriesState):
+            raise ValueError(
+                "filtered=True has the mean and return_std of a series with Gaussian noise and "
+                "without inducing states. Leave other arguments out, or filtered."
+            )
+        mean, std = self._predict_filtered(X)
+        return (mean, std) if return_std else mean
+
+    @over_rows
+    @within_limits
+    def _predict_filtered(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (n,) of y from what came before."""
+        rows = self._inputs(self._validate_prediction(X))
+        state = cast(SeriesState, self._states[0])
+        mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
+        return self._to_y(mean), self.y_scale_ * np.sqrt(var)
+
+    predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
     predict_quantiles = framed(
-        LikelihoodGPRegressor.predict_quantiles,
-        "quantile",
-        columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist(),
-    )
-    predict_components = framed(
-        StateSpaceMixin.predict_components,
-        "component",
-        columns=lambda self, arguments: map(str, self.component_kernels_),
+        "quantile", columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist()
+    )(LikelihoodGPRegressor.predict_quantiles)
+    predict_components = framed("component", columns=lambda self, _: self.component_names_)(
+        StateSpaceMixin.predict_components
     )
 
     @property

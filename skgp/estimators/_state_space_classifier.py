@@ -32,6 +32,12 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     ----------
     kernel : Kernel or None, default=None
         As of `StateSpaceGPRegressor`, without a WhiteKernel.
+    time : str, int or None, default=None
+        Name or position of the column of times. None is a column of dates, or the only column.
+    covariates : {"auto"} or dict, default="auto"
+        Kinds of the columns beside the times, as of `StateSpaceGPRegressor`.
+    trend : {0, 1, 2} or None, default=None
+        Degree of a polynomial of time in the mean of f.
     n_inducing : int, "auto" or None, default=None
         As of `StateSpaceGPRegressor`.
     inducing : {"fixed", "learned"}, default="fixed"
@@ -82,7 +88,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
     component_kernels_ : list of Kernel
-        One a column of `predict_components`.
+        Of the processes, one each of the first columns of `predict_components`.
+    component_names_ : list of str
+        One a column of `predict_components`: the kernels, "trend" and the covariates.
     inducing_points_ : ndarray of shape (M, 1)
         Times of the inducing states, where there are any.
     time_origin_ : numpy.datetime64
@@ -145,6 +153,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         self,
         kernel=None,
         *,
+        time=None,
+        covariates="auto",
+        trend=None,
         n_inducing=None,
         inducing="fixed",
         posterior="auto",
@@ -162,6 +173,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         verbose=0,
     ):
         self.kernel = kernel
+        self.time = time
+        self.covariates = covariates
+        self.trend = trend
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.posterior = posterior
@@ -200,7 +214,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         missing = len(data.y.unique()) < len(self.classes_)
         self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=missing)
         self._likelihood = Bernoulli(self.likelihood)
-        given = None if self.kernel is None else self._given_kernel(X)
+        given = None if self.kernel is None else self._given_kernel(self._process_columns(X))
         with session.stage("solve") as callback:
             self.kernel_, _ = self._fit_states(
                 replace(data, y=to_tensor(Y)),
@@ -239,9 +253,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    predict = framed(BaseGPClassifier.predict, "class")
-    predict_proba = framed(
-        BaseGPClassifier.predict_proba, "probability", columns=lambda self, _: self.classes_
+    predict = framed("class")(BaseGPClassifier.predict)
+    predict_proba = framed("probability", columns=lambda self, _: self.classes_)(
+        BaseGPClassifier.predict_proba
     )
 
     _latent_mean = StateSpaceMixin._means

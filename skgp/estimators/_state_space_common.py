@@ -33,8 +33,10 @@ from skgp.estimators.defaults import (
 )
 from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
+from skgp.inference.markov.terms import Terms
 from skgp.kernels import ActiveDims, StateSpace, state_space
 from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
@@ -63,6 +65,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
         "warm_start": ["boolean"],
+        "time": [str, Integral, None],
+        "covariates": [StrOptions({"auto"}), dict],
+        "trend": [Interval(Integral, 0, 2, closed="both"), None],
     }
 
     _option_rules: tuple[Option, ...] = (
@@ -98,14 +103,21 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """Kernel of each column of `predict_components`, of the first latent process."""
         return _parts(self._states[0], split=True)
 
+    @property
+    def component_names_(self) -> list[str]:
+        """Name of each column of `predict_components`: the part of the kernel, or the term."""
+        terms = () if self._terms is None else self._terms.parts
+        return [*map(str, self.component_kernels_), *(term.name for term in terms)]
+
     @over_rows
     @within_limits
     def predict_components(self, X: ArrayLike, return_std: bool = False):
         """Predict what each part of the model adds to f.
 
         Of several columns the parts are the columns (those that the kernel names), each about its
-        mean over the training rows; of one column, the summands of the kernel. They and
-        ``intercept_`` sum to the mean of f, which of a regressor is `predict`, counts aside.
+        mean over the training rows; of a series, the summands of the kernel of time, then the
+        polynomial of time ("trend") and each covariate: `component_names_` has their names. They
+        and ``intercept_`` sum to the mean of f, which of a regressor is `predict`, counts aside.
 
         Parameters
         ----------
@@ -180,14 +192,15 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         of the likelihood (p,).
         """
         X, total = data.X.numpy(), data.total
-        signals, start = self._signals(X, given), None
+        process = self._process_columns(X)
+        signals, start = self._signals(process, given), None
         # Additive noise is relative to standardised targets; latent functions of labels and counts
         # have no such unit, and their variances none that a prior could know.
         prior = signals if self.kernel is None and likelihood.is_additive else None
         if self._goes_on:
-            signals, start = self._warm(X.shape[1])
-        self._columns = [0]
-        if X.shape[1] > 1:
+            signals, start = self._warm(process.shape[1])
+        self._columns = list(range(X.shape[1]))
+        if process.shape[1] > 1:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
         data = self._seen(data, backend)
@@ -198,12 +211,13 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         }
         self._offsets = list(offsets)
         self._stream = None
-        if X.shape[1] == 1:
+        if process.shape[1] == 1:
+            terms = self._make_terms(data.X, likelihood.is_additive)
             if isinstance(self.n_inducing, Integral):
-                warn_of_few_rows(int(self.n_inducing), len(np.unique(X)))
+                warn_of_few_rows(int(self.n_inducing), len(np.unique(process)))
             search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
             search |= {"offsets": offsets, "learn": self._learns, "start": start}
-            fits = [fit_series(kernels, _series(data), likelihood, **search)]
+            fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": self._learns, "prior": prior}
@@ -255,14 +269,14 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
 
         ValueError if the model is additive and the rows before are gone.
         """
-        data, several = self._seen(data, backend), data.X.shape[1] > 1
-        if several:
+        data = self._seen(data, backend)
+        if self._place is None:
             self._add_to_columns(data, likelihood)
             return
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
             state.to(backend.device).with_rows(series, learned)
-            for state, series in zip(self._states, _series(data), strict=True)
+            for state, series in zip(self._states, _series(data, self._terms), strict=True)
         ]
 
     def _add_to_columns(self, data: Data, likelihood: Likelihood) -> None:
@@ -302,6 +316,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
 
     def _set_states(self, fits: Sequence[Fit]) -> None:
         self._states = [state for fit in fits for state in fit.states]
+        self._terms = getattr(self._states[0], "terms", None)
         self._evidence = float(sum(fit.value for fit in fits))
         self._n_states = max(form.n_states for state in self._states for form in _forms(state))
 
@@ -316,7 +331,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     # ---- prediction ------------------------------------------------------------------------
 
     def _bytes_per_row(self) -> int:
-        return 8 * (6 * self._n_states**2 + 20) * len(self._columns)
+        q = 0 if self._terms is None else sum(self._terms.sizes)
+        return 8 * (6 * self._n_states**2 + 20 + 4 * q * self._n_states) * len(self._columns)
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         """Rows as the states take them: times (n,), or the columns that have a component."""
@@ -324,8 +340,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
 
     def _seen_columns(self, rows: Tensor) -> Tensor:
         """The same of rows (n, d) on the device."""
-        if isinstance(self._states[0], SeriesState | InducingState):
-            return rows[:, 0]
+        if self._terms is not None:
+            return rows
+        if self._place is not None:
+            return rows[:, self._place]
         return rows[:, constant(self._columns, dtype=torch.int64, device=rows.device)]
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -364,10 +382,13 @@ def _log_exposure(data: Data) -> Tensor | None:
     return None if data.offset is None else data.offset[:, 0]
 
 
-def _series(data: Data) -> list[Series]:
+def _series(data: Data, terms: Terms | None) -> list[Series]:
     """One series a column of y."""
-    x, exposure = data.X[:, 0], _log_exposure(data)
-    return [make_series(x, y, data.weight, exposure) for y in data.y.T]
+    exposure = _log_exposure(data)
+    if terms is None:
+        return [make_series(data.X[:, 0], y, data.weight, exposure) for y in data.y.T]
+    x, features = data.X[:, terms.time], terms.features(data.X)
+    return [make_regression_series(x, y, features, data.weight, exposure) for y in data.y.T]
 
 
 def _parts(state: State, *, split: bool = False) -> list[Kernel]:

@@ -12,7 +12,7 @@ import datetime
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,46 +205,55 @@ class IndexedOutput:
         return self
 
 
-def framed(method: Callable, *names: str, columns: Callable | None = None) -> Callable:
+def framed(*names: str, columns: Callable | None = None) -> Callable[[Callable], Callable]:
     """Decorate a prediction to return what `set_output` asked for.
 
     Parameters
     ----------
-    method : callable
     *names : str
         Of the arrays (n,) that it may return.
     columns : callable, optional
         Maps the estimator and the arguments of the call by name to those of an array (n, k).
     """
-    signature = inspect.signature(method)
 
-    @functools.wraps(method)
-    def predict(self, X, *args, **kwargs):
-        found = method(self, X, *args, **kwargs)
-        form = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
-        if form == "default" or is_dask(X):
-            return found
-        library = importlib.import_module(form)
-        options = _options(X, form, library)
+    def decorator(method: Callable) -> Callable:
+        signature = inspect.signature(method)
 
-        def labelled(values: np.ndarray, name: str) -> Any:
-            if values.ndim == 1:
-                return library.Series(name=name, **options(values))
-            arguments = signature.bind(self, X, *args, **kwargs).arguments
-            labels = range(values.shape[1]) if columns is None else columns(self, arguments)
-            # polars has text alone for the names of columns
-            labels = [str(label) if form == "polars" else label for label in labels]
-            table = {label: values[:, j] for j, label in enumerate(labels)}
-            return library.DataFrame(**options(table))
+        @functools.wraps(method)
+        def predict(self, X, *args, **kwargs):
+            found = method(self, X, *args, **kwargs)
+            form = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
+            if form == "default" or is_dask(X):
+                return found
+            arrays, given = found if isinstance(found, tuple) else (found,), None
+            if columns is not None:
+                given = columns(self, signature.bind(self, X, *args, **kwargs).arguments)
+            tables = _tables(X, arrays, names, form, given)
+            return tables if isinstance(found, tuple) else tables[0]
 
-        if not isinstance(found, tuple):
-            return labelled(found, names[0])
-        pairs = zip(found, [*names, *names[-1:] * len(found)], strict=False)
-        return tuple(
-            values if values.ndim > 2 else labelled(values, name) for values, name in pairs
-        )
+        return predict
 
-    return predict
+    return decorator
+
+
+def _tables(
+    X: Any, arrays: Sequence[np.ndarray], names: tuple[str, ...], form: str, columns: Any
+) -> tuple[Any, ...]:
+    """A Series of each array (n,), a DataFrame of each (n, k), in the library `form`."""
+    library, found = importlib.import_module(form), []
+    options = _options(X, form, library)
+    for values, name in zip(arrays, [*names, *names[-1:] * len(arrays)], strict=False):
+        if values.ndim == 1:
+            found.append(library.Series(name=name, **options(values)))
+            continue
+        labels = range(values.shape[1]) if columns is None else columns
+        # polars has text alone for the names of columns
+        table = {
+            str(key) if form == "polars" else key: c
+            for key, c in zip(labels, values.T, strict=True)
+        }
+        found.append(library.DataFrame(**options(table)))
+    return tuple(found)
 
 
 def _options(X: Any, form: str, library: Any) -> Callable[[Any], dict[str, Any]]:

@@ -56,7 +56,7 @@ def is_valid(estimator: object, X: ArrayLike) -> bool:
         and len(X) > 0
         and X.shape[1] == getattr(estimator, "n_features_in_", None)
         and not hasattr(estimator, "feature_names_in_")
-        and getattr(estimator, "_times", None) is None
+        and getattr(estimator, "_table", None) is None
         and bool(np.isfinite(X).all())
     )
 

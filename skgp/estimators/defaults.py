@@ -138,6 +138,11 @@ SERIES_LEAST_GAIN = 1e-3
 #: Times are refused that lie so many of their ranges from 0 and that the rounding of their type
 #: moves by so much of the mean gap: unix seconds of minutes in float32, and not normal numbers.
 OFFSET_RANGES, LOST_GAP = 10.0, 0.1
+#: Covariates of numbers up to which each is smooth, with 17 features; more of them are linear.
+SMOOTH_COVARIATES = 4
+#: Prior standard deviation of a coefficient left to the data: of standardised targets and features
+#: (True), and on the scale of a link, where labels may be separated by a flag.
+WIDE_PRIOR = {True: 100.0, False: 10.0}
 #: Bins of a column of an additive model: see `skgp.inference.markov.additive_bins`.
 COLUMN_BINS = 512
 #: Rows up to which an additive model keeps them, for others to join.

@@ -320,3 +320,16 @@ ELEMENTS = 2**20  # component values of quantiles held at once
 # ---- exact processes given their matrices (dense.py)
 #: Entries of a covariance up to which NumPy takes less time than torch (150 rows).
 DENSE_ENTRIES = 2**14 + 2**13
+
+# ---- terms of a series
+# Variance of a categorical or smooth term of a standardised target to start with, and bounds.
+TERM_VARIANCE, TERM_VARIANCES = 0.1, (1e-8, 1e3)
+# Functions of a smooth term, and the half length of their interval in half ranges of the column:
+# with 16 and 1.5, good from 0.17 half ranges on (Riutort-Mayol et al. 2023, eq. 18).
+SMOOTH_FUNCTIONS, SMOOTH_INTERVAL = 16, 1.5
+# Length scale, in half ranges: least, at the start, and greatest.
+SMOOTH_SCALES = (0.17, 0.5, 3.0)
+
+# Observations up to which a filter goes on one by one, and the state before is not run through
+# again: 30 us each, where a run takes 20 ms and some 2 us a point.
+FILTERED_ROWS = 1000

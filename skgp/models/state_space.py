@@ -65,13 +65,14 @@ from torch import Tensor
 from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.inducing import place_knots, shortest_scale
+from skgp.inference.markov.regression_state import RegressionState
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
+from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
     GaussianEvidence,
-    Objective,
     RowsElbo,
     RowsEvidence,
     SharedEvidence,
@@ -79,6 +80,7 @@ from skgp.learning.markov.objectives import (
     find_sites,
 )
 from skgp.learning.markov.refinement import with_fine_form
+from skgp.learning.markov.regression import TermComponent, residual_series, with_terms
 from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
@@ -110,6 +112,7 @@ def fit_series(
     likelihood: Likelihood,
     *,
     offsets: Sequence[float],
+    terms: Terms | None = None,
     n_inducing: int | str | None = None,
     learn_inducing: bool = False,
     learn: bool = True,
@@ -129,6 +132,9 @@ def fit_series(
     likelihood : Likelihood
     offsets : sequence of float
         Prior mean of each; 0 for Gaussian noise.
+    terms : Terms, optional
+        Beside the process, for a series of features; the search starts from their parameters.
+        There are no inducing states then.
     n_inducing : int, "auto" or None, default=None
         Number of inducing states; "auto" for as many as the kernel's length scale asks for, None
         for a site at every time.
@@ -146,9 +152,12 @@ def fit_series(
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
         closed = likelihood.is_gaussian and not sparse
-        objectives: list[Objective] = [
+        pairs = zip(processes, offsets, strict=True)
+        if terms is not None:
+            return SharedEvidence([with_terms(*pair, terms, likelihood) for pair in pairs])
+        objectives: list[Any] = [
             GaussianEvidence(series) if closed else VariationalEvidence(series, likelihood, offset)
-            for series, offset in zip(processes, offsets, strict=True)
+            for series, offset in pairs
         ]
         return SharedEvidence(objectives)
 
@@ -157,26 +166,35 @@ def fit_series(
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
-    objective = make_objective(processes, sparse=knots is not None)
+    objective: Any = make_objective(processes, sparse=knots is not None)
+    others: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
 
     def climb(kernel: Any, start: Tensor | None) -> Search:  # 2.3, 3.3: by the evidence or the ELBO
-        return maximise(
-            [kernel],
+        found = maximise(
+            [kernel, *others],
             objective,
             likelihood,
             parameters=start,
+            amplitudes=terms is not None,
             knots=knots,
             learn_knots=learn and learn_inducing,
             max_iter=max_iter if learn and not callback.stopped else 0,
             callback=callback,
             **search,
         )
+        others[:] = found.components[1:]
+        return found
 
     found = climb(kernel, start)
     if knots is None and likelihood.is_gaussian:
-        found = with_fine_form(found, processes[0], climb)
+        series = processes[0]
+        if terms is not None:
+            series = residual_series(objective.objectives[0], found)
+        found = with_fine_form(found, series, climb)
     states = [  # 3.4: q at the theta found
         _state(found, series, likelihood, offset, getattr(each, "sites", None))
+        if terms is None
+        else _state_with_terms(found, series, likelihood, offset, each, terms)
         for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
     ]
     return Fit(states, found.parameters, found.value, found.n_iter, found.history)
@@ -209,6 +227,25 @@ def _state(
     if found.knots is None:
         return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
     return InducingState(found.kernel, found.knots, last.posterior.sites, offset)
+
+
+def _state_with_terms(
+    found: Search,
+    series: Any,
+    likelihood: Likelihood,
+    offset: float,
+    objective: Any,
+    terms: Terms,
+) -> RegressionState:
+    """The same of a series with terms."""
+    terms = terms.at([component.theta for component in found.components[1:]])
+    dynamics = [component.dynamics() for component in found.components]
+    beta, weight = objective.sites_at(dynamics, found.parameters)
+    features = series.features
+    tolerance = found.components[0].form.tolerance
+    return RegressionState(
+        found.kernel, series.times, beta, weight, offset, tolerance, terms=terms, features=features
+    )
 
 
 # ---- additive models, section 4.3 --------------------------------------------------------------

@@ -62,7 +62,9 @@ _NUMBERS = {
     "n_warmup": [5],
     "preconditioner_rank": [0, 3],
     "projection": [1, 2],
+    "time": [0],
     "tol": [1e-2],
+    "trend": [0, 2],
     "validation_fraction": [0.3],
 }
 #: What needs a package that is not there.

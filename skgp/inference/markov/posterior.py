@@ -84,6 +84,20 @@ class Posterior:
         means, variances = zip(*columns, strict=True)
         return torch.stack(means, 1), torch.stack(variances, 1)
 
+    def past(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (d, m) and covariance (d, d, m) of the state given the data before each time."""
+        left = torch.searchsorted(self._x, x_new)
+        (m, P), _ = self._neighbours(left)
+        since = (x_new - time_before(self._dynamics, self._x, left, x_new)).clamp(min=0)
+        F, Q = self._dynamics.transition(since)
+        return self._model.times(F, m), self._model.sandwich(F, P) + Q
+
+    @property
+    def end(self) -> tuple[Tensor, Tensor]:
+        """Mean (d,) and covariance (d, d) of the state at the last time given all data."""
+        m, P = self._neighbours(torch.tensor([len(self._x)], device=self._x.device))[0]
+        return m[:, 0], P[..., 0]
+
     def covariance(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (m,) and joint covariance (m, m) of f at times in any order.
 
@@ -136,20 +150,12 @@ class Posterior:
         (m, P), (r, N) = self._neighbours(right)
         last = len(self._x) - 1
         # Before the first point the prior stands, whatever the gap; after the last, r = N = 0.
-        since = (x_new - self._before(right, x_new)).clamp(min=0)
+        since = (x_new - time_before(self._dynamics, self._x, right, x_new)).clamp(min=0)
         F, Q = self._dynamics.transition(since)
         m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
         F, _ = self._dynamics.transition((self._x[right.clamp(max=last)] - x_new).clamp(min=0))
         r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
         return m, P, r, N
-
-    def _before(self, right: Tensor, x_new: Tensor) -> Tensor:
-        """Times since which the state is pushed to new ones: of points, or the origin."""
-        before = self._x[(right - 1).clamp(min=0)]
-        if self._dynamics.origin is None or not len(x_new):
-            return before
-        self._dynamics.gaps(x_new.detach().min()[None])  # refuses what lies before
-        return torch.where(right > 0, before, self._dynamics.origin)
 
     def _neighbours(self, right: Tensor) -> tuple[Gaussian, Gaussian]:
         """Filtered (m, P) at the points ``right - 1`` and (r, N) at the points ``right``."""
@@ -201,6 +207,18 @@ class _Run(Visitor):
     def future(self, row: Tensor, chunk: Tensor) -> Gaussian:
         """(r, N) of some points, their own data taken in: (k, d) and (k, d, d)."""
         return self._r[row, :, chunk], self._N[row, :, :, chunk]
+
+
+def time_before(dynamics: Dynamics, x: Tensor, right: Tensor, x_new: Tensor) -> Tensor:
+    """Times (m,) since which the state is pushed to new ones: of points (n,), or the origin.
+
+    `right` (m,) are the points that follow.
+    """
+    before = x[(right - 1).clamp(min=0)]
+    if dynamics.origin is None or not len(x_new):
+        return before
+    dynamics.gaps(x_new.detach().min()[None])  # refuses what lies before
+    return torch.where(right > 0, before, dynamics.origin)
 
 
 def _project(row: Tensor, m: Tensor, P: Tensor, r: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,7 +326,7 @@ def _run(model: Model, T: Tensor, moves: Tensor, start: Tensor) -> tuple[Tensor,
     s = moves.new_zeros(d, n_samples, n_chunks)
     for j in range(length):
         A, s = matmul(T[:, :, j], A), matmul(T[:, :, j], s).add_(moves[:, :, j])
-    ends = _scan(A, s, start)  # (d, S, C)
+    ends = scan_affine(A, s, start)  # (d, S, C)
     s = torch.cat([start[..., None], ends[..., :-1]], -1)
     f = moves.new_empty(n_samples, length, n_chunks)
     for j in range(length):
@@ -317,7 +335,7 @@ def _run(model: Model, T: Tensor, moves: Tensor, start: Tensor) -> tuple[Tensor,
     return f, ends[..., -1]
 
 
-def _scan(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
+def scan_affine(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
     """States after each of the maps ``A s + b`` in turn, (d, S, C), by doubling."""
     b = b.clone()
     b[..., 0] += A[..., 0] @ start

@@ -15,12 +15,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import ADDED_ITER, ADDED_TOL, PER_SCALE
+from skgp.inference.defaults import ADDED_ITER, ADDED_TOL, FILTERED_ROWS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
 from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.filtering import FilterEnd, forecast_moments
 from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
@@ -73,9 +75,53 @@ class SeriesState(LazyState):
         return self.moments(x)[0]
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at any times, each (n,)."""
+        """Mean and variance of f at any times, each (n,); O(n) of times that lie ahead."""
+        if self._is_ahead(x):
+            return self._ahead(x)
         mean, var = self.posterior.marginals(x)
         return mean + self.offset, var
+
+    # ---- the filter at the end, kept by observations that come later
+
+    @property
+    def end(self) -> FilterEnd:
+        """The filter after the last observation, kept after the first call."""
+        if "_end" not in self.__dict__:
+            self.__dict__["_end"] = self._filter_end()
+        return self.__dict__["_end"]
+
+    def _filter_end(self) -> FilterEnd:
+        m, P = (each.cpu().numpy() for each in self.posterior.end)
+        return FilterEnd(float(self.times[-1]), m[:, None], P, np.zeros((1, 1)))
+
+    def _is_ahead(self, times: Tensor) -> bool:
+        """Whether the filter at the end answers for some times, and nothing else is known yet."""
+        known = self.__dict__
+        return "_end" in known and "_known" not in known and float(times.min()) >= self.end.time
+
+    def _ahead(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at times ahead."""
+        dynamics = self.form.at()
+        forecast = self.end.forecast(dynamics, x)
+        row = dynamics.observation_at(x)
+        mean, var = forecast_moments(row, *forecast, x.new_empty(len(x), 0))
+        return mean + self.offset, var
+
+    def _continued(self, new: "SeriesState", times: Tensor, C: Tensor, weight: Tensor) -> Any:
+        """The state with new observations, not before the last: its filter goes on from the end.
+
+        They are columns (k, S) and weights (k,).
+        """
+        if len(times) <= FILTERED_ROWS and float(times[0]) >= float(self.times[-1]):
+            end = self.end.advanced(self.form.at(), times, C, weight)
+            new.__dict__["_end"] = end
+        return new
+
+    def past_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same given what was observed before each time alone."""
+        m, P = self.posterior.past(x)
+        row = self.form.at().observation_at(x)
+        return row @ m + self.offset, torch.einsum("i,ijn,j->n", row, P, row)
 
     def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n,) and joint covariance (n, n) of f at any times."""
@@ -107,16 +153,18 @@ class SeriesState(LazyState):
             noise = likelihood.additive_variance()
             linear = (series.totals - self.offset * series.counts) / noise
             zeros = torch.zeros_like(beta)
-            added = zeros.index_add(0, new, linear), zeros.index_add(0, new, series.counts / noise)
-        else:
-            index = new if series.index is None else new[series.index]
-            rows = replace(series, times=times, index=index)
-            base = beta, weight
-            found = fit_sites(
-                self.form.at(), rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
-            )
-            added = found.beta, found.weight
-        return replace(self, times=times, beta=beta + added[0], weight=weight + added[1])
+            curved = series.counts / noise
+            added = zeros.index_add(0, new, linear), zeros.index_add(0, new, curved)
+            joined = replace(self, times=times, beta=beta + added[0], weight=weight + added[1])
+            targets = (series.totals / series.counts - self.offset)[:, None]
+            return self._continued(joined, series.times, targets, curved)
+        index = new if series.index is None else new[series.index]
+        rows = replace(series, times=times, index=index)
+        base = beta, weight
+        found = fit_sites(
+            self.form.at(), rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
+        )
+        return replace(self, times=times, beta=beta + found.beta, weight=weight + found.weight)
 
 
 @dataclass(frozen=True)

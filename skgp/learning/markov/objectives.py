@@ -164,7 +164,7 @@ class Component:
 # ---- series ----------------------------------------------------------------------------------
 
 
-class _ClosedForm:
+class ClosedForm:
     """Log marginal likelihood under Gaussian noise."""
 
     total: float
@@ -190,7 +190,7 @@ class _ClosedForm:
         raise NotImplementedError
 
 
-class GaussianEvidence(_ClosedForm):
+class GaussianEvidence(ClosedForm):
     """Of a series, exact."""
 
     def __init__(self, series: Series) -> None:
@@ -278,7 +278,9 @@ class SharedEvidence:
             sum(each.value for each in found),
             [each.posterior for each in found],
             torch.stack([each.likelihood_gradient for each in found]).sum(0),
-            lambda: [torch.stack([each.gradients()[0] for each in found]).sum(0)],
+            lambda: [
+                sum(parts) for parts in zip(*(each.gradients() for each in found), strict=True)
+            ],
             None
             if knots is None
             else torch.stack([cast(Tensor, each.knot_gradient) for each in found]).sum(0),
@@ -288,7 +290,7 @@ class SharedEvidence:
 # ---- additive models -------------------------------------------------------------------------
 
 
-class BinnedEvidence(_ClosedForm):
+class BinnedEvidence(ClosedForm):
     """From the statistics of binned rows: exact (`joint`), or its bound by the mean field."""
 
     def __init__(self, statistics: AdditiveStatistics, offset: float, joint: bool) -> None:
@@ -309,7 +311,7 @@ class BinnedEvidence(_ClosedForm):
         return binned_state(kernels, q, self._bins, self._cross.diagonal(), self._offset)
 
 
-class RowsEvidence(_ClosedForm):
+class RowsEvidence(ClosedForm):
     """In the space of the distinct rows, in O(m^3)."""
 
     def __init__(self, rows: DistinctRows) -> None:

@@ -1,0 +1,332 @@
+"""A series with covariates and a trend: exact in time, against dense Gaussians and known truths."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, DotProduct, ExpSineSquared, Matern, WhiteKernel
+
+from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
+from skgp.kernels import ActiveDims, split_noise
+from tests.reference.series_regression import dense_regression
+
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+KERNEL = 0.7 * Matern(2.0, nu=1.5) + 0.3 * Matern(0.2, nu=0.5) + WhiteKernel(0.1)
+
+
+def frame(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    when = np.datetime64("2024-01-01") + rng.permutation(6 * np.arange(n)).astype("m8[h]")
+    return pd.DataFrame(
+        {
+            "heat": rng.normal(15, 6, n),
+            "when": when.astype("M8[us]"),
+            "holiday": rng.random(n) < 0.2,
+            "site": rng.choice(["a", "b", "c"], n),
+        }
+    )
+
+
+def target(X, seed=1):
+    rng = np.random.default_rng(seed)
+    days = (X["when"] - X["when"].min()) / pd.Timedelta("1D")
+    site = X["site"].map({"a": 0.0, "b": 0.6, "c": -0.5})
+    y = 5 + np.sin(days) + 0.02 * (X["heat"] - 18) ** 2 - 1.5 * X["holiday"] + site
+    return (y + 0.2 * rng.standard_normal(len(X))).to_numpy()
+
+
+def dense(model, X, y, X_new):
+    """The joint Gaussian that the fitted model says it is, by its terms and its kernel."""
+    rows, new = (model._validated(each, reset=False) for each in (X, X_new))
+    tensors = [model._inputs(each) for each in (rows, new)]
+    Phi, Phi_new = (model._terms.features(each).numpy() for each in tensors)
+    scales = np.exp(np.concatenate([each.numpy() for each in model._terms.log_scales()]))
+    kernel = split_noise(model.kernel_)[0]
+    t, t_new = rows[:, [model._place]], new[:, [model._place]]
+    noise = np.full(len(y), model._noise_variance)
+    z = (y - model.y_mean_) / model.y_scale_
+    grams = kernel(t_new), kernel(t_new, t)
+    return dense_regression(kernel(t), Phi, z, noise, scales, *grams, Phi_new)
+
+
+@pytest.mark.parametrize("optimizer", [None, "auto"])
+@pytest.mark.parametrize("trend", [None, 1])
+def test_posterior_is_that_of_the_joint_gaussian(optimizer, trend):
+    X, X_new = frame(), frame(30, seed=5)
+    y = target(X)
+    covariates = {"heat": "smooth", "site": "categorical"}
+    model = StateSpaceGPRegressor(
+        KERNEL, covariates=covariates, trend=trend, optimizer=optimizer, max_iter=3
+    ).fit(X, y)
+    expected = dense(model, X, y, X_new)
+    scale, shift = model.y_scale_, model.y_mean_
+    value = model.log_marginal_likelihood_value_
+    np.testing.assert_allclose(value, expected.log_evidence, rtol=1e-9, atol=1e-7)
+    mean, var = model.latent_mean_and_variance(X_new)
+    np.testing.assert_allclose(mean, shift + scale * expected.mean, atol=1e-8)
+    np.testing.assert_allclose(var, scale**2 * np.diag(expected.cov), rtol=1e-7)
+    _, joint = model.latent_mean_and_covariance(X_new)
+    np.testing.assert_allclose(joint, scale**2 * expected.cov, atol=1e-8)
+    parts, std = model.predict_components(X_new, return_std=True)
+    names = ["trend"] * (trend is not None) + ["heat", "holiday", "site"]
+    assert model.component_names_[2:] == names
+    np.testing.assert_allclose(parts.sum(1) + model.intercept_, mean, atol=1e-9)
+    start = 0
+    for j, part in enumerate(model._terms.parts):
+        new = model._inputs(model._validated(X_new, reset=False))
+        Phi = part.features(new[:, part.place]).numpy()
+        place = slice(start, start + Phi.shape[1])
+        start = place.stop
+        of_term = Phi @ expected.mean_beta[place]
+        np.testing.assert_allclose(parts[:, 2 + j], scale * of_term, atol=1e-8)
+        spread = np.sqrt(np.diag(Phi @ expected.cov_beta[place, place] @ Phi.T))
+        np.testing.assert_allclose(std[:, 2 + j], scale * spread, rtol=1e-6, atol=1e-9)
+
+
+def test_summands_of_the_kernel_have_the_uncertainty_of_the_coefficients():
+    X = frame()
+    y = target(X)
+    model = StateSpaceGPRegressor(2.0 * Matern(3.0) + WhiteKernel(0.1), optimizer=None).fit(X, y)
+    expected = dense(model, X, y, X)
+    mean, std = model.predict_components(X, return_std=True)
+    np.testing.assert_allclose(mean[:, 0], model.y_scale_ * expected.mean_f, atol=1e-8)
+    spread = model.y_scale_ * np.sqrt(np.diag(expected.cov_f))
+    np.testing.assert_allclose(std[:, 0], spread, rtol=1e-6)
+
+
+def test_draws_have_the_joint_law():
+    X, X_new = frame(60), frame(6, seed=5)
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, y)
+    mean, covariance = model.latent_mean_and_covariance(X_new)
+    draws = model.sample_f(X_new, 4000, random_state=0)
+    z = (draws.mean(1) - mean) / np.sqrt(np.diag(covariance) / 4000)
+    assert np.abs(z).max() < 4
+    var = np.diag(covariance)
+    error = np.sqrt((np.outer(var, var) + covariance**2) / 4000)
+    centred = draws - mean[:, None]
+    assert np.abs((centred @ centred.T / 4000 - covariance) / error).max() < 4.5
+
+
+def test_a_covariate_helps_and_components_are_the_truth():
+    # The example of a review: one more column took R^2 from .83 to .12.
+    rng = np.random.default_rng(0)
+    n = 24 * 28
+    when = np.datetime64("2024-03-01") + np.arange(n).astype("m8[h]")
+    hour, heat = np.arange(n), np.cumsum(rng.standard_normal(n))
+    day = np.sin(2 * np.pi * hour / 24)
+    slow, effect = np.sin(2 * np.pi * hour / (24 * 23)), np.tanh(heat / heat.std())
+    y = day + 0.7 * slow + 0.8 * effect + 0.3 * rng.standard_normal(n)
+    X = pd.DataFrame({"when": when, "heat": heat})
+    kernel = (
+        Matern(8.0, nu=1.5)
+        + ExpSineSquared(1.5, 1.0, periodicity_bounds="fixed")
+        + WhiteKernel(0.1)
+    )
+    test = rng.random(n) < 0.25
+    alone = StateSpaceGPRegressor(kernel).fit(X.loc[~test, ["when"]], y[~test])
+    model = StateSpaceGPRegressor(kernel).fit(X[~test], y[~test])
+    score = model.score(X[test], y[test])
+    assert score > alone.score(X.loc[test, ["when"]], y[test])
+    assert score > 0.85
+    parts = model.predict_components(X)
+    for part, truth in zip(parts.T, (slow, day, effect), strict=True):
+        assert np.corrcoef(part, truth)[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("convert", [pl.from_pandas, lambda X: X.to_numpy(dtype=object)])
+def test_tables_of_any_kind_are_one_model(convert):
+    X = frame()
+    X["site"] = X["site"].astype(object)
+    y = target(X)
+    table = convert(X[["heat", "when", "holiday"]])
+    expected = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X[["heat", "when", "holiday"]], y)
+    found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(table, y)
+    assert found.time_origin_ == expected.time_origin_
+    np.testing.assert_allclose(
+        found.predict(table), expected.predict(X[["heat", "when", "holiday"]]), rtol=1e-12
+    )
+
+
+def test_numbers_need_a_name_for_time():
+    X = frame()
+    days = (X["when"] - X["when"].min()) / pd.Timedelta("1D")
+    numbers = np.column_stack([X["heat"], days, X["holiday"]])
+    y = target(X)
+    expected = StateSpaceGPRegressor(KERNEL, optimizer=None)
+    expected = expected.fit(X[["heat", "when", "holiday"]], y).predict(
+        X[["heat", "when", "holiday"]]
+    )
+    for time in (1, -2):
+        model = StateSpaceGPRegressor(KERNEL, time=time, optimizer=None).fit(numbers, y)
+        np.testing.assert_allclose(model.predict(numbers), expected, rtol=1e-9)
+    additive = StateSpaceGPRegressor(Matern(2.0), optimizer=None).fit(numbers, y)
+    assert len(additive.component_kernels_) == 3
+
+
+def test_kernels_name_covariates_and_lines():
+    X = frame()[["when", "heat"]]
+    y = target(frame())
+    line = KERNEL + DotProduct() + ActiveDims(DotProduct(), [1])
+    found = StateSpaceGPRegressor(line, optimizer=None).fit(X, y)
+    same = StateSpaceGPRegressor(
+        KERNEL, trend=1, covariates={"heat": "linear"}, optimizer=None
+    ).fit(X, y)
+    np.testing.assert_allclose(found.predict(X), same.predict(X), rtol=1e-12)
+    assert found.component_names_ == same.component_names_
+    smooth = ActiveDims(KERNEL, [0]) + ActiveDims(RBF(), [1])
+    found = StateSpaceGPRegressor(smooth, optimizer=None).fit(X, y)
+    assert found.component_names_[-1] == "heat"
+    with pytest.raises(ValueError, match="sees the columns"):
+        StateSpaceGPRegressor(KERNEL + ActiveDims(RBF(), [0, 1])).fit(X, y)
+    with pytest.raises(ValueError, match="no part of time"):
+        StateSpaceGPRegressor(ActiveDims(RBF(), [1])).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "columns", "message"),
+    [
+        ({"time": "hour"}, ["when", "heat"], "time='hour' is no column.*'heat'"),
+        ({"covariates": {"cold": "linear"}}, ["when", "heat"], "'cold', no column"),
+        ({"covariates": {"heat": "cubic"}}, ["when", "heat"], "must be of the kinds 'linear'"),
+        ({"covariates": {"heat": "linear"}}, ["heat", "holiday"], "beside one of times"),
+        ({"trend": 1}, ["heat", "holiday"], "trend=1 is of times"),
+        ({"trend": 1, "n_inducing": 20}, ["when"], "n_inducing=20 has no covariates"),
+        ({"n_inducing": 20}, ["when", "heat"], "n_inducing=20 has no covariates"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(parameters, columns, message):
+    X = frame()
+    with pytest.raises(ValueError, match=message):
+        StateSpaceGPRegressor(KERNEL, **parameters).fit(X[columns], target(X))
+
+
+def test_new_levels_have_the_prior_of_levels():
+    X = frame()
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, y)
+    new = X.iloc[:3].assign(site="elsewhere")
+    mean, std = model.predict_components(new, return_std=True)
+    # Against the mean of the levels, of which the process takes up any shift.
+    shares = X["site"].value_counts(normalize=True)
+    prior = model.y_scale_ * np.sqrt(0.1 * (1 + (shares**2).sum()))
+    np.testing.assert_allclose(std[:, -1], prior, rtol=0.02)
+    assert (std[:, -1] > model.predict_components(X.iloc[:3], return_std=True)[1][:, -1]).all()
+
+
+def test_rows_that_come_later_join():
+    X = frame()
+    y = target(X)
+    first = X.index < 80
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None, normalize_y=False).fit(X[first], y[first])
+    later = clone(model).fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    columns = model._terms
+    together = dense(later, X, y, X)
+    np.testing.assert_allclose(later.predict(X), together.mean, rtol=1e-8)
+    assert [part.name for part in columns.parts] == ["heat", "holiday", "site"]
+
+
+def test_missing_targets_and_weights():
+    X = frame()
+    y = target(X)
+    weight = np.ones(len(y))
+    weight[::7] = 2
+    twice = np.concatenate([np.arange(len(y)), np.arange(0, len(y), 7)])
+    shared = {"covariates": {"heat": "linear", "site": "linear"}, "optimizer": None}
+    numbers = X.assign(site=X["site"].map({"a": 0.0, "b": 1.0, "c": 2.0}))
+    model = StateSpaceGPRegressor(KERNEL, normalize_y=False, **shared)
+    weighted = clone(model).fit(numbers, y, weight).predict(numbers)
+    # Means of features differ, which moves a level that the process takes up.
+    repeated = clone(model).fit(numbers.iloc[twice], y[twice]).predict(numbers)
+    np.testing.assert_allclose(weighted, repeated, atol=0.02)
+    gaps = np.where(np.arange(len(y)) % 5, y, np.nan)
+    found = clone(model).fit(numbers, gaps).predict(numbers)
+    kept = ~np.isnan(gaps)
+    np.testing.assert_array_equal(found, clone(model).fit(numbers[kept], y[kept]).predict(numbers))
+
+
+def test_a_fitted_model_is_pickled_and_warm_started():
+    X = frame()
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, max_iter=2, warm_start=True).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    value = model.log_marginal_likelihood_value_
+    assert model.fit(X, y).log_marginal_likelihood_value_ >= value - 1e-6
+
+
+def test_a_trend_goes_on_and_the_process_alone_returns():
+    t = np.linspace(0, 4, 200)[:, None]
+    rng = np.random.default_rng(0)
+    y = 3 + 2 * t[:, 0] + 0.3 * np.sin(9 * t[:, 0]) + 0.1 * rng.standard_normal(200)
+    kernel = Matern(0.3, (0.1, 1.0), nu=1.5) + WhiteKernel(0.1)
+    ahead = np.linspace(5, 7, 20)[:, None]
+    truth = 3 + 2 * ahead[:, 0]
+    without = StateSpaceGPRegressor(kernel).fit(t, y)
+    model = StateSpaceGPRegressor(kernel, trend=1).fit(t, y)
+    assert np.abs(without.predict(ahead) - truth).max() > 3
+    mean, std = model.predict(ahead, return_std=True)
+    assert np.abs(mean - truth).max() < 0.4
+    assert (np.abs(mean - truth) < 3 * std).all()
+
+
+def test_counts_and_classes_have_covariates():
+    X = frame(200)
+    rng = np.random.default_rng(3)
+    days = (X["when"] - X["when"].min()) / pd.Timedelta("1D")
+    rate = np.exp(1.0 + 0.5 * np.sin(days / 4) + 0.8 * X["holiday"])
+    counts = rng.poisson(rate)
+    kernel = 0.5 * Matern(5.0, nu=1.5)
+    columns = ["when", "holiday"]
+    model = StateSpaceGPRegressor(kernel, likelihood="poisson", max_iter=5).fit(X[columns], counts)
+    parts, std = model.predict_components(X[columns], return_std=True)
+    effect = parts[X["holiday"], 1][0] - parts[~X["holiday"], 1][0]
+    assert abs(effect - 0.8) < 0.25
+    alone = StateSpaceGPRegressor(kernel, likelihood="poisson", max_iter=5)
+    alone.fit(X[["when"]], counts)
+    assert model.log_marginal_likelihood_value_ > alone.log_marginal_likelihood_value_ + 5
+    labels = np.where(rng.random(200) < 1 / (1 + np.exp(-3 * (X["holiday"] - 0.5))), "yes", "no")
+    classifier = StateSpaceGPClassifier(kernel, max_iter=5).fit(X[columns], labels)
+    proba = classifier.predict_proba(X[columns])[:, 1]
+    assert proba[X["holiday"]].min() > proba[~X["holiday"]].max()
+
+
+@pytest.mark.parametrize("columns", [["when"], ["when", "heat", "site"]])
+def test_filtered_predictions_are_of_models_of_the_past(columns):
+    X = frame().sort_values("when", ignore_index=True)
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None, normalize_y=False).fit(X[columns], y)
+    mean, std = model.predict(X[columns], return_std=True, filtered=True)
+    assert mean[0] == pytest.approx(model.predict(X[columns], filtered=True)[0])
+    for n in (20, 77):
+        past = clone(model).fit(X[columns][:n], y[:n])
+        if len(columns) == 1:
+            expected = past.predict(X[columns][n : n + 1], return_std=True)
+            np.testing.assert_allclose((mean[n], std[n]), np.ravel(expected), rtol=1e-7)
+    # One step ahead: standardised residuals are white, with variance 1 if the model holds.
+    z = ((y - mean) / std)[30:]
+    smoothed = ((y - model.predict(X[columns])) / std)[30:]
+    assert z.std() > smoothed.std()
+    later = clone(model).fit(X[columns][:100], y[:100])
+    for i in range(100, 120):
+        later.partial_fit(X[columns][i : i + 1], y[i : i + 1])
+    ahead = X[columns].assign(when=X["when"] + pd.Timedelta("40D"))
+    if len(columns) == 1:
+        np.testing.assert_allclose(
+            later.predict(ahead, return_std=True), model.predict(ahead, return_std=True), rtol=1e-8
+        )
+
+
+def test_what_has_no_filter_says_so():
+    X = frame()
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, target(X))
+    with pytest.raises(ValueError, match="filtered=True has the mean"):
+        model.predict(X, return_cov=True, filtered=True)
+    counts = StateSpaceGPRegressor(Matern(2.0), optimizer=None, likelihood="poisson")
+    with pytest.raises(ValueError, match="filtered=True has the mean"):
+        counts.fit(X[["when"]], np.ones(len(X))).predict(X[["when"]], filtered=True)
