@@ -14,7 +14,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from skgp.estimators._validation import is_valid
-from skgp.estimators.defaults import EXACT_MATRICES
+from skgp.estimators.defaults import CALLED_MATRICES, EXACT_MATRICES
+from skgp.kernels.training import is_called
 from skgp.learning.multi_start import search_from_starts
 from skgp.linalg.runtime import require_memory
 
@@ -81,11 +82,18 @@ def evidence_or_infinity(evidence: Any, theta: np.ndarray) -> tuple[float, np.nd
         return math.inf, np.zeros(len(theta))
 
 
-def check_exact_memory(n_rows: int) -> None:
-    """Raise MemoryBudgetError where the matrices of an exact fit exceed the budget."""
+def check_exact_memory(kernel: Any, X: Any, *, learns: bool) -> None:
+    """Raise MemoryBudgetError where the matrices of an exact fit exceed the budget.
+
+    A kernel that is called returns all its derivatives at once.
+    """
+    n, count, remedy = len(X), EXACT_MATRICES, ""
+    if learns and kernel.n_dims and is_called(kernel, X):
+        count += CALLED_MATRICES * kernel.n_dims
+        remedy = "register the kernel by skgp.kernels.register_kernel, set optimizer=None, "
     require_memory(
-        8.0 * EXACT_MATRICES * n_rows**2,
-        f"An exact fit, which holds {EXACT_MATRICES} matrices of {n_rows} x {n_rows} numbers,",
-        'Fit fewer rows, set method="qsgp", "neighbors" or "state_space" where kernel and targets '
-        "allow",
+        8.0 * count * n**2,
+        f"An exact fit, which holds {count} matrices of {n} x {n} numbers,",
+        f'Fit fewer rows, {remedy}set method="qsgp", "neighbors" or "state_space" where kernel and '
+        "targets allow",
     )

@@ -70,7 +70,7 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"y must hold two classes; got {self.classes_.tolist()}.")
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.kernel_ = kernel
-        check_exact_memory(len(y))
+        check_exact_memory(kernel, X, learns=self.optimizer is not None)
         evidence = self._evidence()
 
         def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:

@@ -226,8 +226,8 @@ class GaussianProcessRegressor(
         self, X: Any, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
         device = resolve_device(self.device, len(y))
-        check_exact_memory(len(y))
         kernel = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
+        check_exact_memory(kernel, X, learns=self.optimizer is not None)
         y = self._standardised(y)
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.y_train_ = np.copy(y) if self.copy_X_train else y

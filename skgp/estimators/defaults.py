@@ -157,6 +157,8 @@ COUPLING_ROWS, LEFT_OUT_ROWS = 100, 20_000
 EXACT_ROWS = 2000
 #: Matrices of the size of the covariance that an exact fit holds at most.
 EXACT_MATRICES = 7
+#: And besides, for each hyper-parameter of a kernel that is called: 4.5 of one or two, 2.3 of nine.
+CALLED_MATRICES = 4
 #: Matrices of new rows by training rows that an exact prediction holds at once.
 TILE_MATRICES = 4
 #: Columns up to which a classifier takes neighbours beyond: as places on a map, they are close.

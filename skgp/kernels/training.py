@@ -44,6 +44,7 @@ __all__ = [
     "can_evaluate",
     "cross_gram",
     "cross_gram_with_gradient",
+    "is_called",
     "training_gram",
     "variance_gradient",
 ]
@@ -73,11 +74,17 @@ def training_gram(kernel: Kernel, X: Any, device: torch.device | str = "cpu") ->
     A kernel that is called computes on the CPU whatever `device` is. A ValueError if the kernel
     does not fit the columns of X.
     """
-    if kernel.requires_vector_input and can_evaluate(kernel):
-        on_cpu = torch.device(device).type == "cpu"
-        if not on_cpu or len(X) > CALLED_ROWS or closed_form(split_noise(kernel)[0]):
-            return ExpressionGram(kernel, torch.tensor(X, dtype=torch.float64, device=device))
-    return CalledGram(kernel, X)
+    if is_called(kernel, X, device):
+        return CalledGram(kernel, X)
+    return ExpressionGram(kernel, torch.tensor(X, dtype=torch.float64, device=device))
+
+
+def is_called(kernel: Kernel, X: Any, device: torch.device | str = "cpu") -> bool:
+    """Whether `training_gram` calls a kernel, which returns its derivatives (n, n, n_theta)."""
+    if not (kernel.requires_vector_input and can_evaluate(kernel)):
+        return True
+    on_cpu = torch.device(device).type == "cpu"
+    return on_cpu and len(X) <= CALLED_ROWS and not closed_form(split_noise(kernel)[0])
 
 
 class ExpressionGram:

@@ -1,11 +1,16 @@
 """A small budget changes no result, and what cannot fit in it is refused before it begins."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, PairwiseKernel
 
 from skgp import (
     BayesianGPRegressor,
     DLMGPRegressor,
+    GaussianProcessClassifier,
+    GaussianProcessRegressor,
     QSGPClassifier,
     QSGPRegressor,
     SWSGPRegressor,
@@ -81,3 +86,22 @@ def test_what_cannot_fit_is_refused_with_sizes_and_remedy(make, params, message)
     assert f"the budget is {model.memory_budget / 1e9:.3g} GB" in str(caught.value)
     assert "or raise memory_budget" in str(caught.value)
     assert not hasattr(model, "kernel_")
+
+
+@pytest.mark.parametrize("make", [GaussianProcessRegressor, GaussianProcessClassifier])
+def test_derivatives_of_a_called_kernel_count_before_the_fit(make, rng):
+    """Of n x n x n_theta numbers: refused while learned, fitted within the peak while fixed."""
+    X = rng.standard_normal((200, 2))
+    y = X[:, 0] > 0
+    kernel = PairwiseKernel(metric="laplacian") * ConstantKernel() + RBF()
+    room = 8 * 15 * len(X) ** 2
+    given = {"kernel": kernel, "memory_budget": room, "method": "exact"}
+    with pytest.raises(MemoryBudgetError, match=r"holds 19 matrices of 200 x 200.*optimizer=None"):
+        make(**given).fit(X, y)
+    make(**given, optimizer=None).fit(X, y)
+    model = make(**{**given, "memory_budget": 8 * 19 * len(X) ** 2, "n_restarts_optimizer": 0})
+    tracemalloc.start()
+    model.fit(X, y)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= model.memory_budget
