@@ -39,7 +39,9 @@ __all__ = [
     "FarDotProduct",
     "amplitude_range",
     "at_origin",
+    "at_spread",
     "inverse_length_scales",
+    "length_scale_places",
     "length_scales",
     "robust_range",
     "robust_std",
@@ -118,6 +120,48 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
         if ignored.all():
             return torch.ones_like(scale)
         return torch.where(ignored, 1e6 * scale[~ignored].max(), scale)
+
+
+def length_scale_places(kernel: Kernel) -> np.ndarray:
+    """Which elements of theta are length scales, shape (n_theta,), bool."""
+    free = [hyper for hyper in kernel.hyperparameters if not hyper.fixed]
+    is_length = [hyper.name.split("__")[-1] == "length_scale" for hyper in free]
+    return np.repeat(np.array(is_length, dtype=bool), [hyper.n_elements for hyper in free])
+
+
+def at_spread(kernel: Kernel, X: Tensor) -> Kernel:
+    """The expression at length scales that put two typical rows of X (n, d) about one apart.
+
+    Of a vector, one a column, each moves to ``sqrt(d)`` times its column's spread, as
+    `length_scales` measures them; a number moves to the root of the sum of the squared spreads. Of
+    sums and products the ratios are kept, and so is what is fixed; all stays within its bounds.
+
+    Examples
+    --------
+    >>> at_spread(RBF([30.0, 30.0]), torch.tensor([[0.0, 0.0], [2.0, 20.0]], dtype=torch.float64))
+    RBF(length_scale=[1.41, 14.1])
+    """
+    ratio = robust_std(X.cpu().numpy()) / length_scales(kernel, X).cpu().numpy()
+    theta = kernel.theta + _log_factors(kernel, ratio)
+    return kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
+
+
+def _log_factors(kernel: Kernel, ratio: np.ndarray) -> np.ndarray:
+    """Of theta (n_theta,), 0 but for length scales; ratio (d,) of spreads to length scales."""
+    if type(kernel) is ActiveDims:
+        return _log_factors(kernel.kernel, ratio[kernel.columns()])
+    if children := children_of(kernel):
+        return np.concatenate([_log_factors(child, ratio) for child in children])
+    together = float(np.linalg.norm(ratio)) or 1.0
+    factors = [np.zeros(0)]
+    for hyper in kernel.hyperparameters:
+        if not hyper.fixed:
+            moved = np.zeros(hyper.n_elements)
+            if hyper.name == "length_scale":
+                each = len(ratio) ** 0.5 * np.where(ratio > 0, ratio, together)
+                moved += np.log(each if hyper.n_elements == len(ratio) else together)
+            factors.append(moved)
+    return np.concatenate(factors)
 
 
 def inverse_length_scales(kernel: Kernel, X: Tensor) -> Tensor | None:

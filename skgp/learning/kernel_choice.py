@@ -53,6 +53,7 @@ from skgp.learning.kernel_family import (
     leave_one_out,
 )
 from skgp.learning.selection import improves
+from skgp.learning.starts import likeliest_start
 from skgp.optim.bfgs import minimize_within
 
 __all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence", "screened"]
@@ -216,6 +217,8 @@ class _Search:
         for family in families:
             begin = tied[-1].theta if tied and not self._weak(tied[-1]) else family.start
             tied.append(self.run(family, begin, family.tied))
+            if len(tied) == 1 and self._noisy(tied[0]) and not self.stopped:
+                tied[0] = self._elsewhere(tied[0])
         shared = min(tied, key=lambda fit: fit.loss)
         family = shared.family
         n, d = family.data.X.shape
@@ -242,6 +245,21 @@ class _Search:
 
     def _weak(self, fit: Choice) -> bool:
         return fit.loss > fit.family.of_pure_noise - self.settings.weak
+
+    def _noisy(self, fit: Choice) -> bool:
+        """Whether much is left to explain: the noise is above that of its prior."""
+        place = fit.family.noise_place
+        return (
+            place is None or math.exp(fit.theta[place]) > self.settings.noise * fit.family.variance
+        )
+
+    def _elsewhere(self, found: Choice) -> Choice:
+        """The optimum from the likeliest of other starts, where that start is likelier already."""
+        family = found.family
+        start = likeliest_start(family.kernel, family.data)
+        if start is None or family(start[0].theta)[0] >= found.loss:
+            return found
+        return min(found, self.run(family, start[0].theta, found.groups), key=lambda fit: fit.loss)
 
     def _grouped(self, family: Family) -> list[Choice]:
         """The best of two groups of columns, the relevant ones short; none where that is worse."""

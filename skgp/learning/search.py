@@ -24,6 +24,7 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.gram import split_noise
-from skgp.learning.defaults import NOISE_GRID, SCORED_NUMBERS
+from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import (
     ChoiceSettings,
@@ -39,6 +40,8 @@ from skgp.learning.kernel_choice import (
     fit_families,
     maximise_evidence,
 )
+from skgp.learning.selection import improves
+from skgp.learning.starts import likeliest_start, starts, with_noises
 from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
 
@@ -92,10 +95,12 @@ def fit_hyperparameters(
 ) -> HyperparameterFit:
     """Learn the hyper-parameters of one kernel, or choose among several families.
 
-    Up to ``subset_size`` rows the marginal likelihood decides. Beyond, every family is refined by
+    Up to ``exact_rows`` the marginal likelihood decides. Beyond, every family is refined by
     the leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
-    these predicts rows best from their neighbours is returned. The callback is called with (step,
-    {"loss": float}); returning True ends the search with what it has.
+    these predicts rows best from their neighbours is returned. Where a kernel starts matters
+    little: other length scales, from the spread of the inputs to their spacing, are looked at
+    (:mod:`skgp.learning.starts`). The callback is called with (step, {"loss": float}); returning
+    True ends the search with what it has.
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]
@@ -111,9 +116,8 @@ def fit_hyperparameters(
     comparison = _Comparison(data, settings, generator)
     short = replace(settings, n_steps=settings.n_steps // 4)
     scored = [comparison(fit) for fit in dense]
-    starts = [comparison.with_best_noise(fit) for fit in scored]
-    refine = [(fit, short if len(dense) > 1 else settings) for fit in starts]
-    for fit, steps in refine:
+    steps = short if len(dense) > 1 else settings
+    for fit in [comparison.with_best_start(fit) for fit in scored]:
         if not callback.stopped:
             scored.append(comparison(_refine(fit, comparison, steps, callback)))
     best = max(scored, key=lambda fit: fit.score)
@@ -129,10 +133,9 @@ def _by_exact_evidence(
     """The evidence of all observations decides; the search begins on some of many."""
     max_iter = settings.dense_max_iter
     if len(kernels) == 1:
-        start = HyperparameterFit(kernels[0])
-        if len(subset) < len(data.y):
-            few = data.take(subset)
-            start = fit_marginal_likelihood(kernels[0], few, max_iter=max_iter, callback=callback)
+        if len(subset) == len(data.y):
+            return _likeliest(kernels[0], data, max_iter, callback)
+        start = _likeliest(kernels[0], data.take(subset), max_iter, callback)
         if callback.stopped:
             return start
         return fit_marginal_likelihood(start.kernel, data, max_iter=max_iter, callback=callback)
@@ -146,13 +149,24 @@ def _by_exact_evidence(
     return HyperparameterFit(kernel, method="marginal likelihood", history=history)
 
 
+def _likeliest(kernel, data: Data, max_iter: int, callback) -> HyperparameterFit:
+    """The search from the kernel; or from the likeliest of other starts, if it is worth it."""
+    found = fit_marginal_likelihood(kernel, data, max_iter=max_iter, callback=callback)
+    other = None if callback.stopped else likeliest_start(kernel, data)
+    if other is None:
+        return found
+    rival = fit_marginal_likelihood(other[0], data, max_iter=max_iter, callback=callback)
+    gain = rival.log_marginal_likelihood - found.log_marginal_likelihood
+    best = rival if gain > LEAST_EFFECT * data.total else found
+    return replace(best, history=found.history + rival.history)
+
+
 def _on_subset(
     kernels: list, data: Data, settings: SearchSettings, callback
 ) -> list[HyperparameterFit]:
     """Fits of each family to some observations, the likeliest first."""
     if len(kernels) == 1:
-        max_iter = settings.dense_max_iter
-        return [fit_marginal_likelihood(kernels[0], data, max_iter=max_iter, callback=callback)]
+        return [_likeliest(kernels[0], data, settings.dense_max_iter, callback)]
     found, history = fit_families(
         kernels, data, max_iter=settings.dense_max_iter, callback=callback
     )
@@ -170,33 +184,39 @@ class _Comparison:
         self.rows = _draw_rows(data, min(settings.n_score_rows, n), generator)
         self.candidates = _candidates(data.X, settings.max_candidates, generator)
 
-    def __call__(self, fit: HyperparameterFit, rows: Tensor | None = None) -> HyperparameterFit:
-        rows = self.rows if rows is None else rows
+    def __call__(self, fit: HyperparameterFit) -> HyperparameterFit:
+        return replace(fit, score=float(self.densities(fit.kernel, self.rows).mean()))
+
+    def densities(self, kernel, rows: Tensor) -> Tensor:
+        """Of observations of these rows given their neighbours, as `leave_one_out_densities`."""
         k = self.settings.n_compared or self.settings.n_neighbors
         place = self.data, rows, self.candidates, k
-        score = leave_one_out_score(fit.kernel, *place, n_scales=self.settings.n_scales)
-        return replace(fit, score=score)
+        return leave_one_out_densities(kernel, *place, n_scales=self.settings.n_scales)
 
-    def with_best_noise(self, fit: HyperparameterFit) -> HyperparameterFit:
-        """The fit with the noise variance, of a coarse grid, under which it predicts best.
+    def with_best_start(self, fit: HyperparameterFit) -> HyperparameterFit:
+        """The fit, at the noise variance under which it predicts best; or at shorter length scales.
 
-        Rough kernels on a small subset explain noise as signal, and the gradient search takes long
-        to find back from a noise variance of nearly zero.
+        Noises are of a coarse grid: rough kernels on a small subset explain noise as signal, and
+        the gradient search takes long to find back from a noise variance of nearly zero. Length
+        scales are those that all rows may show and the subset did not, taken where they predict
+        better beyond noise.
         """
         signal, white = split_noise(fit.kernel)
-        if white is None or white.hyperparameter_noise_level.fixed:
-            return fit
-        low, high = white.noise_level_bounds
-        kernels = [fit.kernel] + [
-            signal + type(white)(level, white.noise_level_bounds)
-            for level in NOISE_GRID
-            if low <= level <= high
-        ]
+        best, density = self._best([fit.kernel, *with_noises(signal, white)])
+        shorter = starts(fit.kernel, self.data, known=self.settings.subset_size)
+        if shorter:
+            other, its_density = self._best(shorter)
+            best = other if improves(-its_density, -density) else best
+        return replace(fit, kernel=best)
+
+    def _best(self, kernels: list) -> tuple[Any, Tensor]:
+        """The expression that predicts some rows best, and their log densities."""
         few = self.rows[: self.settings.batch_size]
-        return max(
-            (self(replace(fit, kernel=kernel), few) for kernel in kernels),
-            key=lambda each: each.score,
-        )
+        return max(((kernel, self.densities(kernel, few)) for kernel in kernels), key=_mean)
+
+
+def _mean(of: tuple[Any, Tensor]) -> float:
+    return float(of[1].mean())
 
 
 def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> HyperparameterFit:
@@ -227,24 +247,24 @@ def fit_marginal_likelihood(
 # ------------------------------------------------------------------ leave-one-out, neighbours
 
 
-def leave_one_out_score(
+def leave_one_out_densities(
     kernel, data: Data, rows: Tensor, candidates: Tensor, k: int, n_scales: int = 1
-) -> float:
-    """Mean of :func:`leave_one_out_log_density` an observation, in nats.
+) -> Tensor:
+    """The :func:`leave_one_out_log_density` of an observation of each of the rows (b,), in nats.
 
-    `rows` are drawn in proportion to their weights (:func:`_draw_rows`), their neighbours in the
-    kernel's own metric.
+    `rows` are drawn in proportion to their weights (:func:`_draw_rows`), so that the mean is that
+    of observations; their neighbours are found in the kernel's own metric.
     """
     signal, _ = split_noise(kernel)
     theta = data.X.new_tensor(kernel.theta)
     k = min(k, candidates.shape[0] - 1)
     search = MultiscaleSearch(signal, data.X, candidates, k, n_scales)
-    total, size = 0.0, max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
+    found, size = [], max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
     with torch.no_grad():
         for batch in rows.split(size):
             density = leave_one_out_log_density(kernel, data, batch, search.query(batch), theta)
-            total += float((density if data.weight is None else density / data.weight[batch]).sum())
-    return total / rows.shape[0]
+            found.append(density if data.weight is None else density / data.weight[batch])
+    return torch.cat(found)
 
 
 def fit_leave_one_out(

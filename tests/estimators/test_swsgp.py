@@ -333,6 +333,19 @@ def test_sample_weight_is_repeated_rows(likelihood, n_inducing, data, counts, X_
 # ---- streams -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("length", [None, 0.05, 30.0])
+@pytest.mark.parametrize("frequency", [2.0, 10.0])
+def test_kriging_does_not_depend_on_where_length_scales_start(length, frequency):
+    """From 30 it learned a plane and noise; of many periods the default kernels found noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (500, 2))
+    f = np.sin(frequency * X[:, 0]) + 0.3 * X[:, 1]
+    y = f + 0.1 * rng.standard_normal(len(X))
+    kernel = None if length is None else 1.0 * RBF([length, length]) + WhiteKernel(0.1)
+    model = SWSGPRegressor(kernel, method="kriging", random_state=0).fit(X[:300], y[:300])
+    assert np.sqrt(np.mean((model.predict(X[300:]) - f[300:]) ** 2)) < 0.12
+
+
 def test_stream_of_kriging_is_the_fit_of_all_rows(data, X_new):
     X, y = data
     stream = kept(method="kriging", normalize_y=False)

@@ -1,0 +1,92 @@
+r"""Where a search for hyper-parameters starts beside the kernel given.
+
+The log marginal likelihood has several optima [1]_: from length scales far above those of the data,
+or far below, a search ends where the function is noise. Other starts keep the form of the kernel
+and what it has besides length scales, amplitude and noise:
+
+length scales
+    :math:`\ell_0, \ell_0 / 2, \ell_0 / 4, \dots`, where :math:`\ell_0` puts two typical inputs one
+    length scale apart, down to the spacing of n inputs, about :math:`n^{-1/d} \ell_0`: what is
+    shorter looks like noise whatever it is.
+amplitude
+    The variance of the targets.
+noise
+    Shares of it (`NOISE_GRID`), within the bounds of the kernel.
+
+References
+----------
+.. [1] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, section 5.4.1.
+"""
+
+import math
+
+import numpy as np
+
+from skgp.data import Data
+from skgp.kernels.gram import gram_diag, split_noise
+from skgp.kernels.scales import (
+    amplitude_range,
+    at_spread,
+    length_scale_places,
+    scale_amplitude,
+)
+from skgp.learning.defaults import NOISE_GRID
+from skgp.learning.evidence import ExactEvidence
+
+__all__ = ["likeliest_start", "starts", "with_noises"]
+
+
+def starts(kernel, data: Data, *, known: int = 1) -> list:
+    """Expressions of other length scales, in the order of these, each with noises of the grid.
+
+    Those that are shorter than the spacing of `known` inputs, and at least that of all (n, d); []
+    of a kernel whose length scales are fixed, or without any.
+    """
+    n, d = data.X.shape
+    if not length_scale_places(kernel).any() or n < 2:
+        return []
+    signal, white = split_noise(kernel)
+    lengths = at_spread(signal, data.X)
+    variance = float(data.weighted_sum(data.y.square())) / data.total
+    low, high = amplitude_range(lengths)
+    factor = variance / (float(gram_diag(lengths, data.X).mean()) or 1.0)
+    typical = scale_amplitude(lengths, min(max(factor, low), high))
+    halvings = range(math.ceil(math.log2(known) / d), math.floor(math.log2(n) / d) + 1)
+    found, before = [], None
+    for k in halvings:
+        theta = typical.theta - k * math.log(2) * length_scale_places(typical)
+        theta = np.clip(theta, *typical.bounds.T)
+        if before is None or not np.array_equal(theta, before):
+            found += with_noises(typical.clone_with_theta(theta), white, variance)
+        before = theta
+    return found
+
+
+def with_noises(signal, white, variance: float = 1.0) -> list:
+    """The expression with each noise of the grid that its bounds allow; with its own if none."""
+    levels: list[float] = []
+    if white is not None and not white.hyperparameter_noise_level.fixed:
+        low, high = white.noise_level_bounds
+        levels = [level for share in NOISE_GRID if low <= (level := share * variance) <= high]
+    if not levels:
+        return [signal if white is None else signal + white]
+    return [signal + type(white)(level, white.noise_level_bounds) for level in levels]
+
+
+def likeliest_start(kernel, data: Data):
+    """The start of the greatest log marginal likelihood, and that in nats; None without starts."""
+    candidates = starts(kernel, data)
+    if not candidates:
+        return None
+    evidence = ExactEvidence(candidates[0], data)
+    values = [_value(evidence, candidate.theta) for candidate in candidates]
+    best = int(np.argmax(values))
+    return candidates[best], values[best]
+
+
+def _value(evidence: ExactEvidence, theta: np.ndarray) -> float:
+    """In nats; minus infinity of a covariance without a Cholesky factor."""
+    try:
+        return evidence.value(theta)
+    except ValueError:
+        return -math.inf
