@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 __all__ = ["CallbackSupportMixin"]
@@ -17,6 +18,14 @@ except ImportError:
             """Tell nobody."""
 
         call_on_fit_task_end = call_on_fit_task_begin
+
+        def subcontext(self, **described: Any) -> _NoCallbacks:
+            """Of a part of the fit: nobody hears of it either."""
+            return self
+
+        def propagate_callback_context(self, estimator: Any) -> contextlib.nullcontext:
+            """Hand nothing down to an estimator within."""
+            return contextlib.nullcontext()
 
     class CallbackSupportMixin:  # type: ignore[no-redef]
         """An estimator that takes no callbacks."""
