@@ -80,6 +80,7 @@ from skgp.estimators._validation import (
     check_counts,
     check_exposure,
     check_joint_memory,
+    check_n_samples,
     validate_training_data,
 )
 
@@ -320,6 +321,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             One column a draw, observation noise included. Counts are whole numbers, in float64 as
             all else.
         """
+        check_n_samples(n_samples)
         X = self._validate_prediction(X)
         rng = check_random_state(random_state)
         return self._to_y(

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
+from skgp.estimators._kernels import noise_on_top
 from skgp.estimators.defaults import EXACT_ROWS, NOISE_BOUNDS, PLACES
 from skgp.kernels.expression import split_noise
 from skgp.kernels.sde import has_state_space
@@ -27,9 +28,12 @@ LINKS = {"logit", "probit"}
 
 def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
     """Why no other method than "exact" takes a problem; None where others do."""
-    kernel = estimator.kernel
+    kernel = None if estimator.kernel is None else noise_on_top(estimator.kernel)
     if kernel is not None and not (kernel.requires_vector_input and can_evaluate(kernel)):
-        return f"kernel={kernel} is one that is evaluated by calling it"
+        why = "is one that is evaluated by calling it"
+        if any(type(part) is WhiteKernel for part in kernel.get_params().values()):
+            why += ", unless its noise is a summand: signal + WhiteKernel(noise_level)"
+        return f"kernel={kernel} {why}"
     if callable(estimator.optimizer):
         return f"optimizer={estimator.optimizer!r} is a function of theta"
     if y.ndim > 1 and y.shape[1] > 1:
@@ -103,8 +107,9 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
 
     Its noise is the sum of `alpha` and of the kernel's WhiteKernel, within bounds moved likewise.
     """
-    kernel = None if estimator.kernel is None else clone(estimator.kernel)
-    scale = 1.0 if estimator.normalize_y else float(np.std(y))
+    kernel = None if estimator.kernel is None else noise_on_top(clone(estimator.kernel))
+    std, least = float(np.std(y)), 10 * np.finfo(float).eps * float(np.abs(y).max())
+    scale = 1.0 if estimator.normalize_y or std <= least else std
     noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else 0.0
     if noise:
         kernel = ConstantKernel() * RBF() if kernel is None else kernel

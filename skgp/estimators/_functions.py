@@ -14,7 +14,7 @@ from skgp.estimators._base import BaseGP, clip_variance, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root
-from skgp.estimators._validation import check_joint_memory
+from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.linalg.runtime import to_arrays
 
@@ -89,6 +89,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         ndarray of shape (n, n_samples)
             One column a draw, in the units of y; of counts as `latent_mean_and_variance`.
         """
+        check_n_samples(n_samples)
         X = self._validate_prediction(X)
         return self._to_y(self._latent_samples(X, n_samples, check_random_state(random_state)))
 

@@ -23,7 +23,7 @@ from skgp.estimators._exact import validated
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
 from skgp.estimators._front_door import choose_method, classifier_of
 from skgp.estimators._gpc_binary import LaplaceBinaryClassifier
-from skgp.estimators._parameters import Interval, StrOptions, options
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_of_idle_options
 from skgp.estimators._validation import encode
 
 
@@ -190,6 +190,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         if isinstance(self.kernel, CompoundKernel):
             raise ValueError("kernel cannot be a CompoundKernel; give one kernel for all classes.")
         with fit_session(self, X, y) as session:
+            warn_of_idle_options(self, fitted=False)
             X, y = validated(self, X, y, multi_output=False)
             check_classification_targets(y)
             resolve_device(self.device)

@@ -23,7 +23,7 @@ from skgp.estimators._exact import (
 from skgp.estimators._fitting import FitSession, fit_context, fit_session
 from skgp.estimators._front_door import choose_method, regressor_of
 from skgp.estimators._gpr_prediction import RegressorPredictions
-from skgp.estimators._parameters import Interval, StrOptions, options
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_of_idle_options
 from skgp.inference.dense import condition
 from skgp.kernels.training import training_gram
 from skgp.learning.evidence import TargetsEvidence
@@ -147,7 +147,10 @@ class GaussianProcessRegressor(
         "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
         "verbose": ["verbose"],
     }
-    _option_rules = (options("n_restarts_optimizer", method=("exact",)),)
+    _option_rules = (
+        options("n_restarts_optimizer", method=("exact",)),
+        options("alpha", likelihood=("gaussian",)),
+    )
     _n_stages = 1
 
     def __init__(
@@ -204,6 +207,7 @@ class GaussianProcessRegressor(
             The estimator.
         """
         with fit_session(self, X, y) as session:
+            warn_of_idle_options(self, fitted=False)
             X, y = validated(self, X, y, multi_output=True, y_numeric=True)
             n_targets = y.shape[1] if y.ndim > 1 else 1
             if self.n_targets not in (None, n_targets):

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.estimators._exact import validated
 from skgp.estimators._functions import std_gradient
 from skgp.estimators._predictive import covariance_root
+from skgp.estimators._validation import check_n_samples
 from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import variance_and_weights
 from skgp.kernels.training import cross_gram_with_gradient, variance_gradient
@@ -90,6 +91,7 @@ class RegressorFunctions:
         -------
         ndarray of shape (p, n_samples) or (p, t, n_samples)
         """
+        check_n_samples(n_samples)
         if getattr(self, "method_", "exact") != "exact":
             return self.estimator_.sample_f(validated(self, X), n_samples, random_state)
         rng = check_random_state(random_state)

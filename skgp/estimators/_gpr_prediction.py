@@ -22,7 +22,7 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._gpr_functions import RegressorFunctions, of_targets, white_variance
 from skgp.estimators._parameters import warn_caller
-from skgp.estimators._validation import check_joint_memory
+from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import covariance, variance
 from skgp.kernels.defaults import CALLED_PAIRS
@@ -161,6 +161,7 @@ class RegressorPredictions(RegressorFunctions):
         -------
         ndarray of shape (p, n_samples) or (p, t, n_samples)
         """
+        check_n_samples(n_samples)
         if getattr(self, "method_", "exact") != "exact" and not self._alpha:
             return self.estimator_.sample_y(validated(self, X), n_samples, random_state)
         rng = check_random_state(random_state)

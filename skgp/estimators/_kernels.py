@@ -11,6 +11,8 @@ from sklearn.gaussian_process.kernels import (
     Kernel,
     KernelOperator,
     Matern,
+    Product,
+    Sum,
     WhiteKernel,
 )
 
@@ -114,6 +116,42 @@ def with_noise(kernel: Kernel) -> Kernel:
     if split_noise(kernel)[1] is not None:
         return kernel
     return kernel + WhiteKernel(1e-2, NOISE_BOUNDS)
+
+
+def noise_on_top(kernel: Kernel) -> Kernel:
+    """The expression with constants multiplied into sums that hold white noise; else as it is.
+
+    The family of covariances is the same. Where the constant is free and the noise is not, noise
+    could not follow the constant, and the product stays.
+
+    Examples
+    --------
+    >>> noise_on_top(2.0 * (RBF() + WhiteKernel(0.1)))
+    1.41**2 * RBF(length_scale=1) + WhiteKernel(noise_level=0.2)
+    """
+    if type(kernel) is Sum:
+        parts = noise_on_top(kernel.k1), noise_on_top(kernel.k2)
+        moved = any(new is not old for new, old in zip(parts, (kernel.k1, kernel.k2), strict=True))
+        return Sum(*parts) if moved else kernel
+    if type(kernel) is not Product:
+        return kernel
+    constant, other = kernel.k1, noise_on_top(kernel.k2)
+    if type(other) is ConstantKernel:
+        constant, other = other, noise_on_top(constant)
+    whites = [part for part in summands(other) if type(part) is WhiteKernel]
+    if type(constant) is not ConstantKernel or len(whites) != 1:
+        return kernel
+    constant_fixed = constant.hyperparameter_constant_value.fixed
+    if whites[0].hyperparameter_noise_level.fixed and not constant_fixed:
+        return kernel
+    factor, level = constant.constant_value, whites[0]
+    bounds = level.noise_level_bounds
+    if not isinstance(bounds, str):
+        of_constant = factor if constant_fixed else np.asarray(constant.constant_value_bounds)
+        bounds = tuple(np.ravel(np.asarray(bounds) * of_constant))
+    noise = WhiteKernel(factor * level.noise_level, bounds)
+    signals = [part for part in summands(other) if part is not level]
+    return Sum(constant * reduce(Sum, signals), noise) if signals else noise
 
 
 def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]:

@@ -129,7 +129,7 @@ def warn_of_idle_options(estimator: Any, *, fitted: bool) -> None:
             idle = {
                 name: value
                 for name, value in values.items()
-                if value != defaults[name].default and name not in told
+                if np.any(value != defaults[name].default) and name not in told
                 if not any(value is nothing for nothing in _NOTHING)
             }
             if idle and option.is_idle(estimator, fitted=stage):
@@ -154,7 +154,12 @@ def _message(estimator: object, option: Option, idle: dict[str, Any]) -> str:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: Any) -> str:
+    """A value in a message; of an array its shape."""
+    return f"array of shape {value.shape}" if np.ndim(value) else repr(value)
 
 
 def _any_of(values: Any) -> str:

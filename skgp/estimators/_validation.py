@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
@@ -78,6 +81,15 @@ def check_joint_memory(n_rows: int, remedy: str) -> None:
     most = int((memory_budget() / entry) ** 0.5)
     what = f"The joint covariance of {n_rows} rows"
     require_memory(entry * n_rows**2, what, f"{remedy} (there is room for {most})")
+
+
+def check_n_samples(n_samples: Any) -> None:
+    """Refuse a number of draws that is none."""
+    if not isinstance(n_samples, Integral) or isinstance(n_samples, bool) or n_samples < 0:
+        raise ValueError(
+            f"n_samples must be a whole number of draws, 0 or more; got {n_samples!r}. Give one "
+            "such as n_samples=100."
+        )
 
 
 def check_counts(y: np.ndarray, name: str = "y") -> None:

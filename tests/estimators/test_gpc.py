@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy.special import expit
+from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessClassifier as Original
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -181,6 +182,15 @@ def test_another_method_is_its_estimator(method, cls):
         np.testing.assert_array_equal(call(model), call(direct))
     with pytest.raises(ValueError, match="needs method='exact'"):
         model.log_marginal_likelihood(np.zeros(2))
+
+
+def test_latent_moments_before_a_fit_are_refused():
+    """scikit-learn's raise an AttributeError, which this one is too."""
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        GaussianProcessClassifier().latent_mean_and_variance(X)
+    with pytest.raises(AttributeError):
+        Original().latent_mean_and_variance(X)
+    assert issubclass(NotFittedError, AttributeError)
 
 
 def test_what_cannot_be_is_refused():

@@ -1,6 +1,7 @@
 """GaussianProcessRegressor beside scikit-learn's, and what it hands to other methods."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -374,6 +375,70 @@ def test_a_refit_by_another_method_leaves_nothing_behind():
 def test_what_cannot_be_is_refused(params, y, message):
     with pytest.raises(ValueError, match=message):
         GaussianProcessRegressor(**params).fit(X, y)
+
+
+@pytest.mark.parametrize("alpha", [0.1, np.full(40, 0.1)], ids=["number", "array"])
+def test_alpha_beside_other_noise_is_reported(alpha):
+    params = dict(kernel=RBF(), optimizer=None, likelihood="student_t", random_state=0)
+    with pytest.warns(UserWarning, match="alpha=.*0.*no effect with likelihood='student_t'") as w:
+        model = GaussianProcessRegressor(alpha=alpha, **params).fit(X, Y)
+    assert sum("no effect" in str(each.message) for each in w) == 1
+    plain = GaussianProcessRegressor(**params).fit(X, Y)
+    np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        2.0 * (Matern(nu=1.5) + WhiteKernel(0.1)),
+        (WhiteKernel(0.1) + 0.5 * (Matern(nu=1.5) + RBF(2.0))) * ConstantKernel(2.0, "fixed"),
+        2.0 * (RBF() + 0.5 * (Matern(nu=1.5) + WhiteKernel(0.2))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["qsgp", "neighbors"])
+def test_noise_within_a_constant_is_that_of_another_method(kernel, method):
+    exact, other = (
+        GaussianProcessRegressor(kernel, method=taken, optimizer=None, normalize_y=True).fit(X, Y)
+        for taken in ("exact", method)
+    )
+    np.testing.assert_allclose(other.kernel_(X), kernel(X), rtol=1e-12)
+    assert other.noise_variance_ == pytest.approx(exact.noise_variance_)
+    if method == "qsgp":
+        for mine, expected in zip(other.predict(X, True), exact.predict(X, True), strict=True):
+            np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+def test_noise_that_cannot_leave_its_product_is_told_where_to_go():
+    kernel = 2.0 * (RBF() + WhiteKernel(0.1, "fixed"))
+    with pytest.raises(ValueError, match=r"signal \+ WhiteKernel\(noise_level\)"):
+        GaussianProcessRegressor(kernel, method="qsgp").fit(X, Y)
+
+
+@pytest.mark.parametrize("method", ["qsgp", "neighbors"])
+def test_a_constant_target_is_that_of_the_estimator_itself(method):
+    """Its default alpha was taken for noise, and the length scale went to its bound."""
+    y = np.full(40, 3.7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = GaussianProcessRegressor(method=method, random_state=0).fit(X, y)
+        params = {"method": "kriging"} if method == "neighbors" else {}
+        cls = {"qsgp": QSGPRegressor, "neighbors": SWSGPRegressor}[method]
+        direct = cls(random_state=0, **params).fit(X, y)
+    assert model.kernel_ == direct.kernel_
+    np.testing.assert_allclose(model.predict(X_NEW), 3.7, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n_samples", [-1, 2.5, "3", None, True])
+@pytest.mark.parametrize("method", ["exact", "qsgp"])
+@pytest.mark.parametrize("draw", ["sample_f", "sample_y"])
+def test_a_number_of_draws_that_is_none_is_refused(draw, method, n_samples):
+    model = GaussianProcessRegressor(RBF(), optimizer=None, method=method).fit(X, Y)
+    owner = model if method == "exact" else model.estimator_
+    with pytest.raises(ValueError, match=f"n_samples must be .*got {n_samples!r}. Give"):
+        getattr(owner, draw)(X_NEW, n_samples)
+    assert getattr(owner, draw)(X_NEW, 0).shape == (len(X_NEW), 0)
+    assert getattr(owner, draw)(X_NEW, np.int64(2)).shape == (len(X_NEW), 2)
 
 
 def test_a_fit_without_room_is_refused():
