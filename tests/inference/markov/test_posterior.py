@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
 from skgp.inference.markov import series
 from skgp.inference.markov.posterior import Posterior
@@ -160,3 +160,23 @@ def test_predictions_and_samples_where_the_filter_has_no_covariance(generator):
     np.testing.assert_allclose(v, np.diag(cov), rtol=1e-8)
     np.testing.assert_allclose(found.covariance(new)[1], cov, rtol=0, atol=1e-10)
     assert_draws(found.sample(new, S, generator), mean, cov)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 0.03, 0.3], ids="scale={}".format)
+def test_samples_keep_the_mean_where_weights_leave_no_digits(scale, generator):
+    """Weights of 1e19, of noise far below rounding: draws were NaN, or far beside the mean."""
+    rng, S = np.random.default_rng(0), 1000
+    x = torch.tensor(np.sort(rng.uniform(-2, 2, 20)))
+    weight = 10.0 ** torch.tensor(rng.integers(2, 20, 20), dtype=torch.float64)
+    values = torch.sin(3 * x) + 300 * (torch.arange(20) == 15)
+    form = state_space(1.0 * RBF(scale))
+    found = Posterior(form.at(), x, values * weight, weight)
+    new = torch.cat([x, x[:-1] + 0.5 * x.diff()])
+    mean, var = found.marginals(new)
+    samples = found.sample(new, S, generator)
+    assert samples.isfinite().all()
+    error = (samples.mean(1) - mean).abs() / (var / S + 1e-16 / S).sqrt()
+    assert float(error.max()) < 4.5  # of 39
+    noisy = var > 1e-10
+    ratio = samples[noisy].var(1) / var[noisy]
+    assert float(((ratio - 1) / (2 / S) ** 0.5).abs().max()) < 4.5
