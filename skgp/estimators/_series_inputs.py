@@ -137,6 +137,12 @@ class SeriesInputs(BaseGP):
                 "Name the column of times by time=, or leave trend out."
             )
 
+    @property
+    def covariate_kinds_(self) -> dict[Any, str]:
+        """Kind of each column beside the times, by its name or position."""
+        table = self._table
+        return {} if table is None else {table.names[j]: k for j, k in table.kinds.items()}
+
     # ---- terms ---------------------------------------------------------------------------------
 
     @property
@@ -228,8 +234,8 @@ def _kinds(asked: Any, names: list, columns: list, place: int) -> dict[int, str]
 
 def _kind(column: Any) -> str:
     """Kind of a column by what it holds."""
-    values = _values(column)
-    if values.dtype.kind == "U":
+    values, dtype = _values(column), str(getattr(column, "dtype", ""))
+    if values.dtype.kind == "U" or dtype.startswith(("category", "Categorical", "Enum")):
         return "categorical"
     return "flag" if len(np.unique(values)) <= 2 else "smooth"
 
@@ -239,8 +245,10 @@ def _values(column: Any) -> np.ndarray:
     values = np.asarray(column)
     if values.dtype.kind in "fiub":
         return values.astype(np.float64)
+    if values.dtype.kind != "O" or (len(values) and isinstance(values[0], str)):
+        return values.astype(str)
     try:
-        return values.astype(np.float64) if values.dtype.kind == "O" else values.astype(str)
+        return values.astype(np.float64)
     except (TypeError, ValueError):
         return values.astype(str)
 

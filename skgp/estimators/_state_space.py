@@ -126,6 +126,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         What `predict_components` leaves of the mean of f, in the units of y.
     component_kernels_ : list of Kernel
         Of the processes, one each of the first columns of `predict_components`.
+    covariate_kinds_ : dict
+        Kind of each column beside the times, by name or position.
     component_names_ : list of str
         One a column of `predict_components`: the kernels, "trend" and the covariates.
     noise_variance_ : float

@@ -234,7 +234,13 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     def _seen(self, data: Data, backend: Backend) -> Data:
         """Copies on the device of the fit, y (n, c), without the columns that have no component."""
         data = replace(data, X=data.X[:, self._columns], y=data.y.reshape(len(data), -1))
-        return data.map(lambda tensor: tensor.to(backend.device, backend.dtype, copy=True))
+        device = self._device(backend)
+        return data.map(lambda tensor: tensor.to(device, backend.dtype, copy=True))
+
+    def _device(self, backend: Backend) -> torch.device:
+        """Of series the CPU, unless the user names another: see LEAST_GPU_SERIES."""
+        left = self.device == "auto" and self._place is not None
+        return torch.device("cpu") if left else backend.device
 
     def _fit_additive(
         self,
@@ -275,7 +281,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             return
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
-            state.to(backend.device).with_rows(series, learned)
+            state.to(self._device(backend)).with_rows(series, learned)
             for state, series in zip(self._states, _series(data, self._terms), strict=True)
         ]
 

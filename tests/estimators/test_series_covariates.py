@@ -330,3 +330,44 @@ def test_what_has_no_filter_says_so():
     counts = StateSpaceGPRegressor(Matern(2.0), optimizer=None, likelihood="poisson")
     with pytest.raises(ValueError, match="filtered=True has the mean"):
         counts.fit(X[["when"]], np.ones(len(X))).predict(X[["when"]], filtered=True)
+
+
+def test_kinds_follow_what_columns_hold():
+    X = frame()
+    rng = np.random.default_rng(0)
+    X["code"] = rng.choice(["1", "2", "3"], len(X))
+    X["grade"] = pd.Categorical(rng.integers(0, 3, len(X)))
+    X["dose"] = rng.integers(0, 2, len(X))
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None, covariates={"dose": "linear"})
+    kinds = model.fit(X, target(X)).covariate_kinds_
+    assert kinds == {
+        "heat": "smooth",
+        "holiday": "flag",
+        "site": "categorical",
+        "code": "categorical",
+        "grade": "categorical",
+        "dose": "linear",
+    }
+    for name in "abcd":
+        X[name] = rng.normal(size=len(X))
+    kinds = model.fit(X, target(X)).covariate_kinds_  # too many to be smooth
+    assert {kinds[name] for name in ("heat", *"abcd")} == {"linear"}
+    assert model.set_params(covariates="auto").fit(X[["when"]], target(X)).covariate_kinds_ == {}
+
+
+def test_counts_with_covariates_cannot_go_on():
+    X = frame()[["when", "holiday"]]
+    model = StateSpaceGPRegressor(Matern(2.0), likelihood="poisson", optimizer=None)
+    model.fit(X, np.arange(len(X)) % 3)
+    with pytest.raises(ValueError, match="partial_fit with covariates.*Call fit"):
+        model.partial_fit(X, np.arange(len(X)) % 3)
+
+
+def test_a_missing_covariate_is_refused():
+    X = frame()[["when", "heat"]]
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, target(frame()))
+    X.loc[3, "heat"] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        model.predict(X)
+    with pytest.raises(ValueError, match="2 features"):
+        model.predict(X[["when"]].to_numpy())

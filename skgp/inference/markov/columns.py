@@ -14,7 +14,7 @@ sums of squares where :math:`\omega \ge 0`; and with
 .. math:: a_n = (V^{-1} C)_n = g_n (v_n - k_n^\top F_{n+1}^\top r_{n+1}), \qquad
           s_n = F_n s_{n-1} + Q_n r_n, \quad s_0 = P_0 F_1^\top r_1,
 
-where :math:`H s_n = (K a)_n` and s between the times follows the same recursion. It is also how
+where :math:`H s_n = (K a)_n` and s between the times follows the same recursion. They are also how
 quadratic forms depend on the dynamics:
 
 .. math:: \partial \tfrac12 a^\top K a = \sum_n r_n^\top \partial F_n\, s_{n-1}
@@ -40,7 +40,7 @@ from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior, Smoother
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.small_matrices import matmul
+from skgp.linalg.small_matrices import inner, matmul
 
 __all__ = ["ColumnStates", "DenseColumns", "SeriesColumns", "between", "columns_of"]
 
@@ -95,15 +95,15 @@ class SeriesColumns:
             _, start = self._forward(tile, C[..., tile], start, m[..., tile])
         return m.transpose(-1, -2).flatten(2)[..., : self._chunks.n]
 
-    def solve(self, v: Tensor) -> Tensor:
-        """``V^-1 C`` (n, S) from the innovations v (n, S) of C."""
-        return self._gather(self._back(self._spread(v), closed=True)[0])
-
-    def states(self, a: Tensor) -> ColumnStates:
-        """Those of columns ``a = V^-1 C`` (n, S)."""
-        _, r, start = self._back(self._spread(a), closed=False)
+    def smooth(self, v: Tensor) -> ColumnStates:
+        """States of columns C from their innovations v (n, S)."""
+        v = self._spread(v)
+        r = v.new_empty(self._model.n_states, *v.shape)
+        start = self._zeros(v)
+        for tile in reversed(list(self._tiles(v))):
+            r[..., tile], start = self._back(tile, v[..., tile], start)
         s, state = torch.empty_like(r), self._smoother.prior[1] @ start
-        for tile in self._tiles(r[0]):
+        for tile in self._tiles(v):
             s[..., tile], state = self._smooth(tile, r[..., tile], state)
         r, s = (x.transpose(-1, -2).flatten(2)[..., : self._chunks.n] for x in (r, s))
         return ColumnStates(r, s, start)
@@ -158,40 +158,22 @@ class SeriesColumns:
         own, response = f.split([n_columns, len(k)])
         return C - own - _moved(response[None], starts)[0], ends[..., -1]
 
-    def _back(self, C: Tensor, *, closed: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Come back through all tiles: a (S, L, C), r (d, S, L, C), and r before the first point.
-
-        From innovations (`closed`), or a themselves.
-        """
-        a, r = torch.empty_like(C), C.new_empty(self._model.n_states, *C.shape)
-        end = self._zeros(C)
-        for tile in reversed(list(self._tiles(C))):
-            a[..., tile], r[..., tile], end = self._back_through(tile, C[..., tile], end, closed)
-        return a, r, end
-
-    def _back_through(
-        self, tile: slice, C: Tensor, end: Tensor, closed: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _back(self, tile: slice, v: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Come back through a tile from r (d, S) behind it: r (d, S, L, C), and r before it."""
         steps, k, g = self._smoother.transitions.over(tile), self._k[..., tile], self._g[:, tile]
-        n_columns, d = len(C), len(k)
-        X = self._starts(C)
-        a = C.new_zeros(n_columns + d, *C.shape[1:])
-        r = C.new_empty(d, n_columns + d, *C.shape[1:])
+        n_columns, d = len(v), len(k)
+        X, r = self._starts(v), v.new_empty(d, len(v) + d, *v.shape[1:])
         for j in reversed(range(len(g))):
-            if closed:
-                a[:, j] = -g[j] * (k[:, None, j] * X).sum(0)
-                a[:n_columns, j].addcmul_(g[j], C[:, j])
-            else:
-                a[:n_columns, j] = C[:, j]
-            self._model.add_observed(X, a[:, j])
+            a = -g[j] * inner(k[:, None, j], X)
+            a[:n_columns].addcmul_(g[j], v[:, j])
+            self._model.add_observed(X, a)
             r[:, :, j] = X
             X = self._model.transposed_times(steps[j][0], X)
         A, b = (x.flip(-1) for x in (X[:, n_columns:], X[:, :n_columns]))
         before = scan_affine(A, b, end).flip(-1)
         ends = torch.cat([before[..., 1:], end[..., None]], -1)
-        (a, of_start), (r, r_start) = (x.split([n_columns, d], -3) for x in (a, r))
-        a = a + _moved(of_start[None], ends)[0]
-        return a, r + _moved(r_start, ends), before[..., 0]
+        own, response = r.split([n_columns, d], 1)
+        return own + _moved(response, ends), before[..., 0]
 
     def _smooth(self, tile: slice, r: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """States smoothed (d, S, L, C) of a tile, and the last of them (d, S)."""
@@ -221,7 +203,10 @@ class SeriesColumns:
         return self._smoother.tiles(width=3 * (self._model.n_states + 1) * len(C))
 
     def _spread(self, C: Tensor) -> Tensor:
-        return torch.stack([self._chunks.spread(column) for column in C.T])
+        """Columns (n, S) as (S, L, C); zeros pad."""
+        length, count = self._chunks.length, self._chunks.count
+        padded = torch.nn.functional.pad(C.T, (0, length * count - len(C)))
+        return padded.unflatten(1, (count, length)).transpose(1, 2).contiguous()
 
     def _gather(self, C: Tensor) -> Tensor:
         return C.transpose(-1, -2).flatten(1)[:, : self._chunks.n].T
@@ -285,14 +270,10 @@ class DenseColumns:
         white, _ = lapack.dtrtrs(self._L, self._root[:, None] * C.numpy(), lower=True)
         return torch.from_numpy(white), torch.ones(len(C), dtype=C.dtype)
 
-    def solve(self, v: Tensor) -> Tensor:
-        """As of `SeriesColumns`."""
+    def smooth(self, v: Tensor) -> Tensor:
+        """``V^-1 C`` (n, S), which stands for states."""
         found, _ = lapack.dtrtrs(self._L, v.numpy(), lower=True, trans=1)
         return torch.from_numpy(self._root[:, None] * found)
-
-    def states(self, a: Tensor) -> Tensor:
-        """The columns themselves."""
-        return a
 
     def observe(self, a: Tensor) -> Tensor:
         """``K a`` (n, S)."""

@@ -108,7 +108,7 @@ class RegressionPosterior:
     @cached_property
     def states(self) -> ColumnStates | Tensor:
         """Of the columns e and ``Psi A^-1/2``."""
-        return self._columns.states(self._columns.solve(self._white))
+        return self._columns.smooth(self._white)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:

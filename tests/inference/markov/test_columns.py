@@ -59,9 +59,7 @@ def test_columns_equal_dense_matrices(monkeypatch, route, grid, name):
     np.testing.assert_allclose(found.var, np.diag(K - K @ inverse @ K), **close)
     white, g = found.whiten(torch.tensor(C))
     np.testing.assert_allclose(white.T @ (g[:, None] * white), C.T @ inverse @ C, **close)
-    a = found.solve(white)
-    np.testing.assert_allclose(a, inverse @ C, **close)
-    states = found.states(a)
+    states = found.smooth(white)
     np.testing.assert_allclose(found.observe(states), K @ inverse @ C, **close)
 
     def quadratic(parameters):
@@ -87,9 +85,7 @@ def test_columns_of_a_trend_equal_dense_matrices_with_gradients_in_theta():
     found = made("series", dynamics, x, weight, None)
     K, slopes = kernel(x[:, None], eval_gradient=True)
     inverse = np.linalg.inv(K + np.diag(1 / weight))
-    a = found.solve(found.whiten(torch.tensor(C))[0])
-    np.testing.assert_allclose(a, inverse @ C, rtol=1e-7, atol=1e-8)
-    states = found.states(a)
+    states = found.smooth(found.whiten(torch.tensor(C))[0])
     np.testing.assert_allclose(found.observe(states), K @ inverse @ C, rtol=1e-7, atol=1e-7)
     new = torch.tensor([0.0, x[0] / 2, x[5] + 0.01, x[-1] + 3])
     s = between(dynamics, torch.tensor(x), states, new)
@@ -112,8 +108,9 @@ def test_stretches_apart_do_not_meet():
         SeriesColumns(dynamics, gaps[60:].nan_to_num(posinf=0), torch.tensor(weight[60:])),
     ]
     columns = torch.tensor(C)
-    whole = found.solve(found.whiten(columns)[0])
-    a = [p.solve(p.whiten(c)[0]) for p, c in zip(parts, columns.split([60, 30]), strict=True)]
-    torch.testing.assert_close(whole, torch.cat(a), rtol=1e-11, atol=1e-11)
-    pulls = [part.pull(part.states(each)) for part, each in zip(parts, a, strict=True)]
-    torch.testing.assert_close(found.pull(found.states(whole)), sum(pulls), rtol=1e-9, atol=1e-9)
+    whole = found.smooth(found.whiten(columns)[0])
+    states = [p.smooth(p.whiten(c)[0]) for p, c in zip(parts, columns.split([60, 30]), strict=True)]
+    smoothed = [part.observe(each) for part, each in zip(parts, states, strict=True)]
+    torch.testing.assert_close(found.observe(whole), torch.cat(smoothed), rtol=1e-11, atol=1e-11)
+    pulls = [part.pull(each) for part, each in zip(parts, states, strict=True)]
+    torch.testing.assert_close(found.pull(whole), sum(pulls), rtol=1e-9, atol=1e-9)
