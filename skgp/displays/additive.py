@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from skgp.displays.prediction import column_of, in_first_column, panel_axes, require_matplotlib
-from skgp.kernels import ActiveDims
+from skgp.displays.prediction import (
+    column_of,
+    columns_of,
+    in_first_column,
+    panel_axes,
+    require_matplotlib,
+    spread_over,
+    table_like,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +96,7 @@ class AdditiveEffectsDisplay:
 
         Parameters
         ----------
-        estimator : fitted estimator with ``predict_components`` and ``component_kernels_``
+        estimator : fitted estimator with ``predict_components`` and ``component_columns_``
         X : array-like or pandas DataFrame of shape (n, d)
             Gives the ranges of the features.
         features : sequence of int or str, or None, default=None
@@ -126,30 +133,33 @@ class AdditiveEffectsDisplay:
                 "its last step and X as that step sees it."
             )
         names = [str(name) for name in getattr(X, "columns", [])]
-        values = np.asarray(X, dtype=np.float64)
-        series = values.shape[1] == 1
-        columns = _component_columns(estimator)
-        shown = _shown(features, columns, names, values.shape[1])
-        grids = [_grid(column, grid_resolution) for column in values.T]
+        values = columns_of(X)
+        columns = estimator.component_columns_
+        shown = _shown(features, columns, names, len(values))
+        grids = [_grid(column, grid_resolution) for column in values]
         # A component sees its own column, so that one call serves all columns side by side.
-        rows = np.column_stack([np.pad(x, (0, _longest(grids) - len(x)), "edge") for x in grids])
-        found = estimator.predict_components(
-            type(X)(rows, columns=X.columns) if names else rows, return_std=True
-        )
+        rows = [np.pad(x, (0, _longest(grids) - len(x)), "edge") for x in grids]
+        found = [
+            np.asarray(part)
+            for part in estimator.predict_components(table_like(X, rows), return_std=True)
+        ]
         x = [grids[columns[p]] for p in shown]
         mean, std = ([part[: len(g), p] for g, p in zip(x, shown, strict=True)] for part in found)
-        labels = names or [f"x{column}" for column in range(values.shape[1])]
-        summands = [str(kernel) for kernel in estimator.component_kernels_]
+        labels = names or [f"x{column}" for column in range(len(values))]
+        several = [columns.count(columns[p]) > 1 or len(values) == 1 for p in range(len(columns))]
         display = cls(
             x,
             mean,
             std,
             coverage=coverage,
             panel_names=[
-                f"{labels[0]}\n{summands[p]}" if series else labels[columns[p]] for p in shown
+                f"{labels[columns[p]]}\n{estimator.component_names_[p]}"
+                if several[p]
+                else labels[columns[p]]
+                for p in shown
             ],
             target_name=target_name,
-            deciles=None if series else [np.quantile(values[:, columns[p]], TENTHS) for p in shown],
+            deciles=None if len(values) == 1 else [_deciles(values[columns[p]]) for p in shown],
             class_names=[str(c) for c in estimator.classes_] if mean[0].ndim == 2 else None,
         )
         return display.plot(ax=ax, **kwargs)
@@ -212,22 +222,12 @@ class AdditiveEffectsDisplay:
             bands.append(
                 axis.fill_between(x, m - reach * s, m + reach * s, **{**shade, **band_kwargs})
             )
-        if self.deciles is not None:
+        if self.deciles is not None and len(self.deciles[panel]):
             axis.vlines(
                 self.deciles[panel], 0, 0.04, transform=axis.get_xaxis_transform(), color="black"
             )
         self.lines_.append(lines)
         self.bands_.append(bands)
-
-
-def _component_columns(estimator) -> list[int]:
-    """The column of X that each component of a fitted estimator sees."""
-    columns = []
-    for kernel in estimator.component_kernels_:
-        parts = [kernel, *kernel.get_params().values()]
-        seen = [int(part.columns()[0]) for part in parts if isinstance(part, ActiveDims)]
-        columns.append(seen[0] if seen else 0)
-    return columns
 
 
 def _shown(
@@ -254,7 +254,12 @@ def _grid(column: np.ndarray, resolution: int) -> np.ndarray:
     distinct = np.unique(column)
     if len(distinct) <= N_DISCRETE:
         return distinct
-    return np.linspace(distinct[0], distinct[-1], resolution)
+    return spread_over(column, resolution)
+
+
+def _deciles(column: np.ndarray) -> np.ndarray:
+    """Deciles (9,) of numbers; none of dates and text."""
+    return np.quantile(column, TENTHS) if column.dtype.kind == "f" else np.empty(0)
 
 
 def _longest(grids: list[np.ndarray]) -> int:

@@ -113,18 +113,18 @@ class PredictiveBandDisplay:
         """
         require_matplotlib(cls.__name__)
         names = [str(name) for name in getattr(X, "columns", [])]
-        values = np.asarray(X, dtype=np.float64)
-        column = column_of(feature, names, values.shape[1])
-        grid = np.repeat(np.median(values, axis=0)[None], grid_resolution, axis=0)
-        x = np.linspace(values[:, column].min(), values[:, column].max(), grid_resolution)
-        grid[:, column] = x
-        rows = type(X)(grid, columns=X.columns) if names else grid
+        values = columns_of(X)
+        column = column_of(feature, names, len(values))
+        x = spread_over(values[column], grid_resolution)
+        grid = [np.repeat(_middle(each), len(x)) for each in values]
+        grid[column] = x
+        rows = table_like(X, grid)
         display = cls(
             x,
             estimator.predict(rows),
             *estimator.predict_interval(rows, coverage=coverage),
             coverage=coverage,
-            observed=None if y is None else _observed(values[:, column], y),
+            observed=None if y is None else _observed(values[column], y),
             feature_name=feature_name or (names[column] if names else f"x{column}"),
             target_name=target_name or getattr(y, "name", None) or "y",
         )
@@ -300,6 +300,38 @@ def _observed(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     target = np.asarray(y, dtype=np.float64)
     kept = ~np.isnan(target)
     return x[kept], target[kept]
+
+
+def columns_of(X: Any) -> list[np.ndarray]:
+    """Columns (n,) of a table, numbers in float64, dates and text as they are."""
+    if hasattr(X, "columns"):
+        columns = [np.asarray(X[name]) for name in X.columns]
+    else:
+        columns = list(np.atleast_2d(np.asarray(X).T))
+    return [each.astype(np.float64) if each.dtype.kind in "fiub" else each for each in columns]
+
+
+def spread_over(column: np.ndarray, n: int) -> np.ndarray:
+    """n values evenly from the lowest to the highest of numbers or dates; all that a text has."""
+    if column.dtype.kind in "OU":
+        return np.unique(column)
+    low, high = column.min(), column.max()
+    if column.dtype.kind == "f":
+        return np.linspace(low, high, n)
+    return low + (high - low) * np.linspace(0, 1, n)
+
+
+def table_like(X: Any, columns: Sequence[np.ndarray]) -> Any:
+    """A table of the kind of X with other columns (g,)."""
+    if hasattr(X, "columns"):
+        return type(X)(dict(zip(X.columns, columns, strict=True)))
+    alike = len({each.dtype for each in columns}) == 1
+    return np.column_stack(columns if alike else [each.astype(object) for each in columns])
+
+
+def _middle(column: np.ndarray) -> Any:
+    """The median; of dates and text the one in the middle of their order."""
+    return np.median(column) if column.dtype.kind == "f" else np.sort(column)[len(column) // 2]
 
 
 def column_of(feature: int | str, names: list[str], n_columns: int) -> int:

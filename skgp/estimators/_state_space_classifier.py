@@ -91,6 +91,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         Of the processes, one each of the first columns of `predict_components`.
     covariate_kinds_ : dict
         Kind of each column beside the times, by name or position.
+    component_columns_ : list of int
+        Column of X that each column of `predict_components` is a function of.
     component_names_ : list of str
         One a column of `predict_components`: the kernels, "trend" and the covariates.
     inducing_points_ : ndarray of shape (M, 1)

@@ -104,6 +104,14 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         return _parts(self._states[0], split=True)
 
     @property
+    def component_columns_(self) -> list[int]:
+        """Column of X that each column of `predict_components` is a function of."""
+        if self._place is None:
+            return list(self._columns)
+        terms = () if self._terms is None else self._terms.parts
+        return [self._place] * len(self.component_kernels_) + [term.place for term in terms]
+
+    @property
     def component_names_(self) -> list[str]:
         """Name of each column of `predict_components`: the part of the kernel, or the term."""
         terms = () if self._terms is None else self._terms.parts

@@ -24,10 +24,8 @@ class Squares:
     def __init__(self, n_classes=1):
         self.n_classes = n_classes
         self.classes_ = np.arange(n_classes)
-        self.component_kernels_ = [
-            ActiveDims(Matern(), [2]),
-            2.0 * ActiveDims(Matern(), [0]) + ActiveDims(Matern(nu=0.5), [0]),
-        ]
+        self.component_columns_ = list(self.columns)
+        self.component_names_ = ["the last", "the first"]
 
     def predict_components(self, X, return_std=False):
         self.names = list(getattr(X, "columns", []))
@@ -155,3 +153,21 @@ def test_effects_of_a_series_are_the_summands_of_its_kernel():
     assert display.deciles is None
     total = sum(display.mean) + model.intercept_
     np.testing.assert_allclose(total, model.predict(display.x[0][:, None]), rtol=1e-9)
+
+
+def test_effects_of_a_series_with_dates_and_covariates():
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    when = pd.date_range("2024-01-01", periods=90, freq="h")
+    X = pd.DataFrame({"x": rng.normal(size=90), "when": when, "site": rng.choice(["a", "b"], 90)})
+    y = np.sin(np.arange(90) / 9) + (X["site"] == "a") + 0.1 * rng.normal(size=90)
+    kernel = Matern(1.0) + Matern(0.1) + WhiteKernel(0.1)
+    model = StateSpaceGPRegressor(kernel, trend=1, optimizer=None).fit(X, y)
+    assert model.component_columns_ == [1, 1, 1, 0, 2]
+    display = AdditiveEffectsDisplay.from_estimator(model, X, grid_resolution=30)
+    assert [len(x) for x in display.x] == [30, 30, 30, 30, 2]
+    assert display.panel_names[2:] == ["when\ntrend", "x", "site"]
+    assert (display.x[0][0], display.x[0][-1]) == (when[0].to_numpy(), when[-1].to_numpy())
+    rows = X.iloc[:30].assign(when=display.x[0])
+    np.testing.assert_allclose(display.mean[0], model.predict_components(rows)[:, 0])
+    np.testing.assert_array_equal(display.x[4], ["a", "b"])

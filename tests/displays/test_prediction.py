@@ -5,7 +5,9 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
+from skgp import StateSpaceGPRegressor
 from skgp.displays import CoverageDisplay, PredictiveBandDisplay
 from skgp.displays.prediction import LEVELS
 
@@ -139,3 +141,19 @@ def test_band_spans_gaps_and_leaves_out_missing_targets():
     display = PredictiveBandDisplay.from_estimator(Normal(), X, y)
     assert display.x[-1] == 49
     np.testing.assert_array_equal(display.points_.get_offsets(), np.c_[X[:20, 0], y[:20]])
+
+
+def test_band_along_dates():
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    when = pd.date_range("2024-01-01", periods=60, freq="h")
+    X = pd.DataFrame({"x": rng.normal(size=60), "when": when, "site": rng.choice(["a", "b"], 60)})
+    kernel = Matern(1.0) + WhiteKernel(0.1)
+    model = StateSpaceGPRegressor(kernel, optimizer=None).fit(X, np.sin(np.arange(60) / 9))
+    display = PredictiveBandDisplay.from_estimator(model, X, feature="when", grid_resolution=20)
+    site = np.sort(X["site"])[30]
+    rows = pd.DataFrame({"x": X["x"].median(), "when": display.x, "site": site})
+    np.testing.assert_allclose(display.mean, model.predict(rows))
+    assert (display.x[0], display.x[-1]) == (when[0].to_numpy(), when[-1].to_numpy())
+    by_site = PredictiveBandDisplay.from_estimator(model, X, feature="site")
+    np.testing.assert_array_equal(by_site.x, ["a", "b"])
