@@ -308,8 +308,8 @@ MIXTURE_FEATURES, MIXTURE_BLOCK = (
     250,
 )  # of the draws from the prior beyond, and frequencies at once
 PIVOT_SEED = 0  # of the pivots, which touch the speed alone
-# Of the matrices that the preconditioner of "cg" takes: of its low rank twice these beside each
-# other (a quarter of the budget is for one), of the tile of a solution (an eighth) some ten.
+# Of the low rank of a stochastic gradient's preconditioner (a quarter of the budget is for one):
+# twice these beside each other. Of the tile of a solution (an eighth of it): a third of the ten.
 LOW_RANK_COPIES, SOLVED_COPIES = 3.0, 4.0
 SOLVED = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative residual that products attain
 VARIANCE_TOL = 0.01  # of the noise variance: the most that a variance may exceed the exact one

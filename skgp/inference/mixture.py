@@ -34,7 +34,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gaussian_mixture import mixture_moments
-from skgp.inference.pathwise import affordable_rank, pivoted_factor, prior_draws
+from skgp.inference.pathwise import affordable_rank, pivots_of, prior_draws
 from skgp.kernels import (
     FourierFeatures,
     gram_tile,
@@ -93,7 +93,7 @@ class MixtureState(TensorState):
         self._shares = data.X.new_tensor(self.weights)  # the same
         noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
         self.noise, self.solver = noise, solver  # noise (S,): variances
-        rank = affordable_rank(len(self._X), rank, defaults.LOW_RANK_COPIES)
+        rank = affordable_rank(len(self._X), rank)
         self._dtype, self._rank = dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
@@ -305,11 +305,7 @@ class MixtureState(TensorState):
             D = self._row_noise(s)
             if operator is not None:
                 operator.set_theta(self._theta[s])
-                # F = L_m^-1 K_mx: F'F is the Nystrom approximation of K by the pivots.
-                M, theta = self._X[self._pivots], self._theta[s]
-                L = nystrom_root(self._signal, M, theta, self._dtype)
-                F = tri_solve(L, gram_tile(self._signal, M, self._X, theta), upper=False)  # (r, n)
-                yield s, node, IterativeInverse(operator, D, F)
+                yield s, node, IterativeInverse(operator, D, self._low_rank(self._theta[s]))
                 continue
             factor = self._factors.get(s)
             if factor is None:
@@ -317,6 +313,17 @@ class MixtureState(TensorState):
                 if keep and (len(self._factors) + 1) * factor.nbytes <= self._factor_bytes():
                     self._factors[s] = factor
             yield s, node, ExactInverse(factor)
+
+    def _low_rank(self, theta: Tensor) -> Tensor:
+        """F = L_m^-1 K_mx (r, n): F'F is the Nystrom approximation of K by the pivots."""
+        M = self._X[self._pivots]
+        L = nystrom_root(self._signal, M, theta, self._dtype)
+        F = self._X.new_empty(len(M), len(self._X))
+        for start in range(0, len(self._X), step := tile_rows(16 * max(len(M), 1))):
+            some = slice(start, start + step)
+            K = gram_tile(self._signal, M, self._X[some], theta)
+            F[:, some] = tri_solve(L, K, upper=False)
+        return F
 
     def _factor_bytes(self) -> float:
         """What the factors that "cholesky" keeps may take; one at a time is made in any case."""
@@ -341,7 +348,7 @@ class MixtureState(TensorState):
         theta = self._shares @ self._theta
         kernel = self._signal.clone_with_theta(theta.cpu().numpy())
         generator = torch.Generator().manual_seed(defaults.PIVOT_SEED)
-        return pivoted_factor(kernel, self._X, rank, generator=generator).pivots
+        return pivots_of(kernel, self._X, rank, generator=generator)
 
 
 # ---- the inverse of A = K + D, exact or by conjugate gradients: `solve`, for targets; `explained`
@@ -369,7 +376,9 @@ class ExactInverse:
 
 
 class IterativeInverse:
-    r"""By conjugate gradients preconditioned by F'F + D, F (r, n); what is explained falls short.
+    r"""By conjugate gradients preconditioned by F'F + D; what is explained falls short.
+
+    The memory of F (r, n) is that of the preconditioner.
 
     With a residual r the variance of a row is too great by
     :math:`r^T A^{-1} r \le |r|^2 / \min D`, at most 0.01 min D.
@@ -377,7 +386,7 @@ class IterativeInverse:
 
     def __init__(self, operator: RowOperator, D: Tensor, low_rank: Tensor) -> None:
         self._operator, self._D, self._dtype = operator, D, operator.dtype
-        self._precondition = LowRankPreconditioner(low_rank, D)
+        self._precondition = LowRankPreconditioner(low_rank, D, overwrite=True)
 
     def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
         r""":math:`A^{-1} B` for B (n, k)."""

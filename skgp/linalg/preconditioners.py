@@ -143,13 +143,14 @@ class LowRankPreconditioner:
     .. math:: P^{-1} = D^{-1/2} (I - Q^T Q) D^{-1/2}, \quad Q = L^{-1} A, \qquad
               \log|P| = \log|D| + \log|C|.
 
-    Set-up ``3 n r^2`` flops, an application to k rows ``4 n r k``; memory ``2 n r`` numbers. C is
-    formed and factored in float64, whatever the dtype of F.
+    Set-up ``3 n r^2`` flops, an application to k rows ``4 n r k``; memory ``2 n r`` numbers. With
+    `overwrite` that of F becomes that of Q, and there is the inverse and nothing else. C is formed
+    and factored in float64, whatever the dtype of F.
     """
 
-    def __init__(self, factor: Tensor, noise: Tensor):
+    def __init__(self, factor: Tensor, noise: Tensor, *, overwrite: bool = False):
         self._F, self._root = factor, noise.sqrt()
-        A = factor / self._root
+        A = factor.div_(self._root) if overwrite else factor / self._root
         C = torch.eye(len(A), dtype=torch.float64, device=A.device)
         for piece in A.split(8192, dim=1):
             C.addmm_(piece.double(), piece.double().T)
@@ -157,8 +158,14 @@ class LowRankPreconditioner:
         self.log_det = float(noise.double().log().sum() + 2 * L.diagonal().log().sum())
         #: Inverse of L, (r, r) in float64.
         self.inverse_root = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+        root = without_subnormals(self.inverse_root, A.dtype)
         #: Q, (r, n).
-        self.Q = without_subnormals(without_subnormals(self.inverse_root, A.dtype) @ A)
+        self.Q = A
+        if not overwrite:
+            self.Q = without_subnormals(root @ A)
+            return
+        for piece in A.split(8192, dim=1):
+            piece.copy_(without_subnormals(root @ piece))
 
     def __call__(self, V: Tensor) -> Tensor:
         """``V P^{-1}`` for V of shape (k, n).

@@ -159,11 +159,12 @@ def cost_of_products(posterior_kernel: Any, data: Data) -> str | None:
         return None
     operator.set_theta(data.X.new_tensor(signal.theta))
     seconds = operator.seconds_a_product()
+    least, most = tuned.PRODUCTS_A_SOLUTION
     return (
         f"the kernel matrix of {n} rows takes {4e-9 * n**2:.3g} GB, beyond memory_budget, and is "
-        f"made anew for each product, in some {seconds:.2g} s; a solution takes some "
-        f"{tuned.PRODUCTS_A_SOLUTION} products, a gradient of the posterior as many, and samples "
-        f"of it some {tuned.GRADIENTS_A_FIT} gradients"
+        f"made anew for each product, in some {seconds:.2g} s; a solution takes {least} to {most} "
+        f"products ({least * seconds:.2g} to {most * seconds:.2g} s), a gradient of the posterior "
+        f"some {least}, and samples of it some {tuned.GRADIENTS_A_FIT} gradients"
     )
 
 

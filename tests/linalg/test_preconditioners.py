@@ -120,3 +120,15 @@ def test_without_subnormals_drops_what_no_sum_can_tell(dtype):
     expected = torch.tensor([[2.0, -1e-10], [0.0, 0.0]], dtype=dtype)
     assert torch.equal(without_subnormals(A, dtype), expected)
     assert without_subnormals(A[:0], dtype).shape == (0, 2)
+
+
+def test_low_rank_preconditioner_in_the_memory_of_its_factor_is_the_same():
+    generator = torch.Generator().manual_seed(0)
+    F = torch.randn(5, 9000, generator=generator, dtype=torch.float64)  # more than a piece of both
+    D = torch.rand(9000, generator=generator, dtype=torch.float64) + 0.1
+    V = torch.randn(3, 9000, generator=generator, dtype=torch.float64)
+    expected, memory = LowRankPreconditioner(F, D), F.clone()
+    found = LowRankPreconditioner(memory, D, overwrite=True)
+    assert found.Q.data_ptr() == memory.data_ptr()
+    torch.testing.assert_close(found(V), expected(V), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found(V @ F.T @ F + V * D), V, rtol=1e-9, atol=1e-9)

@@ -111,7 +111,7 @@ PROBE_ROWS = 32  # of each sort
 MOST_EXACT = 10_000  # rows up to which a gradient by "cg" costs as much as a few likelihoods
 MATRICES = 6  # n x n, of float64, that a likelihood and its gradient hold
 COMPARED_ROWS = 300  # on which kernels are compared
-# Told beforehand where a matrix is made anew for each product: of fits of 2000 to 20000 rows, and
-# rows that a fit of some minutes has.
-PRODUCTS_A_SOLUTION, GRADIENTS_A_FIT, MINUTES_ROWS = 30, 1000, 2000
+# Told beforehand where a matrix is made anew for each product: least and most of what solutions
+# took, gradients of fits of 2000 to 20000 rows, and rows that a fit of some minutes has.
+PRODUCTS_A_SOLUTION, GRADIENTS_A_FIT, MINUTES_ROWS = (30, 300), 1000, 2000
 STATE_RANK = 200  # of the preconditioner of predictions
