@@ -225,6 +225,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
                 warn_of_few_rows(int(self.n_inducing), len(np.unique(process)))
             search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
             search |= {"offsets": offsets, "learn": self._learns, "start": start}
+            # Not of a stream, whose rows may come from before the origin of a trend.
+            search["structured"] = prior is not None and self.n_inducing is None and not stream
             fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data

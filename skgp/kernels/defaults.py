@@ -12,6 +12,10 @@ CENTRE, MAX_GRID, LEAST_LOG = 0.2, 4096, -600.0
 #: cache through all passes.
 TILE_ENTRIES = 2**16
 
+# ---- parts of default kernels of series
+#: Variance of level and of the change over the range that a trend starts with, of that of y: wide.
+TREND_START = 10.0
+
 # ---- distances
 ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many
 

@@ -408,6 +408,24 @@ FORM_NATS, FORM_TOLERANCES = 0.003, (1e-8, 1e-9, 2e-11, 1e-12)
 #: Error of the evidence, in nats, that is worth a warning.
 WORTH_A_WARNING = 0.01
 
+# Seasons and trends of a default kernel, which rows to come decide about: `bench_forecast.py`
+#: Times from which on periods are looked for, cycles that must be seen, periods and harmonics that
+#: are modelled at most.
+SEASON_LEAST_ROWS, LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 40, 3.0, 2, 6
+#: Chance that noise shows a period, or that it shows another harmonic of one found; part of the
+#: variance that a period must explain.
+PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-6, 1e-3, 0.02
+#: Resolutions to either side that the background of a peak is the median of.
+NEIGHBOURHOOD = 20
+#: Times up to which the periodogram is Lomb's and Scargle's.
+LOMB_ROWS = 2000
+#: Of the resolution, within which a period is a whole number of others, or of steps.
+SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
+#: Times up to which seasons and trends compete: a matter of seconds.
+STRUCTURE_ROWS = 20_000
+#: Length scale, of the range, from which on a smooth kernel may stand for a trend.
+TREND_SCALE = 0.3
+
 # The choice of a kernel: series drawn from kernels of nu 1/2 to infinity, new rows predicted
 #: Rows on which the length scale is found, and on which kernels compete.
 SERIES_SCALE_ROWS, CHOICE_ROWS = 2000, 20_000

@@ -81,7 +81,14 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, residual_series, with_terms
-from skgp.learning.markov.search import Component, Search, choose_kernel, maximise
+from skgp.learning.markov.search import (
+    Component,
+    Search,
+    choose_kernel,
+    maximise,
+    short_climb,
+)
+from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
 
@@ -147,7 +154,9 @@ def fit_series(
     max_iter : int, default=100
     **search
         ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every kernel that
-        is tried, too, and True ends both.
+        is tried, too, and True ends both. ``structured`` (False): of one process with Gaussian
+        noise and several kernels, whether trends and seasons are tried besides
+        (:mod:`skgp.learning.markov.structure`).
     """
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
@@ -162,8 +171,16 @@ def fit_series(
         return SharedEvidence(objectives)
 
     kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
+    structured = search.pop("structured", False) and terms is None and likelihood.is_gaussian
     if learn and len(kernels) > 1:  # eq. 7: which F and H
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
+        if structured and not callback.stopped:
+            whole = make_objective(processes)
+
+            def brief(part: Component, start: Tensor | None = None) -> Search:
+                return short_climb(part, whole, likelihood, start)
+
+            chosen = with_structure(chosen, processes[0], brief)
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective: Any = make_objective(processes, sparse=knots is not None)

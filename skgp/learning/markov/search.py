@@ -336,7 +336,7 @@ def choose_kernel(
             # Noise that a rough kernel explains away is not there for a smooth one to begin with.
             start = component.with_length_scale_of(best.components[0]) if number else component
             parameters = None if number else best.parameters
-            searches.append(_short_climb(start, objective, likelihood, parameters))
+            searches.append(short_climb(start, objective, likelihood, parameters))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
     # Akaike's criterion: a nat for every hyper-parameter.
@@ -380,10 +380,10 @@ def _search_scale(
     ]
     best = int(np.argmax(values))
     found = Search([component.at(thetas[best])], parameters, values[best])
-    return _short_climb(found.components[0], objective, likelihood) if climbs else found
+    return short_climb(found.components[0], objective, likelihood) if climbs else found
 
 
-def _short_climb(
+def short_climb(
     component: Component,
     objective: Objective,
     likelihood: Likelihood,

@@ -1,0 +1,157 @@
+"""Forecasts by default beside a seasonal naive and statsmodels' UnobservedComponents.
+
+Run with ``pytest tests/benchmarks/bench_forecast.py -m benchmark -s``, or as a script with names of
+series; statsmodels is compared where it is installed. The periods that the peers are given are
+known to whoever calls them; ours finds its own. Data sets co2 and solar are read from the folder
+that ``SKGP_DATA`` names, where it is set.
+
+Rolling origins: the last half of a series is cut into ten parts, each predicted from all before.
+The naive forecast is the value of the season before plus the mean change from season to season, its
+spread that of such forecasts on the training part, growing with the root of the seasons ahead.
+"""
+
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skgp import StateSpaceGPRegressor
+
+pytestmark = pytest.mark.benchmark
+N_ORIGINS, Z = 10, 1.959964
+
+
+def hourly(n=24 * 7 * 8):
+    """A day's wave, higher from Monday to Friday, about a wandering level."""
+    rng, t = np.random.default_rng(0), np.arange(n, dtype=float)
+    day = np.sin(2 * np.pi * t / 24) + 0.4 * np.cos(4 * np.pi * t / 24)
+    level = np.cumsum(0.02 * rng.standard_normal(n))
+    weekday = (t // 24) % 7 < 5
+    return t, 10 + (1 + 0.5 * weekday) * day + weekday + level + 0.2 * rng.standard_normal(n), 168
+
+
+def daily(n=7 * 120):
+    """Sales of shops that close on Sundays, growing, with an annual wave and holidays."""
+    rng, t = np.random.default_rng(1), np.arange(n, dtype=float)
+    week = np.array([0.3, 0.0, 0.1, 0.2, 0.6, 1.0, -1.5])[(t % 7).astype(int)]
+    holiday = -1.0 * (rng.uniform(size=n) < 0.01)
+    trend = 0.004 * t + 0.3 * np.sin(2 * np.pi * t / 365.25)
+    return t, 5 + trend + week + holiday + 0.25 * rng.standard_normal(n), 7
+
+
+def stored(name, period):
+    path = Path(os.environ.get("SKGP_DATA", "data")) / f"{name}.npz"
+    if not path.exists():
+        return None
+    with np.load(path, allow_pickle=False) as data:
+        x, y = data["X"][:, 0].astype(float), data["y"].astype(float)
+    order = np.argsort(x)
+    return x[order], y[order], period
+
+
+SERIES = {
+    "co2": lambda: stored("co2", 1.0),
+    "solar": lambda: stored("solar", 11.0),
+    "hourly": hourly,
+    "daily": daily,
+}
+
+
+def ours(x, y, new, period):
+    model = StateSpaceGPRegressor().fit(x[:, None], y)
+    return model.predict(new[:, None], return_std=True)
+
+
+def naive(x, y, new, period):
+    """Value a season before, plus drift."""
+    grid = (len(x) - 1) * period / (x[-1] - x[0])
+    lag = max(1, round(grid))
+    change = y[lag:] - y[:-lag]
+    drift = change.mean()
+    steps = np.round((new - x[-1]) / (x[-1] - x[0]) * (len(x) - 1)).astype(int).clip(1)
+    seasons = (steps + lag - 1) // lag
+    place = len(y) - 1 + steps - seasons * lag
+    spread = np.maximum(change.std(), 1e-9)
+    return y[place.clip(0, len(y) - 1)] + seasons * drift, spread * np.sqrt(seasons)
+
+
+def unobserved_components(x, y, new, period):
+    """A local linear trend, an autoregression and a season of six harmonics."""
+    api = pytest.importorskip("statsmodels.api")
+    step = np.median(np.diff(x))
+    last = int(round((x[-1] - x[0]) / step))
+    values = np.full(last + 1, np.nan)
+    values[np.round((x - x[0]) / step).astype(int)] = y
+    harmonics = int(min(6, period / step // 2))
+    season = [{"period": period / step, "harmonics": harmonics}]
+    if period == 168:
+        season.append({"period": 24, "harmonics": 6})
+    model = api.tsa.UnobservedComponents(
+        values, level="local linear trend", autoregressive=1, freq_seasonal=season
+    )
+    fit = model.fit(disp=False, maxiter=200)
+    ahead = np.round((new - x[-1]) / step).astype(int)
+    forecast = fit.get_forecast(int(ahead.max()))
+    mean, std = np.asarray(forecast.predicted_mean), np.asarray(forecast.se_mean)
+    return mean[ahead - 1], std[ahead - 1]
+
+
+METHODS = {"ours": ours, "naive": naive, "components": unobserved_components}
+
+
+def scores(mean, std, y):
+    z = (y - mean) / std
+    nlpd = 0.5 * np.mean(z**2 + np.log(2 * np.pi * std**2))
+    return np.sqrt(np.mean((y - mean) ** 2)), np.mean(np.abs(z) < Z), nlpd
+
+
+def splits(x, kind):
+    """Places where training ends and the test part does."""
+    n = len(x)
+    if kind == "rolling":
+        ends = np.linspace(n // 2, n, N_ORIGINS + 1).astype(int)
+        return list(zip(ends[:-1], ends[1:], strict=True))
+    if kind == "last tenth":
+        return [(n - n // 10, n)]
+    return [(int(np.searchsorted(x, x[-1] - 5.0)), n)]
+
+
+def table(name, kinds, methods=tuple(METHODS)):
+    """Print the scores of one series, means over the origins."""
+    found = SERIES[name]()
+    if found is None:
+        print(f"{name}: set SKGP_DATA to the folder that holds it")
+        return
+    x, y, period = found
+    for kind in kinds:
+        for method in methods:
+            rows, start = [], time.process_time()
+            for first, last in splits(x, kind):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    moments = METHODS[method](x[:first], y[:first], x[first:last], period)
+                rows.append(scores(*moments, y[first:last]))
+            rmse, coverage, nlpd = np.mean(rows, 0)
+            seconds = (time.process_time() - start) / len(rows)
+            print(
+                f"{name:8s}{kind:12s}{method:12s}{rmse:9.3f}{coverage:8.2f}{nlpd:9.3f}"
+                f"{seconds:8.1f} s",
+                flush=True,
+            )
+
+
+@pytest.mark.parametrize("name", list(SERIES))
+def test_bench_forecast(name):
+    print("\nseries  split       method          RMSE   cover     NLPD")
+    table(name, ("rolling",))
+    if name == "co2":
+        table(name, ("last tenth", "last 5"))
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or SERIES:
+        table(each, ("last tenth", "last 5", "rolling") if each == "co2" else ("rolling",))
