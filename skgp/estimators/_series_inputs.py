@@ -58,7 +58,10 @@ class Table:
                 else f"X holds dates in the column {self.names[j]!r}, which is not time. Convert "
                 "it to numbers, or name it by time=."
             )
-        return np.asarray(column, dtype=np.float64)
+        values = np.asarray(column)
+        if j == self.place:
+            check_resolution(values)
+        return values.astype(np.float64)
 
 
 class SeriesInputs(BaseGP):
@@ -89,8 +92,8 @@ class SeriesInputs(BaseGP):
         if table is None or columns is None:
             if not reset and any(map(is_dates, columns or ())):
                 Table(0, None, [0]).read([columns[0]] if columns else [])
+            _check_numbers(X)
             if reset:
-                _check_numbers(X)
                 self._table = None
             return super()._validated(X, *y, reset=reset, **checks)
         numbers = table.read(columns)
@@ -114,8 +117,6 @@ class SeriesInputs(BaseGP):
             self._check_no_time(X)
             return None
         times = Times.of(columns[place]) if place in dates else None
-        if times is None:
-            check_resolution(np.asarray(columns[place]))
         kinds = _kinds(self.covariates, names, columns, place)
         if times is None and not kinds and self.time is None:
             return None

@@ -149,6 +149,18 @@ def test_times_that_lose_something_are_refused(X, message):
         model.fit(X, targets())
 
 
+@pytest.mark.parametrize("time", [None, 0])
+def test_seconds_that_single_precision_merges_are_refused(time):
+    seconds = 1.7e9 + 60.0 * np.arange(len(HOURS))[:, None]
+    X = np.hstack([seconds, np.ones_like(seconds)]) if time == 0 else seconds
+    model = StateSpaceGPRegressor(KERNEL, time=time, optimizer=None)
+    with pytest.raises(ValueError, match="multiples of 128: 23 of 48 are left.*float64"):
+        model.fit(X.astype(np.float32), targets())
+    model.fit(X, targets())
+    with pytest.raises(ValueError, match="multiples of 128"):
+        model.predict(X.astype(np.float32))
+
+
 def test_single_precision_near_zero_is_taken():
     X = days().astype(np.float32)
     found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, targets())
