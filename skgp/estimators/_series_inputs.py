@@ -72,9 +72,9 @@ class SeriesInputs(BaseGP):
     trend: int | None
     n_inducing: int | str | None
     #: None where X holds numbers that are taken as they are.
-    _table: Table | None
+    _table: Table | None = None
     #: Beside the process, if there are any.
-    _terms: Terms | None
+    _terms: Terms | None = None
 
     @property
     def time_origin_(self) -> np.datetime64:

@@ -292,6 +292,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         return sums and self.likelihood == "gaussian"
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        self._table = None  # blocks hold numbers
         self._learn(blocks.some, session, backend, blocks=blocks.blocks)
 
     def _sum_over(self, blocks: Blocks, noise: float, callback: Callback) -> None:
