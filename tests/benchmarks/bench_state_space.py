@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.smoother import evidence
+from skgp.kernels import SHO
 from skgp.kernels.sde import state_space
 from tests.reference.state_space import kalman_loop, smoother_loop
 
@@ -108,6 +109,37 @@ def test_bench_million_points_against_celerite2_and_a_loop(one_thread):
     print(f"NumPy loop, marginals           {loop_both:7.1f} s   {loop_both / full:.0f} times ours")
     assert full < 4 * peer and 50 * full < loop_both
     assert peak_gigabytes() < 3
+
+
+def celerite_terms(name):
+    """The kernels of the test below as celerite2 has them."""
+    terms = pytest.importorskip("celerite2", reason="install the extra `bench`").terms
+    if name == "oscillators":
+        each = (terms.SHOTerm(sigma=1.0, rho=rho, tau=10.0) for rho in (1.0, 3.0, 7.0))
+        return terms.TermSum(*each)
+    waves = (terms.ComplexTerm(a=0.1, b=0.0, c=0.05, d=2 * math.pi * j / 3) for j in range(1, 9))
+    return terms.TermSum(terms.RealTerm(a=0.1, c=0.05), *waves)
+
+
+@pytest.mark.parametrize("n", [10_000, 100_000])
+@pytest.mark.parametrize("name", ["oscillators", "quasi-periodic"])
+def test_bench_sums_of_complex_exponentials_against_celerite2(one_thread, name, n):
+    """The likelihood alone there, with its gradient and all marginals here; J = d in either."""
+    kernel = {
+        "oscillators": SHO(1.0, 10.0) + SHO(3.0, 10.0) + SHO(7.0, 10.0),
+        "quasi-periodic": Matern(20.0, nu=0.5) * ExpSineSquared(1.2, 3.0),
+    }[name]
+    x, y = series(n)
+    celerite2, dynamics, data = pytest.importorskip("celerite2"), dynamics_of(kernel), sites(x, y)
+    process = celerite2.GaussianProcess(celerite_terms(name))
+
+    def log_likelihood():
+        process.compute(x, yerr=np.full(n, NOISE**0.5))
+        return process.log_likelihood(y)
+
+    peer, ours = seconds(log_likelihood), seconds(lambda: evidence(dynamics, *data), rounds=2)
+    print(f"\n{name}, d = {dynamics.n_states}, n = {n}: celerite2 {peer:.4f} s, ours {ours:.3f} s")
+    print(f"x {ours / peer:.1f}; peak memory {peak_gigabytes():.2f} GB")
 
 
 @pytest.mark.parametrize("n", [1000, 10_000, 100_000])

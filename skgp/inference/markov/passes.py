@@ -29,6 +29,7 @@ References
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class Model:
     def __init__(self, dynamics: Dynamics) -> None:
         self.n_states = dynamics.n_states
         self.blocks = [states for states, _ in dynamics.blocks]
+        self.runs = _runs([states.stop - states.start for states in self.blocks])
         values = dynamics.observation.tolist()
         self.row = [(i, h) for i, h in enumerate(values) if h != 0]
         self.picks_first = self.row == [(0, 1.0)]  # as any single component does
@@ -87,7 +89,13 @@ class Model:
         product = matmul if X.ndim == F.ndim else matvec
         if len(self.blocks) == 1:
             return product(F, X)
-        return torch.cat([product(F[s, s], X[s]) for s in self.blocks])
+        out = torch.empty_like(X, memory_format=torch.contiguous_format)
+        for states, size in self.runs:
+            if states.stop - states.start == size:
+                out[states] = product(F[states, states], X[states])
+            else:
+                _times_blocks(F[states, states], X[states], size, out[states])
+        return out
 
     def transposed_times(self, F: Tensor, X: Tensor) -> Tensor:
         """``F' X``."""
@@ -96,6 +104,33 @@ class Model:
     def sandwich(self, F: Tensor, P: Tensor) -> Tensor:
         """``F P F'`` for symmetric P."""
         return self.times(F, self.times(F, P).transpose(0, 1))
+
+
+def _runs(sizes: list[int]) -> list[tuple[slice, int]]:
+    """States of consecutive blocks of one size, and the size."""
+    runs, start = [], 0
+    for size, group in groupby(sizes):
+        stop = start + size * len(list(group))
+        runs.append((slice(start, stop), size))
+        start = stop
+    return runs
+
+
+def _times_blocks(F: Tensor, X: Tensor, size: int, out: Tensor) -> None:
+    """Write ``F X`` of block-diagonal F (b k, b k, ...) with blocks of `size` k, all at once."""
+    n_blocks = len(F) // size
+    # (k, k, ..., b), a view
+    blocks = F.unflatten(1, (n_blocks, size)).unflatten(0, (n_blocks, size)).diagonal(0, 0, 2)
+    blocks = blocks.movedim(-1, 0)  # (b, k, k, ...)
+    parts, result = X.unflatten(0, (n_blocks, size)), out.unflatten(0, (n_blocks, size))
+    for i in range(size):
+        for j in range(size):
+            f = blocks[:, i, j]
+            f = f.unsqueeze(1) if parts.ndim > f.ndim + 1 else f  # against (b, e, ...)
+            if j == 0:
+                torch.mul(f, parts[:, j], out=result[:, i])
+            else:
+                result[:, i].addcmul_(f, parts[:, j])
 
 
 def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
