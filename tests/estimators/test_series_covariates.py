@@ -371,3 +371,17 @@ def test_a_missing_covariate_is_refused():
         model.predict(X)
     with pytest.raises(ValueError, match="2 features"):
         model.predict(X[["when"]].to_numpy())
+
+
+def test_a_stream_with_dates_and_covariates_goes_through_skops():
+    skops = pytest.importorskip("skops.io")
+    X = frame()
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None, trend=1).fit(X, y)
+    later = X.assign(when=X["when"] + pd.Timedelta("40D"))
+    model.partial_fit(later, y)
+    data = skops.dumps(model)
+    types = skops.get_untrusted_types(data=data)
+    assert all(name.startswith(("skgp.", "sklearn.gaussian_process.")) for name in types)
+    again = skops.loads(data, trusted=types)
+    np.testing.assert_array_equal(again.predict(later), model.predict(later))

@@ -148,8 +148,10 @@ class RegressionState(SeriesState):
         new = series.times, weight * (series.y - self.offset), weight, series.features
         old = self.times, self.beta, self.weight, self.features
         times, *columns = (torch.cat(pair) for pair in zip(old, new, strict=True))
-        times, order = times.sort(stable=True)
-        beta, weight, features = (column[order] for column in columns)
+        if float(series.times[0]) < float(self.times[-1]):
+            times, order = times.sort(stable=True)
+            columns = [column[order] for column in columns]
+        beta, weight, features = columns
         joined = replace(self, times=times, beta=beta, weight=weight, features=features)
         C = torch.cat([(series.y - self.offset)[:, None], series.features * self._scales], 1)
         return self._continued(joined, series.times, C, new[2])

@@ -143,21 +143,9 @@ class SeriesState(LazyState):
         O(m log m) for Gaussian noise, else O(m d^3) a step. NonFiniteLossError if the ELBO of the
         new rows is not finite where the search begins.
         """
-        times, place = torch.unique(torch.cat([self.times, series.times]), return_inverse=True)
-        before, new = place.split([len(self.times), len(series.times)])
-        beta, weight = (
-            times.new_zeros(len(times)).index_copy_(0, before, old)
-            for old in (self.beta, self.weight)
-        )
         if likelihood.is_gaussian:
-            noise = likelihood.additive_variance()
-            linear = (series.totals - self.offset * series.counts) / noise
-            zeros = torch.zeros_like(beta)
-            curved = series.counts / noise
-            added = zeros.index_add(0, new, linear), zeros.index_add(0, new, curved)
-            joined = replace(self, times=times, beta=beta + added[0], weight=weight + added[1])
-            targets = (series.totals / series.counts - self.offset)[:, None]
-            return self._continued(joined, series.times, targets, curved)
+            return self._with_sites(series, likelihood.additive_variance())
+        times, (beta, weight), new = self._union(series.times)
         index = new if series.index is None else new[series.index]
         rows = replace(series, times=times, index=index)
         base = beta, weight
@@ -165,6 +153,27 @@ class SeriesState(LazyState):
             self.form.at(), rows, likelihood, offset=self.offset, base=base, tol=ADDED_TOL
         )
         return replace(self, times=times, beta=beta + found.beta, weight=weight + found.weight)
+
+    def _with_sites(self, series: Series, noise: float) -> "SeriesState":
+        """`with_rows` of Gaussian noise, whose sites do not depend on the posterior."""
+        curved = series.counts / noise
+        linear = series.totals / noise - self.offset * curved
+        if float(series.times[0]) > float(self.times[-1]):
+            pairs = (self.times, series.times), (self.beta, linear), (self.weight, curved)
+            times, beta, weight = map(torch.cat, pairs)
+        else:
+            times, old, new = self._union(series.times)
+            sites = zip(old, (linear, curved), strict=True)
+            beta, weight = (site.index_add(0, new, added) for site, added in sites)
+        joined = replace(self, times=times, beta=beta, weight=weight)
+        return self._continued(joined, series.times, (linear / curved)[:, None], curved)
+
+    def _union(self, new: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """All times (m,), rising, the sites (m,) there so far, and the places of the new times."""
+        times, place = torch.unique(torch.cat([self.times, new]), return_inverse=True)
+        before, after = place.split([len(self.times), len(new)])
+        zeros = torch.zeros_like(times)
+        return times, [zeros.index_copy(0, before, s) for s in (self.beta, self.weight)], after
 
 
 @dataclass(frozen=True)
