@@ -222,13 +222,15 @@ def leave_one_out_moments(
     """Approximate moments of f at each input without its observations, (n, c), from the mode."""
     newton = problem.at(prior_variance)
     slope, curvature = newton.slope(latent), newton.curvature(latent)
-    Phi = problem.design.columns(problem.design.blocks).double()
-    variance = torch.empty_like(latent)
+    design, variance = problem.design, torch.empty_like(latent)
     for j in range(latent.shape[1]):
-        H = problem.design.curvature_gram(curvature[:, [j]])[0]
+        H = design.curvature_gram(curvature[:, [j]])[0]
         H.diagonal().add_(1 / prior_variance)
         L = jittered_cholesky(H).factor
-        variance[:, j] = torch.linalg.solve_triangular(L, Phi.mT, upper=False).square().sum(0)
+        for rows in design.tiles(design.n_features):
+            Phi = design.columns(design.blocks, rows).double()
+            half = torch.linalg.solve_triangular(L, Phi.mT, upper=False)  # (m, b)
+            variance[rows, j] = half.square().sum(0)
     unit = torch.from_numpy(replicates(problem.X.cpu().numpy())).to(latent.device)
     slope, curvature = (
         torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)

@@ -123,7 +123,7 @@ class StreamedDesign:
         for source, part in zip(self._sources(), self._parts, strict=True):
             v = source.unwhiten(V[part])
             for rows in self.tiles(len(v)):
-                out[rows] += source.tile(rows) @ v
+                out[rows] += thin_product(source.tile(rows), v)
         return out
 
     def rmatmul(self, R: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class StreamedDesign:
         out = torch.zeros(self.n_features, R.shape[1], dtype=torch.float64, device=self.device)
         for source, part in zip(self._sources(), self._parts, strict=True):
             for rows in self.tiles(part.stop - part.start):
-                out[part] += source.tile(rows).mT @ R[rows].to(source.like)
+                out[part] += thin_product(source.tile(rows).mT, R[rows].to(source.like))
             out[part] = source.whiten(out[part])
         return out
 
@@ -165,13 +165,13 @@ class StreamedDesign:
         for rows in self.tiles(self.n_features, 8 * TILE_BYTES):
             Phi = [source.tile(rows) for source in sources]
             for F, v in zip(Phi, unwhitened, strict=True):
-                image[rows] += F @ v  # (rows, k)
+                image[rows] += thin_product(F, v)  # (rows, k)
             fitted = image[rows]
             for F, (_, part) in zip(Phi, parts, strict=True):
                 bent = fitted.to(F)
                 if curvature is not None:
                     bent = bent * curvature[rows].to(F)
-                out[part] += F.mT @ bent  # (width, k)
+                out[part] += thin_product(F.mT, bent)  # (width, k)
         for source, part in parts:
             out[part] = source.whiten(out[part])
         return out, image
@@ -275,6 +275,15 @@ class _Covariances:
     def whiten(self, sums: Tensor) -> Tensor:
         """``L^{-1}`` times the sums."""
         return torch.linalg.solve_triangular(self._root, sums, upper=False)
+
+
+def thin_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` for A (p, q) and few columns B (q, k), worked out as ``(B^T A^T)^T``.
+
+    For k from 2 to 10 twice as fast, and of a transposed A in float32 four to twenty times: 0.6 ns
+    an entry in place of 2.6 for 2400 rows of 3464 features, of 10.7 for 19000.
+    """
+    return (B.mT @ A.mT).mT
 
 
 def block_width(basis: Basis, block: int) -> int:
