@@ -426,6 +426,12 @@ STRUCTURE_ROWS = 20_000
 #: Length scale, of the range, from which on a smooth kernel may stand for a trend.
 TREND_SCALE = 0.3
 
+#: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
+#: a minibatch in the sites; when a smoothed loss no longer falls.
+MINIBATCH_RATE, MINIBATCH_REACH = 0.05, 15.0
+OLDEST = 0.01
+MINIBATCH_PATIENCE, MINIBATCH_SMOOTHING = 100, 0.95
+
 # The choice of a kernel: series drawn from kernels of nu 1/2 to infinity, new rows predicted
 #: Rows on which the length scale is found, and on which kernels compete.
 SERIES_SCALE_ROWS, CHOICE_ROWS = 2000, 20_000
