@@ -72,6 +72,10 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         and "auto": 512).
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the places of inducing states are learned.
+    batch_size : int or None, default=None
+        Rows of a minibatch from which hyper-parameters of inducing states are learned, by steps of
+        Adam of which `max_iter` are taken at most (some hundreds are usual); all rows have the last
+        word on the posterior. None takes all rows in every iteration, which costs O(n).
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
         dependence between them. "auto" is "joint" with Gaussian noise or few rows.
@@ -211,6 +215,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         trend=None,
         n_inducing=None,
         inducing="fixed",
+        batch_size=None,
         posterior="auto",
         likelihood="gaussian",
         link="exp",
@@ -233,6 +238,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         self.trend = trend
         self.n_inducing = n_inducing
         self.inducing = inducing
+        self.batch_size = batch_size
         self.posterior = posterior
         self.likelihood = likelihood
         self.link = link

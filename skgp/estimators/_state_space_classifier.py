@@ -42,6 +42,10 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         As of `StateSpaceGPRegressor`.
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the places of inducing states are learned.
+    batch_size : int or None, default=None
+        Rows of a minibatch from which hyper-parameters of inducing states are learned, by steps of
+        Adam of which `max_iter` are taken at most (some hundreds are usual); all rows have the last
+        word on the posterior. None takes all rows in every iteration, which costs O(n).
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
         dependence between them. "auto" is "joint" for few rows.
@@ -162,6 +166,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         trend=None,
         n_inducing=None,
         inducing="fixed",
+        batch_size=None,
         posterior="auto",
         likelihood="logit",
         class_weight=None,
@@ -182,6 +187,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         self.trend = trend
         self.n_inducing = n_inducing
         self.inducing = inducing
+        self.batch_size = batch_size
         self.posterior = posterior
         self.likelihood = likelihood
         self.class_weight = class_weight

@@ -54,6 +54,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
 
     n_inducing: int | Auto | None
     inducing: str
+    batch_size: int | None
     posterior: str
     max_iter: int
     tol: float
@@ -61,6 +62,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     _state_space_constraints: dict[str, list[Any]] = {
         "n_inducing": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"}), None],
         "inducing": [StrOptions({"fixed", "learned"})],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "posterior": [StrOptions({"auto", "mean_field", "joint"})],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -71,7 +73,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     }
 
     _option_rules: tuple[Option, ...] = (
-        options("inducing", n_features_in_=(1,)),
+        options("inducing batch_size", n_features_in_=(1,)),
         options("posterior", n_features_in_=range(2, 2**31)),
     )
 
@@ -163,6 +165,11 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
                 "inducing='learned' moves inducing states, and n_inducing=None has none. Give "
                 "n_inducing, or leave inducing out."
             )
+        if self.batch_size is not None and self.n_inducing is None:
+            raise ValueError(
+                f"batch_size={self.batch_size} is for inducing states, and n_inducing=None has "
+                "none. Give n_inducing, or leave batch_size out: exact inference takes all rows."
+            )
 
     def _signals(self, X: np.ndarray, given: Kernel | None) -> list[Kernel | None]:
         """Kernels of f: of one column those to choose among, else one for each column.
@@ -227,6 +234,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             search |= {"offsets": offsets, "learn": self._learns, "start": start}
             # Not of a stream, whose rows may come from before the origin of a trend.
             search["structured"] = prior is not None and self.n_inducing is None and not stream
+            if self.batch_size is not None:
+                search["minibatches"] = self.batch_size, backend.generator()
             fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data

@@ -429,7 +429,7 @@ TREND_SCALE = 0.3
 #: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
 #: a minibatch in the sites; when a smoothed loss no longer falls.
 MINIBATCH_RATE, MINIBATCH_REACH = 0.05, 15.0
-OLDEST = 0.01
+OLDEST = 0.03
 MINIBATCH_PATIENCE, MINIBATCH_SMOOTHING = 100, 0.95
 
 # The choice of a kernel: series drawn from kernels of nu 1/2 to infinity, new rows predicted

@@ -1,22 +1,19 @@
 r"""State-space Gaussian processes: Markov in time, so that n points cost O(n) [1]_.
 
-============================================  ====================================================
-Adam et al. (2020)                            code
-============================================  ====================================================
-:math:`s(x)`, F, H; eq. 7                     `skgp.kernels.state_space`
+============================================  =============================================Adam et al. (2020)                            code
+============================================  =============================================:math:`s(x)`, F, H; eq. 7                     `skgp.kernels.state_space`
 :math:`A_{n}, Q_{n}`; eqs. 9, 10              F and Q of ``Dynamics.transition``
 exact inference (2.3)                         :mod:`skgp.inference.markov.smoother`, ``posterior``
 z, :math:`u = s(z)`, M (3.1)                  knots, states at the knots: ``n_inducing``
 :math:`v_n, P_n, T_n`; eqs. 13, 14, A.1       pair, h, T of ``conditionals``; h for H P
 btd: natural parameters of q less those of    ``PairSites`` of ``elements``
 the prior; eqs. 15, 16 (3.2, 3.4)
-S2VGP (3.3), joint draws (A.2)                ``inducing``
+S2VGP (3.3), joint draws (A.2)                ``inducing``, ``minibatch``
 natural gradients; eqs. 17-20, B.2            ``sites``
 Gaussian likelihood, any other                Gaussian sites: :math:`\beta, \omega` of each time
 additive models (4.3, C.3)                    `fit_additive`; ``additive``
 :math:`z^{(i)}`                               bins: the distinct values where few
-============================================  ====================================================
-
+============================================  =============================================
 An additive model is a sum of independent processes, one a column,
 
 .. math:: y_i \sim p(y \mid \eta_i), \qquad \eta_i = o + \sum_{j=1}^c f_j(x_{ij}), \qquad
@@ -30,8 +27,9 @@ Deviations
   these; it equals the paper's, which goes through the reverse subset inverse (B.3, Algorithms 1, 2)
   and needs no such operator. No covariance is inverted.
 - Hyper-parameters maximise the ELBO with q at its optimum, by L-BFGS; the paper takes steps of Adam
-  in turn. There are no minibatches: a pass over all rows is linear in them, and batches add up. The
-  default of an additive model has a prior of them besides (:class:`~.search.Climb`).
+  in turn, and so does `fit_minibatches`. A pass over all rows is linear in them: of 1e6 counts both
+  take the same time. The default of an additive model has a prior of them besides
+  (:class:`~.search.Climb`).
 - Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
   its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
   processes; its means are exact, its variances too small and its ELBO low by as much as the columns
@@ -55,7 +53,7 @@ References
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,6 +68,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
+from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
     GaussianEvidence,
@@ -156,7 +155,9 @@ def fit_series(
         ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every kernel that
         is tried, too, and True ends both. ``structured`` (False): of one process with Gaussian
         noise and several kernels, whether trends and seasons are tried besides
-        (:mod:`skgp.learning.markov.structure`).
+        (:mod:`skgp.learning.markov.structure`). ``minibatches``, rows of one and a
+        `torch.Generator`: hyper-parameters of inducing states are then learned by
+        `fit_minibatches`, and q by all rows in the end.
     """
 
     def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
@@ -172,6 +173,7 @@ def fit_series(
 
     kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
     structured = search.pop("structured", False) and terms is None and likelihood.is_gaussian
+    minibatches = search.pop("minibatches", None)
     if learn and len(kernels) > 1:  # eq. 7: which F and H
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
         if structured and not callback.stopped:
@@ -187,18 +189,16 @@ def fit_series(
     others: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
 
     def climb(kernel: Any, start: Tensor | None) -> Search:  # 2.3, 3.3: by the evidence or the ELBO
-        found = maximise(
-            [kernel, *others],
-            objective,
-            likelihood,
-            parameters=start,
-            amplitudes=terms is not None,
-            knots=knots,
-            learn_knots=learn and learn_inducing,
-            max_iter=max_iter if learn and not callback.stopped else 0,
-            callback=callback,
-            **search,
-        )
+        options: dict[str, Any] = {"parameters": start, "knots": knots, "callback": callback}
+        options |= {"learn_knots": learn and learn_inducing, "amplitudes": terms is not None}
+        options |= {"max_iter": max_iter if learn and not callback.stopped else 0, **search}
+        if options["max_iter"] and minibatches is not None and knots is not None:  # 3.4
+            rows = MinibatchElbo(processes, likelihood, offsets, *minibatches)
+            few = fit_minibatches(kernel, rows, likelihood, **options)
+            options |= {"parameters": few.parameters, "knots": few.knots, "max_iter": 0}
+            found = maximise([few.kernel], objective, likelihood, **options)
+            return replace(found, n_iter=few.n_iter, history=few.history)
+        found = maximise([kernel, *others], objective, likelihood, **options)
         others[:] = found.components[1:]
         return found
 

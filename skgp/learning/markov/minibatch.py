@@ -6,7 +6,8 @@ iteration evaluates the bound at the present q and takes two steps from there: q
 :math:`\rho_t`, towards those that the minibatch asks for (eqs. 17-20), and one of Adam in the
 hyper-parameters, with q held. With :math:`\rho_t = 1 / t` the sites are the average over all
 minibatches so far; while hyper-parameters move the oldest are to be forgotten, and the rate stays
-at `OLDEST` or more. A constant rate alone keeps the noise of the last few minibatches.
+at the share B / n or more, 1 where a minibatch is all rows. A constant rate alone keeps the noise
+of the last few minibatches.
 """
 
 from collections.abc import Callable, Sequence
@@ -121,6 +122,7 @@ class MinibatchElbo:
         self.processes, self.likelihood, self.offsets = processes, likelihood, offsets
         self.batch_size = min(batch_size, len(processes[0].y))
         self.total, self.generator = processes[0].total, generator
+        self.rate = max(OLDEST, self.batch_size / len(processes[0].y))  # at least, of the sites
         self.sites: list[PairSites] = []
         self.n_evaluations = 0
 
@@ -187,10 +189,10 @@ class MinibatchElbo:
 
     def _move(self, j: int, target: PairSites, infer: Callable[[PairSites], PairPosterior]) -> None:
         """Step of process j's sites; shorter ones where weights so negative leave no posterior."""
-        rate = max(1 / (1 + self.n_evaluations), OLDEST)
+        rate = max(1 / (1 + self.n_evaluations), self.rate)
         trial = self.sites[j].towards(target, rate)
         convex = bool((target.precision.diagonal(dim1=0, dim2=1) >= 0).all())
-        while not convex and rate > OLDEST**2 and not infer(trial).is_proper:
+        while not convex and rate > self.rate**2 / 4 and not infer(trial).is_proper:
             rate /= 2
             trial = self.sites[j].towards(target, rate)
         self.sites[j] = trial
