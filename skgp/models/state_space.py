@@ -1,7 +1,9 @@
 r"""State-space Gaussian processes: Markov in time, so that n points cost O(n) [1]_.
 
-============================================  =============================================Adam et al. (2020)                            code
-============================================  =============================================:math:`s(x)`, F, H; eq. 7                     `skgp.kernels.state_space`
+============================================  ====================================================
+Adam et al. (2020)                            code
+============================================  ====================================================
+:math:`s(x)`, F, H; eq. 7                     `skgp.kernels.state_space`
 :math:`A_{n}, Q_{n}`; eqs. 9, 10              F and Q of ``Dynamics.transition``
 exact inference (2.3)                         :mod:`skgp.inference.markov.smoother`, ``posterior``
 z, :math:`u = s(z)`, M (3.1)                  knots, states at the knots: ``n_inducing``
@@ -13,7 +15,8 @@ natural gradients; eqs. 17-20, B.2            ``sites``
 Gaussian likelihood, any other                Gaussian sites: :math:`\beta, \omega` of each time
 additive models (4.3, C.3)                    `fit_additive`; ``additive``
 :math:`z^{(i)}`                               bins: the distinct values where few
-============================================  =============================================
+============================================  ====================================================
+
 An additive model is a sum of independent processes, one a column,
 
 .. math:: y_i \sim p(y \mid \eta_i), \qquad \eta_i = o + \sum_{j=1}^c f_j(x_{ij}), \qquad
