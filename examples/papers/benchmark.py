@@ -166,22 +166,21 @@ def print_table(
     names: tuple[str, ...],
     means: dict[tuple[str, str], Any],
 ) -> None:
-    """A list-table; the best of a set in bold, errors and NLPD alone."""
+    """A list-table, a row for each method; the best of a set in bold, of errors and NLPD alone."""
+    found = {name: [means[name, method] for method in methods] for name in names}
+    known = {name: [each for each in row if isinstance(each, dict)] for name, row in found.items()}
+    names = tuple(name for name in names if known[name])
+    best = {name: format(min(each[column] for each in known[name]), form) for name in names}
     print(f".. list-table:: {heading}\n   :header-rows: 1\n   :stub-columns: 1\n")
-    for k, method in enumerate(["set (rows)", *methods]):
-        print(f"   {'* -' if k == 0 else '  -'} {method}")
+    print("   * - ")
     for name in names:
-        found = [means[name, method] for method in methods]
-        known = [each for each in found if isinstance(each, dict)]
-        if not known:
-            continue
-        best = format(min(each[column] for each in known), form)
-        print(f"   * - {name} ({known[0]['rows']:.0f})")
-        for each in found:
-            text = cell(each, column, form)
-            print(
-                f"     - {f'**{text}**' if text == best and column in ('error', 'nlpd') else text}"
-            )
+        print(f"     - {name}, {known[name][0]['rows']:.0f}")
+    for k, method in enumerate(methods):
+        print(f"   * - {method}")
+        for name in names:
+            text = cell(found[name][k], column, form)
+            bold = text == best[name] and column in ("error", "nlpd")
+            print(f"     - {f'**{text}**' if bold else text}")
     print()
 
 

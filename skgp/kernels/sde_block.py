@@ -1,0 +1,239 @@
+r"""A product of processes as one component of a state-space model, and its derivatives.
+
+The state of a product of processes is the Kronecker product of theirs, with
+
+.. math:: F = F_1 \otimes F_2, \qquad
+          Q = Q_1 \otimes P_2 + (P_1 - Q_1) \otimes Q_2, \qquad P_i = P_{0,i},
+
+a sum without cancellation. The derivatives are closed forms: with :math:`r_i = \lambda_i t` and
+:math:`w_i = \sqrt{q_i} F_i L_i`,
+
+.. math:: \frac{\partial F}{\partial \log \lambda_i} = r_i A_i F, \qquad
+          \frac{\partial Q}{\partial \log \lambda_i} = v \dots \otimes
+          F_{i-1} P_{i-1} F_{i-1}^\top \otimes r_i w_i w_i^\top \otimes \dots, \qquad
+          \frac{\partial Q}{\partial \log v} = Q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property, reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.linalg.runtime import constant_like
+
+from .defaults import TILE_ENTRIES
+from .sde_processes import Primitive
+
+__all__ = ["Block"]
+
+
+class Block:
+    """One component: the product of processes at given rates per unit of time; none for a constant.
+
+    The variance is in `stationary`.
+    """
+
+    def __init__(
+        self, variance: float, primitives: Sequence[Primitive], rates: Sequence[float]
+    ) -> None:
+        self.variance = variance
+        self.primitives = tuple(primitives)
+        self.rates = tuple(rates)
+        self.n_states = math.prod(p.n_states for p in self.primitives)
+
+    @cached_property
+    def horizon(self) -> float:
+        """From where on F is 0; inf for a component that never forgets."""
+        reach = (p.horizon / rate for p, rate in zip(self.primitives, self.rates, strict=True))
+        return min(reach, default=math.inf)
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def observation(self) -> Tensor:
+        """H, (d,)."""
+        one = torch.ones(1, dtype=torch.float64)
+        return reduce(torch.kron, (p.observation for p in self.primitives), one)
+
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def stationary(self) -> Tensor:
+        """P0, (d, d)."""
+        variance = torch.full((1, 1), self.variance, dtype=torch.float64)
+        return reduce(torch.kron, (p.stationary for p in self.primitives), variance)
+
+    def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return F and Q, (d, d, n); see `Dynamics.transition`."""
+        shape = (self.n_states, self.n_states, len(gaps))
+        F, Q = gaps.new_empty(shape), gaps.new_empty(shape)
+        self.fill(gaps, F, Q)
+        return F, Q
+
+    def fill(self, gaps: Tensor, F: Tensor, Q: Tensor) -> None:
+        """Write F and Q, (d, d, n) with the batch contiguous."""
+        gaps = self._finite(gaps)
+        for tile in self._tiles(len(gaps)):
+            f, q = F[..., tile], Q[..., tile]
+            if len(self.primitives) == 1:
+                self.primitives[0].fill(self.rates[0] * gaps[tile], f, q)
+            else:
+                product, noise = self._product(self._factors(gaps[tile]), gaps[tile])
+                f.copy_(product)
+                q.copy_(noise)
+            q.mul_(self.variance)
+
+    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        """Return k, its derivatives in the log rates and in log shapes, in the shape of lags."""
+        if not self.primitives:
+            return np.full_like(lags, self.variance), [], []
+        parts = [p.correlation(r * lags) for p, r in zip(self.primitives, self.rates, strict=True)]
+        values, slopes = zip(*parts, strict=True)
+        shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
+        if len(values) == 1:
+            by_shape = [self.variance * slope for slope in shaped.values()]
+            return self.variance * values[0], [self.variance * slopes[0]], by_shape
+        others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
+        return (
+            self.variance * reduce(np.multiply, values),
+            [
+                self.variance * reduce(np.multiply, rest, slope)
+                for slope, rest in zip(slopes, others, strict=True)
+            ],
+            [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
+        )
+
+    def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the contraction with d/dlog variance and with each d/dlog rate."""
+        gaps = self._finite(gaps)
+        d = self.n_states
+        by_variance = gaps.new_zeros(())
+        by_rate = gaps.new_zeros(len(self.primitives))
+        spread = gaps.new_zeros(d, d)  # sum of gap F_bar F'
+        for tile in self._tiles(len(gaps)):
+            gap, factors = gaps[tile], self._factors(gaps[tile])
+            F, Q = self._product(factors, gap)
+            weighted = F_bar[..., tile] * gap
+            spread += weighted.reshape(d, -1) @ F.reshape(d, -1).T
+            barred = Q_bar[..., tile]
+            by_variance += (barred * Q).sum()
+            for i in (i for i, p in enumerate(self.primitives) if p.is_noisy):
+                by_rate[i] += (barred * self._noise_slope(factors, i, gap)).sum()
+        by_rate *= self.variance
+        for i in range(len(self.primitives)):
+            by_rate[i] += (constant_like(self._generator(i), spread) * spread).sum()
+        return by_variance * self.variance, by_rate
+
+    @property
+    def _shaped(self) -> list[int]:
+        return [i for i, p in enumerate(self.primitives) if p.has_shape]
+
+    def shape_slopes(self) -> list[tuple[Tensor, Tensor]]:
+        """B, and the derivative of P0, (d, d), of each log shape."""
+        found = []
+        for i in self._shaped:
+            _, dP, c = self.primitives[i].shape_slopes(torch.zeros(1, dtype=torch.float64))
+            parts = [dP if j == i else p.stationary for j, p in enumerate(self.primitives)]
+            B = c * self.rates[i] * torch.eye(self.n_states, dtype=torch.float64)
+            found.append((B, self.variance * reduce(torch.kron, parts)))
+        return found
+
+    def shape_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
+        """Contraction with the derivatives in the log shapes."""
+        found, gaps = gaps.new_zeros(len(self._shaped)), self._finite(gaps)
+        for tile in self._tiles(len(gaps)) if len(found) else []:
+            gap, factors = gaps[tile], self._factors(gaps[tile])
+            F, _ = self._product(factors, gap)
+            for n, i in enumerate(self._shaped):
+                dQ, dP, c = self.primitives[i].shape_slopes(self.rates[i] * gap)
+                found[n] += c * self.rates[i] * (F_bar[..., tile] * F * gap).sum()
+                dP = constant_like(dP, gap)[..., None]
+                moved = self._shape_slope(factors, i, dQ, dP)
+                found[n] += self.variance * (Q_bar[..., tile] * moved).sum()
+        return found
+
+    def _shape_slope(self, factors: list, i: int, dQ: Tensor, dP: Tensor) -> Tensor:
+        """dQ / dlog shape_i at variance 1, (d, d, m): P0 less F P0 F' of the product, moved."""
+        if len(factors) == 1:
+            return dQ
+        before, after = [], []
+        for j, (p, (_, Q)) in enumerate(zip(self.primitives, factors, strict=True)):
+            P = constant_like(p.stationary, Q)[..., None]
+            before.append(dP if j == i else P)
+            after.append(dP - dQ if j == i else P - Q)
+        return reduce(_kron, before) - reduce(_kron, after)
+
+    def _finite(self, gaps: Tensor) -> Tensor:
+        """Gaps capped where the component has forgotten all: there F = 0 and Q = P0."""
+        if math.isfinite(self.horizon):
+            return gaps.clamp(max=self.horizon)
+        if self.primitives and bool(gaps.isinf().any()):
+            kind = " * ".join(p.name for p in self.primitives)
+            raise ValueError(
+                f"gaps must be finite for the component {kind}, which never forgets; got an "
+                "infinite one. Multiply the kernel by one that decays, or keep the series whole."
+            )
+        return gaps if self.primitives else gaps.clamp(max=0)
+
+    def _tiles(self, n: int) -> list[slice]:
+        size = max(512, TILE_ENTRIES // self.n_states**2)
+        return [slice(start, start + size) for start in range(0, n, size)]
+
+    def _factors(self, gap: Tensor) -> list[tuple[Tensor, Tensor]]:
+        factors = []
+        for p, rate in zip(self.primitives, self.rates, strict=True):
+            shape = (p.n_states, p.n_states, len(gap))
+            F, Q = gap.new_empty(shape), gap.new_empty(shape)
+            p.fill(rate * gap, F, Q)
+            factors.append((F, Q))
+        return factors
+
+    def _product(self, factors: list[tuple[Tensor, Tensor]], gap: Tensor) -> tuple[Tensor, Tensor]:
+        """Transition and noise covariance of the product of factors at variance 1."""
+        if not factors:
+            one = gap.new_ones(1, 1, len(gap))
+            return one, torch.zeros_like(one)
+        (F, Q), noisy = factors[0], self.primitives[0].is_noisy
+        P = constant_like(self.primitives[0].stationary, gap)[..., None]
+        for p, (F2, Q2) in zip(self.primitives[1:], factors[1:], strict=True):
+            P2 = constant_like(p.stationary, gap)[..., None]
+            product = _kron(Q, P2)
+            if p.is_noisy:
+                product += _kron(P - Q if noisy else P, Q2)
+            F, Q, P, noisy = _kron(F, F2), product, _kron(P, P2), noisy or p.is_noisy
+        return F, Q
+
+    def _noise_slope(self, factors: list[tuple[Tensor, Tensor]], i: int, gap: Tensor) -> Tensor:
+        """Return dQ / dlog rate_i at variance 1, (d, d, m)."""
+        parts = []
+        for j, (p, (F, Q)) in enumerate(zip(self.primitives, factors, strict=True)):
+            if j == i:
+                w = F[:, -1] * float(p.noise[-1])
+                parts.append(w[:, None] * (self.rates[i] * gap * w))
+            else:
+                P = constant_like(p.stationary, Q)[..., None]
+                parts.append(P - Q if p.is_noisy else P)
+        return reduce(_kron, parts)
+
+    def generator(self) -> Tensor:
+        """dF / dt at 0, (d, d): the Kronecker sum of those of the factors."""
+        zero = torch.zeros(self.n_states, self.n_states, dtype=torch.float64)
+        return sum(map(self._generator, range(len(self.primitives))), zero)
+
+    def _generator(self, i: int) -> Tensor:
+        """``rate_i I x A_i x I``, (d, d): what factor i adds to the generator."""
+        total = torch.full((1, 1), self.rates[i], dtype=torch.float64)
+        for j, p in enumerate(self.primitives):
+            eye = torch.eye(p.n_states, dtype=torch.float64)
+            total = torch.kron(total, p.feedback if j == i else eye)
+        return total
+
+
+def _kron(A: Tensor, B: Tensor) -> Tensor:
+    """Kronecker products of the matrices (a, b, m) and (c, e, m), (ac, be, m)."""
+    a, b = A.shape[:2]
+    c, e = B.shape[:2]
+    return (A[:, None, :, None] * B[None, :, None]).reshape(a * c, b * e, -1)
