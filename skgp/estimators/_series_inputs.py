@@ -45,9 +45,12 @@ class Table:
         if j in self.levels:
             known, values = self.levels[j], _values(column)
             if values.dtype.kind != known.dtype.kind:
-                values = values.astype(known.dtype)
+                text = known.dtype.kind == "U"  # of any length, which known.dtype is not
+                values = np.asarray(column).astype(str) if text else self._cast(j, values)
             code = np.searchsorted(known, values).clip(max=len(known) - 1)
-            return np.where(known[code] == values, code, len(known)).astype(np.float64)
+            place = np.where(known[code] == values, code, len(known)).astype(np.float64)
+            # A missing number is no level; scikit-learn refuses it.
+            return np.where(np.isnan(values), np.nan, place) if values.dtype.kind == "f" else place
         if self.times is not None and j == self.place:
             return self.times.days(column)
         if is_dates(column):
@@ -61,7 +64,22 @@ class Table:
         values = np.asarray(column)
         if j == self.place:
             check_resolution(values)
-        return values.astype(np.float64)
+        return self._cast(j, values)
+
+    def _cast(self, j: int, values: np.ndarray) -> np.ndarray:
+        """Values (n,) of a column as numbers; ValueError names the column that holds others."""
+        try:
+            return values.astype(np.float64)
+        except ValueError as error:
+            remedy = (
+                "Give dates: np.asarray(column, dtype='datetime64[s]'), or pandas.to_datetime."
+                if j == self.place
+                else "Give numbers, or name it 'categorical' in covariates."
+            )
+            raise ValueError(
+                f"X holds text in the column {self.names[j]!r}, which fit takes as numbers "
+                f"({error}). {remedy}"
+            ) from error
 
 
 class SeriesInputs(BaseGP):
@@ -96,12 +114,14 @@ class SeriesInputs(BaseGP):
             if reset:
                 self._table = None
             return super()._validated(X, *y, reset=reset, **checks)
+        alone = np.ndim(X) < 2  # dates
+        if not alone:  # names and number of columns
+            validate_data(self, X, reset=reset, skip_check_array=True)
         numbers = table.read(columns)
         if reset:
             self._table = table
-        if np.ndim(X) < 2:  # dates alone
+        if alone:
             return super()._validated(numbers, *y, reset=reset, **checks)
-        validate_data(self, X, reset=reset, skip_check_array=True)  # names and number of columns
         check = check_X_y if y else check_array
         return check(numbers, *y, dtype=np.float64, estimator=self, **checks)
 
@@ -234,7 +254,9 @@ def _kinds(asked: Any, names: list, columns: list, place: int) -> dict[int, str]
 
 
 def _kind(column: Any) -> str:
-    """Kind of a column by what it holds."""
+    """Kind of a column by what it holds; of dates a number, which `Table.read` refuses."""
+    if is_dates(column):
+        return "smooth"
     values, dtype = _values(column), str(getattr(column, "dtype", ""))
     if values.dtype.kind == "U" or dtype.startswith(("category", "Categorical", "Enum")):
         return "categorical"

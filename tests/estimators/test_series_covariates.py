@@ -385,3 +385,48 @@ def test_a_stream_with_dates_and_covariates_goes_through_skops():
     assert all(name.startswith(("skgp.", "sklearn.gaussian_process.")) for name in types)
     again = skops.loads(data, trusted=types)
     np.testing.assert_array_equal(again.predict(later), model.predict(later))
+
+
+def test_levels_of_text_are_not_cut_short():
+    X = frame()[["when"]].assign(code=np.where(np.arange(120) % 2, "10", "20"))
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, target(frame()))
+    rows = X.iloc[[0, 1, 2]]
+    expected = model.predict(rows.assign(code=["20", "10", "new"]))
+    np.testing.assert_array_equal(model.predict(rows.assign(code=[20, 10, 100])), expected)
+    assert model.predict(rows.assign(code=[20, 10, 10.5]))[2] == expected[2]
+
+
+def test_a_missing_number_is_no_level():
+    X = frame()[["when"]].assign(code=np.arange(120) % 3.0)
+    model = StateSpaceGPRegressor(KERNEL, covariates={"code": "categorical"}, optimizer=None)
+    model.fit(X, target(frame()))
+    X.loc[3, "code"] = np.nan
+    for call in (lambda: model.predict(X), lambda: model.fit(X, target(frame()))):
+        with pytest.raises(ValueError, match="NaN"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["linear", "flag", "smooth"])
+def test_a_constant_column_adds_nothing_and_its_effect_is_as_wide_as_the_prior(kind):
+    X = frame()[["when"]].assign(a=3.7)  # its standard deviation in floats is 4e-16
+    model = StateSpaceGPRegressor(KERNEL, covariates={"a": kind}, optimizer=None)
+    model.fit(X, target(frame()))
+    alone = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X[["when"]], target(frame()))
+    np.testing.assert_allclose(model.predict(X), alone.predict(X[["when"]]), rtol=1e-9)
+    assert model.predict(X.assign(a=4.7), return_std=True)[1].max() < 1e4
+
+
+def test_columns_that_fit_cannot_read_are_named():
+    X, y = frame(), target(frame())
+    later = X[["when"]].assign(due=X["when"] + pd.Timedelta("1D"))
+    with pytest.raises(ValueError, match="holds dates in the column 'due', which is not time"):
+        StateSpaceGPRegressor(KERNEL, time="when").fit(later, y)
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None)
+    with pytest.raises(ValueError, match="text in the column 'site'.*categorical"):
+        clone(model).set_params(covariates={"site": "linear"}).fit(X, y)
+    text = X[["heat"]].assign(when=X["when"].astype(str))
+    with pytest.raises(ValueError, match="text in the column 'when'.*to_datetime"):
+        clone(model).set_params(time="when").fit(text, y)
+    model.fit(X[["when", "heat"]], y)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(X[["heat", "when"]])

@@ -113,7 +113,9 @@ class Linear(Term):
     @classmethod
     def of(cls, x: Tensor, name: str, place: int, wide: float, **options: Any) -> Any:
         """The term of a training column x (n,)."""
-        return super().of(x, name, place, wide, scale=float(x.std(correction=0)) or 1.0)
+        # That of equal values is a rounding error, not always 0.
+        scale = float(x.std(correction=0)) if float(x.max()) > float(x.min()) else 1.0
+        return super().of(x, name, place, wide, scale=scale)
 
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
