@@ -39,6 +39,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "mypy>=1.11",
         "pandas>=2.2",
+        "polars>=1",
         "pre-commit>=3.7",
         "pytest>=8.1",
         "pytest-xdist>=3.6",

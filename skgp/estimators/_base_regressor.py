@@ -61,7 +61,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples
 
-from skgp.blocks import Blocks, MappedBlocks
+from skgp.blocks import Blocks, MappedBlocks, is_dask
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import (
@@ -293,7 +293,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
         tail = (1 - coverage) / 2
-        lower, upper = np.asarray(self.predict_quantiles(X, [tail, 1 - tail], exposure)).T
+        found = self.predict_quantiles(X, [tail, 1 - tail], exposure)
+        lower, upper = (found if is_dask(X) else np.asarray(found)).T  # of a frame, too
         return lower, upper
 
     @over_rows

@@ -5,7 +5,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp import QSGPRegressor
+from skgp.estimators.defaults import LEAST_GPU_ROWS
 from tests.devices.common import (
+    EQUAL,
     PRETENDED,
     assert_few_transfers,
     cases,
@@ -59,12 +61,13 @@ def name(case):
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_routes_are_those_of_the_cpu(case, device):
-    check(case, device)
+    # Gross errors make weights of the Laplace law far apart, and rounding with them.
+    check(case, device, tolerance=1e-8 if "laplace" in str(case) else EQUAL)
 
 
 @pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0", torch.device("cuda")])
 def test_every_name_of_a_device_leads_there(named, rng):
-    X = rng.standard_normal((12, 2))
+    X = rng.standard_normal((LEAST_GPU_ROWS if named == "auto" else 12, 2))
     with PRETENDED.entered():
         model = QSGPRegressor(RBF(), optimizer=None, device=named).fit(X, X[:, 0])
         assert model._posterior.device == CUDA

@@ -51,11 +51,11 @@ def exact_transition(primitive, r):
 
 @each_primitive
 def test_transition_is_accurate_in_every_entry(primitive):
-    F, Q = transition(primitive, R)
+    # Of many states short gaps need hundreds of digits, and Q leaves the range of floats.
     d = primitive.n_states
-    for n, r in enumerate(R):
-        if d > 6 and r < 1e-3:  # hundreds of digits, and Q leaves the range of floats
-            continue
+    gaps = R if d <= 6 else R[3::3]
+    F, Q = transition(primitive, gaps)
+    for n, r in enumerate(gaps):
         # The least entry of Q is of the order r^(2d - 1).
         with mpmath.workdps(40 + math.ceil(-2 * d * min(math.log10(r), 0))):
             exact_F, exact_Q = exact_transition(primitive, r)

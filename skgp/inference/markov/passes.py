@@ -37,6 +37,7 @@ from torch import Tensor
 from skgp.inference.markov.elements import Element
 from skgp.inference.markov.series import Steps
 from skgp.kernels.sde import Dynamics
+from skgp.linalg.runtime import asks_for_gradients
 from skgp.linalg.small_matrices import inner, matmul, matvec
 
 Gaussian = tuple[Tensor, Tensor]  # mean (d, C) and covariance (d, d, C)
@@ -91,7 +92,7 @@ class Model:
             return product(F, X)
         out = torch.empty_like(X, memory_format=torch.contiguous_format)
         for states, size in self.runs:
-            if states.stop - states.start == size:
+            if states.stop - states.start == size or asks_for_gradients(F):
                 out[states] = product(F[states, states], X[states])
             else:
                 _times_blocks(F[states, states], X[states], size, out[states])
