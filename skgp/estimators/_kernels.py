@@ -220,7 +220,7 @@ def split_terms(kernel: Kernel, place: int) -> tuple[Kernel, dict[int, str]]:
     process: list[Kernel] = []
     kinds: dict[int, str] = {}
     for part in summands(kernel):
-        seen, is_line = _columns(part) or {place}, _holds(part, DotProduct)
+        seen, is_line = _columns(part) or {place}, _is_line(part)
         if len(seen) > 1:
             raise ValueError(
                 f"kernel={kernel}: its part {part} sees the columns {sorted(seen)}, but each part "
@@ -238,6 +238,26 @@ def split_terms(kernel: Kernel, place: int) -> tuple[Kernel, dict[int, str]]:
             "with a state-space form, such as Matern(nu=1.5) or ExpSineSquared()."
         )
     return reduce(add, process), kinds
+
+
+def _is_line(part: Kernel) -> bool:
+    """Whether a summand is a DotProduct, times constants; ValueError of one beside others."""
+    factors = [each for each in _factors(part) if type(each) is not ConstantKernel]
+    if [type(each) for each in factors] == [DotProduct]:
+        return True
+    if _holds(part, DotProduct):
+        raise ValueError(
+            f"kernel has the part {part}, of a DotProduct and others, which has no state-space "
+            "form that skgp knows. Add a DotProduct, times constants alone: a straight line."
+        )
+    return False
+
+
+def _factors(kernel: Kernel) -> list[Kernel]:
+    """The factors of a product, which may be one of some columns."""
+    if isinstance(kernel, ActiveDims):
+        return _factors(kernel.kernel)
+    return _factors(kernel.k1) + _factors(kernel.k2) if type(kernel) is Product else [kernel]
 
 
 def _holds(kernel: Kernel, leaf: type[Kernel]) -> bool:

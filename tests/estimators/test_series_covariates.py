@@ -430,3 +430,18 @@ def test_columns_that_fit_cannot_read_are_named():
     model.fit(X[["when", "heat"]], y)
     with pytest.raises(ValueError, match="feature names"):
         model.predict(X[["heat", "when"]])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [DotProduct() * RBF(), DotProduct() ** 2, 2.0 * (DotProduct() + RBF())],
+    ids=["product", "power", "sum"],
+)
+@pytest.mark.parametrize("column", [0, 1])
+def test_only_a_dot_product_by_itself_is_a_line(part, column):
+    X, y = frame()[["when", "heat"]], target(frame())
+    with pytest.raises(ValueError, match="has no state-space form.*straight line"):
+        StateSpaceGPRegressor(KERNEL + ActiveDims(part, [column]), optimizer=None).fit(X, y)
+    line = ActiveDims(2.0 * DotProduct() * 3.0, [1]) + 2.0 * ActiveDims(DotProduct(), [0])
+    model = StateSpaceGPRegressor(KERNEL + line, optimizer=None).fit(X, y)
+    assert model.component_names_[2:] == ["trend", "heat"]
