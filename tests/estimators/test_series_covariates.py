@@ -8,7 +8,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, DotProduct, ExpSineSquared, Matern, WhiteKernel
 
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
-from skgp.kernels import ActiveDims, split_noise
+from skgp.kernels import ActiveDims, LocalLinearTrend, split_noise
 from tests.reference.series_regression import dense_regression
 
 pd = pytest.importorskip("pandas")
@@ -445,3 +445,14 @@ def test_only_a_dot_product_by_itself_is_a_line(part, column):
     line = ActiveDims(2.0 * DotProduct() * 3.0, [1]) + 2.0 * ActiveDims(DotProduct(), [0])
     model = StateSpaceGPRegressor(KERNEL + line, optimizer=None).fit(X, y)
     assert model.component_names_[2:] == ["trend", "heat"]
+
+
+@pytest.mark.parametrize("columns", [["when"], ["when", "heat"]])
+def test_rows_before_the_origin_of_a_trend_leave_the_model_as_it_was(columns):
+    X, y = frame()[columns], target(frame())
+    model = StateSpaceGPRegressor(LocalLinearTrend() + WhiteKernel(0.1), optimizer=None)
+    expected = model.fit(X, y).predict(X)
+    early = X[:1].assign(when=X["when"].min() - pd.Timedelta("2D"))
+    with pytest.raises(ValueError, match="before the kernel's origin=0"):
+        model.partial_fit(early, y[:1])
+    np.testing.assert_array_equal(model.predict(X), expected)

@@ -150,6 +150,7 @@ class RegressionState(SeriesState):
         times, *columns = (torch.cat(pair) for pair in zip(old, new, strict=True))
         if float(series.times[0]) < float(self.times[-1]):
             times, order = times.sort(stable=True)
+            self.form.at().gaps(times)  # ValueError before an origin, while all is as it was
             columns = [column[order] for column in columns]
         beta, weight, features = columns
         joined = replace(self, times=times, beta=beta, weight=weight, features=features)

@@ -171,6 +171,7 @@ class SeriesState(LazyState):
     def _union(self, new: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         """All times (m,), rising, the sites (m,) there so far, and the places of the new times."""
         times, place = torch.unique(torch.cat([self.times, new]), return_inverse=True)
+        self.form.at().gaps(times)  # ValueError before an origin, while all is as it was
         before, after = place.split([len(self.times), len(new)])
         zeros = torch.zeros_like(times)
         return times, [zeros.index_copy(0, before, s) for s in (self.beta, self.weight)], after
