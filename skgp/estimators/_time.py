@@ -38,6 +38,8 @@ class Times:
     def of(cls, column: Any) -> Times:
         """Of the dates of a fit: the origin is the midnight before the first of them."""
         found, zoned = stamps(column)
+        if not len(found):
+            raise ValueError("X has 0 rows, and a fit needs one or more.")
         return cls(found.astype("datetime64[D]").min(), zoned)
 
     def days(self, column: Any) -> np.ndarray:

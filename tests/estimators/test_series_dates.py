@@ -197,3 +197,8 @@ def test_polars_gets_polars():
     assert isinstance(found, pl.DataFrame) and found.columns == ["0.1", "0.9"]
     with pytest.raises(ValueError, match="transform must be"):
         model.set_output(transform="numpy")
+
+
+def test_no_rows_are_told():
+    with pytest.raises(ValueError, match="0 rows"):
+        StateSpaceGPRegressor().fit(pd.DataFrame({"when": pd.DatetimeIndex([])}), [])
