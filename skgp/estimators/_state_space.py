@@ -101,7 +101,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
         number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
-        Not used by the fit, which draws nothing.
+        Of minibatches and of the rows that stand for those in blocks; other fits draw nothing.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
         "cpu".

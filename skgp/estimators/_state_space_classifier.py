@@ -64,7 +64,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
         Start from the kernel of the last fit. Another kernel, likelihood, number of columns or set
         of classes begins anew.
     random_state : int, RandomState instance or None, default=None
-        Not used by the fit, which draws nothing.
+        Of the minibatches; without `batch_size` a fit draws none.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
         "cpu".
