@@ -273,6 +273,7 @@ TREE_COLUMNS, TREE_COLUMNS_FAST = 10, 4
 MANY_COLUMNS, MANY_POINTS, PCA_ROWS, HELD_VARIANCE = 50, 4096, 20_000, 0.9
 CORRELATION_STEP = 2.0**-36  # correlations that differ by less count as equal
 BEYOND = 1e100  # scaled coordinates are cut here, so that their squares are finite
+BEYOND_TREND = 1e30  # scaled times of a trend: its variance is of the fourth power
 SPREAD_ROWS = 10_000  # whose standard deviations stand for those of all
 GROUP = 16  # groups whose minima tell where the smallest values are, at a third of the cost
 DIRECT_COLUMNS = 10  # up to which differences are as fast as a matrix product

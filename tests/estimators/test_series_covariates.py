@@ -456,3 +456,10 @@ def test_rows_before_the_origin_of_a_trend_leave_the_model_as_it_was(columns):
     with pytest.raises(ValueError, match="before the kernel's origin=0"):
         model.partial_fit(early, y[:1])
     np.testing.assert_array_equal(model.predict(X), expected)
+
+
+def test_a_trend_far_away_has_finite_quantiles(rng):
+    x = rng.standard_normal((20, 1))
+    model = StateSpaceGPRegressor(trend=2, max_iter=4).fit(x, np.sin(x[:, 0]))
+    lower, middle, upper = model.predict_quantiles([[1e300]], [0.025, 0.5, 0.975])[0]
+    assert -np.inf < lower < middle < upper < np.inf

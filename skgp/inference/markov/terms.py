@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import (
+    BEYOND_TREND,
     SMOOTH_FUNCTIONS,
     SMOOTH_INTERVAL,
     SMOOTH_SCALES,
@@ -94,8 +95,9 @@ class Polynomial(Term):
         return cls("trend", place, wide, degree=degree, low=low, high=high)
 
     def raw(self, x: Tensor) -> Tensor:
-        """Features (n, q) of values x (n,)."""
+        """Features (n, q) of values x (n,); constant where their squares would overflow."""
         z = 2 * (x - self.low) / (self.high - self.low) - 1
+        z = z.clamp(-BEYOND_TREND, BEYOND_TREND)
         powers = [torch.ones_like(z), z, 1.5 * z * z - 0.5]
         return torch.stack(powers[: self.degree + 1], 1)
 
