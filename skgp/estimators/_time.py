@@ -12,7 +12,7 @@ import datetime
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from skgp.blocks import is_dask
 from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
 
-__all__ = ["Times", "check_resolution", "framed", "is_dates", "stamps", "table_columns"]
+__all__ = ["Times", "absent", "check_resolution", "framed", "is_dates", "stamps", "table_columns"]
 
 _DAY = np.timedelta64(1, "D")  # mathematical
 _REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
@@ -74,9 +74,9 @@ def table_columns(X: Any) -> list[Any] | None:
         if positional is not None:
             return [positional[:, place] for place in range(len(names))]
         return [X[name] for name in names]
-    if isinstance(X, list | tuple) and len(X):
-        first = X[0][0] if isinstance(X[0], list | tuple) and len(X[0]) else X[0]
-        if not _is_date(first):
+    if isinstance(X, list | tuple):
+        rows = (row if isinstance(row, list | tuple) else (row,) for row in X)
+        if not any(map(_is_date, next((row for row in rows if not absent(row).any()), ()))):
             return None
         X = np.array(X, dtype=object)
     shape: tuple[int, ...] = getattr(X, "shape", ())
@@ -88,7 +88,7 @@ def table_columns(X: Any) -> list[Any] | None:
 
 
 def is_dates(column: Any) -> bool:
-    """Whether a column holds dates: by its type, of Python objects by the first of them.
+    """Whether a column holds dates: by its type, of Python objects by the first that is there.
 
     ValueError of durations, which are no dates and have a unit that a number has not.
     """
@@ -104,7 +104,19 @@ def is_dates(column: Any) -> bool:
     if kind != "O" or not len(column):
         return False
     values = column if isinstance(column, np.ndarray) else column.to_numpy()
-    return _is_date(values[0])
+    return _is_date(next((value for value in values if not _is_absent(value)), None))
+
+
+def absent(values: Iterable[Any]) -> np.ndarray:
+    """Which of some Python objects (n,) are missing: None, or unlike themselves as NaN, NaT, NA."""
+    return np.array([_is_absent(value) for value in values], dtype=bool)
+
+
+def _is_absent(value: Any) -> bool:
+    try:
+        return value is None or not bool(value == value)
+    except (TypeError, ValueError):  # NA of pandas has no truth value; an array is there
+        return not isinstance(value, np.ndarray)
 
 
 def _is_date(value: Any) -> bool:
@@ -142,15 +154,20 @@ def _of_objects(column: Any) -> tuple[np.ndarray, bool]:
         value.to_timestamp() if hasattr(value, "to_timestamp") else value
         for value in (column if isinstance(column, np.ndarray) else column.to_numpy())
     ]
-    zones = {getattr(value, "tzinfo", None) is not None for value in values}
+    values = [np.datetime64("NaT") if _is_absent(value) else value for value in values]
+    zones = {getattr(v, "tzinfo", None) is not None for v in values if not _is_absent(v)}
     if len(zones) > 1:
         raise ValueError("X mixes times with and without a time zone. Give all of them one.")
     if zones == {True}:
-        values = [value.astimezone(datetime.UTC).replace(tzinfo=None) for value in values]
+        values = [v if _is_absent(v) else _naive(v) for v in values]
     try:
         return np.array([np.datetime64(_exact(value)) for value in values]), zones == {True}
     except (TypeError, ValueError) as error:
         raise ValueError(f"X holds among its dates what is none: {error}. {_REMEDY}") from error
+
+
+def _naive(value: Any) -> Any:
+    return value.astimezone(datetime.UTC).replace(tzinfo=None)
 
 
 def _exact(value: Any) -> Any:

@@ -202,3 +202,18 @@ def test_polars_gets_polars():
 def test_no_rows_are_told():
     with pytest.raises(ValueError, match="0 rows"):
         StateSpaceGPRegressor().fit(pd.DataFrame({"when": pd.DatetimeIndex([])}), [])
+
+
+@pytest.mark.parametrize("first", [None, np.nan, pd.NaT, pd.NA])
+@pytest.mark.parametrize("form", ["array", "list", "rows", "frame", "rows_of_two"])
+def test_a_missing_first_time_does_not_hide_that_the_others_are_dates(first, form):
+    values = [first, *dates("us").astype(object)[1:]]
+    X = {
+        "array": lambda: np.array(values, dtype=object),
+        "list": lambda: values,
+        "rows": lambda: [[value] for value in values],
+        "frame": lambda: pd.DataFrame({"when": pd.Series(values, dtype=object)}),
+        "rows_of_two": lambda: [[value, 1.0] for value in values],
+    }[form]()
+    with pytest.raises(ValueError, match=r"NaT.*row 0 \(1 of 48"):
+        StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, targets())
