@@ -21,7 +21,7 @@ import numpy as np
 from skgp.blocks import is_dask
 from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
 
-__all__ = ["Times", "absent", "check_resolution", "framed", "is_dates", "stamps", "table_columns"]
+__all__ = ["Times", "absent", "check_resolution", "framed", "is_dates", "refuse_dates", "stamps", "table_columns"]
 
 _DAY = np.timedelta64(1, "D")  # mathematical
 _REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
@@ -87,7 +87,7 @@ def table_columns(X: Any) -> list[Any] | None:
     return None
 
 
-def is_dates(column: Any) -> bool:
+def is_dates(column: Any, name: str = "X") -> bool:
     """Whether a column holds dates: by its type, of Python objects by the first that is there.
 
     ValueError of durations, which are no dates and have a unit that a number has not.
@@ -96,8 +96,8 @@ def is_dates(column: Any) -> bool:
     kind = getattr(dtype, "kind", None)
     if kind == "m" or str(dtype).startswith("Duration"):
         raise ValueError(
-            f"X holds durations ({dtype}). Divide them by np.timedelta64(1, 'D') for days, or give "
-            "dates."
+            f"{name} holds durations ({dtype}). Divide them by np.timedelta64(1, 'D') for days"
+            f"{', or give dates' if name == 'X' else ''}."
         )
     if kind == "M" or str(dtype).startswith(("period", "Datetime", "Date")):
         return True
@@ -105,6 +105,16 @@ def is_dates(column: Any) -> bool:
         return False
     values = column if isinstance(column, np.ndarray) else column.to_numpy()
     return _is_date(next((value for value in values if not _is_absent(value)), None))
+
+
+def refuse_dates(y: Any) -> None:
+    """ValueError of targets that are dates or durations: as numbers they are of an unsaid unit."""
+    column = np.array(y[:1], dtype=object) if isinstance(y, list | tuple) else y
+    if is_dates(column, "y"):
+        raise ValueError(
+            "y holds dates, which have no unit to be predicted in. Give numbers, such as days since "
+            "a date: (y - date) / np.timedelta64(1, 'D')."
+        )
 
 
 def absent(values: Iterable[Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 
+from skgp.estimators._time import refuse_dates
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
 from skgp.linalg.runtime import memory_budget, require_memory
 
@@ -26,9 +27,12 @@ def validate_training_data(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y of a fit as the estimator's ``_validated`` does.
 
-    ValueError as it raises, with a remedy where y holds NaN or several targets; and for an input
-    too large to be squared, naming value, row and column.
+    ValueError as it raises, with a remedy where y holds NaN or several targets; where the targets
+    of a regression are dates; and for an input too large to be squared, naming value, row and
+    column.
     """
+    if params.get("y_numeric"):
+        refuse_dates(y)
     try:
         inputs, targets = estimator._validated(X, y, **params)
     except ValueError as error:

@@ -7,7 +7,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
-from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
+from skgp import QSGPRegressor, StateSpaceGPClassifier, StateSpaceGPRegressor
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -217,3 +217,16 @@ def test_a_missing_first_time_does_not_hide_that_the_others_are_dates(first, for
     }[form]()
     with pytest.raises(ValueError, match=r"NaT.*row 0 \(1 of 48"):
         StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, targets())
+
+
+@pytest.mark.parametrize("regressor", [StateSpaceGPRegressor, QSGPRegressor])
+@pytest.mark.parametrize("form", ["array_ns", "series", "objects", "periods", "polars", "zoned"])
+def test_dates_as_targets_are_refused(regressor, form):
+    y = FORMS[form](HOURS)
+    y = y["when"] if form in ("periods", "polars") else y[:, 0] if np.ndim(y) == 2 else y
+    model = regressor()
+    for targets in (y, list(y)):
+        with pytest.raises(ValueError, match="y holds dates.*days since"):
+            model.fit(days(), targets)
+    with pytest.raises(ValueError, match="y holds durations.*Divide them"):
+        model.fit(days(), HOURS.astype("timedelta64[h]"))
