@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from skgp.estimators._base import BaseGP
 from skgp.estimators._kernels import split_terms
-from skgp.estimators._time import Times, check_resolution, is_dates, table_columns
+from skgp.estimators._time import Times, absent, check_resolution, is_dates, table_columns
 from skgp.estimators._validation import listing
 from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Term, Terms
@@ -43,7 +44,7 @@ class Table:
 
     def _numbers(self, j: int, column: Any) -> np.ndarray:
         if j in self.levels:
-            known, values = self.levels[j], _values(column)
+            known, values = self.levels[j], _levels(column, self.names[j])
             if values.dtype.kind != known.dtype.kind:
                 text = known.dtype.kind == "U"  # of any length, which known.dtype is not
                 values = np.asarray(column).astype(str) if text else self._cast(j, values)
@@ -131,6 +132,12 @@ class SeriesInputs(BaseGP):
             self._check_no_time(X)
             return None
         names = list(getattr(X, "columns", range(len(columns))))
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"X has several columns of the name {listing(repeated)}. Give each a name of its "
+                "own, or drop the copies: X.loc[:, ~X.columns.duplicated()]."
+            )
         dates = [j for j, column in enumerate(columns) if is_dates(column)]
         place = _place(self.time, names, dates)
         if place is None:
@@ -141,7 +148,9 @@ class SeriesInputs(BaseGP):
         if times is None and not kinds and self.time is None:
             return None
         levels = {
-            j: np.unique(_values(columns[j])) for j, kind in kinds.items() if kind == "categorical"
+            j: np.unique(_levels(columns[j], names[j]))
+            for j, kind in kinds.items()
+            if kind == "categorical"
         }
         return Table(place, times, names, kinds, levels)
 
@@ -274,6 +283,21 @@ def _values(column: Any) -> np.ndarray:
         return values.astype(np.float64)
     except (TypeError, ValueError):
         return values.astype(str)
+
+
+def _levels(column: Any, name: Any) -> np.ndarray:
+    """Values of a categorical column; ValueError where text is missing, of numbers it is NaN."""
+    values = _values(column)
+    if values.dtype.kind == "f":
+        return values
+    missing = (values == "nan") | absent(column)  # NumPy writes NaN as text
+    if missing.any():
+        raise ValueError(
+            f"X has no value in the column {name!r}, row {int(missing.argmax())} ({missing.sum()} "
+            f"of {len(values)} rows). Drop such rows, or fill them with a level of their own: "
+            "fillna('missing')."
+        )
+    return values
 
 
 def _check_numbers(X: Any) -> None:

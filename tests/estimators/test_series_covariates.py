@@ -463,3 +463,27 @@ def test_a_trend_far_away_has_finite_quantiles(rng):
     model = StateSpaceGPRegressor(trend=2, max_iter=4).fit(x, np.sin(x[:, 0]))
     lower, middle, upper = model.predict_quantiles([[1e300]], [0.025, 0.5, 0.975])[0]
     assert -np.inf < lower < middle < upper < np.inf
+
+
+@pytest.mark.parametrize("value", [None, np.nan, pd.NA, "nan"])
+@pytest.mark.parametrize("convert", ["object", "category", "array"])
+def test_missing_text_is_refused_as_missing_numbers_are(value, convert):
+    X, y = frame()[["when", "site"]], target(frame())
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, y)
+    gone = X.assign(site=[*X["site"][:7], value, *X["site"][8:]])
+    table = gone.to_numpy(dtype=object) if convert == "array" else gone.astype({"site": convert})
+    with pytest.raises(ValueError, match=r"no value in the column ('site'|1), row 7 \(1 of 120"):
+        clone(model).fit(table, y)
+    if convert != "array":
+        with pytest.raises(ValueError, match="no value in the column 'site'.*fillna"):
+            model.predict(table)
+    named = X.assign(site=X["site"].where(X.index != 7, "None"))  # a level as any other
+    assert list(clone(model).fit(named, y)._table.levels[1]) == ["None", "a", "b", "c"]
+
+
+def test_columns_of_one_name_are_refused():
+    X, y = frame()[["when", "heat", "holiday"]], target(frame())
+    X.columns = ["when", "heat", "heat"]
+    for columns in (X, X[["heat"]]):
+        with pytest.raises(ValueError, match="several columns of the name 'heat'.*duplicated"):
+            StateSpaceGPRegressor(KERNEL, optimizer=None).fit(columns, y)
