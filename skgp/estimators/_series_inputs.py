@@ -34,7 +34,7 @@ class Table:
     levels: Mapping[int, np.ndarray] = field(default_factory=dict)  # of the categorical ones
 
     def read(self, columns: Sequence[Any]) -> np.ndarray:
-        """X (n, d): days, numbers, and the places of levels, those that are new coming last.
+        """X (n, d): days, numbers, and the places of levels, the new ones after those of fit.
 
         ValueError where times are not of the kind of those of fit.
         """
@@ -49,7 +49,8 @@ class Table:
                 text = known.dtype.kind == "U"  # of any length, which known.dtype is not
                 values = np.asarray(column).astype(str) if text else self._cast(j, values)
             code = np.searchsorted(known, values).clip(max=len(known) - 1)
-            place = np.where(known[code] == values, code, len(known)).astype(np.float64)
+            new = len(known) + np.unique(values, return_inverse=True)[1]
+            place = np.where(known[code] == values, code, new).astype(np.float64)
             # A missing number is no level; scikit-learn refuses it.
             return np.where(np.isnan(values), np.nan, place) if values.dtype.kind == "f" else place
         if self.times is not None and j == self.place:
@@ -172,6 +173,19 @@ class SeriesInputs(BaseGP):
         """Kind of each column beside the times, by its name or position."""
         table = self._table
         return {} if table is None else {table.names[j]: k for j, k in table.kinds.items()}
+
+    def _refuse_new_levels(self, X: torch.Tensor) -> None:
+        """Refuse rows (n, d) that join a fit whose effects of levels theirs are not among."""
+        if self._table is None:
+            return
+        for j, known in self._table.levels.items():
+            new = X[:, j] >= len(known)
+            if new.any():
+                raise ValueError(
+                    f"X has levels in the column {self._table.names[j]!r} that fit had not, in "
+                    f"{int(new.sum())} of {len(X)} rows, and partial_fit keeps the effects that "
+                    "there are. Call fit with all rows."
+                )
 
     # ---- terms ---------------------------------------------------------------------------------
 

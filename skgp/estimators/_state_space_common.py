@@ -298,6 +298,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if self._place is None:
             self._add_to_columns(data, likelihood)
             return
+        self._refuse_new_levels(data.X)
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
             state.to(self._device(backend)).with_rows(series, learned)

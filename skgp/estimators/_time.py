@@ -21,7 +21,16 @@ import numpy as np
 from skgp.blocks import is_dask
 from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
 
-__all__ = ["Times", "absent", "check_resolution", "framed", "is_dates", "refuse_dates", "stamps", "table_columns"]
+__all__ = [
+    "Times",
+    "absent",
+    "check_resolution",
+    "framed",
+    "is_dates",
+    "refuse_dates",
+    "stamps",
+    "table_columns",
+]
 
 _DAY = np.timedelta64(1, "D")  # mathematical
 _REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
@@ -112,8 +121,8 @@ def refuse_dates(y: Any) -> None:
     column = np.array(y[:1], dtype=object) if isinstance(y, list | tuple) else y
     if is_dates(column, "y"):
         raise ValueError(
-            "y holds dates, which have no unit to be predicted in. Give numbers, such as days since "
-            "a date: (y - date) / np.timedelta64(1, 'D')."
+            "y holds dates, which have no unit to be predicted in. Give numbers, such as days "
+            "since a date: (y - date) / np.timedelta64(1, 'D')."
         )
 
 

@@ -487,3 +487,32 @@ def test_columns_of_one_name_are_refused():
     for columns in (X, X[["heat"]]):
         with pytest.raises(ValueError, match="several columns of the name 'heat'.*duplicated"):
             StateSpaceGPRegressor(KERNEL, optimizer=None).fit(columns, y)
+
+
+def test_unlike_new_levels_are_independent_draws_of_the_distribution_of_levels():
+    X, y = frame(), target(frame())
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, y)
+    new = X.iloc[[0, 1, 2, 3, 4]].assign(site=["d", "e", "d", "a", "f"])
+    mean, covariance = model.latent_mean_and_covariance(new)
+    expected_mean, var = model.latent_mean_and_variance(new)
+    np.testing.assert_allclose(mean, expected_mean, rtol=1e-9)
+    np.testing.assert_allclose(np.diag(covariance), var, rtol=1e-9)
+    # The rows at their own level less the effects of levels, which are independent of new ones.
+    alike = model.latent_mean_and_covariance(new.assign(site=["d"] * 3 + ["a", "d"]))[1]
+    site = np.array(new["site"])
+    same = (site[:, None] == site) | (site == "a") | (site == "a")[:, None]
+    variance = 0.1 * model.y_scale_**2  # of the levels
+    np.testing.assert_allclose(covariance, alike - variance * ~same, atol=1e-9)
+    draws = model.sample_f(new, 20_000, random_state=0)
+    error = np.sqrt((np.outer(var, var) + covariance**2) / 20_000)
+    centred = draws - mean[:, None]
+    assert np.abs((centred @ centred.T / 20_000 - covariance) / error).max() < 4.5
+
+
+def test_new_levels_do_not_join_by_partial_fit():
+    X, y = frame(), target(frame())
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, y)
+    expected = model.predict(X)
+    with pytest.raises(ValueError, match="levels in the column 'site' that fit had not, in 1 of 3"):
+        model.partial_fit(X[:3].assign(site=["a", "elsewhere", "b"]), y[:3])
+    np.testing.assert_array_equal(model.predict(X), expected)

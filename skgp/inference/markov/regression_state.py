@@ -93,16 +93,14 @@ class RegressionState(SeriesState):
 
     def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n,) and joint covariance (n, n)."""
-        row = self.posterior.dynamics.observation_at(X)
-        away = self._about(X, row[None])[1][:, 0]
+        away = self._apart(X)
         process = self.posterior.process.covariance(self._times(X))[1]
         return self.moments(X)[0], process + away @ away.T
 
     def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws, (n, n_samples)."""
         known = self.posterior
-        row = known.dynamics.observation_at(X)
-        away = self._about(X, row[None])[1][:, 0]
+        away = self._apart(X)
         shape = away.shape[1], n_samples
         noise = torch.randn(shape, generator=generator, dtype=X.dtype, device=X.device)
         process = known.process.sample(self._times(X), n_samples, generator)
@@ -168,6 +166,11 @@ class RegressionState(SeriesState):
     def _terms(self, X: Tensor) -> Tensor:
         """Scaled features (n, q)."""
         return self.terms.features(X) * self.posterior.scales
+
+    def _apart(self, X: Tensor) -> Tensor:
+        """How f and terms at rows jointly depend on u, (n, q) times draws of N(0, I)."""
+        row = self.posterior.dynamics.observation_at(X)
+        return self.terms.apart(X, self._about(X, row[None])[1][:, 0])
 
     def _about(self, X: Tensor, rows: Tensor, *, with_terms: bool = True) -> tuple[Tensor, Tensor]:
         """Means (n, p) of projections (p, d) of the state, and how they and the terms depend on u.

@@ -75,6 +75,10 @@ class Term(TensorState):
         """Log standard deviations (q,) of the coefficients; differentiable in theta (t,)."""
         raise NotImplementedError
 
+    def apart(self, x: Tensor, effects: Tensor) -> Tensor:
+        """Loadings (n, q) of values x (n,) on draws of N(0, I), where unlike values share none."""
+        return effects
+
     def _wide(self, count: int) -> Tensor:
         return torch.full((count,), math.log(self.wide), dtype=torch.float64)
 
@@ -130,7 +134,10 @@ class Linear(Term):
 
 @dataclass(frozen=True)
 class Categorical(Term):
-    """An effect of each level, coded 0, 1, ...; the last is of levels that are new."""
+    """An effect of each level, coded 0, 1, ...; the last is of a level that is new.
+
+    Training rows, which have no new level, leave it its prior: unlike ones are draws from that.
+    """
 
     theta: Tensor = torch.tensor([math.log(TERM_VARIANCE)], dtype=torch.float64)
     n_levels: int = 1
@@ -143,7 +150,12 @@ class Categorical(Term):
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
         levels = torch.arange(self.n_levels + 1, dtype=x.dtype, device=x.device)
-        return (x[:, None] == levels).to(x)
+        return (x[:, None].clamp(max=self.n_levels) == levels).to(x)
+
+    def apart(self, x: Tensor, effects: Tensor) -> Tensor:
+        """Loadings (n, q + k - 1) of values x (n,), of which k are new levels."""
+        new = x[x >= self.n_levels].unique()
+        return torch.cat([effects[:, :-1], effects[:, -1:] * (x[:, None] == new)], 1)
 
     def log_scales(self, theta: Tensor) -> Tensor:
         """Log standard deviations (q,) of the coefficients."""
@@ -201,6 +213,14 @@ class Terms(TensorState):
     def features(self, X: Tensor) -> Tensor:
         """Those of rows (n, d), before their scales, (n, q)."""
         return torch.cat([part.features(X[:, part.place]) for part in self.parts], 1)
+
+    def apart(self, X: Tensor, effects: Tensor) -> Tensor:
+        """Loadings (n, q) of rows (n, d) on draws of N(0, I), where unlike new levels share none.
+
+        Those of coefficients that training rows know nothing of are not mixed with others.
+        """
+        blocks = zip(self.parts, effects.split(self.sizes, 1), strict=True)
+        return torch.cat([part.apart(X[:, part.place], block) for part, block in blocks], 1)
 
     def log_scales(self) -> list[Tensor]:
         """Of each term, (q_j,)."""
