@@ -227,9 +227,9 @@ BIN_MATRICES = 8
 CELLS = 2**16
 #: Numbers of a block of covariances, whose temporaries stay in the cache.
 COVARIANCES = 2**16
-#: Of a batch of predictions: rows, values whose covariance with the bins is held, numbers of the
-#: covariances with training rows, and bytes of those with all bins.
-BATCH_ROWS, BATCH_VALUES, BATCH_NUMBERS, BATCH_BYTES = 2**14, 1024, 2**22, 2**29
+#: Of a batch of predictions: numbers of the covariances with training rows or of a table of the
+#: states at the bins of two columns, and bytes of what the rows have of all columns.
+BATCH_NUMBERS, BATCH_BYTES = 2**22, 2**29
 
 # ---- natural-gradient steps (natural.py, sparse.py)
 SITE_STEP = 0.8  # of whitened q; prototypes converged in 6 to 14 steps with .7 to .8

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import BATCH_BYTES, BATCH_NUMBERS, BATCH_ROWS, BATCH_VALUES
+from skgp.inference.defaults import BATCH_BYTES, BATCH_NUMBERS
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     Bins,
@@ -51,6 +51,7 @@ from skgp.inference.markov.additive_bins import (
     rows_of,
 )
 from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
+from skgp.inference.markov.point_covariances import PointCovariances
 from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.smoother import Prior
 from skgp.inference.markov.states import LazyState, SeriesState
@@ -117,7 +118,7 @@ class BinnedState(AdditiveState):
         return self._marginals(X)[0].sum(1) + self.offset
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """O(n c), or O(n M c) where the posterior is exact."""
+        """O(n c), or O(n c^2 + M^3) where the posterior is exact."""
         if self.coupling is not None and asks_for_gradients(X):
             raise ValueError(
                 "Gradients in X are not there for several columns in bins and their joint "
@@ -126,10 +127,10 @@ class BinnedState(AdditiveState):
         means, variances = self._marginals(X)
         mean, var = means.sum(1) + self.offset, variances.sum(1)
         if self.coupling is not None:
-            # Covariances with the bins of all columns, and three products with those of one.
-            row_bytes = 8 * (len(self.shares) + 3 * max(len(each.times) for each in self.series))
-            n_rows = min(BATCH_ROWS, tile_rows(row_bytes, BATCH_BYTES))
-            batches = [self._shared_var(rows, self.coupling) for rows in X.split(n_rows)]
+            # Weights of states on both sides in every column, and a few numbers.
+            row_bytes = 8 * sum(2 * each.form.n_states + 6 for each in self.series)
+            batches = X.split(tile_rows(row_bytes, BATCH_BYTES))
+            batches = [self._shared_var(rows, self.coupling) for rows in batches]
             var = var - torch.cat(batches)
         return mean, var.clamp_(min=0)
 
@@ -142,9 +143,10 @@ class BinnedState(AdditiveState):
             own, _ = level.moments(level.times)
             variances[:, j] += self.shares[part] @ own - 2 * shared
             if self.coupling is not None:
-                values, place = x.unique(return_inverse=True)
-                about = self._to_bins(j, values) - own
-                variances[:, j] -= ((about @ self.coupling[part, part]) * about).sum(1)[place]
+                to_bins, C = self._to_bins(j, x), self.coupling[part, part]
+                push = C @ own
+                about = to_bins.form(C, to_bins) - 2 * (to_bins @ push[:, None])[:, 0]
+                variances[:, j] -= about + own @ push
         return means, variances.clamp_(min=0)
 
     def covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,9 +156,7 @@ class BinnedState(AdditiveState):
         for each, (values, place) in zip(self.series, distinct, strict=True):
             total += each.covariance(values)[1][place][:, place]
         if self.coupling is not None:
-            to_bins = [
-                self._to_bins(j, values)[place] for j, (values, place) in enumerate(distinct)
-            ]
+            to_bins = [self._to_bins(j, x).dense() for j, x in enumerate(X.T.contiguous())]
             A = torch.cat(to_bins, 1)
             total -= A @ self.coupling @ A.T
         return self.moments(X)[0], total
@@ -190,24 +190,18 @@ class BinnedState(AdditiveState):
         means, variances = zip(*found, strict=True)
         return torch.stack(means, 1), torch.stack(variances, 1)
 
-    def _to_bins(self, j: int, x: Tensor) -> Tensor:
-        """Covariance of component j at x (n,) with its bins, (n, m_j), under the mean field."""
-        times = self.series[j].times
-        found = [
-            self.series[j].covariance(torch.cat([values, times]))[1][: len(values), len(values) :]
-            for values in x.split(BATCH_VALUES)
-        ]
-        return torch.cat(found)
+    def _to_bins(self, j: int, x: Tensor) -> PointCovariances:
+        """Covariances of component j at x (n,) with its bins, under the mean field."""
+        each = self.series[j]
+        return PointCovariances.of(each.form.at(), each.posterior, x)
 
     def _shared_var(self, X: Tensor, coupling: Tensor) -> Tensor:
         """``a' C a``, (n,), for the covariances a (M,) of each row with the bins."""
-        distinct = _distinct_of_columns(X)
-        to_bins = [self._to_bins(j, values) for j, (values, _) in enumerate(distinct)]
+        to_bins = [self._to_bins(j, x) for j, x in enumerate(X.T.contiguous())]
         total = X.new_zeros(len(X))
-        for j, k in combinations_with_replacement(range(len(distinct)), 2):
+        for j, k in combinations_with_replacement(range(len(to_bins)), 2):
             C = coupling[self._parts[j], self._parts[k]]
-            left, right = (to_bins[j] @ C)[distinct[j][1]], to_bins[k][distinct[k][1]]
-            total += (1 if j == k else 2) * left.mul_(right).sum(1)
+            total += (1 if j == k else 2) * to_bins[j].form(C, to_bins[k])
         return total
 
 

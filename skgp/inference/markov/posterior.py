@@ -17,6 +17,7 @@ from zero to learn what a chunk does to its start, then, the starts being known,
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ class Posterior:
     def __init__(self, dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> None:
         if bool((x.diff() < 0).any()):
             raise ValueError("x must be in rising order: sort the times and their sites together.")
-        self._dynamics, self._x, self._beta, self._weight = dynamics, x, beta, weight
+        self._dynamics, self.times, self._beta, self._weight = dynamics, x, beta, weight
         self._smoother = Smoother(dynamics, dynamics.gaps(x), beta, weight)
         self._model = self._smoother.model
         self._kept: list[_Run] | None = None
@@ -88,16 +89,16 @@ class Posterior:
 
     def past(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (d, m) and covariance (d, d, m) of the state given the data before each time."""
-        left = torch.searchsorted(self._x, x_new)
+        left = torch.searchsorted(self.times, x_new)
         (m, P), _ = self._neighbours(left)
-        since = (x_new - time_before(self._dynamics, self._x, left, x_new)).clamp(min=0)
+        since = (x_new - time_before(self._dynamics, self.times, left, x_new)).clamp(min=0)
         F, Q = self._dynamics.transition(since)
         return self._model.times(F, m), self._model.sandwich(F, P) + Q
 
     @property
     def end(self) -> tuple[Tensor, Tensor]:
         """Mean (d,) and covariance (d, d) of the state at the last time given all data."""
-        m, P = self._neighbours(torch.tensor([len(self._x)], device=self._x.device))[0]
+        m, P = self._neighbours(torch.tensor([len(self.times)], device=self.times.device))[0]
         return m[:, 0], P[..., 0]
 
     def covariance(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,14 +107,10 @@ class Posterior:
         O((n + m) d^3 + m^2 d^2).
         """
         x_sorted, order = x_new.sort(stable=True)
-        m, P, r, N = self._states(x_sorted)
-        mean = matvec(P, r) + m
-        V = P - matmul(matmul(P, N), P)
-        smoother, places = self._merged(x_sorted)
-        # Row i: state at time i against f at the times before, from Cov(s_i, f_i) = V_i H'.
-        forward = _chain_products(smoother, places)
+        mean, V, forward = self._chain(x_sorted)
         V_h = self._model.observe(V)  # (d, m)
         H, covariance = self._dynamics.observation_at(V), V.new_zeros(len(x_new), len(x_new))
+        # Row i: state at time i against f at the times before, from Cov(s_i, f_i) = V_i H'.
         with_past = torch.zeros_like(V_h)
         for i in range(len(x_new)):
             with_past[:, :i] = forward[..., i] @ with_past[:, :i]
@@ -123,6 +120,34 @@ class Posterior:
         covariance = covariance + covariance.tril(-1).T
         back = order.argsort()
         return self._model.observe(mean)[back], covariance[back][:, back]
+
+    @cached_property
+    def state_covariances(self) -> Tensor:
+        """Covariances of the state at each point with f at each, (n, d, n); O(n^2 d^2), kept."""
+        _, V, forward = self._chain(self.times)
+        H, (d, _, n) = self._dynamics.observation_at(V), V.shape
+        found = V.new_empty(n, d, n)
+        past, future = V.new_zeros(2, d, n)
+        V_h = self._model.observe(V)
+        for i in range(n):
+            past[:, :i] = forward[..., i] @ past[:, :i]
+            past[:, i] = V_h[:, i]
+            found[i, :, : i + 1] = past[:, : i + 1]
+        for i in reversed(range(n)):  # T_{i+1}' ... T_k' H' for the points k after i
+            found[i, :, i + 1 :] = V[..., i] @ future[:, i + 1 :]
+            future[:, i] = H
+            future[:, i:] = forward[..., i].T @ future[:, i:]
+        return found
+
+    def _chain(self, x_sorted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the states at rising times (m,): means (d, m), covariances V and products of T.
+
+        Both (d, d, m): Cov(s_i, s_{i-1}) is the product i times V_{i-1}.
+        """
+        m, P, r, N = self._states(x_sorted)
+        smoother, places = self._merged(x_sorted)
+        V = P - matmul(matmul(P, N), P)
+        return matvec(P, r) + m, V, _chain_products(smoother, places)
 
     def sample(self, x_new: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws of f at times (m,) in any order, exact, (m, n_samples).
@@ -136,38 +161,38 @@ class Posterior:
 
     def _merged(self, x_sorted: Tensor) -> tuple[Smoother, Tensor]:
         """The precisions of the series with new times (m,), missing values, and where they are."""
-        n, m = len(self._x), len(x_sorted)
-        places = torch.searchsorted(self._x, x_sorted, right=True)
+        n, m = len(self.times), len(x_sorted)
+        places = torch.searchsorted(self.times, x_sorted, right=True)
         places = places + torch.arange(m, device=places.device)
         old = torch.ones(n + m, dtype=torch.bool, device=places.device)
         old[places] = False
-        x, weight = (self._x.new_zeros(n + m) for _ in range(2))
+        x, weight = (self.times.new_zeros(n + m) for _ in range(2))
         H = self._dynamics.observation_at(weight)
         least = torch.finfo(weight.dtype).eps * (H @ self._smoother.prior[1] @ H)
-        x[old], weight[old] = self._x, self._weight.minimum(1 / least)
+        x[old], weight[old] = self.times, self._weight.minimum(1 / least)
         x[places] = x_sorted
         gaps = self._dynamics.gaps(x)
         return Smoother(self._dynamics, gaps, torch.zeros_like(weight), weight), places
 
     def _states(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """State at new times: m, P given the data up to there, r, N given the data after."""
-        right = torch.searchsorted(self._x, x_new, right=True)
+        right = torch.searchsorted(self.times, x_new, right=True)
         (m, P), (r, N) = self._neighbours(right)
-        last = len(self._x) - 1
+        last = len(self.times) - 1
         # Before the first point the prior stands, whatever the gap; after the last, r = N = 0.
-        since = (x_new - time_before(self._dynamics, self._x, right, x_new)).clamp(min=0)
+        since = (x_new - time_before(self._dynamics, self.times, right, x_new)).clamp(min=0)
         F, Q = self._dynamics.transition(since)
         m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
-        F, _ = self._dynamics.transition((self._x[right.clamp(max=last)] - x_new).clamp(min=0))
+        F, _ = self._dynamics.transition((self.times[right.clamp(max=last)] - x_new).clamp(min=0))
         r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
         return m, P, r, N
 
     def _neighbours(self, right: Tensor) -> tuple[Gaussian, Gaussian]:
         """Filtered (m, P) at the points ``right - 1`` and (r, N) at the points ``right``."""
         d, k = self._dynamics.n_states, len(right)
-        m, r = self._x.new_zeros(k, d), self._x.new_zeros(k, d)
+        m, r = self.times.new_zeros(k, d), self.times.new_zeros(k, d)
         P = self._smoother.prior[1].expand(k, d, d).clone()
-        N = self._x.new_zeros(k, d, d)
+        N = self.times.new_zeros(k, d, d)
         length, n = self._smoother.chunks.length, self._smoother.chunks.n
         for run in self._runs():
             for points, fill in ((right - 1, run.filtered), (right, run.future)):
