@@ -129,6 +129,20 @@ def replicates(X: np.ndarray) -> np.ndarray:
     return order[number.reshape(-1)]
 
 
+def n_observations(X: np.ndarray, y: np.ndarray) -> int:
+    """Number of independent observations among rows X (n, d) of targets y (n,).
+
+    Rows of equal input and target are copies of one: independent noise never ties, unless targets
+    are discrete, which is where most come at several inputs, and several at one.
+    """
+    n_values = len(np.unique(y))
+    if n_values == len(y):
+        return len(y)
+    distinct = len(np.unique(replicates(np.column_stack([X, y]))))
+    is_discrete = 2 * n_values <= distinct and len(np.unique(replicates(X))) < distinct
+    return len(y) if is_discrete else distinct
+
+
 def merge_replicates(
     X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
 ) -> Data:

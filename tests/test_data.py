@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations, merge_replicates, n_observations
 from tests.same import assert_same
 
 CPU = torch.device("cpu")
@@ -162,3 +162,23 @@ def test_distinct_observations_keep_any_sum_over_the_rows(weighted):
         expected = weight @ values(X, y)
         found = data.weight.numpy() @ values(data.X.numpy(), data.y.numpy())
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_copies_are_one_observation():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 2)), rng.normal(size=30)
+    assert n_observations(X, y) == 30
+    chosen = rng.integers(30, size=90)
+    assert n_observations(X[chosen], y[chosen]) == len(np.unique(chosen))
+
+
+def test_replicates_are_observations_each():
+    X, y, _ = repeated_rows()
+    assert n_observations(X, y) == len(y)
+
+
+def test_discrete_targets_tie_without_being_copies():
+    rng = np.random.default_rng(0)
+    X = np.repeat(np.arange(10.0), 50)[:, None]
+    assert n_observations(X, rng.integers(0, 4, size=500)) == 500
+    assert n_observations(X, np.repeat(np.arange(10.0) % 2, 50)) == 10  # one value at each input

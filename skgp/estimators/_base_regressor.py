@@ -62,7 +62,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples
 
 from skgp.blocks import Blocks, MappedBlocks, is_dask
-from skgp.data import Data
+from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import (
     check_all_counts,
@@ -83,6 +83,7 @@ from skgp.estimators._validation import (
     check_n_samples,
     validate_training_data,
 )
+from skgp.kernels.gram import split_noise
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -137,7 +138,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         y : array-like of shape (n,)
             Counts, for ``likelihood="poisson"``.
         sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
+            Likelihood weights: a weight of 2 equals the row given twice. Where the noise is
+            learned only their ratios matter, and its variance is that at the mean weight.
         exposure : float or array-like of shape (n,), optional
             Of counts: the time, area or population that each is of, positive. It multiplies the
             rate: f describes the rate per unit. ``set_fit_request(exposure=True)`` routes it.
@@ -421,9 +423,11 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
             if not is_constant(scale, np.array([moments.largest_target])):
                 self.y_scale_ = scale
-        some = some_of(blocks, backend)
-        standardised = partial(_with_target, shift=self.y_mean_, scale=self.y_scale_)
-        return MappedBlocks(blocks, standardised, moments.weight, standardised(some))
+        some, unit = some_of(blocks, backend), 1.0
+        if self._is_additive and self._learns_noise:
+            unit = moments.n_rows / moments.weight  # as `_relative_weight`, repeated rows aside
+        standardised = partial(_standardise, shift=self.y_mean_, scale=self.y_scale_, unit=unit)
+        return MappedBlocks(blocks, standardised, unit * moments.weight, standardised(some))
 
     def _training_data(
         self,
@@ -446,10 +450,37 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             self._begin_fit(informed=len(y) > 1)
         offset = self._training_offset(exposure, n_rows, given)
         z = self._target(y, sample_weight) if reset else self._to_z(y)
+        sample_weight = self._relative_weight(X, y, sample_weight, reset=reset)
         columns = sample_weight, None, None if offset is None else offset[:, None]
         return Data(
             to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
         )
+
+    def _relative_weight(
+        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, reset: bool
+    ) -> np.ndarray | None:
+        r"""Weights (n,) that sum to the number of observations, where the noise is learned.
+
+        Then the likelihood :math:`\prod_i N(y_i; f, \sigma^2)^{w_i}` has as many powers of
+        :math:`\sigma` as :math:`\prod_i N(y_i; f, \sigma^2 / w_i)`: weights without a common
+        scale, or rows given twice, are no evidence of small noise. The first batch of a stream
+        sets the scale of the others.
+        """
+        if not (self._is_additive and self._learns_noise):
+            return weight
+        if reset:
+            self._weight_scale = 1.0 if weight is None else len(weight) / weight.sum()
+        scale = self._weight_scale * n_observations(X, y) / len(y)
+        relative = scale * (np.ones(len(y)) if weight is None else weight)
+        return None if (relative == 1.0).all() else relative
+
+    @property
+    def _learns_noise(self) -> bool:
+        """Whether the variance of additive noise is searched for."""
+        if getattr(self, "optimizer", None) is None:
+            return False
+        white = None if self._asked_kernel is None else split_noise(self._asked_kernel)[1]
+        return white is None or not white.hyperparameter_noise_level.fixed
 
     def _checked_target(self, y: np.ndarray) -> np.ndarray:
         """Return y (n,) as float64; a ValueError names what should be a count and is not."""
@@ -520,8 +551,9 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         return offset[weights > 0]
 
 
-def _with_target(data: Data, *, shift: float, scale: float) -> Data:
-    return replace(data, y=(data.y - shift) / scale)
+def _standardise(data: Data, *, shift: float, scale: float, unit: float) -> Data:
+    weight = None if data.weight is None else unit * data.weight
+    return replace(data, y=(data.y - shift) / scale, weight=weight)
 
 
 class StreamingGPRegressor(BaseGPRegressor):

@@ -46,6 +46,13 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
         return None if isinstance(self.likelihood, str) else self.likelihood
 
     @property
+    def _learns_noise(self) -> bool:
+        own = self._own_likelihood
+        if own is not None:
+            return self.optimizer is not None and bool(own.free_parameters())
+        return super()._learns_noise
+
+    @property
     def _counts(self) -> bool:  # type: ignore[override]
         return self._own_likelihood is not None and self._own_likelihood.is_count
 

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 
-from skgp.blocks import Blocks, MappedBlocks
+from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
 from skgp.estimators._blocks import over_rows
@@ -278,7 +278,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         backend: Backend,
         *,
         stream: bool = False,
-        blocks: Blocks | None = None,
+        blocks: MappedBlocks | None = None,
     ) -> None:
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
@@ -299,14 +299,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._table = None  # blocks hold numbers
-        self._learn(blocks.some, session, backend, blocks=blocks.blocks)
+        self._learn(blocks.some, session, backend, blocks=blocks)
 
-    def _sum_over(self, blocks: Blocks, noise: float, callback: Callback) -> None:
+    def _sum_over(self, blocks: MappedBlocks, noise: float, callback: Callback) -> None:
         """Sites of all rows at the inducing states found, in place of those of some."""
         state = cast(InducingState, self._states[0])
         prior: dict[str, Any] = {"kernel": state.kernel, "knots": state.knots}
-        target: dict[str, Any] = {"noise": noise, "shift": self.y_mean_, "scale": self.y_scale_}
-        sums = blocks.sum(partial(GaussianSums.of, **prior, **target), callback)
+        sums = blocks.sum(partial(GaussianSums.of, noise=noise, **prior), callback)
         self._states = [replace(state, sites=sums.sites)]
         self._evidence = sums.elbo(**prior)
 

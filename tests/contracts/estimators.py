@@ -189,6 +189,14 @@ class RegressorInputContract(InputContract):
         expected = r2_score(y, fitted.predict(X), sample_weight=weights)
         assert fitted.score(X, y, sample_weight=weights) == pytest.approx(expected)
 
+    def test_weights_are_relative_where_noise_is_learned(self, data, X_new):
+        X, y = data
+        plain = self.make().fit(X, y).predict(X_new, return_std=True)
+        weighted = self.make().fit(X, y, sample_weight=np.full(40, 4.0))
+        if weighted._learns_noise:
+            found = weighted.predict(X_new, return_std=True)
+            np.testing.assert_allclose(found, plain, rtol=self.weight_rtol)
+
     def test_pipeline_passes_std_through(self, data):
         X, y = data
         pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)

@@ -7,7 +7,6 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp import QSGPRegressor
 from skgp.estimators.defaults import LEAST_GPU_ROWS
 from tests.devices.common import (
-    EQUAL,
     PRETENDED,
     assert_few_transfers,
     cases,
@@ -61,8 +60,7 @@ def name(case):
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_routes_are_those_of_the_cpu(case, device):
-    # Gross errors make weights of the Laplace law far apart, and rounding with them.
-    check(case, device, tolerance=1e-8 if "laplace" in str(case) else EQUAL)
+    check(case, device)
 
 
 @pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0", torch.device("cuda")])

@@ -95,7 +95,7 @@ def test_sample_weight_is_repeated_rows(data):
     np.testing.assert_allclose(weighted.predict(X, return_std=True), expected, rtol=1e-6)
     assert weighted.log_marginal_likelihood_value_ == pytest.approx(
         repeated.log_marginal_likelihood_value_,
-        rel=1e-5,  # a search ends where gains are small
+        rel=1e-8,
     )
 
 

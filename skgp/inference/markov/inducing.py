@@ -126,11 +126,9 @@ class GaussianSums(TensorState):
     constant: float  # sum of w [log 2 pi sigma^2 + (y^2 + T) / sigma^2]
 
     @staticmethod
-    def of(
-        data: Data, *, kernel: Any, knots: Tensor, noise: float, shift: float, scale: float
-    ) -> "GaussianSums":
-        """Of rows (n, 1) with targets (n,) that are to be standardised, at knots (M,), rising."""
-        y = (data.y - shift) / scale
+    def of(data: Data, *, kernel: Any, knots: Tensor, noise: float) -> "GaussianSums":
+        """Of rows (n, 1) with targets (n,), at knots (M,), rising."""
+        y = data.y
         weight = (torch.ones_like(y) if data.weight is None else data.weight) / noise
         rows = condition(state_space(kernel).at(), knots, data.X[:, 0])
         level = noise * math.log(2 * math.pi * noise)

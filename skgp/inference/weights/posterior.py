@@ -190,13 +190,15 @@ class LinearWeightsPosterior(TensorState):
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of f between all rows, shape (n, n), float64."""
         design = StreamedDesign(self.basis, X, keep=False)
-        half = design.matmul(self.root.to(X.device))  # (n, r)
+        half = torch.zeros(len(X), self.root.shape[1], dtype=torch.float64, device=X.device)
         covariance = half @ half.mT
         for block in design.blocks:
+            Phi = design.features(block)
+            half += Phi @ self.root[self.basis.block_slice(block)].to(X.device)  # (n, r)
             place, std = _tail_of(self.basis, block, self.tail_std)
-            scaled = design.features(block)[:, place] * std.to(X.device)
+            scaled = Phi[:, place] * std.to(X.device)
             covariance += scaled @ scaled.mT
-        return covariance
+        return covariance + half @ half.mT
 
     def sample_weights(self, n_samples: int, generator: torch.Generator) -> Tensor:
         """Independent draws of the weights, shape (m, n_samples), on the generator's device.
