@@ -20,14 +20,13 @@ from torch import Tensor
 
 from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.newton import (
-    NewtonFit,
     PointLikelihood,
     check_unweighted,
     fit_newton,
     newton_problem,
     prior_variances,
 )
-from skgp.inference.newton_sums import SumsFit
+from skgp.inference.newton_loop import Modes
 from skgp.inference.weights.design import Basis, StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
@@ -114,7 +113,7 @@ def hessian_covariance(
 
 
 def log_evidence(
-    fit: NewtonFit | SumsFit,
+    fit: Modes,
     covariances: Sequence[WeightGaussian],
     *,
     prior_variance: float | Tensor = 1.0,

@@ -19,25 +19,17 @@ cheap, else roughly, by a few conjugate gradients (inexact Newton: Dembo, Eisens
 features.
 """
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    EXACT_FLOPS,
-    FORCING,
-    LOSS_ROUNDING,
-    MAX_HALVINGS,
-    PRECONDITIONER_DRAWS,
-    SUFFICIENT,
-)
+from skgp.inference.defaults import EXACT_FLOPS, PRECONDITIONER_DRAWS
+from skgp.inference.newton_loop import Callback, Modes, newton_steps
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
-from skgp.linalg import NumericalWarning
 
 __all__ = [
     "NewtonFit",
@@ -46,8 +38,6 @@ __all__ = [
     "fit_newton",
     "newton_problem",
 ]
-
-Callback = Callable[[int, dict], bool | None]
 
 
 class PointLikelihood(Protocol):
@@ -61,17 +51,11 @@ class PointLikelihood(Protocol):
 
 
 @dataclass(frozen=True)
-class NewtonFit:
+class NewtonFit(Modes):
     """Outcome of :func:`fit_newton`; every tensor float64."""
 
-    weights: Tensor  # (m, c)
     latent: Tensor  # (n, c), offset + Phi weights
-    loss: Tensor  # (c,), J at the weights, nats
-    gradient_norm: Tensor  # (c,), relative to that at zero weights
-    n_iter: int  # Newton steps
     n_products: int  # passes over all the features, those of preconditioners aside
-    converged: bool  # whether every column met one of the tolerances
-    history: list[dict] = field(default_factory=list)  # what the callback was told
 
 
 def fit_newton(
@@ -143,37 +127,14 @@ def fit_newton(
     >>> fit.converged, bool((fit.latent.sign() == Y).all())
     (True, True)
     """
-    design, state, stopped = problem.design, _State(problem, start), False
-    solve = exact_directions
-    flops = len(state.loss) * (design.n_rows + design.n_features / 3) * design.n_features**2
+    design, solve = problem.design, exact_directions
+    c = problem.Y.shape[1]
+    flops = c * (design.n_rows + design.n_features / 3) * design.n_features**2
     if solver == "cg" or (solver == "auto" and flops > EXACT_FLOPS):
         solve = CGDirections(preconditioner_rows, generator).solve
-    while True:
-        part, gradient, curvature = state.differentiate(problem, tol)
-        if stopped or state.n_iter == max_iter or not len(state.active):
-            break
-        forcing = state.gradient_norm[state.active].sqrt().clamp(max=FORCING)
-        direction = solve(design, part.precision, curvature, -gradient, forcing)
-        info = state.advance(part, direction, gradient, loss_tol)
-        stopped = callback is not None and bool(callback(state.n_iter, info))
-    if not (stopped or bool(state.settled.all())):
-        warnings.warn(
-            f"Newton's method ended after max_iter={max_iter} steps at a relative gradient of "
-            f"{float(state.gradient_norm.max()):.1e}, short of tol={tol:.1e}. Raise max_iter or "
-            "preconditioner_rows, or lower the prior variance.",
-            NumericalWarning,
-            stacklevel=2,
-        )
-    return NewtonFit(
-        state.weights,
-        state.latent,
-        state.loss,
-        state.gradient_norm,
-        state.n_iter,
-        state.n_products,
-        bool(state.settled.all()),
-        state.history,
-    )
+    at = _InMemory(problem, start, solve)
+    modes = newton_steps(at, tol=tol, loss_tol=loss_tol, max_iter=max_iter, callback=callback)
+    return NewtonFit(**vars(modes), latent=at.latent, n_products=at.n_products)
 
 
 @dataclass(frozen=True)
@@ -291,99 +252,56 @@ def _row_weight(row_weight: Tensor | None, Y: Tensor) -> Tensor:
     return column.to(Y.device, torch.float64).expand(Y.shape)
 
 
-class _State:
-    """Weights, the latent values that they make, and how far each column has come."""
+class _InMemory:
+    """`Objective` with the latent values that the weights make, (n, c), in memory."""
 
-    def __init__(self, problem: NewtonProblem, start: Tensor | None):
+    def __init__(self, problem: NewtonProblem, start: Tensor | None, solve: Callable) -> None:
         design, c = problem.design, problem.Y.shape[1]
-        self.n_iter = self.n_products = 0
-        self.history: list[dict] = []
+        self._whole, self._solve, self.n_products = problem, solve, 0
         self.weights = problem.Y.new_zeros(design.n_features, c)
         self.latent = problem.offset.expand_as(problem.Y).clone()
-        self._scale: Tensor | None = None  # gradient norm at zero weights
+        self.total, self.zero_norm = problem.row_weight.sum(0), None
         if start is not None:
-            if start.shape != self.weights.shape:
-                raise ValueError(
-                    f"start must have shape {tuple(self.weights.shape)}; got {tuple(start.shape)}."
-                )
+            check_start(start, self.weights)
             zero = design.rmatmul(problem.slope(self.latent))
-            self._scale = _positive(torch.linalg.vector_norm(zero, dim=0))
+            self.zero_norm = torch.linalg.vector_norm(zero, dim=0)
             self.weights += start.to(self.weights)
             self.latent += design.matmul(self.weights)
             self.n_products = 2
         self.loss = problem.loss(self.latent, self.weights.square().sum(0))
-        self.gradient_norm = torch.zeros_like(self.loss)
-        self.settled = torch.zeros_like(self.loss, dtype=torch.bool)
-        self.active = torch.arange(c, device=design.device)
 
-    def differentiate(
-        self, problem: NewtonProblem, tol: float
-    ) -> tuple[NewtonProblem, Tensor, Tensor]:
-        """Measure the gradients, let go of the columns that have ended, and describe the others."""
-        part = problem.select(self.active)
-        latent = self.latent[:, self.active]
-        data = problem.design.rmatmul(part.slope(latent))
+    def gradient(self, columns: Tensor) -> Tensor:
+        """A pass over the features."""
+        part = self._whole.select(columns)
+        data = part.design.rmatmul(part.slope(self.latent[:, columns]))
         self.n_products += 1
-        gradient = part.precision * self.weights[:, self.active] - data  # (m, k)
-        norm = torch.linalg.vector_norm(gradient, dim=0)
-        if not bool(norm.isfinite().all()):
-            raise FloatingPointError(
-                f"The gradient is not finite after {self.n_iter} Newton steps. Look for NaN or inf "
-                "in X, for overflowing features and for a prior_variance out of proportion."
-            )
-        if self._scale is None:
-            self._scale = _positive(norm)
-        self.gradient_norm[self.active] = norm / self._scale[self.active]
-        self.settled |= self.gradient_norm <= tol
-        going = (~self.settled[self.active]).nonzero()[:, 0]
-        self.active, part = self.active[going], part.select(going)
-        return part, gradient[:, going], part.curvature(latent[:, going])
+        return part.precision * self.weights[:, columns] - data
 
-    def advance(
-        self, part: NewtonProblem, direction: Direction, gradient: Tensor, loss_tol: float
-    ) -> dict:
-        """Take steps that lower the losses, halved until they do; O(n k) each."""
-        W, F = self.weights[:, self.active], self.latent[:, self.active]
-        before = self.loss[self.active]
-        square, cross = W.square().sum(0), (W * direction.weights).sum(0)
-        moved = direction.weights.square().sum(0)
+    def direction(self, columns: Tensor, B: Tensor, forcing: Tensor) -> Direction:
+        """As many passes as it says."""
+        self._columns, self._part = columns, self._whole.select(columns)
+        curvature = self._part.curvature(self.latent[:, columns])
+        self._direction = self._solve(
+            self._part.design, self._part.precision, curvature, B, forcing
+        )
+        self.n_products += self._direction.n_products
+        return self._direction
 
-        def loss(step: Tensor) -> Tensor:
-            norm = square + 2 * step * cross + step.square() * moved
-            return part.loss(F + step * direction.image, norm)
+    def losses(self, step: Tensor) -> Tensor:
+        """O(n k): the latent values of the direction are known."""
+        W, D = self.weights[:, self._columns], self._direction
+        norm = W.square().sum(0) + 2 * step * (W * D.weights).sum(0)
+        norm = norm + step.square() * D.weights.square().sum(0)
+        return self._part.loss(self.latent[:, self._columns] + step * D.image, norm)
 
-        step, after = halved_steps(loss, before, (gradient * direction.weights).sum(0))
-        self.weights[:, self.active] = W + step * direction.weights
-        self.latent[:, self.active] = F + step * direction.image
-        self.loss[self.active] = after
-        self.settled[self.active] = before - after <= loss_tol * part.row_weight.sum(0)
-        self.n_iter += 1
-        self.n_products += direction.n_products
-        info = {
-            "loss": float(self.loss.sum()),
-            "gradient_norm": float(self.gradient_norm.max()),
-            "n_active": len(self.active),
-            "n_cg": direction.n_cg,
-            "step": float(step.min()),
-        }
-        self.history.append(info)
-        return info
+    def move(self, step: Tensor, after: Tensor) -> None:
+        """O(n k)."""
+        self.weights[:, self._columns] += step * self._direction.weights
+        self.latent[:, self._columns] += step * self._direction.image
+        self.loss[self._columns] = after
 
 
-def halved_steps(
-    loss: Callable[[Tensor], Tensor], before: Tensor, slope: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Step lengths (k,), 1 or halved until the losses (k,) fall enough (0 if never), and losses."""
-    step = torch.ones_like(before)
-    for _ in range(MAX_HALVINGS):
-        after = loss(step)
-        # Written as a negation so that NaN is refused as well.
-        bad = ~(after <= before + SUFFICIENT * step * slope + LOSS_ROUNDING * before.abs())
-        if not bool(bad.any()):
-            return step, after
-        step = torch.where(bad, 0.5 * step, step)
-    return torch.where(bad, 0.0, step), torch.where(bad, before, after)
-
-
-def _positive(norm: Tensor) -> Tensor:
-    return torch.where(norm > 0, norm, 1.0)
+def check_start(start: Tensor, weights: Tensor) -> None:
+    """Raise a ValueError unless first weights have the shape of `weights`."""
+    if start.shape != weights.shape:
+        raise ValueError(f"start must have shape {tuple(weights.shape)}; got {tuple(start.shape)}.")

@@ -13,8 +13,6 @@ and the pass at its end tells its loss and whence the next one goes. Halving a s
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -24,24 +22,23 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.defaults import MADE_OF
-from skgp.inference.newton import PointLikelihood, halved_steps, newton_problem, prior_variances
+from skgp.inference.newton import PointLikelihood, check_start, newton_problem, prior_variances
+from skgp.inference.newton_loop import Callback, Modes, newton_steps
 from skgp.inference.weights.design import Basis, StreamedDesign
-from skgp.linalg import NumericalWarning
+from skgp.inference.weights.directions import Direction
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import tile_rows
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)
 class NewtonSums:
-    """What a pass adds up of c columns, at their weights; in float64."""
+    """What a pass adds up of k columns, at their weights; in float64."""
 
-    loss: Tensor  # (c,), negative log-likelihood, nats
-    slope: Tensor  # (m, c), its gradient
-    hessian: Tensor  # (c, m, m)
-    zero_slope: Tensor  # (m, c), the gradient at zero weights
-    weight: Tensor  # (), of the observations
+    loss: Tensor  # (k,), negative log-likelihood, nats
+    slope: Tensor  # (m, k), its gradient
+    hessian: Tensor  # (k, m, m)
+    zero_slope: Tensor  # (m, k), the gradient at zero weights
+    weight: Tensor  # (k,), of the observations
 
     def __add__(self, other: NewtonSums) -> NewtonSums:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -56,42 +53,40 @@ class ClassRows:
     likelihood: PointLikelihood
     offset: Tensor  # (c,)
 
-    def __call__(self, data: Data, *, weights: Tensor, first: bool) -> NewtonSums:
-        """The statistic of a block, y (n, c), at weights (m, c).
+    def __call__(
+        self, data: Data, *, columns: Tensor, weights: Tensor, first: bool = False
+    ) -> NewtonSums:
+        """The statistic of a block, y (n, c), of some columns (k,) at weights (m, k).
 
         The gradient at zero weights is that of the `first` pass. Features are made once, of as many
         rows as a tile holds.
         """
         step = tile_rows(8 * MADE_OF * self.basis.n_features)
         tiles = (data.take(slice(i, i + step)) for i in range(0, max(len(data), 1), step))
-        return reduce(operator.add, (self._of_tile(tile, weights, first) for tile in tiles))
+        return reduce(operator.add, (self._of_tile(t, columns, weights, first) for t in tiles))
 
-    def _of_tile(self, data: Data, weights: Tensor, first: bool) -> NewtonSums:
+    def _of_tile(self, data: Data, columns: Tensor, weights: Tensor, first: bool) -> NewtonSums:
         design = StreamedDesign(self.basis, data.X)
+        offset = self.offset[columns]
         problem = newton_problem(
-            design, data.y, self.likelihood, offset=self.offset, row_weight=data.weight
+            design, data.y[:, columns], self.likelihood, offset=offset, row_weight=data.weight
         )
-        zero = self.offset.expand_as(problem.Y)
+        zero = offset.expand_as(problem.Y)
         latent = zero + design.matmul(weights)
         return NewtonSums(
-            problem.loss(latent, torch.zeros_like(self.offset)),
+            problem.loss(latent, torch.zeros_like(offset)),
             -design.rmatmul(problem.slope(latent)),
             design.curvature_gram(problem.curvature(latent)),
             -design.rmatmul(problem.slope(zero)) if first else torch.zeros_like(weights),
-            problem.row_weight[:, 0].sum(),
+            problem.row_weight.sum(0),
         )
 
 
 @dataclass(frozen=True)
-class SumsFit:
+class SumsFit(Modes):
     """Outcome of `fit_newton_sums`; every tensor float64."""
 
-    weights: Tensor  # (m, c)
-    loss: Tensor  # (c,), J at the weights, nats
-    hessian: Tensor  # (c, m, m), of the negative log-likelihood there
-    n_iter: int  # Newton steps
-    converged: bool
-    history: list[dict]
+    hessian: Tensor  # (c, m, m), of the negative log-likelihood at the weights
 
 
 def fit_newton_sums(
@@ -123,62 +118,68 @@ def fit_newton_sums(
     -----
     ``O(n c m^2)`` a pass, one a step and one at the start.
     """
-    m, c = rows.basis.n_features, len(rows.offset)
-    precision = 1 / prior_variances(prior_variance, c).to(rows.offset)
-    W = rows.offset.new_zeros(m, c) if start is None else start.to(rows.offset)
-
-    def at(weights: Tensor, first: bool = False) -> tuple[NewtonSums, Tensor]:
-        """Sums, and J (c,)."""
-        sums = blocks.sum(partial(rows, weights=weights, first=first), callback)
-        return sums, sums.loss + 0.5 * precision * weights.square().sum(0)
-
-    sums, loss = at(W, first=True)
-    scale = torch.linalg.vector_norm(sums.zero_slope, dim=0)
-    scale = torch.where(scale > 0, scale, 1.0)
-    settled, stopped = torch.zeros_like(loss, dtype=torch.bool), False
-    history: list[dict] = []
-    while True:
-        gradient = precision * W + sums.slope  # (m, c)
-        norm = torch.linalg.vector_norm(gradient, dim=0) / scale
-        settled |= norm <= tol
-        if stopped or len(history) == max_iter or bool(settled.all()):
-            break
-        D = torch.where(settled, 0.0, _directions(sums.hessian, precision, -gradient))
-        last: list[tuple[NewtonSums, Tensor]] = [(sums, loss)]
-
-        def after(step: Tensor, D: Tensor = D, W: Tensor = W, last: list = last) -> Tensor:
-            last[0] = at(W + step * D)
-            return last[0][1]
-
-        step, found = halved_steps(after, loss, (gradient * D).sum(0))
-        W = W + step * D
-        if not torch.equal(found, last[0][1]):  # no step of some columns lowers their loss
-            last[0] = at(W)
-        settled |= loss - last[0][1] <= loss_tol * sums.weight
-        sums, loss = last[0]
-        info = {
-            "loss": float(loss.sum()),
-            "gradient_norm": float(norm.max()),
-            "n_active": int((~settled).sum()),
-            "step": float(step.min()),
-        }
-        history.append(info)
-        stopped = callback is not None and bool(callback(len(history), info))
-    if not (stopped or bool(settled.all())):
-        warnings.warn(
-            f"Newton's method ended after max_iter={max_iter} steps at a relative gradient of "
-            f"{float(norm.max()):.1e}, short of tol={tol:.1e}. Raise max_iter.",
-            NumericalWarning,
-            stacklevel=2,
-        )
-    return SumsFit(W, loss, sums.hessian, len(history), bool(settled.all()), history)
+    at = _OfBlocks(blocks, rows, prior_variance, start, callback)
+    modes = newton_steps(at, tol=tol, loss_tol=loss_tol, max_iter=max_iter, callback=callback)
+    return SumsFit(**vars(modes), hessian=at.hessian)
 
 
-def _directions(hessian: Tensor, precision: Tensor, B: Tensor) -> Tensor:
-    """Newton directions (m, c), a Cholesky factor a column."""
-    D = torch.empty_like(B)
-    for j, H in enumerate(hessian):
-        A = H.clone()
-        A.diagonal().add_(precision[j])
-        D[:, j] = cho_solve(jittered_cholesky(A).factor, B[:, j])
-    return D
+class _OfBlocks:
+    """`Objective` that passes over blocks: `losses` takes a pass, which tells all of the step."""
+
+    def __init__(
+        self,
+        blocks: Any,
+        rows: ClassRows,
+        prior_variance: float,
+        start: Tensor | None,
+        callback: Callback | None,
+    ) -> None:
+        m, c = rows.basis.n_features, len(rows.offset)
+        self._blocks, self._rows, self._callback = blocks, rows, callback
+        self._precision = 1 / prior_variances(prior_variance, c).to(rows.offset)
+        self.weights = rows.offset.new_zeros(m, c)
+        if start is not None:
+            check_start(start, self.weights)
+            self.weights += start.to(self.weights)
+        self._columns = torch.arange(c, device=rows.offset.device)
+        first = self._pass(self.weights, first=True)
+        self.loss, self._slope, self.hessian = self._joint(first, self.weights)
+        self.total = first.weight
+        self.zero_norm = torch.linalg.vector_norm(first.zero_slope, dim=0)
+
+    def _pass(self, weights: Tensor, *, first: bool = False) -> NewtonSums:
+        """Sums of the present columns at weights (m, k)."""
+        at = partial(self._rows, columns=self._columns, weights=weights, first=first)
+        return self._blocks.sum(at, self._callback)
+
+    def _joint(self, sums: NewtonSums, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """J (k,), and gradients (m, k) and Hessians (k, m, m) of the negative log-likelihood."""
+        prior = 0.5 * self._precision[self._columns] * weights.square().sum(0)
+        return sums.loss + prior, sums.slope, sums.hessian
+
+    def gradient(self, columns: Tensor) -> Tensor:
+        """O(m k)."""
+        return self._precision[columns] * self.weights[:, columns] + self._slope[:, columns]
+
+    def direction(self, columns: Tensor, B: Tensor, forcing: Tensor) -> Direction:
+        """Exact, by a Cholesky factor a column."""
+        self._columns, self._D = columns, torch.empty_like(B)
+        for j, column in enumerate(columns.tolist()):
+            A = self.hessian[column].clone()
+            A.diagonal().add_(self._precision[column])
+            self._D[:, j] = cho_solve(jittered_cholesky(A).factor, B[:, j])
+        return Direction(self._D, self._D[:0], 0, 0)
+
+    def losses(self, step: Tensor) -> Tensor:
+        """A pass, whose sums are kept."""
+        weights = self.weights[:, self._columns] + step * self._D
+        self._tried = step, self._joint(self._pass(weights), weights)
+        return self._tried[1][0]
+
+    def move(self, step: Tensor, after: Tensor) -> None:
+        """Another pass where no step of some columns lowers their loss."""
+        if not torch.equal(step, self._tried[0]):
+            self.losses(step)
+        columns, (loss, slope, hessian) = self._columns, self._tried[1]
+        self.weights[:, columns] += step * self._D
+        self.loss[columns], self._slope[:, columns], self.hessian[columns] = loss, slope, hessian

@@ -45,8 +45,9 @@ from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
-from skgp.inference.newton import NewtonFit, fit_newton
-from skgp.inference.newton_sums import ClassRows, SumsFit, fit_newton_sums
+from skgp.inference.newton import fit_newton
+from skgp.inference.newton_loop import Modes
+from skgp.inference.newton_sums import ClassRows, fit_newton_sums
 from skgp.inference.relevance.evidence import (
     choose_candidates,
     fit_relevance,
@@ -369,7 +370,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | N
     a, told = choice.prior_variance, None if recorder.stopped else recorder
     structure: Settings = {"kind": plan.covariance, "n_dense_columns": o.n_dense_columns}
     found: Settings = {"start": choice.weights, "callback": told, **limits}
-    fit: NewtonFit | SumsFit
+    fit: Modes
     if blocks is None:
         fit = whole = fit_newton(problem.at(a), generator=p.generator, **found)
         curvature = problem.at(a).curvature(whole.latent)

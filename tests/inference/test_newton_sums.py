@@ -102,3 +102,31 @@ def test_what_ends_early_keeps_its_last_step_and_says_so():
     )
     np.testing.assert_array_equal(stopped.weights, found.weights)
     assert stopped.n_iter == 2 and not stopped.converged
+
+
+def test_columns_that_have_ended_are_passed_over_no_more():
+    """One that starts at its mode takes no step; its Hessian is that of the mode, too."""
+    (data, rows), a = case(), 1.0
+    mode = fit_newton_sums(Slices(data), rows, prior_variance=a, **TIGHT)
+    start, seen = mode.weights.clone(), []
+    start[:, 1] += 1.0
+
+    class Told(Slices):
+        def sum(self, statistic, callback=None):
+            seen.append(statistic.keywords["columns"].tolist())
+            return super().sum(statistic, callback)
+
+    found = fit_newton_sums(Told(data), rows, prior_variance=a, start=start, tol=1e-10)
+    assert seen[0] == [0, 1] and len(seen) > 3 and all(part == [1] for part in seen[1:])
+    np.testing.assert_array_equal(found.weights[:, 0], mode.weights[:, 0])
+    np.testing.assert_allclose(found.weights, mode.weights, atol=1e-6)
+    np.testing.assert_allclose(found.hessian, mode.hessian, atol=1e-6)
+
+
+def test_blocks_name_what_is_not_finite_and_a_start_of_another_shape():
+    data, rows = case()
+    with pytest.raises(ValueError, match=r"start must have shape \(12, 2\)"):
+        fit_newton_sums(Slices(data), rows, prior_variance=1.0, start=torch.zeros(12, 1))
+    data.X[3, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="not finite after 0 Newton steps"):
+        fit_newton_sums(Slices(data), rows, prior_variance=1.0)
