@@ -312,6 +312,11 @@ PIVOT_SEED = 0  # of the pivots, which touch the speed alone
 # Of the low rank of a stochastic gradient's preconditioner (a quarter of the budget is for one):
 # twice these beside each other. Of the tile of a solution (an eighth of it): a third of the ten.
 LOW_RANK_COPIES, SOLVED_COPIES = 3.0, 4.0
+# (n, t) matrices of the joint covariance of t new rows.
+JOINT_COPIES = {"cg": 10, "cholesky": 3}
+# Of kernel matrices that are not stored: fewest products of a solution, and kernel values made anew
+# for the variances of a call, at 4 ns of one core each: an hour.
+FEWEST_PRODUCTS, MADE_ANEW = 30, 1e12
 SOLVED = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative residual that products attain
 VARIANCE_TOL = 0.01  # of the noise variance: the most that a variance may exceed the exact one
 MIXTURE_JITTER = {torch.float32: 1e-5, torch.float64: 1e-8}  # of K_mm, of its mean diagonal

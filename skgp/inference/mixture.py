@@ -34,6 +34,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gaussian_mixture import mixture_moments
+from skgp.inference.inverses import ExactInverse, Inverse, IterativeInverse, nystrom_root
 from skgp.inference.pathwise import affordable_rank, pivots_of, prior_draws
 from skgp.kernels import (
     FourierFeatures,
@@ -42,17 +43,17 @@ from skgp.kernels import (
     split_noise,
     stationary,
 )
+from skgp.kernels.defaults import STORED_SHARE
 from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
-from skgp.linalg.cg import Callback, block_cg
+from skgp.linalg.cg import Callback
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
-from skgp.linalg.preconditioners import LowRankPreconditioner
 from skgp.linalg.runtime import (
     TensorState,
-    asks_for_gradients,
     memory_budget,
+    require_memory,
     tile_rows,
     to_arrays,
 )
@@ -155,6 +156,7 @@ class MixtureState(TensorState):
             half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
             var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
             return (self._alpha[:, None] @ few)[:, 0], var
+        self._refuse_recomputation(len(Z))
         mean = self._X.new_empty(self.n_samples, len(Z))
         var = torch.empty_like(mean)
         for s, node, inverse in self._components():
@@ -181,6 +183,7 @@ class MixtureState(TensorState):
     def covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean (t,) and covariance (t, t) of f at the rows of X (t, d); a few (n, t) matrices."""
         Z = self._rows(X)
+        self._check_joint_memory(len(Z))
         means = self._X.new_empty(self.n_samples, len(Z))
         total = self._X.new_zeros(len(Z), len(Z))
         for s, node, inverse in self._components():
@@ -203,6 +206,8 @@ class MixtureState(TensorState):
         chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
         jointly = len(Z) <= defaults.MOST_JOINT or not has_spectral_density(self._signal)
         draw = self._joint_draws if jointly else self._corrected_draws
+        if jointly:
+            self._check_joint_memory(len(Z))
         out, parts = np.empty((len(Z), n_samples)), []
         for component in self._components(np.unique(chosen)):
             parts.append(draw(*component, Z, int((chosen == component[0]).sum()), rng))
@@ -212,7 +217,7 @@ class MixtureState(TensorState):
         return out
 
     def _joint_draws(
-        self, s: int, node: Node, inverse: "Inverse", Z: Tensor, n_draws: int, rng: RNG
+        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
     ) -> Tensor:
         mean, covariance = self._joint(s, node, inverse, Z)
         # A covariance without noise is singular up to rounding: the jitter has its size.
@@ -220,7 +225,7 @@ class MixtureState(TensorState):
         return mean[:, None] + root @ Z.new_tensor(rng.standard_normal((len(Z), n_draws)))
 
     def _corrected_draws(
-        self, s: int, node: Node, inverse: "Inverse", Z: Tensor, n_draws: int, rng: RNG
+        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
     ) -> Tensor:
         r"""Matheron's rule: :math:`g_* + k_*^T A^{-1} (y - g - \varepsilon)`, g from the prior."""
         kernel = self._signal.clone_with_theta(self._theta[s].cpu().numpy())
@@ -267,13 +272,40 @@ class MixtureState(TensorState):
 
     def _tiles(self, node: Node, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Covariances (n, t) between training rows and tiles of X."""
-        n_rows = tile_rows(8 * len(self._X), defaults.MIXTURE_TILE_BYTES)
-        if self.solver == "cg":  # a solution of many rows makes the kernel matrix once a product
-            n_rows = tile_rows(8 * defaults.SOLVED_COPIES * len(self._X))
+        n_rows = self._tile_rows()
         for start in range(0, len(X), n_rows):
             tile = X[start : start + n_rows]
             out = self._X.new_empty(len(tile), len(self._X))
             yield slice(start, start + n_rows), evaluate_tile(node, tile, self._X, out).T
+
+    def _tile_rows(self) -> int:
+        """Rows that are predicted together."""
+        if self.solver == "cg":  # a solution of many rows makes the kernel matrix once a product
+            return tile_rows(8 * defaults.SOLVED_COPIES * len(self._X))
+        return tile_rows(8 * len(self._X), defaults.MIXTURE_TILE_BYTES)
+
+    def _refuse_recomputation(self, n_rows: int) -> None:
+        """Refuse variances that make the kernel matrix anew for too many solutions."""
+        n, tile, S = len(self._X), self._tile_rows(), self.n_samples
+        if self.solver != "cg" or RowOperator.stores(n, self._dtype, self._X.device):
+            return
+        n_tiles, products = math.ceil(n_rows / tile), S * defaults.FEWEST_PRODUCTS
+        most = max(1, int(defaults.MADE_ANEW / (products * n**2 / 2)))
+        if n_tiles > most:
+            require_memory(
+                self._dtype.itemsize * n**2 / STORED_SHARE,
+                f"The variance of f at {n_rows} rows given {n} takes at least {n_tiles * products} "
+                "products with their kernel matrix, which, stored,",
+                f"Predict {most * tile} rows, the mean alone, or given fewer rows",
+            )
+
+    def _check_joint_memory(self, n_rows: int) -> None:
+        """Refuse a joint covariance for whose covariances with the training rows is no room."""
+        n, copies = len(self._X), defaults.JOINT_COPIES[self.solver]
+        what = f"The joint covariance of {n_rows} rows given {n}"
+        most = int(memory_budget(self._X.device) / (8 * copies * n))
+        remedy = f"Ask for fewer of them at once (there is room for {most})"
+        require_memory(8.0 * copies * n * n_rows, what, remedy)
 
     def _few_covariances(self, X: Tensor) -> Tensor | None:
         """Covariances (S, n, t) with few new rows, of all samples; None where they are not few."""
@@ -284,7 +316,7 @@ class MixtureState(TensorState):
         node = self._node(self._theta)
         return covariance(node, X, self._X, METRICS["expand"]).expand(shape).mT
 
-    def _joint(self, s: int, node: Node, inverse: "Inverse", X: Tensor) -> tuple[Tensor, Tensor]:
+    def _joint(self, s: int, node: Node, inverse: Inverse, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (t,) and covariance (t, t) of f at the rows of X under sample s."""
         K = evaluate_tile(node, X, self._X, X.new_empty(len(X), len(self._X))).T
         prior = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
@@ -294,7 +326,7 @@ class MixtureState(TensorState):
 
     def _components(
         self, samples: np.ndarray | None = None, *, keep: bool = True
-    ) -> Iterator[tuple[int, Node, "Inverse"]]:
+    ) -> Iterator[tuple[int, Node, Inverse]]:
         """Each sample (all by default) with its kernel and the inverse of its matrix A."""
         operator = None
         if self.solver == "cg":
@@ -349,84 +381,3 @@ class MixtureState(TensorState):
         kernel = self._signal.clone_with_theta(theta.cpu().numpy())
         generator = torch.Generator().manual_seed(defaults.PIVOT_SEED)
         return pivots_of(kernel, self._X, rank, generator=generator)
-
-
-# ---- the inverse of A = K + D, exact or by conjugate gradients: `solve`, for targets; `explained`
-# and `explained_jointly`, what the data take from the variance of new rows
-
-
-class ExactInverse:
-    """By the lower Cholesky factor (n, n) of A."""
-
-    def __init__(self, factor: Tensor) -> None:
-        self._L = factor
-
-    def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
-        r""":math:`A^{-1} B` for B (n, k)."""
-        return cho_solve(self._L, B)
-
-    def explained(self, K: Tensor) -> Tensor:
-        r"""Diagonal (t,) of :math:`K^T A^{-1} K` for K (n, t)."""
-        return tri_solve(self._L, K, upper=False).square().sum(0)
-
-    def explained_jointly(self, K: Tensor) -> Tensor:
-        r""":math:`K^T A^{-1} K`, (t, t)."""
-        V = tri_solve(self._L, K, upper=False)
-        return V.T @ V
-
-
-class IterativeInverse:
-    r"""By conjugate gradients preconditioned by F'F + D; what is explained falls short.
-
-    The memory of F (r, n) is that of the preconditioner.
-
-    With a residual r the variance of a row is too great by
-    :math:`r^T A^{-1} r \le |r|^2 / \min D`, at most 0.01 min D.
-    """
-
-    def __init__(self, operator: RowOperator, D: Tensor, low_rank: Tensor) -> None:
-        self._operator, self._D, self._dtype = operator, D, operator.dtype
-        self._precondition = LowRankPreconditioner(low_rank, D, overwrite=True)
-
-    def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
-        r""":math:`A^{-1} B` for B (n, k)."""
-        return self._solve(B, defaults.SOLVED[self._dtype], callback)
-
-    def explained(self, K: Tensor) -> Tensor:
-        """As `ExactInverse.explained`; never more. Its gradient in K is 2 A^-1 K."""
-        if not asks_for_gradients(K):
-            return (self._solve_rows(K) * K).sum(0)
-        fixed = K.detach()
-        X = self._solve(fixed, defaults.SOLVED[self._dtype])  # its error is that of the gradient
-        return 2 * (X * K).sum(0) - (X * fixed).sum(0)
-
-    def explained_jointly(self, K: Tensor) -> Tensor:
-        """As `ExactInverse.explained_jointly`, less a matrix without negative eigenvalues."""
-        X = self._solve_rows(K)
-        cross = X.T @ K
-        # K'A^-1 K = K'X + X'K - X'A X + E'A E with the error E of X.
-        return cross + cross.T - X.T @ self._matmul(X)
-
-    def _solve_rows(self, K: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(K, dim=0).clamp_min(torch.finfo(K.dtype).tiny)
-        tol = defaults.VARIANCE_TOL**0.5 * self._D.min() / size
-        return self._solve(K, tol.clamp(defaults.SOLVED[self._dtype], 0.1))
-
-    def _solve(self, B: Tensor, tol: float | Tensor, callback: Callback | None = None) -> Tensor:
-        precondition = lambda V: self._precondition(V.T).T  # noqa: E731
-        found = block_cg(self._matmul, B, preconditioner=precondition, tol=tol, callback=callback)
-        return found.solution
-
-    def _matmul(self, V: Tensor) -> Tensor:
-        return self._operator.matmul(V.T.to(self._dtype)).T.to(V) + self._D[:, None] * V
-
-
-def nystrom_root(kernel: Any, M: Tensor, theta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Lower Cholesky factor (r, r) of K(M, M), with the jitter that products in `dtype` ask for."""
-    K = gram_tile(kernel, M, M, theta)
-    if len(M):
-        K.diagonal().add_(defaults.MIXTURE_JITTER[dtype] * K.diagonal().mean())
-    return jittered_cholesky(K).factor
-
-
-Inverse = ExactInverse | IterativeInverse

@@ -15,6 +15,7 @@ from skgp import (
     QSGPRegressor,
     SWSGPRegressor,
 )
+from skgp.inference import defaults as inference
 from skgp.linalg.runtime import MemoryBudgetError
 from tests.contracts.catalogue import CHEAP, cheap, rows
 
@@ -105,3 +106,32 @@ def test_derivatives_of_a_called_kernel_count_before_the_fit(make, rng):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= model.memory_budget
+
+
+def test_variances_that_make_the_kernel_matrix_anew_too_often_are_refused(monkeypatch):
+    """Each tile of rows takes a solution; few of them, and the mean, are there all the same."""
+    X, y = rows(BayesianGPRegressor, 60)
+    new = np.linspace(-1, 6, 30)[:, None]
+    given = {"solver": "cg", "optimizer": None, "memory_budget": 2e4}
+    model = cheap(BayesianGPRegressor, **given).fit(X, y)
+    expected = model.predict(new, return_std=True)
+    # Room for two solutions of 30 products; a tile of an eighth of the budget has one row.
+    monkeypatch.setattr(inference, "MADE_ANEW", 2.5 * 30 * 60**2 / 2)
+    sizes = r"at 30 rows given 60 takes at least 900 products .* takes 2.88e-05 GB.* 2e-05 GB"
+    with pytest.raises(MemoryBudgetError, match=sizes + ". Predict 2 rows, the mean alone, or"):
+        model.predict(new, return_std=True)
+    np.testing.assert_array_equal(model.predict(new), expected[0])
+    some = model.predict(new[:2], return_std=True)[1]
+    np.testing.assert_allclose(some, expected[1][:2], rtol=1e-4)
+    model.set_params(memory_budget=1e9).predict(new, return_std=True)  # the matrix is stored
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_joint_covariances_with_many_training_rows_are_refused(solver):
+    X, y = rows(BayesianGPRegressor, 200)
+    model = cheap(BayesianGPRegressor, solver=solver, optimizer=None).fit(X, y)
+    model.set_params(memory_budget=2e4)
+    sizes = r"covariance of 20 rows given 200 takes .*room for [14]\)"
+    with pytest.raises(MemoryBudgetError, match=sizes):
+        model.predict(X[:20], return_cov=True)
+    assert model.predict(X[:1], return_cov=True)[1].shape == (1, 1)
