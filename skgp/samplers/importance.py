@@ -314,14 +314,12 @@ def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> Impo
         for q, count in zip(each.proposals, each.counts(), strict=True)
         if count
     ]
-    log_weights = log_density - logsumexp(terms, 0)
-    total = float(logsumexp(log_weights))
+    log_weights, total = _normalised(log_density - logsumexp(terms, 0))
     if not math.isfinite(total):
         raise ValueError(
             f"The target is zero (or infinite) at all {len(x)} points of the first proposal; start "
             "from a mean and covariance nearer to it."
         )
-    log_weights = log_weights - total
     mean, covariance = _moments(x, np.exp(log_weights))
     sizes = [len(each.points) for each in rounds]
     firsts = np.cumsum([0, *sizes])
@@ -420,5 +418,18 @@ def _tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
             low, high = (power, high) if usable else (low, power)
         power = low
     # A power of exactly 0 would count points outside the support.
-    log_weights = np.where(np.isfinite(log_weights), power * log_weights, -np.inf)
-    return log_weights - logsumexp(log_weights)
+    return _normalised(np.where(np.isfinite(log_weights), power * log_weights, -np.inf))[0]
+
+
+def _normalised(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    """Log of weights (s,) of sum one, and that of their sum before; of infinite ones as they are.
+
+    Relative to the largest: a log density of 1e10 leaves its logarithm six digits after the point,
+    and the weights as many of their sum.
+    """
+    largest = log_weights.max()
+    if not math.isfinite(largest):
+        return log_weights, float(largest)
+    relative = log_weights - largest
+    rest = logsumexp(relative)
+    return relative - rest, float(largest + rest)

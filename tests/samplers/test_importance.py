@@ -107,6 +107,23 @@ def test_importance_weights_are_those_of_the_mixture(rng):
     assert found.weights.sum() == pytest.approx(1.0)
 
 
+def test_importance_weights_sum_to_one_however_large_the_log_density(rng):
+    covariance = correlated(2, rng)
+    found = [
+        importance(
+            Gaussian(np.ones(2), covariance, log_scale),
+            *rough(2),
+            rng=np.random.default_rng(0),
+            max_rounds=3,
+        )
+        for log_scale in (0.0, -2.0**36)
+    ]
+    for samples in found:
+        np.testing.assert_allclose(samples.weights.sum(), 1, rtol=1e-14)
+    # Seven digits of a nat are left of the log density, 2^-17.
+    np.testing.assert_allclose(found[1].ess, found[0].ess, rtol=2.0**-12)
+
+
 def test_importance_sampling_of_a_skew_target_is_unbiased(rng):
     target = LogGamma()
     runs = [importance(target, *rough(3), rng=child, n_points=128) for child in rng.spawn(12)]
