@@ -225,6 +225,9 @@ FEWEST_BINS = 16
 BIN_MATRICES = 8
 #: Cells of cross tables that are counted at once: they stay in the cache.
 CELLS = 2**16
+#: Precision of a site in units of the prior's, beyond which I + W^1/2 K W^1/2 has fewer than four
+#: digits of a singular K left.
+SHARP_SITE = 1e12
 #: Numbers of a block of covariances, whose temporaries stay in the cache.
 COVARIANCES = 2**16
 #: Of a batch of predictions: numbers of the covariances with training rows or of a table of the

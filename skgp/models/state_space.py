@@ -65,6 +65,7 @@ from torch import Tensor
 
 from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
+from skgp.inference.markov.additive_sites import is_sharp
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.regression_state import RegressionState
 from skgp.inference.markov.series import Series
@@ -288,8 +289,9 @@ def fit_additive(
     """Fit an additive model.
 
     In bins: O(n c^2) once for Gaussian noise, O(n c) (joint: O(n c^2)) for every step of the sites
-    of another likelihood. Up to 3000 rows of which no more are distinct than there are bins, the
-    exact posterior is found in the space of the rows, in O(n^2 (n + c)) an iteration.
+    of another likelihood. Up to 3000 rows of which no more are distinct than there are bins, or
+    whose noise variances, for their weights, are as small as rounding of the covariances, the exact
+    posterior is found in the space of the rows, in O(n^2 (n + c)) an iteration.
 
     Parameters
     ----------
@@ -334,7 +336,8 @@ def fit_additive(
     objective: Any
     if joint and few and given is None:
         rows = DistinctRows.of(X, **data)
-        if rows.x.shape[1] <= len(bins.values):
+        sharp = gaussian and _is_sharp(kernels, rows, likelihood, search.get("parameters"))
+        if sharp or rows.x.shape[1] <= len(bins.values):
             objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood)
             return _climb(kernels, objective, likelihood, **search)
     if gaussian:
@@ -345,6 +348,17 @@ def fit_additive(
         binned = BinnedRows(bins=bins, index=bins.index(X), joint=joint, **data)
         objective = RowsElbo(binned, likelihood)
     return _climb(kernels, objective, likelihood, **search)
+
+
+def _is_sharp(
+    kernels: Sequence[Any], rows: DistinctRows, likelihood: Likelihood, parameters: Tensor | None
+) -> bool:
+    """Whether Gaussian noise is too small, in the heaviest row, for tables of bins."""
+    dynamics = [Component.of(kernel).dynamics() for kernel in kernels]
+    variance = sum(block.variance for each in dynamics for _, block in each.blocks)
+    if parameters is None:
+        parameters = likelihood.initial(rows.y[:0])
+    return is_sharp(rows.sums(torch.ones_like(rows.y)), variance / float(parameters[0].exp()))
 
 
 def fit_additive_statistics(

@@ -116,7 +116,7 @@ def test_importance_weights_sum_to_one_however_large_the_log_density(rng):
             rng=np.random.default_rng(0),
             max_rounds=3,
         )
-        for log_scale in (0.0, -2.0**36)
+        for log_scale in (0.0, -(2.0**36))
     ]
     for samples in found:
         np.testing.assert_allclose(samples.weights.sum(), 1, rtol=1e-14)

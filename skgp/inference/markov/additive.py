@@ -1,9 +1,9 @@
 r"""Rows of an additive model, the posterior that Gaussian sites on them give, and predictions.
 
 In bins (:mod:`.additive_bins`), the sites of the rows are tabulated over pairs of bins. Few rows
-stay in their own space (:mod:`.additive_rows`): columns of numbers have about as many bins as there
-are rows, c of them together c times as many, and inference in bins is cubic in that, while the sum
-of the components has one value in a row. Rows of equal inputs share it, and one site.
+stay in their own space (:mod:`.additive_sites`): columns of numbers have about as many bins as
+there are rows, c of them together c times as many, and inference in bins is cubic in that, while
+the sum of the components has one value in a row. Rows of equal inputs share it, and one site.
 
 Likelihoods other than Gaussian get a site a row by natural gradients (:mod:`.sites`). All
 components take a step at once, where one in a component at a time would have to be repeated as
@@ -23,7 +23,7 @@ In bins, with the covariance :math:`S_j(x, \cdot)` of the mean field between x a
 exact posterior's covariance of components j and k is :math:`\delta_{jk} S_j(x, x') - S_j(x, \cdot)
 C_{jk} S_k(\cdot, x')`, whether x is a bin or not. In the space of the rows, with the covariances
 :math:`k_j(x, \cdot)` of component j at x with the sum at the rows, the level
-:math:`\ell_j = \sum_i p_i k_j(x_i, \cdot)`, and :math:`\alpha`, R of :mod:`.additive_rows`,
+:math:`\ell_j = \sum_i p_i k_j(x_i, \cdot)`, and :math:`\alpha`, R of :mod:`.additive_sites`,
 
 .. math:: E \bar f_j(x) = a^\top \alpha, \qquad
           \operatorname{var} \bar f_j(x) = k_j(0) - 2\, k_j(x, \cdot)\, p + \ell_j^\top p
@@ -50,7 +50,8 @@ from skgp.inference.markov.additive_bins import (
     bin_sums,
     rows_of,
 )
-from skgp.inference.markov.additive_rows import RowsPosterior, RowsPrior, condition_rows
+from skgp.inference.markov.additive_rows import RowsPrior
+from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.point_covariances import PointCovariances
 from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.smoother import Prior

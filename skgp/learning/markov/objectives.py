@@ -36,7 +36,7 @@ from skgp.inference.markov.additive_bins import (
     Tables,
     bin_priors,
 )
-from skgp.inference.markov.additive_rows import RowsPosterior, condition_rows
+from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient

@@ -15,7 +15,8 @@ from skgp.inference.markov.additive_bins import (
     bin_priors,
     make_bins,
 )
-from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior, condition_rows
+from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior
+from skgp.inference.markov.additive_sites import condition_rows
 from skgp.kernels import Cosine, sde_processes, sde_rational, state_space
 from skgp.learning.markov.objectives import RowsElbo
 from skgp.learning.markov.search import Component
