@@ -29,6 +29,9 @@ FARTHEST = 1.0
 
 #: Variances of the noise to begin with, relative to that of standardised targets.
 NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)
+#: Rows of a series, at most twice as many, on which other starts of a search are looked at: 24
+#: evaluations of a dense evidence, .05 s.
+SERIES_START_ROWS = 200
 # Numbers of the covariances of observations that are scored together: 32 MB each.
 SCORED_NUMBERS = 2**22
 #: Noise variance of labels taken for numbers, relative to that of the signal: start and bounds.

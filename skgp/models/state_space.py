@@ -57,6 +57,7 @@ References
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ from skgp.learning.markov.search import (
     maximise,
     short_climb,
 )
+from skgp.learning.markov.starts import from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
@@ -163,18 +165,7 @@ def fit_series(
         `torch.Generator`: hyper-parameters of inducing states are then learned by
         `fit_minibatches`, and q by all rows in the end.
     """
-
-    def make_objective(processes: Sequence[Series], *, sparse: bool = False) -> SharedEvidence:
-        closed = likelihood.is_gaussian and not sparse
-        pairs = zip(processes, offsets, strict=True)
-        if terms is not None:
-            return SharedEvidence([with_terms(*pair, terms, likelihood) for pair in pairs])
-        objectives: list[Any] = [
-            GaussianEvidence(series) if closed else VariationalEvidence(series, likelihood, offset)
-            for series, offset in pairs
-        ]
-        return SharedEvidence(objectives)
-
+    make_objective = partial(_objective, likelihood=likelihood, offsets=offsets, terms=terms)
     kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
     structured = search.pop("structured", False) and terms is None and likelihood.is_gaussian
     minibatches = search.pop("minibatches", None)
@@ -206,7 +197,14 @@ def fit_series(
         others[:] = found.components[1:]
         return found
 
+    def value(kernel: Any, start: Tensor) -> float:
+        place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": 0}
+        return maximise([kernel], objective, likelihood, **place).value
+
     found = climb(kernel, start)
+    if learn and start is None and terms is None and likelihood.is_gaussian:
+        starts = likeliest_starts(kernel, processes[0], likelihood)
+        found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
         series = processes[0]
         if terms is not None:
@@ -219,6 +217,23 @@ def fit_series(
         for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
     ]
     return Fit(states, found.parameters, found.value, found.n_iter, found.history)
+
+
+def _objective(
+    processes: Sequence[Series],
+    *,
+    likelihood: Likelihood,
+    offsets: Sequence[float],
+    terms: Terms | None,
+    sparse: bool = False,
+) -> SharedEvidence:
+    """The evidence of all processes, or the ELBO."""
+    pairs = zip(processes, offsets, strict=True)
+    if terms is not None:
+        return SharedEvidence([with_terms(*pair, terms, likelihood) for pair in pairs])
+    if likelihood.is_gaussian and not sparse:
+        return SharedEvidence([GaussianEvidence(series) for series in processes])
+    return SharedEvidence([VariationalEvidence(s, likelihood, offset) for s, offset in pairs])
 
 
 def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor | None:
