@@ -20,6 +20,9 @@ MEMORY_UNKNOWN = 8e9  # bytes, where the system tells nothing
 # Bytes of a tile whose making costs more than its way to memory and back.
 LARGE_TILE = 2.5e8
 
+# Columns of a pivoted Cholesky block: of K, of what is explained, the difference and what is new.
+BLOCK_COPIES = 4
+
 # Small arrays that stay on a device: a kernel of a few parts has one a hyper-parameter.
 KEPT_CONSTANTS = 256
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.linalg.defaults import BLOCK_COPIES
+from skgp.linalg.runtime import tile_rows
+
 
 @dataclass(frozen=True)
 class LowRank:
@@ -42,11 +45,14 @@ def rp_cholesky(
 
     Pivots are drawn with probability proportional to the diagonal of what is left of K, which
     spares the rows that are already explained. A block's pivots are thinned by a greedy Cholesky
-    of their own residual matrix, so that near-duplicates within a block do not enter.
+    of their own residual matrix, so that near-duplicates within a block do not enter. Blocks are
+    smaller where the memory budget has no room for `block_size` columns of K and of what is left.
     ``O(n r^2)`` flops, ``n r`` kernel evaluations and ``n r`` numbers.
     """
     n = diag.shape[0]
     rank = min(rank, n)
+    column = BLOCK_COPIES * diag.element_size() * n
+    block_size = tile_rows(column, column * block_size) if n else block_size
     F = diag.new_empty((rank, n)).T  # column by column: what is not reached is never touched
     residual = diag.clone()
     trace = float(diag.sum())

@@ -9,6 +9,7 @@ from skgp.linalg.preconditioners import (
     rp_cholesky,
     without_subnormals,
 )
+from skgp.linalg.runtime import memory_limit
 
 
 def kernel_matrix(n=200, length_scale=0.3, seed=0):
@@ -29,6 +30,19 @@ def test_rp_cholesky_interpolates_its_pivots(block_size):
     assert F.shape == (200, 40)
     assert len(set(low_rank.pivots.tolist())) == 40
     torch.testing.assert_close(F @ F[low_rank.pivots].T, K[:, low_rank.pivots], rtol=0, atol=1e-8)
+
+
+def test_rp_cholesky_takes_as_many_columns_at_once_as_the_budget_holds():
+    K, widths = kernel_matrix(), []
+
+    def columns(index):
+        widths.append(len(index))
+        return K[:, index]
+
+    with memory_limit(8 * 8 * 4 * len(K) * 5.5):  # an eighth is for a tile
+        generator = torch.Generator().manual_seed(3)
+        found = rp_cholesky(columns, K.diagonal(), 40, generator=generator)
+    assert max(widths) == 5 and found.factor.shape == (200, 40)
 
 
 def test_rp_cholesky_residual_is_psd_and_its_trace_is_reported():
