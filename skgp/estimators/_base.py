@@ -36,7 +36,7 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators._validation import bounded_inputs, is_valid
+from skgp.estimators._validation import bounded_inputs, is_valid, told_of_text
 from skgp.estimators.defaults import LEAST_GPU_ROWS, PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
@@ -273,7 +273,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
 
     def _validated(self, X: ArrayLike, *y: ArrayLike, **checks: bool) -> Any:
         """X (n, d) in float64, and y where it is given: `checks` are those of `validate_data`."""
-        return validate_data(self, X, *y, dtype=np.float64, **checks)
+        with told_of_text(X, *y if checks.get("y_numeric") else ()):
+            return validate_data(self, X, *y, dtype=np.float64, **checks)
 
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:
         """Return X (n, d) as float64, checked against the columns seen by ``fit``."""

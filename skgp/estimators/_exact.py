@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from skgp.estimators._validation import is_valid
+from skgp.estimators._validation import is_valid, told_of_text
 from skgp.estimators.defaults import CALLED_MATRICES, EXACT_MATRICES
 from skgp.kernels.training import is_called
 from skgp.learning.multi_start import search_from_starts
@@ -30,8 +30,13 @@ def validated(estimator: Any, X: ArrayLike, y: Any = "no_validation", **checks: 
     if isinstance(y, str):
         if vectors and is_valid(estimator, X):
             return X
-        return validate_data(estimator, X, reset=False, **checks)
-    return validate_data(estimator, X, y, **checks)
+        with told_of_text(X):
+            return validate_data(estimator, X, reset=False, **checks)
+    with told_of_text(X, y if checks.get("y_numeric") else None):
+        rows, targets = validate_data(estimator, X, y, **checks)
+        # scikit-learn leaves a data frame with a categorical column as objects.
+        as_numbers = vectors and rows.dtype.kind == "O"
+        return (rows.astype(np.float64) if as_numbers else rows), targets
 
 
 def theta_starts(kernel: Kernel, n_restarts: int, random_state: Any) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +12,8 @@ from numpy.typing import ArrayLike
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 
-from skgp.estimators._time import refuse_dates
+from skgp.blocks import is_dask
+from skgp.estimators._time import is_dates, refuse_dates, table_columns
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
 from skgp.linalg.runtime import memory_budget, require_memory
 
@@ -19,6 +22,11 @@ _ADVICE = {
     "negative": "Correct or drop such rows, or take a likelihood for real numbers.",
     "fractional": "Round them if they are counts, give the counts of rates with their exposure, or "
     "take a likelihood for real numbers.",
+    "text": "Encode categories by sklearn.preprocessing.OneHotEncoder in a "
+    "sklearn.compose.make_column_transformer, convert text dates by pandas.to_datetime, or drop "
+    "such columns.",
+    "dates": "Give days since a first date, (X - date) / np.timedelta64(1, 'D'), or take "
+    "StateSpaceGPRegressor or StateSpaceGPClassifier, whose time= is a column of dates.",
 }
 
 
@@ -49,6 +57,59 @@ def validate_training_data(
             "StateSpaceGPRegressor takes NaN for what was not observed."
         ) from error
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
+
+
+@contextmanager
+def told_of_text(X: Any, y: Any = None) -> Iterator[None]:
+    """ValueError of numeric targets y (None: labels) that are text, and of X: it names the columns.
+
+    Of X where scikit-learn fails to make numbers of it.
+    """
+    found = None if y is None or is_dask(y) else _first_text(y)
+    if found is not None:
+        raise ValueError(
+            f"y holds text, such as {found!r}, where a regressor needs numbers. Take a classifier "
+            "if these are labels, or convert them by y.astype(float)."
+        )
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        advice = _advice_on_text(X)
+        if not advice:
+            raise
+        raise ValueError(advice) from error
+
+
+def _advice_on_text(X: Any) -> str:
+    """What of X is text or dates, and the remedy; "" of other things."""
+    columns = table_columns(X)
+    if columns is None:
+        found = None if is_dask(X) else _first_text(X)
+        return "" if found is None else f"X holds text, such as {found!r}. {_ADVICE['text']}"
+    names = list(getattr(X, "columns", range(len(columns))))
+    dates = [name for name, column in zip(names, columns, strict=True) if is_dates(column)]
+    if dates:
+        return f"X holds dates in the column(s) {listing(dates)}. {_ADVICE['dates']}"
+    texts = {n: _first_text(column) for n, column in zip(names, columns, strict=True)}
+    texts = {name: value for name, value in texts.items() if value is not None}
+    if not texts:
+        return ""
+    such = next(iter(texts.values()))
+    return (
+        f"X holds text in the column(s) {listing(list(texts))}, such as {such!r}. {_ADVICE['text']}"
+    )
+
+
+def _first_text(values: Any) -> str | None:
+    """The first string that is no number; None without any."""
+    values = np.asarray(values)
+    for value in values.ravel() if values.dtype.kind in "OSU" else ():
+        if isinstance(value, str):
+            try:
+                float(value)
+            except ValueError:
+                return str(value)
+    return None
 
 
 def is_valid(estimator: object, X: ArrayLike) -> bool:

@@ -70,7 +70,7 @@ def test_missing_targets_lead_to_the_estimator_that_takes_them(name):
 
 @pytest.mark.parametrize("name", REGRESSORS)
 def test_a_covariance_without_room_is_refused_with_its_size(name):
-    model = getattr(skgp, name)(optimizer=None, random_state=0).fit(X, Y)
+    model = getattr(skgp, name)(optimizer=None, random_state=0).fit(X[::4], Y[::4])
     model.set_params(memory_budget=3 * 8.0 * 10**2)
     model.predict(X[:10], return_cov=True)
     with pytest.raises(
@@ -91,3 +91,31 @@ def test_a_kernel_that_is_no_covariance_is_named(name):
         periodic = periodic + WhiteKernel(1e-3)
     with pytest.raises(NotPositiveDefiniteError, match="is indefinite.*ExpSineSquared.*ActiveDims"):
         getattr(skgp, name)(periodic, optimizer=None, random_state=0).fit(rows, y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_of_text_are_named(name):
+    pd = pytest.importorskip("pandas")
+    y = Y > 0.5 if name.endswith("Classifier") else Y
+    model = getattr(skgp, name)()
+    frame = pd.DataFrame({"a": Y, "town": ["Bern"] * 20})
+    for X_text in (frame, frame.assign(town=pd.Categorical(frame["town"]))):
+        with pytest.raises(ValueError, match="town"):
+            model.fit(X_text, y)
+    with pytest.raises(ValueError, match="X holds text, such as 'Bern'.*OneHotEncoder"):
+        model.fit([["Bern"]] * 20, y)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "Space" not in name])
+def test_columns_of_dates_are_named(name):
+    pd = pytest.importorskip("pandas")
+    y = Y > 0.5 if name.endswith("Classifier") else Y
+    frame = pd.DataFrame({"a": Y, "day": pd.date_range("2020-01-01", periods=20)})
+    with pytest.raises(ValueError, match=r"dates in the column\(s\) 'day'.*StateSpace"):
+        getattr(skgp, name)().fit(frame, y)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_targets_of_text_are_for_classifiers(name):
+    with pytest.raises(ValueError, match="y holds text, such as 'no', .*classifier"):
+        getattr(skgp, name)().fit(X, np.where(Y > 0.5, "yes", "no"))
