@@ -8,7 +8,6 @@ and `spectra` evaluate, each in its own way.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from skgp.linalg.runtime import constant
 
+from .hyperparameters import children_of, hyperparameters_of, n_dims_of, names_of
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 __all__ = [
@@ -118,15 +118,6 @@ def register_kernel(cls: type, function: GramFunction) -> None:
 def registered_function(kernel: Kernel) -> GramFunction | None:
     """Return the user's covariance function of this leaf, None where there is none."""
     return _REGISTERED.get(type(kernel))
-
-
-def children_of(kernel: Kernel) -> tuple[Kernel, ...]:
-    """Return the parts of a composite, in the order in which they own ``theta``; () for a leaf."""
-    if type(kernel) in (Sum, Product):
-        return kernel.k1, kernel.k2
-    if type(kernel) in (Exponentiation, ActiveDims):
-        return (kernel.kernel,)
-    return ()
 
 
 def built_in(kernel: Kernel) -> bool:
@@ -243,7 +234,7 @@ def _plan(kernel: Kernel, start: int) -> tuple[Part, int]:
         part, start = _plan(child, start)
         children.append(part)
     params: list[tuple[str, slice | None, Any]] = []
-    for hyper in () if children else kernel.hyperparameters:
+    for hyper in () if children else hyperparameters_of(kernel):
         place = None
         if not hyper.fixed:
             place = slice(start, start + hyper.n_elements)
@@ -272,17 +263,10 @@ def _bind_own(kernel: Kernel, dtype: torch.dtype, device: torch.device | None) -
     """A part with its own values: without its places in theta, in a tenth of the time."""
     children = tuple(_bind_own(child, dtype, device) for child in children_of(kernel))
     params: dict[str, Tensor] = {}
-    for name in () if children else _names_of(type(kernel)):  # type: ignore[arg-type]
+    for name in () if children else names_of(type(kernel)):  # type: ignore[arg-type]
         value = constant(getattr(kernel, name), dtype=dtype, device=device)
         params[name] = value.reshape(()) if value.numel() == 1 else value
     return Node(kernel, params, children)
-
-
-@functools.lru_cache(maxsize=2**8)
-def _names_of(cls: type) -> tuple[str, ...]:
-    """Names of the hyper-parameters of a class of kernels, as scikit-learn finds them."""
-    prefix = "hyperparameter_"
-    return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
 
 def split_noise(kernel: Kernel) -> tuple[Kernel, WhiteKernel | None]:
@@ -351,15 +335,15 @@ def split_theta(kernel: Kernel, theta: Tensor) -> tuple[Tensor, Tensor | None]:
         fixed, None where there is no WhiteKernel.
     """
     split_noise(kernel)
-    if theta.ndim != 1 or theta.shape[0] != kernel.n_dims:
+    if theta.ndim != 1 or theta.shape[0] != n_dims_of(kernel):
         raise ValueError(f"theta must have shape ({kernel.n_dims},), got {tuple(theta.shape)}.")
     kept, log_noise, start = [], None, 0
     for part in summands(kernel):
-        piece = theta[start : start + part.n_dims]
-        start += part.n_dims
+        piece = theta[start : start + n_dims_of(part)]
+        start += len(piece)
         if type(part) is not WhiteKernel:
             kept.append(piece)
-        elif part.n_dims:
+        elif len(piece):
             log_noise = piece[0]
         else:
             log_noise = theta.new_tensor(part.noise_level).log()
@@ -378,7 +362,7 @@ def theta_places(kernel: Kernel) -> tuple[list[int], int | None, float]:
     signal: list[int] = []
     noise, start = None, 0
     for part in summands(kernel):
-        places = range(start, start + part.n_dims)
+        places = range(start, start + n_dims_of(part))
         start = places.stop
         if part is not white:
             signal += places

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from .defaults import DIFFERENCES, FEW_ROWS, LARGEST_SQUARE, MOST_NUMBERS
 from .distances import METRICS, far_limit, scaled_inputs, squared_differences
-from .expression import Binder, Part, check_kernel, children_of, factors
+from .expression import Binder, Part, check_kernel, factors
 from .gram import covariance, variance
+from .hyperparameters import children_of
 from .leaves import LEAVES
 from .specs import ActiveDims
 

@@ -31,8 +31,9 @@ from torch import Tensor
 from skgp.linalg.runtime import constant
 
 from .defaults import ALIKE, FAR_LINEAR, LEVEL, OUTLYING, SCALE_ROWS, TAIL
-from .expression import children_of, register_kernel
+from .expression import register_kernel
 from .gram import gram, gram_diag
+from .hyperparameters import children_of
 from .specs import ActiveDims
 
 __all__ = [

@@ -57,7 +57,8 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
-from .expression import Node, children_of
+from .expression import Node
+from .hyperparameters import children_of
 from .sde_processes import (
     INTEGRATED,
     LINE,

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
 from .defaults import TREND_START
-from .expression import children_of
+from .hyperparameters import children_of
 from .specs import Cosine, LocalLinearTrend
 
 __all__ = ["SeriesParts", "longest", "total"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import ERROR_ROWS, LEAST_NOISE_SHARE
-from skgp.inference.markov.series import Series
+from skgp.inference.markov.series import Lags, Series
 from skgp.kernels import gram
 from skgp.kernels.expression import summands
 from skgp.kernels.sde import StateSpace, state_space
@@ -53,12 +53,14 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
 
 def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tensor]:
     """K (m, m) of the kernel, and that of the form less K."""
-    m = len(times)
-    lags = (times[:, None] - times).abs().reshape(-1).numpy()
-    error = times.new_zeros(m, m)
-    for part in summands(form.kernel):
-        own = state_space(part, tolerance=form.tolerance)
+    lags = Lags.between(times.diff(prepend=times[:1]))
+    parts, m = summands(form.kernel), len(times)
+    K, error = times.new_zeros(m, m), times.new_zeros(m, m)
+    for part in parts:
+        own = form if len(parts) == 1 else state_space(part, tolerance=form.tolerance)
+        exact = gram(part, times[:, None])
+        K += exact
         if own.error():
-            approximate, _ = own.at().covariance(lags)
-            error += torch.from_numpy(approximate).reshape(m, m) - gram(part, times[:, None])
-    return gram(form.kernel, times[:, None]), error
+            approximate, _ = own.at().covariance(lags.values)
+            error += torch.from_numpy(approximate.take(lags.pairs)) - exact
+    return K, error

@@ -41,6 +41,7 @@ from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
+from skgp.kernels.hyperparameters import bounds_of, theta_of
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
@@ -86,8 +87,8 @@ class Component:
 
     def __init__(self, kernel: Any, tolerance: float | None = None) -> None:
         self.kernel, self.form = kernel, state_space(kernel, tolerance=tolerance)
-        self.theta = torch.from_numpy(kernel.theta.copy())  # (t,)
-        self.low, self.high = torch.tensor(kernel.bounds).reshape(-1, 2).double().unbind(1)
+        self.theta = torch.from_numpy(theta_of(kernel))  # (t,)
+        self.low, self.high = torch.from_numpy(bounds_of(kernel)).unbind(1)
         self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
         self._slopes, self._level = self._affine()
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import Series
+from skgp.kernels import state_space
 from skgp.learning.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
@@ -62,7 +63,7 @@ def _finest_needed(found: Search, series: Series, error: float) -> tuple[Compone
 
 
 def _error(found: Search, series: Series) -> float:
-    form = Component(found.kernel, found.components[0].form.tolerance).form
+    form = state_space(found.kernel, tolerance=found.components[0].form.tolerance)
     return evidence_error(form, series, _noise(found))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.series import Series
+from skgp.kernels.hyperparameters import n_dims_of
 from skgp.learning.defaults import (
     CHOICE_ITER,
     CHOICE_NATS,
@@ -353,7 +354,7 @@ _PARTS: dict[str, Callable[[Series, int], Series]] = {
 def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Component]:
     """The first kernel, and those whose hyper-parameters so many rows can tell."""
     first, *others = kernels
-    others = [kernel for kernel in others if ROWS_A_PARAMETER * kernel.n_dims <= n_rows]
+    others = [kernel for kernel in others if ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows]
     return [Component(kernel) for kernel in (first, *others)]
 
 

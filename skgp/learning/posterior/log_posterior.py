@@ -22,6 +22,7 @@ from skgp.kernels import split_noise
 from skgp.kernels.expression import Binder, built_in, theta_places
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import evaluate_tile, variance
+from skgp.kernels.hyperparameters import bounds_of, n_dims_of
 from skgp.kernels.pairwise import PairwiseKernel
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior import defaults as tuned
@@ -80,19 +81,19 @@ class LogPosterior(Density):
         signal, white = split_noise(kernel)
         if white is None:
             raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
-        if kernel.n_dims == 0:
+        self.n_dims = n_dims_of(kernel)
+        if self.n_dims == 0:
             raise ValueError(
                 f"kernel={kernel} has no free hyper-parameter and hence no posterior; free one, "
                 "or use one plain model."
             )
-        if len(priors) != kernel.n_dims:
+        if len(priors) != self.n_dims:
             raise ValueError(
-                f"priors has {len(priors)} entries and the kernel {kernel.n_dims} free "
+                f"priors has {len(priors)} entries and the kernel {self.n_dims} free "
                 "hyper-parameters; give one prior for each."
             )
         self.kernel, self.data, self.priors = kernel, data, tuple(priors)
-        self.n_dims = int(kernel.n_dims)
-        self.bounds = np.asarray(kernel.bounds, dtype=float)
+        self.bounds = bounds_of(kernel)
         self.medians = np.log([prior.median for prior in self.priors])
         self.prior_sd = np.array([getattr(p, "log_sd", tuned.PRIOR_SD) for p in self.priors])
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.

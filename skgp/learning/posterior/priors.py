@@ -119,9 +119,9 @@ def resolve_priors(
     ValueError
         If a name or the number of priors does not fit.
     """
-    free = [h for h in kernel.hyperparameters if not h.fixed]
     if prior is None:
         return default_priors(kernel, X, y, sample_weight)
+    free = [h for h in kernel.hyperparameters if not h.fixed]
     if isinstance(prior, Mapping):
         default = default_priors(kernel, X, y, sample_weight)
         return _from_mapping(prior, kernel, free, default, columns)

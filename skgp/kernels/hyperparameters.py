@@ -1,0 +1,65 @@
+"""Hyper-parameters of a kernel expression, in scikit-learn's order and in a fifth of its time.
+
+scikit-learn looks for them by name among all attributes of every part, at every question: of a sum
+of products for longer than the evidence of sixty observations takes. A class has the same names
+always.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+from sklearn.gaussian_process.kernels import Exponentiation, Kernel, Product, Sum
+
+from .specs import ActiveDims
+
+__all__ = ["bounds_of", "children_of", "hyperparameters_of", "n_dims_of", "names_of", "theta_of"]
+
+_PREFIX = "hyperparameter_"
+
+
+def children_of(kernel: Any) -> tuple[Kernel, ...]:
+    """Return the parts of a composite, in the order in which they own ``theta``; () for a leaf."""
+    if type(kernel) in (Sum, Product):
+        return kernel.k1, kernel.k2
+    if type(kernel) in (Exponentiation, ActiveDims):
+        return (kernel.kernel,)
+    return ()
+
+
+def hyperparameters_of(leaf: Any) -> list[Any]:
+    """``leaf.hyperparameters``, fixed ones too."""
+    if type(leaf).hyperparameters is not Kernel.hyperparameters:  # of a class of a user's own
+        return leaf.hyperparameters
+    return [getattr(leaf, _PREFIX + name) for name in names_of(type(leaf))]  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=2**8)
+def names_of(cls: type) -> tuple[str, ...]:
+    """Names of the hyper-parameters of a class of kernels, as scikit-learn finds them."""
+    return tuple(name.removeprefix(_PREFIX) for name in dir(cls) if name.startswith(_PREFIX))
+
+
+def n_dims_of(kernel: Kernel) -> int:
+    """``kernel.n_dims``: how many numbers are free."""
+    return sum(hyper.n_elements for _, hyper in _free(kernel))
+
+
+def theta_of(kernel: Kernel) -> np.ndarray:
+    """``kernel.theta``, a new array (t,): their logarithms."""
+    values = [np.ravel(getattr(leaf, hyper.name)) for leaf, hyper in _free(kernel)]
+    return np.log(np.concatenate(values, dtype=float)) if values else np.empty(0)
+
+
+def bounds_of(kernel: Kernel) -> np.ndarray:
+    """``kernel.bounds``, (t, 2): logarithms."""
+    bounds = [hyper.bounds for _, hyper in _free(kernel)]
+    return np.log(np.concatenate(bounds, dtype=float)) if bounds else np.empty((0, 2))
+
+
+def _free(kernel: Kernel) -> list[tuple[Kernel, Any]]:
+    """The hyper-parameters that are not fixed, and the leaves that own them."""
+    children = children_of(kernel)
+    if children:
+        return [pair for child in children for pair in _free(child)]
+    return [(kernel, hyper) for hyper in hyperparameters_of(kernel) if not hyper.fixed]

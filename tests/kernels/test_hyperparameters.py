@@ -1,0 +1,42 @@
+"""Hyper-parameters of expressions, against scikit-learn's own answers."""
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    DotProduct,
+    ExpSineSquared,
+    Hyperparameter,
+    Kernel,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skgp.kernels import ActiveDims
+from skgp.kernels.hyperparameters import bounds_of, n_dims_of, theta_of
+
+
+class Named(RBF):
+    """Finds its hyper-parameters its own way."""
+
+    @property
+    def hyperparameters(self):
+        return [Hyperparameter("length_scale", "numeric", (0.5, 3.0))]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        1.0 * RBF([1.0, 2.0]) + WhiteKernel(0.1),
+        RBF(1.0, "fixed") * RationalQuadratic(2.0, 0.3) ** 2 + Matern([0.7], nu=1.5),
+        RBF(1.0, "fixed"),
+        ExpSineSquared(0.5, 2.0, periodicity_bounds="fixed") + ActiveDims(DotProduct(3.0), [0]),
+        2.0 * Named(1.5),
+    ],
+    ids=str,
+)
+def test_hyperparameters_are_those_of_scikit_learn(kernel: Kernel):
+    assert n_dims_of(kernel) == kernel.n_dims
+    np.testing.assert_array_equal(theta_of(kernel), kernel.theta)
+    np.testing.assert_array_equal(bounds_of(kernel), kernel.bounds.reshape(-1, 2))
