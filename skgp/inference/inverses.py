@@ -53,32 +53,36 @@ class IterativeInverse:
 
     def solve(self, B: Tensor, callback: Callback | None = None) -> Tensor:
         r""":math:`A^{-1} B` for B (n, k)."""
-        return self._solve(B, defaults.SOLVED[self._dtype], callback)
+        return self._solve(B, defaults.SOLVED[self._dtype], callback)[0]
 
     def explained(self, K: Tensor) -> Tensor:
         """As `ExactInverse.explained`; never more. Its gradient in K is 2 A^-1 K."""
+        # k'A^-1 k = x'k + x'r + e'A e with the error e of x and its residual r = k - A x.
         if not asks_for_gradients(K):
-            return (self._solve_rows(K) * K).sum(0)
+            X, left = self._solve_rows(K)
+            return (X * (K + left)).sum(0)
         fixed = K.detach()
-        X = self._solve(fixed, defaults.SOLVED[self._dtype])  # its error is that of the gradient
-        return 2 * (X * K).sum(0) - (X * fixed).sum(0)
+        X, left = self._solve(fixed, defaults.SOLVED[self._dtype])  # its error: the gradient's
+        return 2 * (X * K).sum(0) - (X * (fixed - left)).sum(0)
 
     def explained_jointly(self, K: Tensor) -> Tensor:
         """As `ExactInverse.explained_jointly`, less a matrix without negative eigenvalues."""
-        X = self._solve_rows(K)
-        cross = X.T @ K
-        # K'A^-1 K = K'X + X'K - X'A X + E'A E with the error E of X.
-        return cross + cross.T - X.T @ self._matmul(X)
+        X, left = self._solve_rows(K)
+        joint = X.T @ (K + left)
+        return (joint + joint.T) / 2
 
-    def _solve_rows(self, K: Tensor) -> Tensor:
+    def _solve_rows(self, K: Tensor) -> tuple[Tensor, Tensor]:
         size = torch.linalg.vector_norm(K, dim=0).clamp_min(torch.finfo(K.dtype).tiny)
         tol = defaults.VARIANCE_TOL**0.5 * self._D.min() / size
         return self._solve(K, tol.clamp(defaults.SOLVED[self._dtype], 0.1))
 
-    def _solve(self, B: Tensor, tol: float | Tensor, callback: Callback | None = None) -> Tensor:
+    def _solve(
+        self, B: Tensor, tol: float | Tensor, callback: Callback | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """X (n, k), and B - A X."""
         precondition = lambda V: self._precondition(V.T).T  # noqa: E731
         found = block_cg(self._matmul, B, preconditioner=precondition, tol=tol, callback=callback)
-        return found.solution
+        return found.solution, found.left
 
     def _matmul(self, V: Tensor) -> Tensor:
         return self._operator.matmul(V.T.to(self._dtype)).T.to(V) + self._D[:, None] * V

@@ -397,5 +397,5 @@ def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[Posterior, CGR
     """q of means (M,) and roots (M, M), one of each latent function, that are exact."""
     mean = torch.stack([column for column, _ in columns], dim=1)
     root = torch.stack([factor for _, factor in columns])
-    exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True)
+    exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True, torch.zeros_like(mean))
     return Posterior(mean, root.square().sum(-1).T, root), exact

@@ -69,6 +69,7 @@ class CGResult:
     n_iter: int  # each costs one product with the matrix
     residual: Tensor  # (k,), true relative residual ||b - A x|| / ||b||, recomputed at the end
     converged: bool  # every column's true residual is within ten times the requested tolerance
+    left: Tensor  # (n, k), B - A X
     history: list[float] = field(default_factory=list)  # largest recursive residual, by iteration
 
 
@@ -110,7 +111,8 @@ def block_cg(
         history.append(float(cg.residual.max()))
         stopped = callback is not None and bool(callback(cg.n_iter, {"residual": history[-1]}))
 
-    true = cg.residual[0] if cg.n_iter == 0 else cg.relative(B - matmul(cg.X).to(B))[0]
+    left = cg.R if cg.n_iter == 0 else B - matmul(cg.X).to(B)
+    true = cg.relative(left)[0]
     converged = bool((true <= 10 * torch.as_tensor(tol)).all())
     if warn and not (converged or stopped):
         warnings.warn(
@@ -122,7 +124,7 @@ def block_cg(
             NumericalWarning,
             stacklevel=2,
         )
-    return CGResult(cg.X, cg.n_iter, true, converged, history)
+    return CGResult(cg.X, cg.n_iter, true, converged, left, history)
 
 
 def _broke_down(energy: Tensor, best: Tensor) -> bool:

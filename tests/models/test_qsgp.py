@@ -228,7 +228,7 @@ def assert_fallen_back(fit, data, noise=NOISE, kernel=KERNEL):
 def test_fall_back_where_conjugate_gradients_fail(residual, monkeypatch):
     def failed(matmul, B, **options):
         garbage = torch.full_like(B, 1e12)
-        return CGResult(garbage, 5, B.new_full((B.shape[1],), residual), False)
+        return CGResult(garbage, 5, B.new_full((B.shape[1],), residual), False, B)
 
     monkeypatch.setattr(exact_module, "block_cg", failed)
     data = sine()

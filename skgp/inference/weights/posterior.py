@@ -114,8 +114,10 @@ class WeightGaussian(TensorState):
 
     def factor(self) -> Tensor:
         """C as a dense matrix (m, m), for small m."""
-        tail = torch.nn.functional.pad(self.tail_std.diag(), (0, 0, self.n_dense, 0))
-        return torch.cat([self.columns, tail], dim=1)
+        C = self.columns.new_zeros(self.n_features, self.n_features)
+        C.diagonal()[self.n_dense :] = self.tail_std
+        C[:, : self.n_dense] = self.columns
+        return C
 
     def log_det(self) -> Tensor:
         r"""Log-determinant :math:`\log|\Sigma| = 2 \sum_r \log c_{rr}`, a scalar in nats; O(m)."""

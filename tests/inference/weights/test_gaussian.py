@@ -39,8 +39,8 @@ def problem(prior="diagonal"):
 def test_gaussian_equals_its_dense_covariance(n_dense, rng):
     q = make(n_dense)
     C = np.zeros((M, M))
-    C[:, :n_dense] = q.columns
-    C[range(n_dense, M), range(n_dense, M)] = q.tail_std
+    C[:, :n_dense] = q.columns.numpy()
+    C[range(n_dense, M), range(n_dense, M)] = q.tail_std.numpy()
     np.testing.assert_array_equal(q.factor(), C)
     np.testing.assert_array_equal(q.factor().diagonal(), np.diag(C))
     assert q.n_features == M and q.n_dense == n_dense
