@@ -181,8 +181,9 @@ LEAST_PIVOT = 3e-5
 MISFIT = 1e-5
 
 # ---- state space, short series by one Cholesky factor
-#: Times at which it costs nearly as much as a sweep.
-MAX_TIMES = 256
+#: Times at which it costs nearly as much as a sweep of few states, and of d states: twice d^1.5.
+#: Beyond the last the distances and their slopes fill 200 MB.
+MAX_TIMES, TIMES_A_STATE, MOST_TIMES = 256, 2.0, 1024
 #: Of weight to prior precision: the condition number of B is m times that.
 MAX_RATIO = 1e4
 

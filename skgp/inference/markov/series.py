@@ -30,6 +30,8 @@ from skgp.inference.defaults import (
     MAX_TABLE,
     MAX_TIMES,
     MIN_LENGTH,
+    MOST_TIMES,
+    TIMES_A_STATE,
 )
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import tile_rows
@@ -62,14 +64,15 @@ class Series:
             dynamics.require_stationary("a series in stretches")
         return dynamics.gaps(self.times)
 
-    @cached_property
-    def lags(self) -> "Lags | None":
-        """Distances between all times, where these are few."""
-        return Lags.of(self.gaps)
-
     def lags_of(self, dynamics: Dynamics) -> "Lags | None":
-        """The same of dynamics whose covariance is a function of them."""
-        return self.lags if dynamics.origin is None else None
+        """Distances between all times, where these are few, of dynamics that are stationary."""
+        if dynamics.origin is not None:
+            return None
+        return self._lags if len(self.times) <= few_times(dynamics.n_states) else None
+
+    @cached_property
+    def _lags(self) -> "Lags | None":
+        return Lags.of(self.gaps)
 
     @cached_property
     def total(self) -> float:
@@ -166,9 +169,14 @@ class Lags:
 
     @staticmethod
     def of(gaps: Tensor) -> "Lags | None":
-        """Of a series (m,), if it is short, in main memory, and of one piece."""
-        short = len(gaps) <= MAX_TIMES and gaps.device.type == "cpu"
-        return Lags.between(gaps) if short and bool(gaps[1:].isfinite().all()) else None
+        """Of a series (m,) in main memory and of one piece."""
+        whole = gaps.device.type == "cpu" and bool(gaps[1:].isfinite().all())
+        return Lags.between(gaps) if whole else None
+
+
+def few_times(n_states: int) -> float:
+    """Up to which a Cholesky factor, n^3, costs less than a sweep, n d^3."""
+    return max(MAX_TIMES, min(TIMES_A_STATE * n_states**1.5, MOST_TIMES))
 
 
 @lru_cache(maxsize=16)

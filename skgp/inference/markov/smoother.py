@@ -49,7 +49,7 @@ from skgp.inference.markov.passes import (
     filtered_log_normalizer,
     smooth_chunks,
 )
-from skgp.inference.markov.series import Chunks, Lags, Steps, Transitions
+from skgp.inference.markov.series import Chunks, Lags, Steps, Transitions, few_times
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import constant_like
@@ -243,8 +243,9 @@ def evidence(
         If negative weights leave no proper posterior.
     """
     _check_shapes(gaps, beta, weight)
-    if prior is None and dynamics.origin is None and (lags := Lags.of(gaps)) is not None:
-        prior = DensePrior(dynamics, lags)
+    if prior is None and dynamics.origin is None and len(gaps) <= few_times(dynamics.n_states):
+        lags = Lags.of(gaps)
+        prior = None if lags is None else DensePrior(dynamics, lags)
     if prior is not None and prior.suits(weight):
         return DensePosterior(prior, beta, weight, centre)
     chunks = Chunks(len(gaps), dynamics.n_states)
