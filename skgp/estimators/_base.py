@@ -25,14 +25,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations, merge_replicates
-from skgp.estimators._compat import CallbackSupportMixin
+from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
     Interval,
     Option,
     StrOptions,
     check_likelihood,
-    check_sample_weight,
     warn_caller,
     warn_of_idle_options,
 )

@@ -1,11 +1,17 @@
-"""What differs between the versions of scikit-learn that skgp allows: callbacks came with 1.9."""
+"""What differs between the versions of scikit-learn that skgp allows.
+
+Callbacks came with 1.9; before, weights that are all 0 were none to refuse.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-__all__ = ["CallbackSupportMixin"]
+import numpy as np
+from sklearn.utils.validation import _check_sample_weight
+
+__all__ = ["CallbackSupportMixin", "check_sample_weight"]
 
 try:
     from sklearn.callback import CallbackSupportMixin
@@ -39,3 +45,11 @@ except ImportError:
 
         def _init_callback_context(self, **described: Any) -> _NoCallbacks:
             return _NoCallbacks()
+
+
+def check_sample_weight(sample_weight: Any, X: Any, **checks: Any) -> np.ndarray:
+    """Weights (n,) as scikit-learn checks them; ValueError where all are 0, too."""
+    weight = _check_sample_weight(sample_weight, X, **checks)
+    if len(weight) and not weight.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return weight

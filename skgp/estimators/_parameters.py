@@ -22,7 +22,6 @@ from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 
 from skgp.kernels import split_noise
 
@@ -35,7 +34,6 @@ __all__ = [
     "Option",
     "StrOptions",
     "check_likelihood",
-    "check_sample_weight",
     "is_one_of_many_fits",
     "options",
     "take_rows",
