@@ -48,12 +48,12 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         ConstantKernel, `skgp.kernels.Cosine` and `SHO`, and of one column add `LocalLinearTrend`;
         RBF, RationalQuadratic and ExpSineSquared are approximated (see the user guide). None
         chooses by the evidence among Matern kernels and a sum of two, of a long and a short length
-        scale (of 10000 rows or fewer, also RBF), and of 40 to 20000 times with Gaussian noise adds
-        seasons of the periods that a periodogram shows and puts a `LocalLinearTrend` in the place
-        of a length scale of the order of the range. With several columns: a kernel of which each
-        column gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None for a
-        Matern 3/2 each, with a prior of the hyper-parameters that keeps many columns of few rows
-        from following the noise.
+        scale (of 10000 rows or fewer, also RBF), and of 40 to 20000 times with Gaussian noise and
+        trend=None adds seasons of the periods that a periodogram shows, and takes a
+        `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
+        explain more. With several columns: a kernel of which each column gets a copy, or a sum of
+        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a prior of
+        the hyper-parameters that keeps many columns of few rows from following the noise.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"

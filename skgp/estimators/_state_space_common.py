@@ -233,7 +233,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
             search |= {"offsets": offsets, "learn": self._learns, "start": start}
             # Not of a stream, whose rows may come from before the origin of a trend.
-            search["structured"] = prior is not None and self.n_inducing is None and not stream
+            structured = prior is not None and self.n_inducing is None and self.trend is None
+            search["structured"] = structured and not stream
             if self.batch_size is not None:
                 search["minibatches"] = self.batch_size, backend.generator()
             fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]

@@ -15,6 +15,8 @@ TILE_ENTRIES = 2**16
 # ---- parts of default kernels of series
 #: Variance of level and of the change over the range that a trend starts with, of that of y: wide.
 TREND_START = 10.0
+#: Length scale of a level that wanders, in ranges: its variance there is as wide as the trend's.
+WANDER_SCALE = 20.0
 
 # ---- distances
 ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-import numpy as np
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
-from .defaults import TREND_START
-from .hyperparameters import children_of
+from .defaults import TREND_START, WANDER_SCALE
 from .specs import Cosine, LocalLinearTrend
 
-__all__ = ["SeriesParts", "longest", "total"]
+__all__ = ["SeriesParts", "total"]
 
 
 @dataclass(frozen=True)
@@ -31,29 +29,33 @@ class SeriesParts:
         bounds = 0.1 * min(self.gap, scale), 10 * self.span
         return _constant(0.1 * self.variance) * Matern(scale, bounds, nu=0.5)
 
+    def rough(self, noise: float) -> Kernel:
+        """What takes after noise of some variance, but for a few steps."""
+        gap = self.gap or 1e-3 * self.span
+        return _constant(noise) * Matern(3 * gap, (0.1 * gap, 10 * self.span), nu=0.5)
+
     def smooth(self) -> Kernel:
         """A slow process about the mean, and a short one."""
         span = self.span
         slow = Matern(0.2 * span, (1e-3 * span, 1e3 * span), nu=1.5)
         return _constant(self.variance) * slow + self.short()
 
-    def between(self) -> Kernel:
-        """A smooth process between a trend and what is short."""
-        bounds = 1e-3 * self.span, self.span
-        return _constant(0.01 * self.variance) * Matern(0.03 * self.span, bounds, nu=1.5)
+    def wander(self) -> Kernel:
+        """A level that wanders: Brownian motion, but for a return that no forecast sees."""
+        scale = WANDER_SCALE * self.span
+        return _constant(0.03 * WANDER_SCALE * self.variance) * Matern(scale, "fixed", nu=0.5)
 
-    def trend(self, long: Kernel) -> Kernel:
-        """A local linear trend that wanders as a process of a long length scale does, locally.
+    def trend(self) -> Kernel:
+        """A local linear trend that wanders as a process of the range's length scale does, locally.
 
         The spectral density of Matern 3/2 is that of integrated Brownian motion, far above its rate
         lambda, with q = 4 v lambda^3.
         """
         span, variance = self.span, self.variance
-        rate = math.sqrt(3) / _length_scale(long)
-        diffusion = 4 * float(long.diag(np.zeros((1, 1)))[0]) * rate**3
+        diffusion = 4 * variance * (math.sqrt(3) / span) ** 3
         low, high = 1e-8 * variance / span**3, 1e8 * variance / span**3
         return LocalLinearTrend(
-            min(max(diffusion, low), high),
+            diffusion,
             TREND_START * variance,
             TREND_START * variance / span**2,
             diffusion_bounds=(low, high),
@@ -75,23 +77,6 @@ class SeriesParts:
 def total(parts: Iterable[Kernel]) -> Kernel:
     """Their sum."""
     return reduce(add, parts)
-
-
-def longest(parts: Iterable[Kernel], least: float) -> Kernel | None:
-    """The part, seasons aside, of the longest length scale, if that is above the least."""
-    smooth = [part for part in parts if not any(type(each) is Cosine for each in _leaves(part))]
-    long = max(smooth, key=_length_scale, default=None)
-    return long if long is not None and _length_scale(long) > least else None
-
-
-def _length_scale(kernel: Kernel) -> float:
-    found = (each.get_params().get("length_scale", 0.0) for each in _leaves(kernel))
-    return max(float(np.max(each)) for each in found)
-
-
-def _leaves(kernel: Kernel) -> list[Kernel]:
-    children = children_of(kernel)
-    return [leaf for child in children for leaf in _leaves(child)] if children else [kernel]
 
 
 def _constant(variance: float) -> Kernel:

@@ -414,20 +414,27 @@ WORTH_A_WARNING = 0.01
 # Seasons and trends of a default kernel, which rows to come decide about: `bench_forecast.py`
 #: Times from which on periods are looked for, cycles that must be seen, periods and harmonics that
 #: are modelled at most.
-SEASON_LEAST_ROWS, LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 40, 3.0, 2, 6
+SEASON_LEAST_ROWS, LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 40, 2.95, 2, 6
+#: Cycles of a season that may differ over another, as days do over the week.
+MAX_WITHIN = 7
 #: Chance that noise shows a period, or that it shows another harmonic of one found; part of the
 #: variance that a period must explain.
-PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-6, 1e-3, 0.02
+PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-3, 1e-3, 0.02
 #: Resolutions to either side that the background of a peak is the median of.
 NEIGHBOURHOOD = 20
-#: Times up to which the periodogram is Lomb's and Scargle's.
-LOMB_ROWS = 2000
+#: Nats that a peak over its neighbourhood must have more than one over a background fitted.
+UNMODELLED = 6.9
+#: Times, or cells of more, over which waves are fitted, and their entries at once; cells a cycle of
+#: the quickest of those in cells.
+WAVE_ROWS, WAVE_ENTRIES, CELLS_A_CYCLE = 2000, 2**20, 6
 #: Of the resolution, within which a period is a whole number of others, or of steps.
 SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
 #: Times up to which seasons and trends compete: a matter of seconds.
 STRUCTURE_ROWS = 20_000
-#: Length scale, of the range, from which on a smooth kernel may stand for a trend.
-TREND_SCALE = 0.3
+#: Coefficients that a trend integrates over a wide prior, level, slope and where its wandering
+#: starts: it may cost the evidence as much as so many hyper-parameters. With 2 in place of 3 some
+#: random walks of 80 steps count as stationary, at up to 17 nats a row ahead.
+TREND_COEFFICIENTS = 3
 
 #: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
 #: a minibatch in the sites; when a smoothed loss no longer falls.

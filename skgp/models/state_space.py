@@ -166,8 +166,14 @@ def fit_series(
         `fit_minibatches`, and q by all rows in the end.
     """
     make_objective = partial(_objective, likelihood=likelihood, offsets=offsets, terms=terms)
+
+    def left(found: Search, objective: Any) -> Series:
+        """The series less what its terms are expected to add."""
+        only = objective.objectives[0]
+        return processes[0] if terms is None else residual_series(only, found)
+
     kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
-    structured = search.pop("structured", False) and terms is None and likelihood.is_gaussian
+    structured = search.pop("structured", False) and likelihood.is_gaussian
     minibatches = search.pop("minibatches", None)
     if learn and len(kernels) > 1:  # eq. 7: which F and H
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
@@ -177,7 +183,7 @@ def fit_series(
             def brief(part: Component, start: Tensor | None = None) -> Search:
                 return short_climb(part, whole, likelihood, start)
 
-            chosen = with_structure(chosen, processes[0], brief)
+            chosen = with_structure(chosen, left(chosen, whole), brief, likelihood)
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective: Any = make_objective(processes, sparse=knots is not None)
@@ -206,10 +212,7 @@ def fit_series(
         starts = likeliest_starts(kernel, processes[0], likelihood)
         found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
-        series = processes[0]
-        if terms is not None:
-            series = residual_series(objective.objectives[0], found)
-        found = with_fine_form(found, series, climb)
+        found = with_fine_form(found, left(found, objective), climb)
     states = [  # 3.4: q at the theta found
         _state(found, series, likelihood, offset, getattr(each, "sites", None))
         if terms is None

@@ -43,6 +43,32 @@ def daily(n=7 * 120):
     return t, 5 + trend + week + holiday + 0.25 * rng.standard_normal(n), 7
 
 
+def walk(n=160):
+    """A random walk with drift, seen with noise."""
+    rng = np.random.default_rng(2)
+    return np.arange(n, dtype=float), np.cumsum(0.1 + 0.5 * rng.standard_normal(n)), 4
+
+
+def logistic(n=160):
+    """Growth that comes to an end."""
+    rng, t = np.random.default_rng(3), np.arange(n, dtype=float)
+    return t, 20 / (1 + np.exp((80 - t) / 20)) + 0.5 * rng.standard_normal(n), 4
+
+
+def monthly(n=160):
+    """A constant slope and a season of twelve."""
+    rng, t = np.random.default_rng(4), np.arange(n, dtype=float)
+    return t, 0.05 * t + np.sin(2 * np.pi * t / 12) + 0.4 * rng.standard_normal(n), 12
+
+
+def stationary(n=160):
+    """An autoregression about its mean, seen with noise."""
+    rng, f = np.random.default_rng(5), np.zeros(n)
+    for i in range(1, n):
+        f[i] = 0.9 * f[i - 1] + 0.4 * rng.standard_normal()
+    return np.arange(n, dtype=float), f + 0.3 * rng.standard_normal(n), 4
+
+
 def stored(name, period):
     path = Path(os.environ.get("SKGP_DATA", "data")) / f"{name}.npz"
     if not path.exists():
@@ -58,6 +84,10 @@ SERIES = {
     "solar": lambda: stored("solar", 11.0),
     "hourly": hourly,
     "daily": daily,
+    "walk": walk,
+    "logistic": logistic,
+    "monthly": monthly,
+    "stationary": stationary,
 }
 
 
@@ -138,7 +168,7 @@ def table(name, kinds, methods=tuple(METHODS)):
             rmse, coverage, nlpd = np.mean(rows, 0)
             seconds = (time.process_time() - start) / len(rows)
             print(
-                f"{name:8s}{kind:12s}{method:12s}{rmse:9.3f}{coverage:8.2f}{nlpd:9.3f}"
+                f"{name:12s}{kind:12s}{method:12s}{rmse:9.3f}{coverage:8.2f}{nlpd:9.3f}"
                 f"{seconds:8.1f} s",
                 flush=True,
             )

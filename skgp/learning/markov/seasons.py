@@ -1,10 +1,19 @@
 r"""Periods of a series, proposed by its periodogram.
 
-Lomb's and Scargle's periodogram [1]_ [2]_ of the values less a parabola, or on many points that of
-the values in cells of a regular grid. A peak counts where it stands out from the median of its
-neighbourhood, noise there being exponential: P(power > u median / log 2) = exp(-u). The strongest
-is fitted with those of its harmonics that stand out too and taken away, and the rest is looked at
-again. A period that might as well be a whole multiple of one found before, or of the step, is one.
+A background, such as a trend and a level that wanders, stands for what is no season. What a wave of
+frequency f gains over it is the likelihood ratio of the coefficients of its sine and cosine
+(generalised least squares),
+
+.. math:: g(f) = \tfrac12 b^\top A^{-1} b, \qquad b = \Phi_f^\top V^{-1} y, \quad
+          A = \Phi_f^\top V^{-1} \Phi_f,
+
+in nats: Lomb's and Scargle's periodogram [1]_ [2]_ where V is noise alone. Without a wave P(g > u)
+= exp(-u). Of many points it is that of their means in cells. A season of many harmonics, whose
+jumps the background takes for its own, stands out of the periodogram all the same, over the median
+of its neighbourhood, of which the law is the same but for slopes of the spectrum. The strongest
+peak, its harmonics counted, is fitted with those of them that stand out as well and taken away, and
+the rest is looked at again. A period that might as well be a whole multiple of one found before, or
+of the step, is one.
 
 References
 ----------
@@ -13,25 +22,33 @@ References
 """
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy import ndimage, signal
 
-from skgp.inference.markov.series import Series
+from skgp.inference.markov.columns import SeriesColumns
+from skgp.inference.markov.series import Series, make_series
 from skgp.learning.defaults import (
+    CELLS_A_CYCLE,
     LEAST_CYCLES,
     LEAST_EXPLAINED,
-    LOMB_ROWS,
     MAX_SEASON_HARMONICS,
     MAX_SEASONS,
+    MAX_WITHIN,
     NEIGHBOURHOOD,
     PART_CHANCE,
     PEAK_CHANCE,
     SEASON_LEAST_ROWS,
     SNAP_TO_PERIOD,
     SNAP_TO_STEP,
+    UNMODELLED,
+    WAVE_ENTRIES,
+    WAVE_ROWS,
 )
+from skgp.learning.markov.search import Search
 
 _OVERSAMPLED = 4  # mathematical: frequencies a resolution
 
@@ -44,60 +61,140 @@ class Season:
     variances: dict[int, float]
 
 
-def propose_seasons(series: Series) -> list[Season]:
-    """Periods that stand out, the strongest first; none of short series."""
+def propose_seasons(series: Series, background: Callable[[Series], Search]) -> Iterator[Season]:
+    """Periods that stand out, the strongest first; none of short series.
+
+    `background` fits what is no season to a series.
+    """
     t = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
     if len(t) < SEASON_LEAST_ROWS or not y.std():
-        return []
+        return
     t = t - t[0]
-    step = float(np.median(np.diff(t)))
+    gaps = np.diff(t)
+    step = float(np.median(gaps[gaps > 0]))
     design = np.vander(2 * t / t[-1] - 1, 3)
-    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    floor, found = LEAST_EXPLAINED * rest.var(), list[Season]()
+    rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
+    floor = LEAST_EXPLAINED * rest.var()
     for _ in range(MAX_SEASONS):
-        frequencies, ratio = _periodogram(t, rest, step)
-        if not len(ratio) or ratio.max() < _threshold(len(ratio)):
-            break
-        peak = frequencies[ratio.argmax()]
+        frequencies, gain = _periodogram(t, rest, step, background)
+        if len(gain) < 2:
+            return
+        score = _with_harmonics(frequencies, gain, [season.period for season in found])
+        if score.max() < _threshold(len(gain)):
+            return
+        peak = frequencies[score.argmax()]
         # The strongest may be a harmonic itself, of what two tests may show.
         least, whole = -math.log(PART_CHANCE), [peak / m for m in (3, 2)]
-        whole = [f for f in whole if _stands_out(frequencies, ratio, f, t[-1], least)]
-        peak = next(iter(whole), peak)
-        frequency = _refined(t, rest, peak)
-        frequency = _snapped(frequency, [season.period for season in found], step, t[-1])
-        # A day that differs over the week shows about seven times the frequency of the week.
-        within = max((round(1 / (season.period * frequency)) for season in found), default=0)
+        whole = [f for f in whole if _stands_out(frequencies, gain, f, t[-1], least)]
+        frequency, known = next(iter(whole), peak), [season.period for season in found]
+        most = int(_n_harmonics(np.array([frequency]), known)[0])
         orders = [1]
-        for j in range(2, within + MAX_SEASON_HARMONICS + 1):
-            if _stands_out(frequencies, ratio, j * frequency, t[-1], least):
+        for j in range(2, most + 1):
+            if _stands_out(frequencies, gain, j * frequency, t[-1], least):
                 orders.append(j)
+        frequency = _snapped(_refined(t, rest, frequency, orders), known, step, t[-1])
         rest, variances = _without(t, rest, frequency, orders)
         if sum(variances) < floor:
-            break
+            return
         found.append(Season(1 / frequency, dict(zip(orders, variances, strict=True))))
-    return found
+        yield found[-1]
 
 
-def _periodogram(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Frequencies, and the power there over that of the neighbourhood."""
-    span, highest = t[-1], 0.5 / step
-    spacing = 1 / (_OVERSAMPLED * span)
-    if len(t) <= LOMB_ROWS:
-        count = min(int(highest / spacing), 2 * _OVERSAMPLED * len(t))
+def _periodogram(
+    t: np.ndarray, y: np.ndarray, step: float, background: Callable[[Series], Search]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies, and what a wave of each gains, in nats."""
+    span = t[-1]
+    spacing, lowest = 1 / (_OVERSAMPLED * span), LEAST_CYCLES / (span + step)
+    if len(t) <= WAVE_ROWS:
+        # Of half a cycle a step there is no sine.
+        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * _OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = signal.lombscargle(t, y - y.mean(), 2 * math.pi * frequencies)
+        means, waves = [t, y], frequencies
     else:
-        cells = min(math.ceil(span / step) + 1, 2**20)  # shape
-        cell = np.minimum((t * (cells - 1) / span).round().astype(int), cells - 1)
-        occupied = np.bincount(cell, minlength=cells).clip(min=1)
-        values = np.bincount(cell, y - y.mean(), cells) / occupied
-        power = np.abs(np.fft.rfft(values, _OVERSAMPLED * cells)[1:]) ** 2
-        frequencies = np.arange(1, len(power) + 1) * (cells - 1) / (span * _OVERSAMPLED * cells)
-    background = _background(power)
-    keep = frequencies >= LEAST_CYCLES / span
+        cell = (t * (WAVE_ROWS / span)).astype(int).clip(max=WAVE_ROWS - 1)
+        sizes = np.bincount(cell, minlength=WAVE_ROWS)
+        cells = (np.bincount(cell, each, WAVE_ROWS) for each in (t, y))
+        means = [each[sizes > 0] / sizes[sizes > 0] for each in cells]
+        frequencies, power = _spectrum(t, y, step)
+        waves = frequencies[: int(_OVERSAMPLED * WAVE_ROWS / CELLS_A_CYCLE)]
+    gain = _over_neighbours(power) - UNMODELLED
+    shown = frequencies >= lowest
+    waves = waves[waves >= lowest]
+    gain, n_waves = gain[shown], len(waves)
+    if n_waves:
+        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(means[0], means[1], waves, background))
+    return frequencies[shown], gain
+
+
+def _with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[float]) -> np.ndarray:
+    """Gains with those of harmonics, as improbable as one wave of that gain at least, (f,).
+
+    A sum G of J of them exceeds g by chance with at most exp(-(g - J - J log(g / J))) (Chernoff).
+    """
+    spacing = frequencies[1] - frequencies[0]
+    first, score, total = round(frequencies[0] / spacing), gain.copy(), gain.copy()
+    most = _n_harmonics(frequencies, periods)
+    for j in range(2, int(most.max()) + 1):
+        place = j * (first + np.arange(len(gain))) - first
+        place = place[place < len(gain)]
+        total = total[: len(place)] + ndimage.maximum_filter1d(gain, 2 * (j // 2) + 1)[place]
+        many = total - j - j * np.log(np.maximum(total, j) / j)
+        many[most[: len(place)] < j] = 0
+        score[: len(place)] = np.maximum(score[: len(place)], many)
+    return score
+
+
+def _n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
+    """Of waves beside seasons found: a day that differs over the week shows about seven a week."""
+    within = [np.rint(1 / (period * frequency)) for period in periods]
+    within = [np.where(each <= MAX_WITHIN, each, 0.0) for each in within]
+    return MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
+
+
+def _gains(
+    t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, background: Callable[[Series], Search]
+) -> np.ndarray:
+    """By generalised least squares over a background that is fitted, (f,)."""
+    series = make_series(torch.from_numpy(t), torch.from_numpy(y))
+    found = background(series)
+    dynamics, noise = found.components[0].dynamics(), float(found.parameters[0].exp())
+    columns = SeriesColumns(dynamics, dynamics.gaps(series.times), series.counts / noise)
+    gains, size = [], max(1, WAVE_ENTRIES // len(t))
+    for some in torch.from_numpy(2 * math.pi * frequencies).split(size):
+        phase = series.times[:, None] * some
+        v, g = columns.whiten(torch.cat([series.y[:, None], phase.cos(), phase.sin()], 1))
+        y_white, cosine, sine = v.split([1, len(some), len(some)], 1)
+        products = (
+            (cosine, y_white),
+            (sine, y_white),
+            (cosine, cosine),
+            (sine, sine),
+            (cosine, sine),
+        )
+        by, bz, A, B, C = (g @ (a * b) for a, b in products)
+        both = (B * by**2 - 2 * C * by * bz + A * bz**2) / (A * B - C**2)
+        gains.append(0.5 * both.nan_to_num(0.0).clamp(0.0, float(g @ y_white[:, 0] ** 2)))
+    return torch.cat(gains).numpy()
+
+
+def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies of a regular grid, and the power there."""
+    span = t[-1]
+    cells = min(math.ceil(span / step) + 1, 2**20)  # shape
+    cell = np.minimum((t * (cells - 1) / span).round().astype(int), cells - 1)
+    occupied = np.bincount(cell, minlength=cells).clip(min=1)
+    values = np.bincount(cell, y - y.mean(), cells) / occupied
+    power = np.abs(np.fft.rfft(values, _OVERSAMPLED * cells)[1:]) ** 2
+    return np.arange(1, len(power) + 1) * (cells - 1) / (span * _OVERSAMPLED * cells), power
+
+
+def _over_neighbours(power: np.ndarray) -> np.ndarray:
+    """Power over the mean of noise that has the median of the neighbourhood."""
     least = np.finfo(float).eps * max(power.max(), np.finfo(float).tiny)
-    return frequencies[keep], (power * math.log(2) / np.maximum(background, least))[keep]
+    return power * math.log(2) / np.maximum(_background(power), least)
 
 
 def _background(power: np.ndarray) -> np.ndarray:
@@ -119,19 +216,19 @@ def _threshold(n_frequencies: int) -> float:
 
 
 def _stands_out(
-    frequencies: np.ndarray, ratio: np.ndarray, at: float, span: float, least: float
+    frequencies: np.ndarray, gain: np.ndarray, at: float, span: float, least: float
 ) -> bool:
     near = np.abs(frequencies - at) <= 0.5 / span
-    return bool(near.any()) and float(ratio[near].max()) > least
+    return bool(near.any()) and float(gain[near].max()) > least
 
 
-def _refined(t: np.ndarray, y: np.ndarray, peak: float) -> float:
-    """The frequency, near a peak, whose wave explains most."""
-    some = slice(None, None, max(1, len(t) // LOMB_ROWS))
+def _refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> float:
+    """The frequency, near a peak, that explains most with its harmonics."""
+    some = slice(None, None, max(1, len(t) // WAVE_ROWS))
     for width in (0.5, 0.05):  # mathematical: of the resolution
         grid = peak + width / t[-1] * np.linspace(-1, 1, 21)
         grid = grid[grid > 0]
-        left = [_without(t[some], y[some], f, [1])[0].var() for f in grid]
+        left = [_without(t[some], y[some], f, orders)[0].var() for f in grid]
         peak = float(grid[int(np.argmin(left))])
     return peak
 
