@@ -351,9 +351,10 @@ def test_series_of_blocks_with_hyperparameters_of_some_rows(series, monkeypatch)
     model = skgp.StateSpaceGPRegressor(kernel, n_inducing=20, memory_budget=BUDGET, random_state=0)
     model.fit(*series)
     again = skgp.StateSpaceGPRegressor(model.kernel_, n_inducing=20, optimizer=None)
-    again.fit(*series)
+    X, y, weight = series  # whose ratios matter where noise is learned
+    again.fit(X, y, weight * (weight > 0).mean() / weight.mean())
     # Their inducing states lie at other times, of which there are enough.
-    np.testing.assert_allclose(model.predict(series[0]), again.predict(series[0]), atol=0.02)
+    np.testing.assert_allclose(model.predict(X), again.predict(X), atol=2e-3)
     gap = model.log_marginal_likelihood_value_ - again.log_marginal_likelihood_value_
     assert abs(gap) < 0.5
 
