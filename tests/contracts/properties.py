@@ -203,14 +203,20 @@ def company_scale(case, estimator, near, alone):
         prior *= estimator.y_scale_**2
         var = max(var, 1e-6 * prior)
         noise = getattr(estimator, "noise_variance_", np.inf)  # counts have none
-    loss += 1e7 * np.finfo(float).eps * prior / noise if noise > 0 else 0.0
+    rounding = np.finfo(float).eps * prior / noise if noise > 0 else 0.0
+    # Singular up to rounding, it says nothing of where in the span of y a prediction is.
+    loss += 1e7 * rounding if case.n * rounding < 0.1 else np.inf
     std = np.sqrt(var) + 1e-300
+    # Of a rate exp f the relative error is the error of f.
+    rates = {n: 1 + np.abs(alone[n]) for n in ("mean", "std", "quantiles") if case.counts}
+    rates |= {"mean beside std": rates["mean"]} if case.counts else {}
     size = {
         "latent variance": var,
         "probability": 1.0,
         "decision": np.abs(alone.get("decision", np.zeros(1))).max() + 1,
     }
-    return lambda name: loss * size.get(name, std + np.abs(alone["latent mean"]).max())
+    latent = std + np.abs(alone["latent mean"]).max()
+    return lambda name: loss * size.get(name, latent) * rates.get(name, 1.0)
 
 
 def check_classes(estimator, near, alone):
@@ -235,7 +241,8 @@ def check_numbers(case, estimator, near, alone, scale):
     assert np.isfinite(estimator.log_predictive_density(near, middle)).all()
     samples = estimator.sample_y(near, _N_SAMPLES, random_state=0)
     assert samples.shape == (len(near), _N_SAMPLES) and np.isfinite(samples).all()
-    median, slack = quantiles[:, [1]], 1e-6 * scale("quantiles")
+    median = quantiles[:, [1]]
+    slack = np.broadcast_to(1e-6 * scale("quantiles"), quantiles.shape)[:, [1]]
     least = 0.5 - 5 * np.sqrt(0.25 / _N_SAMPLES)
     assert ((samples <= median + slack).mean(1) > least).all(), "samples lie above the median"
     if not case.counts:
