@@ -42,7 +42,7 @@ def likeliest_starts(
     kernel: Any, series: Series, likelihood: Likelihood
 ) -> Iterator[tuple[Any, Tensor]]:
     """Kernels with parameters (1,) of the Gaussian likelihood; none where no length scale moves."""
-    (log_noise,) = likelihood.initial(series.y)
+    (log_noise,) = likelihood.initial(series.y).cpu()  # as places of a search
     white, size = white_kernel(likelihood, log_noise), SERIES_START_ROWS
     few = len(series.y) <= 2 * size
     for some in [series] if few else [series.thinned(size), series.stretches(size, size)]:
