@@ -265,10 +265,16 @@ class Dynamics:
             block.fill(gaps, F[s, s], Q[s, s])
         return F, Q
 
-    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Covariance of f over finite lags (n,), and its derivative in each parameter."""
-        self.require_stationary("a covariance of lags")
-        parts = (block.covariance(lags) for _, block in self.blocks)
+    def covariance(
+        self, lags: np.ndarray, since: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Covariance of f over finite lags (n,), and its derivative in each parameter.
+
+        With an origin, between the times `since` (n,) after it and those a lag later.
+        """
+        if since is None:
+            self.require_stationary("a covariance of lags")
+        parts = (block.covariance(lags, since) for _, block in self.blocks)
         values, rates, shapes = zip(*parts, strict=True)
         return reduce(np.add, values), [
             *values,

@@ -86,11 +86,19 @@ class Block:
                 q.copy_(noise)
             q.mul_(self.variance)
 
-    def covariance(self, lags: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Return k, its derivatives in the log rates and in log shapes, in the shape of lags."""
+    def covariance(
+        self, lags: np.ndarray, since: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        """Return k, its derivatives in the log rates and in log shapes, in the shape of lags.
+
+        `since` is the time from the origin to the earlier of two, for what is not stationary.
+        """
         if not self.primitives:
             return np.full_like(lags, self.variance), [], []
-        parts = [p.correlation(r * lags) for p, r in zip(self.primitives, self.rates, strict=True)]
+        parts = [
+            p.correlation(r * lags) if since is None else p.covariance(r * lags, r * since)
+            for p, r in zip(self.primitives, self.rates, strict=True)
+        ]
         values, slopes = zip(*parts, strict=True)
         shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
         if len(values) == 1:

@@ -81,6 +81,10 @@ class Primitive(ABC):
     def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """k(r) for r >= 0 and its derivative in log r, each in the shape of r."""
 
+    def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """k of places `start` after the origin and r later, and its slope in log rate."""
+        return self.correlation(r)
+
     def at(self, shape: float) -> Primitive:
         """The process of a shape."""
         raise NotImplementedError
@@ -200,6 +204,10 @@ class _Line(Primitive):
     def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("A process that is not stationary has no covariance of lags alone.")
 
+    def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        k = start * (start + r)
+        return k, 2 * k
+
 
 class _Integrated(_Line):
     """Integrated Brownian motion from 0 at the origin: k = m^2 (3 M - m) / 6."""
@@ -210,6 +218,10 @@ class _Integrated(_Line):
         torch.mul(square, r, out=Q[0, 0]).mul_(1 / 3)
         torch.mul(square, 0.5, out=Q[0, 1])
         Q[1, 0], Q[1, 1] = Q[0, 1], r
+
+    def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        k = start * start * (start / 3 + r / 2)
+        return k, 3 * k
 
 
 class Oscillator(Primitive):

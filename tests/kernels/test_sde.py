@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skgp.kernels import ActiveDims, Cosine, gram, has_state_space, state_space
+from skgp.kernels import ActiveDims, Cosine, LocalLinearTrend, gram, has_state_space, state_space
 from tests.reference.state_space import by_finite_differences
 from tests.reference.state_space_kernels import EXACT, each_series_kernel
 from tests.same import assert_same
@@ -203,6 +203,22 @@ def test_covariance_and_its_derivatives_agree_with_transitions_and_differences(c
     assert len(slopes) == len(parameters)
     expected = by_finite_differences(covariance, parameters)
     np.testing.assert_allclose(slopes, expected.T, atol=1e-6 * k[0])
+
+
+def test_covariance_of_a_trend_is_that_of_the_kernel_with_its_derivatives():
+    kernel = LocalLinearTrend(0.3, 2.0, 0.7, origin=-1.0) + 0.5 * Matern(1.5, nu=1.5)
+    times = np.array([-1.0, 0.2, 0.9, 4.0])
+    earlier, later = np.triu_indices(4)
+    form, places = state_space(kernel), (times[later] - times[earlier], times[earlier] + 1.0)
+    parameters = form.parameters().detach()
+    k, slopes = form.at(parameters).covariance(*places)
+    np.testing.assert_allclose(k, kernel(times[:, None])[earlier, later], rtol=1e-12)
+    expected = by_finite_differences(
+        lambda at: torch.from_numpy(form.at(at).covariance(*places)[0]), parameters
+    )
+    np.testing.assert_allclose(slopes, expected.T, atol=1e-6)
+    with pytest.raises(ValueError, match="a covariance of lags needs a stationary"):
+        form.at(parameters).covariance(places[0])
 
 
 # Gradients ----------------------------------------------------------------------------------------

@@ -65,10 +65,13 @@ class Series:
         return dynamics.gaps(self.times)
 
     def lags_of(self, dynamics: Dynamics) -> "Lags | None":
-        """Distances between all times, where these are few, of dynamics that are stationary."""
-        if dynamics.origin is not None:
+        """Distances between all times, where these are few, and times since an origin, if any."""
+        if len(self.times) > few_times(dynamics.n_states) or self._lags is None:
             return None
-        return self._lags if len(self.times) <= few_times(dynamics.n_states) else None
+        if dynamics.origin is None:
+            return self._lags
+        earlier = _pairs(len(self.times))[1]
+        return replace(self._lags, since=(self.times.numpy() - dynamics.origin)[earlier])
 
     @cached_property
     def _lags(self) -> "Lags | None":
@@ -159,6 +162,7 @@ class Lags:
     values: np.ndarray  # (p,), p = m (m + 1) / 2
     places: np.ndarray  # (p,) of the pairs in the upper triangle of an (m, m) matrix, flat
     pairs: np.ndarray  # (m, m) the pair of each entry
+    since: np.ndarray | None = None  # (p,) time from an origin to the earlier of each pair
 
     @staticmethod
     def between(gaps: Tensor) -> "Lags":

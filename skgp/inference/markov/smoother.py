@@ -67,13 +67,15 @@ class DensePrior:
 
     def __init__(self, dynamics: Dynamics, lags: Lags) -> None:
         self._lags = lags
-        k, self._slopes = dynamics.covariance(lags.values)  # (p,), of each parameter (p,)
+        k, self._slopes = dynamics.covariance(
+            lags.values, lags.since
+        )  # (p,), of each parameter (p,)
         self.K = k.take(lags.pairs)
 
     def suits(self, weight: Tensor) -> bool:
         """Whether weights (m,) are neither negative nor large."""
         w = weight.numpy()
-        return bool(w.min() >= 0 and w.max() * self.K[0, 0] <= MAX_RATIO)
+        return bool(w.min() >= 0 and w.max() * self.K.diagonal().max() <= MAX_RATIO)
 
     def contract(self, bar: np.ndarray) -> Tensor:
         """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read."""

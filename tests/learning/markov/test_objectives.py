@@ -6,10 +6,12 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import Matern
+from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.smoother import DensePosterior
+from skgp.kernels import LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence
 from skgp.likelihoods import Gaussian
@@ -58,6 +60,40 @@ def test_gaussian_evidence_loses_no_digits_to_little_noise(noise):
     value, slope = exact_evidence(x, y, math.exp(math.log(noise)))
     assert found.value == pytest.approx(value, abs=3e-11)
     assert float(found.likelihood_gradient[0]) == pytest.approx(slope, abs=3e-11)
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        4.0 * Matern(3.0, nu=2.5),
+        2.0 * RBF(1.0),
+        LocalLinearTrend(0.1, 2.0, 0.1, origin=-1.0) + 0.5 * Matern(1.0, nu=1.5),
+    ],
+    ids=["matern", "rbf", "trend"],
+)
+def test_short_series_of_little_noise_take_one_factor_with_the_digits_of_the_filter(
+    kernel, noise, monkeypatch
+):
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 10, 60))
+    y = np.sin(2 * x) + math.sqrt(noise) * rng.normal(size=60)
+    at = [state_space(kernel).at()], torch.tensor([math.log(noise)], dtype=torch.float64)
+
+    def evaluate():
+        return GaussianEvidence(make_series(*map(torch.from_numpy, (x, y))))(*at)
+
+    dense = evaluate()
+    monkeypatch.setattr("skgp.inference.markov.smoother.MAX_RATIO", 0.0)
+    filtered = evaluate()
+    assert isinstance(dense.posterior, DensePosterior)
+    assert not isinstance(filtered.posterior, DensePosterior)
+    assert dense.value == pytest.approx(filtered.value, rel=1e-8)
+    for found, expected in (
+        (dense.gradients()[0], filtered.gradients()[0]),
+        (dense.likelihood_gradient, filtered.likelihood_gradient),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bound_of_gaussian_noise_loses_no_digits_either():
