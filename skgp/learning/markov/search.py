@@ -162,7 +162,7 @@ class Climb:
         """Where the search begins."""
         if parameters is None:
             parameters = self.likelihood.initial(self._origin)
-        start = [self._place(self._origin), parameters]
+        start = [self._place(self._origin), parameters.to(self._origin)]
         if self._moves:
             knots = cast(Tensor, self._fixed_knots).to(self._origin)
             start += [knots[:1], knots.diff().log()]
