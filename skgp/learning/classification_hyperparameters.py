@@ -45,6 +45,7 @@ from skgp.learning.search import (
     SearchSettings,
     fit_leave_one_out,
 )
+from skgp.learning.starts import latent_start
 from skgp.optim.stopping import StopRecorder
 
 _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
@@ -124,6 +125,9 @@ def fit_classification_hyperparameters(
         data = data.take((row_weight > 0).nonzero()[:, 0])
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
+    if len(kernels) == 1:
+        other = latent_start(kernels[0], search.few, likelihood)
+        kernels = kernels if other is None else [*kernels, other]
     fits = []
     for kernel in kernels:
         search.origin = kernel.theta

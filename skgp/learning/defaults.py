@@ -32,6 +32,8 @@ NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)
 #: Rows of a series, at most twice as many, on which other starts of a search are looked at: 24
 #: evaluations of a dense evidence, .05 s.
 SERIES_START_ROWS = 200
+#: Rows of labels or counts on which they are looked at.
+LATENT_START_ROWS = 300
 # Numbers of the covariances of observations that are scored together: 32 MB each.
 SCORED_NUMBERS = 2**22
 #: Noise variance of labels taken for numbers, relative to that of the signal: start and bounds.

@@ -19,10 +19,13 @@ References
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from skgp.data import Data
+from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
 from skgp.kernels.scales import (
     amplitude_range,
@@ -30,21 +33,21 @@ from skgp.kernels.scales import (
     length_scale_places,
     scale_amplitude,
 )
-from skgp.learning.defaults import NOISE_GRID
+from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
 from skgp.learning.evidence import ExactEvidence
 
-__all__ = ["likeliest_start", "starts", "with_noises"]
+__all__ = ["latent_start", "likeliest_start", "starts", "with_noises"]
 
 
 def starts(kernel, data: Data, *, known: int = 1) -> list:
     """Expressions of other length scales, in the order of these, each with noises of the grid.
 
-    Those that are shorter than the spacing of `known` inputs, and at least that of all (n, d); []
-    of a kernel whose length scales are fixed, or without any.
+    Those that are shorter than the spacing of `known` inputs, and at least that of all distinct
+    ones, n of d columns; [] of a kernel whose length scales are fixed, or without any.
     """
-    n, d = data.X.shape
-    if not length_scale_places(kernel).any() or n < 2:
+    if not length_scale_places(kernel).any() or len(data) < 2:
         return []
+    n, d = (data.X.unique(dim=dim).shape[dim] for dim in (0, 1))
     signal, white = split_noise(kernel)
     lengths = at_spread(signal, data.X)
     variance = float(data.weighted_sum(data.y.square())) / data.total
@@ -82,6 +85,28 @@ def likeliest_start(kernel, data: Data):
     values = [_value(evidence, candidate.theta) for candidate in candidates]
     best = int(np.argmax(values))
     return candidates[best], values[best]
+
+
+def latent_start(kernel, data: Data, likelihood):
+    """The likeliest start of a latent function, for a kernel without noise; None without starts.
+
+    By numbers that resemble f (`Likelihood.gaussian_targets`), standardised, at some rows: of
+    several latent functions, columns of y, by a sum of them. The amplitude is 1.
+    """
+    data = data.to("cpu", torch.float64)
+    data = data.take(slice(None, None, -(-len(data) // LATENT_START_ROWS)))
+    offset = None if data.offset is None else data.offset.mT
+    f = likelihood.at(offset).gaussian_targets(data.y.reshape(len(data), -1).mT)  # (c, n)
+    f = torch.arange(1.0, len(f) + 1, dtype=f.dtype) @ f
+    f = f - data.weighted_sum(f) / data.total
+    scale = float((data.weighted_sum(f.square()) / data.total).sqrt())
+    white = WhiteKernel(NOISE_GRID[-1], (NOISE_GRID[0], 1.0))
+    numbers = replace(data, y=f / (scale or 1.0))
+    if data.weight is not None:  # as rows given so often
+        scatter = torch.zeros_like(data.weight) if data.scatter is None else data.scatter
+        numbers = replace(numbers, scatter=scatter / (scale or 1.0) ** 2)
+    found = likeliest_start(kernel + white, numbers)
+    return None if found is None else split_noise(found[0])[0]
 
 
 def _value(evidence: ExactEvidence, theta: np.ndarray) -> float:

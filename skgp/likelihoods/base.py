@@ -219,11 +219,11 @@ class Likelihood(TensorState, abc.ABC):
     def gaussian_targets(self, y: Tensor) -> Tensor:
         """Values of f that y observes with roughly Gaussian noise, of targets that were checked.
 
-        The modes, those at infinity moved to the outermost of the others.
+        The modes, those at infinity moved to the outermost of the others, or to -1 and 1.
         """
         mode = self._mode(y)
         finite = mode[mode.isfinite()]
-        return mode.clamp(finite.min(), finite.max()) if len(finite) else torch.zeros_like(mode)
+        return mode.clamp(finite.min(), finite.max()) if len(finite) else mode.sign()
 
     @abc.abstractmethod
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.additive_sites import is_sharp
@@ -72,7 +73,13 @@ from skgp.inference.markov.regression_state import RegressionState
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
-from skgp.learning.defaults import FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
+from skgp.learning.defaults import (
+    CHOICE_ITER,
+    FAR,
+    FEW_ADDITIVE_ROWS,
+    LEAST_EFFECT,
+    PRIOR_START_NOISE,
+)
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
@@ -92,7 +99,7 @@ from skgp.learning.markov.search import (
     maximise,
     short_climb,
 )
-from skgp.learning.markov.starts import from_likeliest_start, likeliest_starts
+from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
@@ -204,11 +211,14 @@ def fit_series(
         return found
 
     def value(kernel: Any, start: Tensor) -> float:
-        place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": 0}
-        return maximise([kernel], objective, likelihood, **place).value
+        # Scales of noise that is not Gaussian start anywhere.
+        few = 0 if likelihood.is_gaussian else CHOICE_ITER
+        place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": few}
+        fresh = make_objective(processes, sparse=knots is not None)
+        return maximise([kernel], fresh, likelihood, **place).value
 
     found = climb(kernel, start)
-    if learn and start is None and terms is None and likelihood.is_gaussian:
+    if learn and start is None and terms is None and len(kernels) == 1:
         starts = likeliest_starts(kernel, processes[0], likelihood)
         found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
@@ -347,6 +357,10 @@ def fit_additive(
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
     if offset is None:
         offset = _prior_mean(likelihood, search.get("parameters"), y, weight)
+    if search.get("optimise", True) and search.get("prior") is None:
+        exposure = None if log_exposure is None else log_exposure[:, None]
+        rows_of = Data(X, y, weight, offset=exposure)
+        search["others"] = partial(column_starts, kernels, rows_of, likelihood)
     given = bins
     bins = make_bins(X, weight, n_bins=n_bins) if bins is None else bins
     data: dict[str, Any] = {"y": y, "weight": weight, "offset": offset}
@@ -409,24 +423,29 @@ def _climb(
     max_iter: int = 100,
     tol: float = 1e-6,
     callback: Callback | None = None,
+    others: Callable[[], Sequence[Any]] | None = None,
 ) -> Fit:
-    """Hyper-parameters of all components and of the noise at once, and the posterior there."""
+    """Hyper-parameters of all components and of the noise at once, and the posterior there.
+
+    `others` are kernels to start from, too, unless `parameters` of an earlier search are given.
+    """
+    others = others if parameters is None else None
     if parameters is None:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
         if optimise and prior is not None and likelihood.is_gaussian:
             parameters = parameters + math.log(PRIOR_START_NOISE)
     found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
     if optimise:
+        callback = StopRecorder(callback)
         options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
-        found = maximise(
-            found.components,
-            objective,
-            likelihood,
-            parameters=parameters,
-            amplitudes=True,
-            prior=prior,
-            **options,
-        )
+        options |= {"parameters": parameters, "amplitudes": True, "prior": prior}
+        found = maximise(found.components, objective, likelihood, **options)
+        if others is not None and not callback.stopped:
+            few = {**options, "max_iter": min(max_iter, CHOICE_ITER)}
+            rival = maximise(others(), objective, likelihood, **few)
+            if rival.value > found.value + LEAST_EFFECT * objective.total:
+                options["parameters"] = rival.parameters
+                found = maximise(rival.components, objective, likelihood, **options)
     with torch.no_grad():
         last = objective([each.dynamics() for each in found.components], found.parameters)
     state = objective.state(found.kernels, last.posterior)

@@ -5,20 +5,22 @@ of :mod:`skgp.learning.starts` is looked at on few rows, once spread evenly and 
 consecutive ones; all rows say which of these starts is worth a search.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.markov.series import Series
+from skgp.kernels.sde_expression import check_one_input
 from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
 from skgp.learning.markov.search import Search
 from skgp.learning.sparse.start import white_kernel
-from skgp.learning.starts import likeliest_start
+from skgp.learning.starts import latent_start, likeliest_start
 from skgp.likelihoods import Likelihood
 
-__all__ = ["from_likeliest_start", "likeliest_starts"]
+__all__ = ["column_starts", "from_likeliest_start", "likeliest_starts"]
 
 
 def from_likeliest_start(
@@ -41,13 +43,29 @@ def from_likeliest_start(
 def likeliest_starts(
     kernel: Any, series: Series, likelihood: Likelihood
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Kernels with parameters (1,) of the Gaussian likelihood; none where no length scale moves."""
-    (log_noise,) = likelihood.initial(series.y).cpu()  # as places of a search
-    white, size = white_kernel(likelihood, log_noise), SERIES_START_ROWS
+    """Kernels with parameters (p,) of the likelihood; none where no length scale moves."""
+    start, size = likelihood.initial(series.y).cpu(), SERIES_START_ROWS  # a place of a search
     few = len(series.y) <= 2 * size
     for some in [series] if few else [series.thinned(size), series.stretches(size, size)]:
         x = some.times if some.index is None else some.times[some.index]
-        found = likeliest_start(kernel + white, Data(x[:, None], some.y, some.weight).to("cpu"))
+        offset = None if some.log_exposure is None else some.log_exposure[:, None]
+        data = Data(x[:, None], some.y, some.weight, offset=offset).to("cpu")
+        if not likelihood.is_gaussian:
+            signal = latent_start(kernel, data, likelihood)
+            if signal is not None:
+                yield signal, start
+            continue
+        found = likeliest_start(kernel + white_kernel(likelihood, start[0]), data)
         if found is not None:
             whole = found[0]
-            yield whole.k1, log_noise.new_tensor([whole.k2.noise_level]).log()
+            yield whole.k1, start.new_tensor([whole.k2.noise_level]).log()
+
+
+def column_starts(kernels: Sequence[Any], data: Data, likelihood: Likelihood) -> list:
+    """Kernels, one a column of X (n, c), each the likeliest where its column alone is seen."""
+    found = []
+    for kernel, x in zip(kernels, data.X.mT, strict=True):
+        width = 1 + (check_one_input(kernel) or 0)  # what ActiveDims selects is there, too
+        column = replace(data, X=x[:, None].expand(-1, width))
+        found.append(latent_start(kernel, column, likelihood) or kernel)
+    return found

@@ -50,6 +50,7 @@ from skgp.learning.sparse.objective import (
     split,
 )
 from skgp.learning.sparse.search import Training, fit_all_rows
+from skgp.learning.starts import latent_start
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.bfgs import minimize_lbfgs
@@ -79,27 +80,43 @@ def start_state(problem: Problem) -> Training:
         state = problem.prior(problem.kernels[0])
     else:
         few = data.some(defaults.FAMILY_ROWS, generator)
-        tried = []
-        for kernel in problem.kernels:
-            if not recorder.stopped:
-                full = problem.prior(kernel)
-                tried.append((full, maximise(_thinned(full), few, defaults.FAMILY_ITER)))
-        full, best = min(tried, key=lambda each: each[1].loss)
+        full, best = _best_family(problem, lambda begun: maximise(begun, few, defaults.FAMILY_ITER))
         if recorder.stopped and len(best.state.Z) == len(full.Z):
             return best
         # Of more points, hyper-parameters learned with few of them are a poor start.
         state = best.state if len(best.state.Z) == len(full.Z) else full
 
-    def search(state: SparseState, per_inducing: int, max_iter: int) -> Training:
+    def rows(state: SparseState, per_inducing: int) -> Data:
         least = int(defaults.START_NUMBERS / state.mean.numel())
-        few = data.some(max(per_inducing * len(state.Z), least), generator)
-        return maximise(state, few, max_iter)
+        return data.some(max(per_inducing * len(state.Z), least), generator)
 
-    begun = search(state, defaults.START_PER_INDUCING, settings.start_iter)
+    few = rows(state, defaults.START_PER_INDUCING)
+    begun = maximise(state, few, settings.start_iter)
+    other = _other_start(problem)
+    if other is not None:
+        rival = maximise(problem.prior(other), few, defaults.FAMILY_ITER)
+        history = begun.history + rival.history
+        if rival.loss < begun.loss - defaults.LEAST_EFFECT * few.total:
+            begun = maximise(rival.state, few, settings.start_iter)
+            history += begun.history
+        begun = replace(begun, history=history)
     if not _wants_more_rows(begun.state, data, objective) or recorder.stopped:
         return begun
-    more = search(begun.state, defaults.MORE_PER_INDUCING, max(1, settings.start_iter // 2))
+    few = rows(begun.state, defaults.MORE_PER_INDUCING)
+    more = maximise(begun.state, few, max(1, settings.start_iter // 2))
     return replace(more, history=begun.history + more.history)
+
+
+def _best_family(
+    problem: Problem, fit: Callable[[SparseState], Training]
+) -> tuple[SparseState, Training]:
+    """The prior of the kernel of least loss, and its fit from fewer points."""
+    tried = []
+    for kernel in problem.kernels:
+        if not problem.recorder.stopped:
+            full = problem.prior(kernel)
+            tried.append((full, fit(_thinned(full))))
+    return min(tried, key=lambda each: each[1].loss)
 
 
 def _thinned(state: SparseState) -> SparseState:
@@ -226,6 +243,14 @@ class _Evidence(NamedTuple):
     history: tuple[float, ...] = ()
 
 
+def _other_start(problem: Problem) -> Any:
+    """The likeliest of other length scales of the only kernel, if it is learned; or None."""
+    kernels, objective = problem.kernels, problem.objective
+    if len(kernels) > 1 or not objective.learn_kernel or problem.recorder.stopped:
+        return None
+    return latent_start(kernels[0], problem.data, objective.likelihood)
+
+
 def has_evidence(objective: Objective, kernels: list) -> bool:
     """Whether the evidence is the start of an objective: what is known, and free.
 
@@ -257,7 +282,17 @@ def best_evidence(problem: Problem) -> _Evidence:
             if recorder.stopped:
                 return best
     found = _fit_evidence(best, data, centre, problem)
-    return found._replace(history=best.history + found.history)
+    found = found._replace(history=best.history + found.history)
+    other = _other_start(problem)
+    if other is None:
+        return found
+    brief = replace(problem, settings=replace(problem.settings, start_iter=defaults.FEW_STEPS))
+    rival = _fit_evidence(last._replace(kernel=other), data, other, brief)
+    history = found.history + rival.history
+    if rival.loss > found.loss - defaults.LEAST_EFFECT:
+        return found._replace(history=history)
+    best = _fit_evidence(rival, data, other, problem)
+    return best._replace(history=history + best.history)
 
 
 def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:

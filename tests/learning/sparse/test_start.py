@@ -70,7 +70,7 @@ def test_gaussian_evidence_is_the_dense_density(weighted):
     found = search_of(problem, GAUSSIAN, **options)
     expected = -log_density(problem, found) / problem.row_weight.sum()
     assert found.loss == pytest.approx(expected, rel=1e-9)
-    assert tuple(losses) == found.history and len(losses) == 3
+    assert tuple(losses) == found.history and 3 <= len(losses) <= 3 * 3  # of three searches
 
 
 def test_gaussian_evidence_of_weights_is_that_of_repeated_rows():

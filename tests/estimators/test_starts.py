@@ -1,0 +1,58 @@
+"""Length scales of a kernel given are where a search starts, not what it finds."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_moons
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.metrics import log_loss
+
+import skgp
+
+CLASSIFIERS = ["QSGPClassifier", "DLMGPClassifier", "SWSGPClassifier", "StateSpaceGPClassifier"]
+REGRESSORS = [name.replace("Classifier", "Regressor") for name in CLASSIFIERS]
+COUNTS = REGRESSORS[1:]
+
+
+@pytest.mark.parametrize("length_scale", [0.01, 1000.0])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classes_are_found_from_any_length_scale(name, length_scale):
+    X, y = make_moons(150, noise=0.2, random_state=0)
+    model = getattr(skgp, name)(1.0 * RBF(length_scale), random_state=0).fit(X, y)
+    X_new, y_new = make_moons(300, noise=0.2, random_state=1)
+    assert log_loss(y_new, model.predict_proba(X_new)) < 0.2  # 0.69 of a fair coin
+
+
+@pytest.mark.parametrize("length_scale", [0.01, 1000.0])
+@pytest.mark.parametrize("name", COUNTS)
+def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng):
+    X = rng.uniform(-2, 2, size=(150, 2))
+    rate = np.exp(1 + np.sin(2 * X[:, 0]) + 0.5 * X[:, 1])
+    model = getattr(skgp, name)(1.0 * RBF(length_scale), likelihood="poisson", random_state=0)
+    error = model.fit(X, rng.poisson(rate)).predict(X) - rate
+    assert np.sqrt(np.mean(error**2)) < 0.3 * rate.std()
+
+
+@pytest.mark.parametrize(
+    "params", [{"n_inducing": 30}, {"n_inducing": 30, "likelihood": "student_t"}]
+)
+def test_few_inducing_points_find_the_length_scale(params, rng):
+    X = rng.uniform(-3, 3, size=(150, 1))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(150)
+    model = skgp.DLMGPRegressor(1.0 * RBF(300.0) + WhiteKernel(0.05), random_state=0, **params)
+    assert np.std(model.fit(X, y).predict(X) - np.sin(2 * X[:, 0])) < 0.2
+
+
+@pytest.mark.parametrize("likelihood", ["poisson", "student_t", "labels"])
+def test_series_find_the_length_scale(likelihood, rng):
+    x = np.sort(rng.uniform(0, 10, 100))[:, None]
+    f = np.sin(3 * x[:, 0])
+    kernel = 1.0 * RBF(100.0)
+    if likelihood == "labels":
+        y = f + 0.5 * rng.standard_normal(100) > 0
+        model = skgp.StateSpaceGPClassifier(kernel).fit(x, y)
+        assert log_loss(y, model.predict_proba(x)) < 0.45
+        return
+    y = rng.poisson(np.exp(1 + f)) if likelihood == "poisson" else f + 0.2 * rng.standard_t(3, 100)
+    model = skgp.StateSpaceGPRegressor(kernel, likelihood=likelihood).fit(x, y)
+    truth = np.exp(1 + f) if likelihood == "poisson" else f
+    assert np.std(model.predict(x) - truth) < 0.4 * truth.std()
