@@ -181,9 +181,10 @@ LEAST_PIVOT = 3e-5
 MISFIT = 1e-5
 
 # ---- state space, short series by one Cholesky factor
-#: Times at which it costs nearly as much as a sweep of few states, and of d states: twice d^1.5.
-#: Beyond the last the distances and their slopes fill 200 MB.
-MAX_TIMES, TIMES_A_STATE, MOST_TIMES = 256, 2.0, 1024
+#: Times at which it costs nearly as much as a sweep: of few states (evidence and gradient at 350
+#: times 4-6 ms beside 8-14, at 450 6-11 beside 8-15), and of d states, twice d^1.5. Beyond the last
+#: the distances and their slopes fill 200 MB.
+MAX_TIMES, TIMES_A_STATE, MOST_TIMES = 400, 2.0, 1024
 #: Of weight to prior precision: the condition number of B is m times that. Log evidence of 60 and
 #: 250 times then has errors of 1e-8 of itself, gradients of 1e-6 (Matern, RBF, periodic, rational
 #: quadratic and trend, against the filter), a hundredth of what a search stops at.
