@@ -236,7 +236,8 @@ class GaussianProcessRegressor(
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.y_train_ = np.copy(y) if self.copy_X_train else y
         Y = np.asarray(y, dtype=float).reshape(len(y), -1)
-        evidence = TargetsEvidence(training_gram(kernel, self.X_train_, device), Y, alpha)
+        gram = training_gram(kernel, self.X_train_, device)
+        evidence = TargetsEvidence(gram, Y, alpha)
         theta = kernel.theta
         if self.optimizer is None or kernel.n_dims == 0:
             least = evidence_or_infinity(evidence, theta)[0]
@@ -256,10 +257,13 @@ class GaussianProcessRegressor(
             kernel.theta = theta
             kernel._check_bounds_params()
         self.log_marginal_likelihood_value_ = -np.float64(least)
-        A = np.array(kernel(self.X_train_), dtype=float)
-        A[np.diag_indices_from(A)] += alpha
         try:
-            self.L_, weights = condition(A, Y)
+            try:
+                self.L_, weights = condition(_raised(kernel(self.X_train_), alpha), Y)
+            except NotPositiveDefiniteError:  # rounded otherwise, it had a factor in the search
+                K = gram(theta)[0]
+                K = K.cpu().numpy() if isinstance(K, torch.Tensor) else K
+                self.L_, weights = condition(_raised(K, alpha), Y)
         except NotPositiveDefiniteError as error:
             raise np.linalg.LinAlgError(
                 f"The kernel, {kernel}, is not returning a positive definite matrix. Try gradually "
@@ -296,3 +300,10 @@ class GaussianProcessRegressor(
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
         return tags
+
+
+def _raised(K: np.ndarray, alpha: float | np.ndarray) -> np.ndarray:
+    """K + diag(alpha), a copy."""
+    A = np.array(K, dtype=float)
+    A[np.diag_indices_from(A)] += alpha
+    return A

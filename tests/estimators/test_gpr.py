@@ -458,3 +458,12 @@ def test_pickles_predict_the_same(method):
 def test_kernels_without_a_closed_form_here_are_called():
     for kernel in (1.0 * ExpSineSquared(), PairwiseKernel(), RBF() * WhiteKernel()):
         assert type(training.training_gram(kernel, X)) is training.CalledGram
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_a_search_finds_can_be_factored(seed):
+    X = np.random.default_rng(seed).uniform(0, 1, (210, 3))
+    y = X @ [1.0, 2.0, 3.0]
+    kernel = 1.0 * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.1, (1e-10, 1e3))
+    model = GaussianProcessRegressor(kernel, normalize_y=True).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), y, atol=1e-2)
