@@ -47,12 +47,13 @@ def starts(kernel, data: Data, *, known: int = 1) -> list:
     """
     if not length_scale_places(kernel).any() or len(data) < 2:
         return []
-    n, d = (data.X.unique(dim=dim).shape[dim] for dim in (0, 1))
+    X = data.X.unique(dim=0)
+    n, d = len(X), X.unique(dim=1).shape[1]
     signal, white = split_noise(kernel)
-    lengths = at_spread(signal, data.X)
+    lengths = at_spread(signal, X)
     variance = float(data.weighted_sum(data.y.square())) / data.total
     low, high = amplitude_range(lengths)
-    factor = variance / (float(gram_diag(lengths, data.X).mean()) or 1.0)
+    factor = variance / (float(gram_diag(lengths, X).mean()) or 1.0)
     typical = scale_amplitude(lengths, min(max(factor, low), high))
     halvings = range(math.ceil(math.log2(known) / d), math.floor(math.log2(n) / d) + 1)
     found, before = [], None

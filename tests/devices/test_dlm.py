@@ -20,7 +20,7 @@ heavy tails: likelihood=student_t n_inducing=8 max_iter=1 gradient=ups optimizer
 [DLMGPClassifier]
 iris: n_inducing=10 max_iter=5 likelihood=logit
 moons: n_inducing=10 max_iter=3 beta=auto
-weighted classes: max_iter=5
+weighted classes: max_iter=20
 moons/parts: n_inducing=10 max_iter=5
 """
 )

@@ -114,7 +114,8 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(likelihood, name, e
     unit = fit.objective.unit
     assert (unit != 1.0) == (name == "square_loss")
     assert np.isfinite(fit.loss) and fit.objective == replace(objective, unit=unit)
-    assert 0 < len(fit.history["start"]) <= 10 and 0 < len(fit.history["solve"]) <= 10
+    # Of the kernel's own length scales, of others, and from there if these are likelier.
+    assert 0 < len(fit.history["start"]) <= 3 * 10 and 0 < len(fit.history["solve"]) <= 10
     assert fit.n_iter == len(fit.history["solve"])  # the longest part after the start
     noise = made.with_parameters(fit.state.likelihood).additive_variance()
     np.testing.assert_equal(fit.noise_variance, noise)  # NaN equals NaN

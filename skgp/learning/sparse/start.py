@@ -94,11 +94,13 @@ def start_state(problem: Problem) -> Training:
     begun = maximise(state, few, settings.start_iter)
     other = _other_start(problem)
     if other is not None:
-        rival = maximise(problem.prior(other), few, defaults.FAMILY_ITER)
+        likelihood = objective.likelihood.initial(data.X)
+        begins = SparseState.prior(other, likelihood, state.Z, problem.offset)
+        rival = maximise(begins, few, min(defaults.FAMILY_ITER, settings.start_iter))
         history = begun.history + rival.history
         if rival.loss < begun.loss - defaults.LEAST_EFFECT * few.total:
             begun = maximise(rival.state, few, settings.start_iter)
-            history += begun.history
+            history = history + begun.history
         begun = replace(begun, history=history)
     if not _wants_more_rows(begun.state, data, objective) or recorder.stopped:
         return begun
