@@ -423,9 +423,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
             if not is_constant(scale, np.array([moments.largest_target])):
                 self.y_scale_ = scale
-        some, unit = some_of(blocks, backend), 1.0
-        if self._is_additive and self._learns_noise:
-            unit = moments.n_rows / moments.weight  # as `_relative_weight`, repeated rows aside
+        some = some_of(blocks, backend)
+        unit = self._set_weight_scale(moments.n_rows, moments.weight)  # repeated rows are not seen
         standardised = partial(_standardise, shift=self.y_mean_, scale=self.y_scale_, unit=unit)
         return MappedBlocks(blocks, standardised, unit * moments.weight, standardised(some))
 
@@ -466,13 +465,19 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         scale, or rows given twice, are no evidence of small noise. The first batch of a stream
         sets the scale of the others.
         """
+        if reset:
+            self._set_weight_scale(len(y), len(y) if weight is None else weight.sum())
         if not (self._is_additive and self._learns_noise):
             return weight
-        if reset:
-            self._weight_scale = 1.0 if weight is None else len(weight) / weight.sum()
         scale = self._weight_scale * n_observations(X, y) / len(y)
         relative = scale * (np.ones(len(y)) if weight is None else weight)
         return None if (relative == 1.0).all() else relative
+
+    def _set_weight_scale(self, n_rows: int, total: float) -> float:
+        """Keep, and return, what makes the mean of weights of some `total` 1; 1 of fixed noise."""
+        learns = self._is_additive and self._learns_noise
+        self._weight_scale = n_rows / total if learns else 1.0
+        return self._weight_scale
 
     @property
     def _learns_noise(self) -> bool:

@@ -1,6 +1,6 @@
 """Parameters of estimators: their constraints, warnings, and which have an effect where.
 
-skgp depends on scikit-learn >= 1.9. Third-party estimators need a few of its private helpers to
+skgp depends on scikit-learn >= 1.7. Third-party estimators need a few of its private helpers to
 validate parameters as it does. They are imported in this one place: a new scikit-learn release is
 checked here first.
 """

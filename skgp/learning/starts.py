@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
+from skgp.inference.neighbors.search import distinct
 from skgp.kernels.expression import WhiteKernel
 from skgp.kernels.gram import gram_diag, split_noise
 from skgp.kernels.scales import (
@@ -47,7 +48,7 @@ def starts(kernel, data: Data, *, known: int = 1) -> list:
     """
     if not length_scale_places(kernel).any() or len(data) < 2:
         return []
-    X = data.X.unique(dim=0)
+    X = data.X[distinct(data.X)[0]]
     n, d = len(X), X.unique(dim=1).shape[1]
     signal, white = split_noise(kernel)
     lengths = at_spread(signal, X)
@@ -94,8 +95,8 @@ def latent_start(kernel, data: Data, likelihood):
     By numbers that resemble f (`Likelihood.gaussian_targets`), standardised, at some rows: of
     several latent functions, columns of y, by a sum of them. The amplitude is 1.
     """
-    data = data.to("cpu", torch.float64)
     data = data.take(slice(None, None, -(-len(data) // LATENT_START_ROWS)))
+    data = data.to("cpu", torch.float64)
     offset = None if data.offset is None else data.offset.mT
     f = likelihood.at(offset).gaussian_targets(data.y.reshape(len(data), -1).mT)  # (c, n)
     f = torch.arange(1.0, len(f) + 1, dtype=f.dtype) @ f

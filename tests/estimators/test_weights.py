@@ -84,3 +84,14 @@ def test_fixed_noise_takes_weights_as_they_are():
     finer = 1.0 * RBF(1.0) + WhiteKernel(0.025, "fixed")
     expected = QSGPRegressor(finer, optimizer=None).fit(X, y).predict(X_TEST)
     np.testing.assert_allclose(weighted.predict(X_TEST), expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("weight", [None, 4.0])
+@pytest.mark.parametrize("name", ["fourier", "inducing states"])
+def test_rows_join_a_fit_from_blocks(name, weight):
+    X, y = noisy_sine(2000)
+    model = make(name).set_params(memory_budget=1e5)
+    model.fit(X[:-5], y[:-5], sample_weight=None if weight is None else np.full(1995, weight))
+    before = model.predict(X_TEST)
+    model.partial_fit(X[-5:], y[-5:], sample_weight=None if weight is None else np.full(5, weight))
+    assert 0 < np.abs(model.predict(X_TEST) - before).max() < NOISE
