@@ -346,3 +346,11 @@ SMOOTH_SCALES = (0.17, 0.5, 3.0)
 # Observations up to which a filter goes on one by one, and the state before is not run through
 # again: 30 us each, where a run takes 20 ms and some 2 us a point.
 FILTERED_ROWS = 1000
+
+# ---- Vecchia approximations
+FIRST_BLOCK = 256  # points of the first prefix in which neighbours are searched
+# Nearest points asked for, of a neighbour wanted: in a prefix twice as long as what is before a
+# point, half of them or more are earlier in most orders.
+EARLIER_SHARE = 3
+# Nearest points by distance, of a neighbour, among which the residual's correlation chooses.
+EARLIER_CANDIDATES = 3

@@ -1,0 +1,1 @@
+"""Vecchia approximations of Gaussian processes, with global inducing points or without."""

@@ -1,0 +1,132 @@
+"""Vecchia priors against dense joint covariances built point after point."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
+from skgp.inference.vecchia.neighbors import earlier_neighbors
+from skgp.inference.vecchia.prior import VecchiaPrior, latent_conditionals
+from tests.reference import vecchia
+
+SCALE = np.array([0.4, 0.7])
+KERNEL = 1.3 * Matern(SCALE, nu=1.5)
+N = 60
+
+
+def points(n=N, d=2, seed=0):
+    return np.random.default_rng(seed).random((n, d))
+
+
+def features(X, Z):
+    X, Z = torch.tensor(X), torch.tensor(Z)
+    return global_features(KERNEL, X, Z, inducing_factor(KERNEL, Z))
+
+
+def prior_and_covariance(H, m, noise=None):
+    """A prior of N points, and its dense covariance."""
+    X = points()
+    Z = None if m is None else points(m, seed=1)
+    noise = np.full(N, 1e-4 * 1.3) if noise is None else noise
+    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z)
+    Q, R = vecchia.parts(KERNEL, X, Z)
+    Z = None if Z is None else torch.tensor(Z)
+    index = earlier_neighbors(
+        KERNEL, torch.tensor(X), H, None if Z is None else features(X, Z.numpy())
+    )
+    own = torch.arange(N)[:, None]
+    group = torch.cat([index, own], 1)
+    found = Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise), Z)
+    return VecchiaPrior.of(found), vecchia.covariance(Q, R + np.diag(noise), sets)
+
+
+@pytest.mark.parametrize(("H", "m"), [(0, None), (1, None), (6, None), (N - 1, None), (5, 8)])
+def test_neighbors_are_the_nearest_of_earlier_points(H, m):
+    X = points()
+    Z = None if m is None else points(m, seed=1)
+    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z)
+    index = earlier_neighbors(
+        KERNEL, torch.tensor(X), H, None if Z is None else features(X, Z)
+    ).numpy()
+    assert index.shape == (N, H)
+    for i, expected in enumerate(sets):
+        assert set(index[i]) == set(expected) | (set() if len(expected) == H else {i})
+
+
+def test_neighbors_of_many_points_are_found_in_prefixes():
+    X = points(900)
+    index = earlier_neighbors(KERNEL, torch.tensor(X), 7).numpy()
+    expected = vecchia.neighbors(KERNEL, X, 7, SCALE)
+    assert all(set(index[i]) == set(expected[i]) for i in range(7, 900))
+    # Sorted inputs, of which none beyond a point is before it.
+    line = torch.linspace(0, 1, 900, dtype=torch.float64)[:, None]
+    index = earlier_neighbors(1.0 * RBF(0.1), line, 3)
+    assert torch.equal(index[3:], torch.arange(3, 900)[:, None] - torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize(("H", "m"), [(0, 8), (1, None), (6, None), (6, 8), (N - 1, 8)])
+def test_products_are_those_of_the_dense_covariance(H, m):
+    prior, C = prior_and_covariance(H, m)
+    eye = torch.eye(N, dtype=torch.float64)
+    np.testing.assert_allclose(prior.covariance(eye), C, atol=1e-10)
+    inverse = np.linalg.inv(C)
+    np.testing.assert_allclose(prior.precision(eye), inverse, atol=1e-8 * np.abs(inverse).max())
+    vector = torch.tensor(points(N, 3, seed=2))
+    np.testing.assert_allclose(prior.precision(vector[:, 0]), prior.precision(vector)[:, 0])
+    np.testing.assert_allclose(prior.log_det(), np.linalg.slogdet(C)[1], atol=1e-8)
+    np.testing.assert_allclose(
+        prior.log_density(vector), vecchia.log_density(C, vector.numpy()), rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        prior.accumulated_transposed(prior.differences_transposed(vector)), vector, atol=1e-10
+    )
+
+
+def test_all_neighbors_are_the_exact_process():
+    prior, _ = prior_and_covariance(N - 1, None)
+    K = KERNEL(points()) + 1e-4 * 1.3 * np.eye(N)
+    np.testing.assert_allclose(prior.covariance(torch.eye(N, dtype=torch.float64)), K, atol=1e-11)
+    latent = VecchiaPrior.of(latent_conditionals(KERNEL, torch.tensor(points()), N))
+    np.testing.assert_allclose(latent.covariance(torch.eye(N, dtype=torch.float64)), K, atol=1e-11)
+
+
+def test_replicates_and_noises_of_each_row():
+    X = np.repeat(points(20), 3, axis=0)
+    noise = np.random.default_rng(3).random(N) + 0.1
+    index = earlier_neighbors(KERNEL, torch.tensor(X), 5)
+    group = torch.cat([index, torch.arange(N)[:, None]], 1)
+    prior = VecchiaPrior.of(Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise)))
+    sets = [[j for j in row if j != i] for i, row in enumerate(index.tolist())]
+    Q, R = vecchia.parts(KERNEL, X)
+    C = vecchia.covariance(Q, R + np.diag(noise), sets)
+    np.testing.assert_allclose(prior.covariance(torch.eye(N, dtype=torch.float64)), C, atol=1e-12)
+
+
+def test_draws_have_the_covariance():
+    prior, C = prior_and_covariance(4, 6)
+    generator, n_draws = torch.Generator().manual_seed(0), 4000
+    numbers = [torch.randn(k, n_draws, generator=generator, dtype=torch.float64) for k in (N, 6)]
+    draws = prior.draw(*numbers).numpy()
+    found = draws @ draws.T / n_draws
+    error = np.sqrt((np.outer(C.diagonal(), C.diagonal()) + C**2) / n_draws)
+    assert np.abs((found - C) / error).max() < 4.7  # of 1830 numbers
+
+
+@pytest.mark.parametrize("d", [2, 8])
+def test_divergence_from_the_exact_process_falls(d):
+    X = torch.tensor(points(150, d))
+    kernel = 1.0 * Matern(0.3 * d**0.5 * np.ones(d), nu=1.5)
+    K = kernel(X.numpy()) + 1e-4 * np.eye(150)
+
+    def divergence(H, m):
+        Z = X[:m] if m else None
+        prior = VecchiaPrior.of(latent_conditionals(kernel, X, H, Z))
+        C = prior.covariance(torch.eye(150, dtype=torch.float64)).numpy()
+        return vecchia.kl_divergence(K, C)
+
+    for m in (0, 20):
+        by_neighbors = [divergence(H, m) for H in (0, 2, 5, 10, 20, 40)]
+        assert (np.diff(by_neighbors) < 0).all()
+    by_points = [divergence(5, m) for m in (0, 10, 30, 80)]
+    assert (np.diff(by_points) < 0).all()
