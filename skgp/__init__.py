@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from skgp.estimators._state_space_classifier import StateSpaceGPClassifier
     from skgp.estimators._swsgp import SWSGPRegressor
     from skgp.estimators._swsgp_classifier import SWSGPClassifier
+    from skgp.estimators._vecchia import VecchiaGPRegressor
 
 __version__ = "0.1.0.dev0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "SWSGPRegressor",
     "StateSpaceGPClassifier",
     "StateSpaceGPRegressor",
+    "VecchiaGPRegressor",
 ]
 
 _MODULES = {
@@ -48,6 +50,7 @@ _MODULES = {
     "SWSGPRegressor": "skgp.estimators._swsgp",
     "StateSpaceGPClassifier": "skgp.estimators._state_space_classifier",
     "StateSpaceGPRegressor": "skgp.estimators._state_space",
+    "VecchiaGPRegressor": "skgp.estimators._vecchia",
 }
 
 

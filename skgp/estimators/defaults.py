@@ -166,3 +166,13 @@ TILE_MATRICES = 4
 #: held out of 99079 satellite temperatures, -.643 and -.730 at random; of 4260 of them .614 and
 #: .829, .290 and .328; of 4260 places of california .830 and .808, .740 and .782.
 PLACES = 3
+
+# -- Vecchia approximations
+
+#: H, and of it the neighbours of a prediction, whose outer half fades.
+VECCHIA_NEIGHBORS, VECCHIA_PREDICTIVE = 20, 2
+#: Rows that stand for all in a search.
+VECCHIA_ROWS = 10_000
+#: Columns up to which the order is maximin: 1.5 s for 100,000 rows of 2 columns, 27 s of 8, where
+#: it takes 5% off the KL divergence in place of a third (tests/benchmarks/bench_vecchia.py).
+VECCHIA_MAXIMIN_COLUMNS = 4

@@ -480,3 +480,14 @@ EXACT_TOL, EXACT_GTOL, EXACT_ITERATIONS = 2.2e-9, 1e-5, 15_000
 BATCH_TOL = 1e-6
 #: Numbers of the matrices of a batch: 32 MB each, of which some ten are held.
 BATCH_NUMBERS = 2**22
+
+# ---- Vecchia approximations (on satellite_temps, blocks of training observations held out)
+#: Observations of the dense evidence that a search starts from, and rows on which starts are
+#: compared.
+VECCHIA_START_ROWS = 500
+#: Rows, and iterations, by which families of kernels are compared.
+VECCHIA_FAMILY_ROWS, VECCHIA_FAMILY_ITER = 2_000, 15
+#: Observations among which inducing points are chosen.
+VECCHIA_GREEDY_ROWS = 4_000
+#: Change of a log hyper-parameter in a stage below which no other follows.
+VECCHIA_MOVED = 0.05

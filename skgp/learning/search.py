@@ -110,7 +110,7 @@ def fit_hyperparameters(
     subset = torch.randperm(n, generator=generator, device=generator.device)[: settings.subset_size]
     if n <= settings.exact_rows:
         return _by_exact_evidence(kernels, data, subset, settings, generator, callback)
-    dense = _on_subset(kernels, data.take(subset), settings, callback)
+    dense = dense_fits(kernels, data.take(subset), settings, callback)
     if callback.stopped:
         return dense[0]
     comparison = _Comparison(data, settings, generator)
@@ -161,7 +161,7 @@ def _likeliest(kernel, data: Data, max_iter: int, callback) -> HyperparameterFit
     return replace(best, history=found.history + rival.history)
 
 
-def _on_subset(
+def dense_fits(
     kernels: list, data: Data, settings: SearchSettings, callback
 ) -> list[HyperparameterFit]:
     """Fits of each family to some observations, the likeliest first."""

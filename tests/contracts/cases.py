@@ -34,6 +34,7 @@ ESTIMATORS = {
     "SWSGPClassifier": {},
     "StateSpaceGPRegressor": {"max_iter": 4},
     "StateSpaceGPClassifier": {"max_iter": 4},
+    "VecchiaGPRegressor": {},
     "BayesianGPRegressor": {"n_samples": 64, "n_keep": 8, "n_warmup": 5},
 }
 

@@ -13,6 +13,7 @@ from skgp import (
     StateSpaceGPRegressor,
     SWSGPClassifier,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 
 #: Settings under which a fit of 30 rows takes milliseconds, by class.
@@ -27,6 +28,7 @@ CHEAP = {
     StateSpaceGPRegressor: {"max_iter": 3},
     StateSpaceGPClassifier: {"max_iter": 3},
     BayesianGPRegressor: {"optimizer": "map"},
+    VecchiaGPRegressor: {"n_neighbors": 6, "n_inducing": 5},
 }
 
 

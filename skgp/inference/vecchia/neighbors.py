@@ -12,22 +12,75 @@ References
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import EARLIER_CANDIDATES, EARLIER_SHARE, FIRST_BLOCK, NEIGHBOR_TILE
+from skgp.inference.defaults import (
+    EARLIER_CANDIDATES,
+    EARLIER_SHARE,
+    FIRST_BLOCK,
+    NEIGHBOR_TILE,
+    THIN_DEGREE,
+    THIN_NEIGHBORS,
+)
 from skgp.inference.neighbors.search import NeighborSearch
+from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.runtime import tile_rows
 
 
 @torch.no_grad()
-def earlier_neighbors(
-    kernel, X: Tensor, n_neighbors: int, features: Tensor | None = None
-) -> Tensor:
-    r"""Indices (n, H) of the neighbours of each row of X (n, d) among the rows before it.
+def maximin_order(X: Tensor) -> Tensor:
+    """An order (n,) of rows X (n, d) of which every prefix is spread evenly, nearly maximin.
 
-    H is at most n - 1; a row with fewer before it has its own index in the places left. Near is
+    From the end: points are thinned, in the order given, until no two are near, those dropped
+    come last, the farthest from what stays first; and so on with what stays, some half at a time.
+    O(n) searches of a few neighbours; exact maximin orders take O(n log^2 n) steps one by one.
+    """
+    rest = torch.arange(len(X), device=X.device)
+    parts: list[Tensor] = []
+    while len(rest) > THIN_NEIGHBORS + 1:
+        kept, reach = _thinned(X[rest])
+        if kept.all():  # as many points at one place as are looked at
+            break
+        gone = rest[~kept]
+        parts.append(gone[reach[~kept].argsort(descending=True, stable=True)])
+        rest = rest[kept]
+    return torch.cat([rest, *reversed(parts)])
+
+
+def _thinned(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of X (n, d) stay, no two of them near, and the distance (n,) of each from those.
+
+    Near is what leaves a row `THIN_DEGREE` others in the mean.
+    """
+    n, own = len(X), torch.arange(len(X), device=X.device)
+    search = NeighborSearch(RBF(), X)
+    index = search.query(X, THIN_NEIGHBORS, own)
+    distance = search.distances(X, index)
+    near = distance <= distance.flatten().kthvalue(THIN_DEGREE * n).values
+    kept, open_ = torch.zeros(n, dtype=torch.bool, device=X.device), torch.ones_like(own) > 0
+    while open_.any():  # the first of all near ones that are open stays, and the others go
+        first = ~(near & open_[index] & (index < own[:, None])).any(1)
+        kept |= open_ & first
+        open_ &= ~(kept | (near & kept[index]).any(1))
+    return kept, torch.where(kept[index], distance, math.inf).amin(1)
+
+
+@torch.no_grad()
+def earlier_neighbors(
+    kernel,
+    X: Tensor,
+    n_neighbors: int,
+    features: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    r"""Indices (t, H) of the neighbours of rows (t,), sorted, among those of X (n, d) before them.
+
+    By default of all rows. H is at most n - 1; a row with fewer before it has its own index in the
+    places left. Near is
     what the metric of the kernel says is (:mod:`skgp.inference.neighbors.search`). Beside features
     :math:`\Phi` (n, m), of the nearest by that metric (`EARLIER_CANDIDATES` times as many) those
     are taken whose residuals correlate most,
@@ -39,22 +92,25 @@ def earlier_neighbors(
     """
     n = len(X)
     H = min(n_neighbors, n - 1)
-    rows = torch.arange(n, device=X.device)
+    rows = torch.arange(n, device=X.device) if rows is None else rows
+    found = rows[:, None].repeat(1, max(H, 0))
     if H < 1:
-        return rows.new_empty(n, 0)
+        return found
     n_candidates = H if features is None else min(EARLIER_CANDIDATES * H, n - 1)
-    found = rows[:, None].repeat(1, H)
     end = 1
     while end < n:
         begin, end = end, min(n, max(2 * end, FIRST_BLOCK))
+        place = ((rows >= begin) & (rows < end)).nonzero()[:, 0]
+        if not len(place):
+            continue
         search = NeighborSearch(kernel, X[:end])
-        pending, k = rows[begin:end], EARLIER_SHARE * n_candidates
+        pending, k = place, EARLIER_SHARE * n_candidates
         while len(pending):
             k, unsure = min(k, end - 1), []
             for some in pending.split(tile_rows(64 * k, 8 * NEIGHBOR_TILE)):
-                near, sure = _earlier(search, X, some, k, n_candidates)
+                near, sure = _earlier(search, X, rows[some], k, n_candidates)
                 if features is not None:
-                    near = _most_correlated(kernel, X, features, some, near, H)
+                    near = _most_correlated(kernel, X, features, rows[some], near, H)
                 found[some, : near.shape[1]] = near
                 unsure.append(some[~sure])
             pending, k = torch.cat(unsure), 2 * k

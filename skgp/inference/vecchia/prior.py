@@ -129,6 +129,20 @@ class VecchiaPrior(TensorState):
         """log |Sigma|, a scalar."""
         return self.variance.log().sum() + log_det(self.root)
 
+    def precision_diagonal(self) -> Tensor:
+        """Diagonal of Sigma^-1, (n,); O(n (H + m^2))."""
+        each = 1 / self.variance
+        spread = (self.weights.square() * each[:, None]).reshape(-1)
+        diagonal = each.index_add(0, self.index.reshape(-1), spread)
+        known = self.differences_transposed(self._scaled(self.contrasts, each))  # (n, m)
+        whitened = torch.linalg.solve_triangular(self.root, known.mT, upper=False)
+        return diagonal - whitened.square().sum(0)
+
+    def leave_one_out(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Values v less their means given all others, and the variances (n,) of these."""
+        variance = 1 / self.precision_diagonal()
+        return self._scaled(self.precision(v), variance), variance
+
     def log_density(self, v: Tensor) -> Tensor:
         """log N(v; 0, Sigma) in nats, a scalar; of several columns their sum."""
         n_columns = v.numel() / len(self)

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
-from skgp.inference.vecchia.neighbors import earlier_neighbors
+from skgp.inference.vecchia.neighbors import earlier_neighbors, maximin_order
 from skgp.inference.vecchia.prior import VecchiaPrior, latent_conditionals
 from tests.reference import vecchia
 
@@ -63,6 +63,21 @@ def test_neighbors_of_many_points_are_found_in_prefixes():
     line = torch.linspace(0, 1, 900, dtype=torch.float64)[:, None]
     index = earlier_neighbors(1.0 * RBF(0.1), line, 3)
     assert torch.equal(index[3:], torch.arange(3, 900)[:, None] - torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_maximin_orders_spread_every_prefix(d):
+    X = torch.tensor(points(600, d))
+    order = maximin_order(X)
+    assert torch.equal(order.sort().values, torch.arange(600))
+    for size in (20, 75, 300):
+        spread, at_random = (
+            torch.nn.functional.pdist(rows[:size]).sort().values[: size // 4].mean()
+            for rows in (X[order], X)
+        )
+        assert spread > 1.5 * at_random
+    copies = maximin_order(X[:60].repeat(10, 1))
+    assert torch.equal(copies.sort().values, torch.arange(600))
 
 
 @pytest.mark.parametrize(("H", "m"), [(0, 8), (1, None), (6, None), (6, 8), (N - 1, 8)])

@@ -1,0 +1,252 @@
+"""Vecchia approximations of GP regression: the estimator of :mod:`skgp.models.vecchia`."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+import numpy as np
+import torch
+
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._fitting import FitSession
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
+from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators.defaults import (
+    VECCHIA_MAXIMIN_COLUMNS,
+    VECCHIA_NEIGHBORS,
+    VECCHIA_PREDICTIVE,
+    VECCHIA_ROWS,
+)
+from skgp.inference.vecchia.posterior import VecchiaPosterior
+from skgp.learning.vecchia import VecchiaSettings
+from skgp.linalg.runtime import to_arrays
+from skgp.models.vecchia import fit_vecchia
+
+
+class VecchiaGPRegressor(BaseGPRegressor):
+    r"""Gaussian process regression by Vecchia's approximation, beyond what a dense matrix allows.
+
+    The joint density of the observations as a product of densities, each given H of the
+    observations before it [1]_,
+
+    .. math:: p(y) \approx \prod_i p(y_i \mid y_{N(i)}), \qquad N(i) \subset \{1 \dots i - 1\},
+
+    of a process whose large scales m inducing points have taken out before [2]_. m = 0 is Vecchia's
+    own. A fit costs :math:`O(n H^2 (H + m) + n m^2)`.
+
+    For rough functions and spatial data of any number of rows: other than `SWSGPRegressor` it has a
+    joint likelihood, which compares kernels and numbers of neighbours, and learns ranges that reach
+    across gaps of the data. Below some 3000 rows an exact GP, `GaussianProcessRegressor` or
+    `QSGPRegressor`, is usually better.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
+        Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of the noise
+        (one of level 0.01 is added where there is none). None takes an RBF kernel or a Matern
+        kernel of nu 5/2, 3/2 or 1/2, whichever is likeliest, with one length scale a column.
+    n_neighbors : int, default=20
+        H, of the rows before it that a row is given; all there are if that is fewer. Predictions
+        use twice as many of all rows, which fade with their distance.
+    n_inducing : int, default=0
+        m. They pay for smooth functions, and for more columns than neighbours can surround a point
+        in. Lowered to the number of distinct rows, with a warning.
+    ordering : {"auto", "maximin", "random"}, default="auto"
+        Order of the rows: each as far as can be from all before it, or at random, by
+        ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+    max_iter : int, default=30
+        Iterations of L-BFGS-B, at most, of each of three stages of the search.
+    tol : float, default=1e-6
+        Relative change of the likelihood at which a stage ends.
+    batch_size : int or None, default=10000
+        Rows, at random, whose densities stand for those of all rows in the search; each is given
+        neighbours among all rows. None takes all.
+    random_state : int, RandomState instance or None, default=None
+    device : str or torch.device, default="auto"
+        Of fit and predictions; "auto" is "cuda" where there is one and at least 500
+        rows, else "cpu".
+    dtype : {"float64"}, default="float64"
+    n_jobs : int or None, default=None
+        Threads. None is one, but all that torch has for large matrix operations; a number is for
+        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller.
+    verbose : int, default=0
+        1 prints a line a stage, 2 a line an iteration.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned, noise included.
+    n_neighbors_ : int
+        H, at most the number of distinct rows less one.
+    inducing_points_ : ndarray of shape (m, d)
+    n_inducing_ : int
+    ordering_ : {"maximin", "random"}
+    log_marginal_likelihood_value_ : float
+        Of all rows under the approximation, in nats of the standardised targets.
+    noise_variance_ : float
+        In squared units of y.
+    n_iter_ : int
+        Evaluations of the search.
+    history_ : dict of lists
+        "hyperparameters": log-density of a row, in nats.
+    interrupted_ : bool
+        Whether Ctrl-C stopped the fit.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    y_mean_, y_scale_ : float
+
+    See Also
+    --------
+    SWSGPRegressor : Neighbours among inducing points, for other likelihoods and streams.
+    QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
+
+    Notes
+    -----
+    Rows of equal inputs are merged. Two rows of a prediction have the same joint distribution
+    whatever rows come with them. With H or m as many as the rows it is the exact GP, at a higher
+    cost.
+
+    References
+    ----------
+    .. [1] Vecchia (1988), Estimation and model identification for continuous spatial processes.
+    .. [2] Gyger, Furrer and Sigrist (2025), Vecchia-inducing-points full-scale approximations for
+       Gaussian processes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skgp import VecchiaGPRegressor
+    >>> X = np.linspace(0, 10, 300)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.cos(37 * np.arange(300.0))
+    >>> model = VecchiaGPRegressor(n_neighbors=10, random_state=0).fit(X, y)
+    >>> mean, std = model.predict([[2.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(2.5)) < 0.1)
+    True
+    >>> model.n_neighbors_, model.ordering_
+    (10, 'maximin')
+    """
+
+    _parameter_constraints: dict = {
+        **BaseGPRegressor._parameter_constraints,
+        "n_neighbors": [Interval(Integral, 0, None, closed="left")],
+        "n_inducing": [Interval(Integral, 0, None, closed="left")],
+        "ordering": [StrOptions({"auto", "maximin", "random"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "dtype": [StrOptions({"float64"})],
+    }
+
+    _option_rules = (options("max_iter tol batch_size", optimizer=("auto",)),)
+
+    _posterior: VecchiaPosterior
+
+    def __init__(
+        self,
+        kernel=None,
+        *,
+        n_neighbors=VECCHIA_NEIGHBORS,
+        n_inducing=0,
+        ordering="auto",
+        optimizer="auto",
+        normalize_y=True,
+        max_iter=30,
+        tol=1e-6,
+        batch_size=VECCHIA_ROWS,
+        random_state=None,
+        device="auto",
+        dtype="float64",
+        n_jobs=None,
+        memory_budget=None,
+        verbose=0,
+    ):
+        self.kernel = kernel
+        self.n_neighbors = n_neighbors
+        self.n_inducing = n_inducing
+        self.ordering = ordering
+        self.optimizer = optimizer
+        self.normalize_y = normalize_y
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.memory_budget = memory_budget
+        self.verbose = verbose
+
+    # ---- training ------------------------------------------------------------------------
+
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        kernels = self._kernels(*arrays(data))
+        data = merged(data, backend.device, replicates=True)
+        n, d = data.X.shape
+        few = d <= VECCHIA_MAXIMIN_COLUMNS
+        self.ordering_ = self.ordering
+        if self.ordering == "auto":
+            self.ordering_ = "maximin" if few else "random"
+        if self.n_inducing > n:
+            warn_of_few_rows(self.n_inducing, n)
+        self.n_neighbors_ = min(self.n_neighbors, n - 1)
+        settings = VecchiaSettings(
+            self.n_neighbors_,
+            min(self.n_inducing, n),
+            n_rows=self.batch_size,
+            max_iter=self.max_iter,
+            tol=self.tol,
+        )
+        with session.stage("hyperparameters") as callback:
+            fit = fit_vecchia(
+                kernels,
+                data,
+                settings,
+                ordering=self.ordering_,
+                n_predictive=max(1, VECCHIA_PREDICTIVE * self.n_neighbors_),
+                learns=self._learns,
+                generator=torch.Generator().manual_seed(backend.seed),
+                callback=callback,
+            )
+        self._posterior = fit.posterior
+        self.inducing_points_ = fit.posterior.Z.cpu().numpy()
+        self.n_inducing_ = len(self.inducing_points_)
+        self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
+        self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
+        self._likelihood, self._noise_variance = None, fit.noise
+        self.kernel_ = fit.kernel
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _bytes_per_row(self) -> int:
+        size = self._posterior.neighborhood.size
+        d, m = self.n_features_in_, self.n_inducing_
+        return 8 * size * (4 * size + d + m) + 64 * m
+
+    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
+        return self._evaluate("mean", X)[0][:, 0]
+
+    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, var = self._evaluate("mean_and_variance", X)
+        return mean[:, 0], var
+
+    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = to_tensor(X, device=self._posterior.device)
+        mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows))
+        return mean[:, 0], covariance
+
+    def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, var = self._posterior.mean_and_variance(rows)
+        return mean[:, 0], var

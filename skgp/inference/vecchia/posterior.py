@@ -1,0 +1,131 @@
+r"""f given observations: the global part, and the residual from the nearest of all observations.
+
+With u the values of the inducing points, whitened, of posterior :math:`N(\gamma, P^{-1})`
+(:mod:`skgp.inference.vecchia.regression`), an input x with neighbours N among all observations has
+
+.. math:: f = \phi^T u + a^T (y_N - \Phi_N u) + \epsilon, \qquad a = S_{NN}^{-1} R_{Nx}, \qquad
+          E = \phi - \Phi_N^T a,
+
+.. math:: E[f] = \phi^T \gamma + a^T (y_N - \Phi_N \gamma), \qquad
+          V[f] = R_{xx} - a^T R_{Nx} + E^T P^{-1} E .
+
+Neighbours fade as the input moves away from them (:mod:`skgp.inference.neighbors.conditionals`), so
+that predictions are continuous. *Jointly* the errors :math:`\epsilon` of two inputs have the
+covariance that they have under R: it is the same for two inputs whatever others come with them, and
+its diagonal is the variance above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.defaults import CACHED_NUMBERS
+from skgp.inference.neighbors.conditionals import (
+    Neighborhood,
+    fading_weights,
+    joint_errors,
+    sparse_rows,
+)
+from skgp.inference.vecchia.conditionals import global_features, inducing_factor
+from skgp.kernels.gram import gram, gram_diag
+from skgp.linalg.cholesky import cho_solve
+from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
+
+
+@dataclass(frozen=True)
+class VecchiaPosterior(TensorState):
+    """Predictions of f for c targets. What is derived is built when first asked for."""
+
+    kernel: Any  # of f, without noise
+    X: Tensor  # (n, d); inputs of the observations
+    targets: Tensor  # (n, c)
+    noises: Tensor  # (n,); variances of the noise
+    Z: Tensor  # (m, d); inducing points
+    mean_inducing: Tensor  # (m, c); gamma
+    root: Tensor  # (m, m); Cholesky factor of P
+    n_neighbors: int  # of a prediction
+
+    def _lasting(self) -> dict[str, Any]:
+        derived = ("neighborhood", "factor", "features", "residuals")
+        return {name: value for name, value in super()._lasting().items() if name not in derived}
+
+    @cached_property
+    def neighborhood(self) -> Neighborhood:
+        """Which observations a prediction uses."""
+        return Neighborhood(self.kernel, self.X, self.n_neighbors)
+
+    @cached_property
+    @torch.no_grad()
+    def factor(self) -> Tensor:
+        """L (m, m)."""
+        return inducing_factor(self.kernel, self.Z)
+
+    @cached_property
+    @torch.no_grad()
+    def features(self) -> Tensor:
+        """Phi (n, m) of the observations."""
+        return global_features(self.kernel, self.X, self.Z, self.factor)
+
+    @cached_property
+    @torch.no_grad()
+    def residuals(self) -> Tensor:
+        """y - Phi gamma, (n, c)."""
+        return self.targets - self.features @ self.mean_inducing
+
+    @differentiable_in_rows
+    def mean(self, X: Tensor) -> Tensor:
+        """E[f], (n, c), of rows X (n, d)."""
+        return self.mean_and_variance(X)[0]
+
+    @differentiable_in_rows
+    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """E[f] (n, c) and V[f] (n,) of rows X (n, d); O(n H^2 (H + d + m))."""
+        parts = []
+        for rows in X.split(self._tile_rows):
+            active, weights, variance, phi, contrast = self._weights(rows)
+            whitened = torch.linalg.solve_triangular(self.root, contrast.mT, upper=False)
+            mean = self._mean(active, weights, phi)
+            parts.append((mean, variance + whitened.square().sum(0)))
+        mean, var = map(torch.cat, zip(*parts, strict=True))
+        return mean, var
+
+    @torch.no_grad()
+    def mean_and_covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Joint prediction of rows X (n, d): mean (n, c) and the covariance (n, n)."""
+        parts = [self._weights(rows) for rows in X.split(self._tile_rows)]
+        active, weights, _, phi, contrast = map(torch.cat, zip(*parts, strict=True))
+        index, position = active.unique(return_inverse=True)
+        A = sparse_rows(position, weights, len(index))
+        # Errors under K; those under R = K - Q are E E' less.
+        errors = joint_errors(self.kernel, X, self.X[index], A, self.noises[index])
+        known = cho_solve(self.root, contrast.mT) - contrast.mT  # (P^-1 - I) E'
+        covariance = errors + contrast @ known
+        return self._mean(active, weights, phi), 0.5 * (covariance + covariance.mT)
+
+    @property
+    def _tile_rows(self) -> int:
+        size = self.neighborhood.size
+        numbers = size * (size + self.X.shape[1] + len(self.Z))
+        return min(max(1, CACHED_NUMBERS // numbers), tile_rows(64 * numbers))
+
+    def _mean(self, active: Tensor, weights: Tensor, phi: Tensor) -> Tensor:
+        local = torch.einsum("th,thc->tc", weights, self.residuals[active])
+        return phi @ self.mean_inducing + local
+
+    def _weights(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Neighbours and a (t, H), the residual's variance (t,), phi and E (t, m)."""
+        active, influence = self.neighborhood.find(X)
+        points, features = self.X[active], self.features[active]  # (t, H, d), (t, H, m)
+        phi = global_features(self.kernel, X, self.Z, self.factor)
+        K = gram(self.kernel, points) - features @ features.mT
+        K.diagonal(dim1=1, dim2=2).add_(self.noises[active])
+        cross = gram(self.kernel, points, X[:, None])[..., 0] - (features @ phi[..., None])[..., 0]
+        prior = gram_diag(self.kernel, X) - phi.square().sum(1)
+        weights, variance = fading_weights(K, cross, prior, influence)
+        contrast = phi - (weights[:, None] @ features)[:, 0]
+        return active, weights, variance, phi, contrast

@@ -1,0 +1,256 @@
+r"""Hyper-parameters by the joint likelihood of a Vecchia approximation.
+
+The log marginal likelihood of :mod:`skgp.inference.vecchia.regression` with fixed neighbours and
+inducing points is a smooth function of theta, which L-BFGS-B maximises. Both are chosen anew
+between the stages of a search, as length scales move.
+
+1. *Start.* Each family of kernels by the dense evidence of some observations; and, at other noises
+   and shorter length scales (:mod:`skgp.learning.starts`), where the joint likelihood is greater.
+2. *Family.* Each a few iterations by the density of some rows given their neighbours among all
+   observations, whose sum over a random subset is an unbiased estimate of the whole; the best goes
+   on.
+3. *Stages* on more rows, each with its own neighbours and inducing points.
+
+Up to `SearchSettings.exact_rows` observations the exact evidence decides
+(:mod:`skgp.learning.search`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.inference.sparse import greedy_variance
+from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
+from skgp.inference.vecchia.neighbors import earlier_neighbors
+from skgp.inference.vecchia.regression import Sums, sums
+from skgp.kernels.expression import split_noise, theta_places
+from skgp.learning.defaults import (
+    VECCHIA_FAMILY_ITER,
+    VECCHIA_FAMILY_ROWS,
+    VECCHIA_GREEDY_ROWS,
+    VECCHIA_MOVED,
+    VECCHIA_START_ROWS,
+)
+from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
+from skgp.learning.starts import starts, with_noises
+from skgp.optim.bfgs import minimize_within
+from skgp.optim.stopping import StopRecorder
+
+Callback = Callable[[int, dict], bool | None]
+
+__all__ = ["VecchiaEvidence", "VecchiaSettings", "choose_inducing", "fit_joint_likelihood"]
+
+
+@dataclass(frozen=True)
+class VecchiaSettings:
+    """The approximation, and how long and on how many rows hyper-parameters are searched for."""
+
+    n_neighbors: int = 20  # H
+    n_inducing: int = 0  # m
+    n_rows: int | None = 10_000  # of a stage; None for all
+    n_stages: int = 3  # at most
+    max_iter: int = 30  # of L-BFGS-B, a stage
+    tol: float = 1e-6  # relative fall of the loss in an iteration below which a stage ends
+
+
+class VecchiaEvidence:
+    """Minus the log marginal likelihood an observation, in nats, at many theta.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel expression with a top-level WhiteKernel
+    data : Data
+        Ordered observations; y of shape (n,) or (n, c).
+    rows : Tensor of int64, shape (t,)
+        Those that stand for all.
+    index : Tensor of int64, shape (t, H)
+        Their neighbours; the own index in places left.
+    Z : Tensor of shape (m, d)
+        Inducing points.
+
+    Notes
+    -----
+    ``O(t H^2 (H + d + m) + p m^2)`` an evaluation, p <= n the number of points that take part.
+    """
+
+    def __init__(self, kernel, data: Data, rows: Tensor, index: Tensor, Z: Tensor) -> None:
+        group = torch.cat([index, rows[:, None]], 1)
+        used, self._group = group.unique(return_inverse=True)
+        self.kernel, self._Z = kernel, Z
+        self._signal = split_noise(kernel)[0]
+        self._places, self._noise_place, self._noise = theta_places(kernel)
+        self._data, self._some = data, data.take(used)
+        self._Y = self._some.y.reshape(len(used), -1)
+
+    def conditionals(self, theta: np.ndarray) -> Conditionals:
+        """Of the rows, at theta (n_theta,) of the whole expression."""
+        noise = self._some.row_noise(self._noise_at(theta))
+        return Conditionals(
+            self._signal,
+            self._some.X,
+            self._group,
+            noise,
+            self._Z,
+            self._some.X.new_tensor(theta[self._places]),
+        )
+
+    def sums(self, conditionals: Conditionals) -> Sums:
+        """Estimates of the sums over all observations; those of all rows themselves."""
+        return sums(conditionals, self._Y, n=len(self._data))
+
+    def value(self, theta: np.ndarray) -> float:
+        """The loss alone."""
+        return -self._density(theta, self.sums(self.conditionals(theta))) / self._data.total
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss and its gradient (n_theta,)."""
+        conditionals = self.conditionals(theta)
+        found = self.sums(conditionals)
+        of_signal, of_noises = conditionals.gradient(found.cotangents(self._Y))
+        gradient = np.zeros(len(theta))
+        gradient[self._places] = of_signal.cpu().numpy()
+        if self._noise_place is not None:
+            gradient[self._noise_place] = float((of_noises * conditionals.noise).sum())
+            gradient[self._noise_place] += self._slope_of_replicates(theta)
+        total = self._data.total
+        return -self._density(theta, found) / total, -gradient / total
+
+    def _noise_at(self, theta: np.ndarray) -> Tensor:
+        place = self._noise_place
+        level = self._noise if place is None else math.exp(theta[place])
+        return self._some.X.new_tensor(level)
+
+    def _density(self, theta: np.ndarray, found: Sums) -> float:
+        """In nats, what merged replicates lost included."""
+        power = self._data.log_power(self._noise_at(theta))
+        return float(found.log_density() + power.sum())
+
+    def _slope_of_replicates(self, theta: np.ndarray) -> float:
+        """Derivative of `Data.log_power` in the log noise."""
+        data = self._data
+        if data.weight is None or data.scatter is None:
+            return 0.0
+        each = 1 - data.weight + data.scatter / self._noise_at(theta)
+        return 0.5 * float(each.sum())
+
+
+def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generator) -> Tensor:
+    """Inducing points (m, d), m at most n: rows of X (n, d) that leave the least prior variance.
+
+    One by one, among `VECCHIA_GREEDY_ROWS` at random.
+    """
+    if not n_inducing:
+        return X[:0]
+    order = torch.randperm(len(X), generator=generator, device=generator.device)
+    n_rows = max(VECCHIA_GREEDY_ROWS, 2 * n_inducing)
+    some = X[order[:n_rows].sort().values.to(X.device)]
+    return some[greedy_variance(signal, some, min(n_inducing, len(some)))]
+
+
+def neighbors_of(
+    signal, X: Tensor, n_neighbors: int, Z: Tensor, rows: Tensor | None = None
+) -> Tensor:
+    """Neighbours (t, H) of some rows, or all, before them, by the residual's correlation."""
+    features = None
+    if len(Z):
+        features = global_features(signal, X, Z, inducing_factor(signal, Z))
+    return earlier_neighbors(signal, X, n_neighbors, features, rows)
+
+
+def fit_joint_likelihood(
+    kernels: list,
+    data: Data,
+    settings: VecchiaSettings,
+    *,
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> HyperparameterFit:
+    """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels.
+
+    `data` are float64, in the order of the approximation, of about zero mean and unit variance. The
+    callback is called with (evaluation, {"loss": nats an observation}); True ends the search with
+    what it has.
+    """
+    exact = SearchSettings()
+    if all(kernel.n_dims == 0 for kernel in kernels) or len(data) <= exact.exact_rows:
+        return fit_hyperparameters(kernels, data, generator=generator, callback=callback)
+    search = _Search(data, settings, generator, callback)
+    some = data.some(VECCHIA_START_ROWS, generator)
+    dense = dense_fits(kernels, some, exact, search.recorder)
+    few = replace(settings, n_rows=VECCHIA_FAMILY_ROWS, max_iter=VECCHIA_FAMILY_ITER)
+    trials = [search.climb(fit.kernel, few, from_starts=True) for fit in dense]
+    best = min(trials, key=lambda trial: trial.loss)
+    for _ in range(settings.n_stages):
+        before = best.kernel.theta
+        best = search.climb(best.kernel, settings)
+        if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
+            break
+    return HyperparameterFit(best.kernel, method="joint likelihood", history=search.history)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A kernel and its loss."""
+
+    kernel: Any
+    loss: float
+
+
+class _Search:
+    """Climbs that share data, random numbers, a callback and a history."""
+
+    def __init__(self, data: Data, settings: VecchiaSettings, generator, callback) -> None:
+        self.data, self.generator = data, generator
+        self.recorder, self.history = StopRecorder(callback), list[float]()
+        order = torch.randperm(len(data), generator=generator, device=generator.device)
+        self._order = order.to(data.X.device)
+
+    def climb(self, kernel, settings: VecchiaSettings, *, from_starts: bool = False) -> _Trial:
+        """L-BFGS-B from the kernel, or from the likeliest of other starts of its form."""
+        if self.recorder.stopped:
+            return _Trial(kernel, math.inf)
+        if from_starts:
+            others = [
+                *with_noises(*split_noise(kernel)),
+                *starts(kernel, self.data, known=VECCHIA_START_ROWS),
+            ]
+            value = self._evidence(kernel, replace(settings, n_rows=VECCHIA_START_ROWS)).value
+            kernel = min([kernel, *others], key=lambda each: _value(value, each.theta))
+        evidence = self._evidence(kernel, settings)
+        theta, loss = minimize_within(
+            evidence,
+            kernel.theta,
+            kernel.bounds,
+            max_iter=settings.max_iter,
+            tol=settings.tol,
+            tell=self._tell,
+        )
+        return _Trial(kernel.clone_with_theta(theta), loss)
+
+    def _evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
+        """With neighbours and inducing points as this kernel sees them; of the same rows always."""
+        signal, X = split_noise(kernel)[0], self.data.X
+        rows = self._order[: settings.n_rows].sort().values
+        Z = choose_inducing(signal, X, settings.n_inducing, self.generator)
+        index = neighbors_of(signal, X, settings.n_neighbors, Z, rows)
+        return VecchiaEvidence(kernel, self.data, rows, index, Z)
+
+    def _tell(self, loss: float) -> bool:
+        self.history.append(-float(loss))
+        return bool(self.recorder(len(self.history), {"loss": float(loss)}))
+
+
+def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
+    """Infinite where a covariance has no factor."""
+    try:
+        return function(theta)
+    except ValueError:
+        return math.inf

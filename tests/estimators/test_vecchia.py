@@ -1,0 +1,125 @@
+"""VecchiaGPRegressor: exact limits, weights, orders, model selection and joint draws."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skgp import VecchiaGPRegressor
+
+KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.05)
+FIXED = {"optimizer": None, "random_state": 0}
+
+
+def problem(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.random((n, 2))
+    return X, np.sin(5 * X[:, 0]) + X[:, 1] + 0.2 * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("sizes", [{"n_neighbors": 59}, {"n_neighbors": 1000, "n_inducing": 5}])
+def test_all_neighbors_are_the_exact_process(sizes):
+    X, y = problem()
+    model = VecchiaGPRegressor(KERNEL, normalize_y=False, **sizes, **FIXED).fit(X, y)
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    assert model.n_neighbors_ == 59
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=1e-8
+    )
+    x = np.vstack([X[:4], X[:4] + 0.05, [[3.0, 0.0], [1e6, 1e6]]])
+    mean, covariance = exact.predict(x, return_cov=True)
+    found = model.latent_mean_and_covariance(x)
+    np.testing.assert_allclose(found[0], mean, atol=1e-8)
+    noise = 0.05 * np.eye(len(x))  # of an observation, in both
+    np.testing.assert_allclose(found[1] + noise, covariance, atol=1e-8)
+    np.testing.assert_allclose(model.predict(x, return_std=True)[1] ** 2, np.diag(covariance))
+
+
+def test_weights_are_repetitions_and_repetitions_weights():
+    X, y = problem(40)
+    counts = 1 + np.arange(40) % 3
+    model = VecchiaGPRegressor(KERNEL, n_neighbors=6, n_inducing=4, normalize_y=False, **FIXED)
+    weighted = clone(model).fit(X, y, sample_weight=counts)
+    twice = clone(model).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+    for found, expected in zip(
+        weighted.predict(X, return_std=True), twice.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+    assert len(weighted.inducing_points_) == weighted.n_inducing_ == 4
+
+
+def test_orders_differ_and_agree_for_many_neighbors():
+    X, y = problem(150)
+    values = {}
+    for ordering in ("maximin", "random"):
+        for H in (3, 149):
+            model = VecchiaGPRegressor(KERNEL, n_neighbors=H, ordering=ordering, **FIXED)
+            values[ordering, H] = model.fit(X, y).log_marginal_likelihood_value_
+            assert model.ordering_ == ordering
+    assert values["maximin", 149] == pytest.approx(values["random", 149], abs=1e-7)
+    assert abs(values["maximin", 3] - values["random", 3]) > 1e-3
+    assert VecchiaGPRegressor(KERNEL, **FIXED).fit(X, y).ordering_ == "maximin"
+    wide = np.random.default_rng(0).random((50, 6))
+    wide = VecchiaGPRegressor(RBF() + WhiteKernel(), **FIXED).fit(wide, wide[:, 0])
+    assert wide.ordering_ == "random"
+
+
+def test_a_seed_decides_the_fit():
+    X, y = problem(100)
+    model = VecchiaGPRegressor(
+        KERNEL, n_neighbors=3, ordering="random", optimizer=None, random_state=3
+    )
+    first, again = (clone(model).fit(X, y).predict(X, return_std=True) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    values = [
+        clone(model).set_params(random_state=seed).fit(X, y).log_marginal_likelihood_value_
+        for seed in (3, 4)
+    ]
+    assert values[0] != values[1]
+
+
+def test_grid_search_in_a_pipeline():
+    X, y = problem(60)
+    grid = {
+        "vecchiagpregressor__n_neighbors": [2, 8],
+        "vecchiagpregressor__n_inducing": [0, 5],
+        "vecchiagpregressor__ordering": ["random", "maximin"],
+    }
+    pipeline = make_pipeline(StandardScaler(), VecchiaGPRegressor(KERNEL, **FIXED))
+    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, y)
+    assert np.ptp(search.cv_results_["mean_test_score"]) > 0
+    assert search.predict(X).shape == (60,)
+
+
+def test_draws_have_the_joint_moments():
+    X, y = problem()
+    model = VecchiaGPRegressor(KERNEL, n_neighbors=6, n_inducing=4, **FIXED).fit(X, y)
+    x = np.random.default_rng(5).random((12, 2))
+    n_draws = 20_000
+    mean, C = model.latent_mean_and_covariance(x)
+    draws = model.sample_f(x, n_draws, random_state=0) - mean[:, None]
+    var = np.diag(C)
+    z = draws.mean(1) / np.sqrt(var / n_draws)
+    assert np.abs(z).max() < 4
+    z = (draws @ draws.T / n_draws - C) / np.sqrt((np.outer(var, var) + C**2) / n_draws)
+    assert np.abs(z).max() < 4
+
+
+def test_more_inducing_points_than_rows_are_lowered():
+    X, y = problem(20)
+    with pytest.warns(UserWarning, match="n_inducing=30 is more than the 20 distinct rows"):
+        model = VecchiaGPRegressor(KERNEL, n_inducing=30, **FIXED).fit(X, y)
+    assert model.n_inducing_ == 20
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("n_neighbors", -1), ("n_inducing", 2.5), ("ordering", "sorted"), ("batch_size", 0)],
+)
+def test_wrong_values_are_named(parameter, value):
+    with pytest.raises(ValueError, match=f"'{parameter}' parameter of VecchiaGPRegressor"):
+        VecchiaGPRegressor(**{parameter: value}).fit(*problem(10))

@@ -1,0 +1,127 @@
+"""The joint likelihood of a Vecchia approximation as an objective, and its search."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+
+from skgp.data import Data, merge_replicates
+from skgp.inference.sparse import greedy_variance
+from skgp.learning.search import fit_hyperparameters
+from skgp.learning.vecchia import (
+    VecchiaEvidence,
+    VecchiaSettings,
+    choose_inducing,
+    fit_joint_likelihood,
+    neighbors_of,
+)
+from tests.reference import vecchia
+
+KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.2)
+
+
+def repeated(n=25, seed=0):
+    """Rows that come once, twice or three times: all of them, and merged."""
+    rng = np.random.default_rng(seed)
+    X = np.repeat(rng.random((n, 2)), 1 + np.arange(n) % 3, axis=0)
+    y = rng.normal(size=len(X))
+    return X, y, merge_replicates(X, y, None, torch.device("cpu"))
+
+
+def evidence(data, H, m, rows=None):
+    Z = data.X[:m]
+    rows = torch.arange(len(data)) if rows is None else rows
+    return VecchiaEvidence(KERNEL, data, rows, neighbors_of(KERNEL.k1, data.X, H, Z, rows), Z)
+
+
+def drawn(n, kernel, seed=0, d=2):
+    """n observations of a draw; `kernel` with noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n, d))
+    y = np.linalg.cholesky(kernel(X) + 1e-10 * np.eye(n)) @ rng.standard_normal(n)
+    return Data(torch.tensor(X), torch.tensor(y))
+
+
+@pytest.mark.parametrize("m", [0, 6])
+def test_merged_replicates_have_the_density_of_all_rows(m):
+    X, y, data = repeated()
+    found = evidence(data, len(data) - 1, m).value(KERNEL.theta)
+    expected = vecchia.log_density(KERNEL.k1(X) + 0.2 * np.eye(len(X)), y[:, None])
+    np.testing.assert_allclose(-len(X) * found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("H", "m", "step"), [(4, 0, 1), (4, 6, 1), (4, 0, 3), (4, 6, 3), (0, 6, 1)]
+)
+def test_gradient_is_that_of_the_value(H, m, step):
+    data = repeated()[2]
+    objective = evidence(data, H, m, torch.arange(0, len(data), step))
+    value, gradient = objective(KERNEL.theta)
+    assert value == pytest.approx(objective.value(KERNEL.theta), abs=1e-12)
+    for i, s in enumerate(1e-5 * np.eye(len(gradient))):
+        ends = [objective.value(KERNEL.theta + t) for t in (s, -s)]
+        np.testing.assert_allclose(gradient[i], (ends[0] - ends[1]) / 2e-5, atol=1e-8)
+
+
+def test_several_targets_add_up():
+    data = repeated()[2]
+    data = Data(data.X, torch.stack([data.y, data.y.flip(0)], 1), data.weight)
+    whole = evidence(data, 4, 6)(KERNEL.theta)
+    each = [evidence(Data(data.X, data.y[:, j], data.weight), 4, 6)(KERNEL.theta) for j in range(2)]
+    assert whole[0] == pytest.approx(each[0][0] + each[1][0], abs=1e-12)
+    np.testing.assert_allclose(whole[1], each[0][1] + each[1][1], atol=1e-12)
+
+
+def test_inducing_points_are_chosen_greedily():
+    data, generator = drawn(50, KERNEL), torch.Generator().manual_seed(0)
+    Z = choose_inducing(KERNEL.k1, data.X, 7, generator)
+    assert torch.equal(Z, data.X[greedy_variance(KERNEL.k1, data.X, 7)])
+    assert len(choose_inducing(KERNEL.k1, data.X, 0, generator)) == 0
+    assert len(choose_inducing(KERNEL.k1, data.X, 100, generator)) == 50
+
+
+def test_search_of_many_rows_finds_the_hyperparameters():
+    truth = 1.0 * Matern([0.2, 0.5], nu=1.5) + WhiteKernel(0.05)
+    data = drawn(2600, truth)
+    start = 1.0 * Matern([1.0, 1.0], nu=1.5) + WhiteKernel(0.5)
+    heard = []
+    found = fit_joint_likelihood(
+        [start],
+        data,
+        VecchiaSettings(n_neighbors=12),
+        generator=torch.Generator().manual_seed(0),
+        callback=lambda step, info: heard.append(info["loss"]),
+    )
+    assert found.method == "joint likelihood"
+    np.testing.assert_allclose(found.kernel.theta[1:], truth.theta[1:], atol=0.25)
+    assert len(heard) >= len(found.history) > 5
+    full = evidence_of(found.kernel, data)
+    assert full < evidence_of(truth, data) < evidence_of(start, data)
+
+
+def evidence_of(kernel, data):
+    index = neighbors_of(kernel.k1, data.X, 12, data.X[:0])
+    rows = torch.arange(len(data))
+    return VecchiaEvidence(kernel, data, rows, index, data.X[:0]).value(kernel.theta)
+
+
+def test_search_of_few_rows_is_by_the_exact_evidence():
+    data = drawn(80, KERNEL)
+    kernels = [1.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1), KERNEL]
+    settings = VecchiaSettings(n_neighbors=3)
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    found = fit_joint_likelihood(kernels, data, settings, generator=seeds[0])
+    assert found.kernel == fit_hyperparameters(kernels, data, generator=seeds[1]).kernel
+
+
+def test_search_stops_when_told():
+    data = drawn(2600, KERNEL, d=2)
+    found = fit_joint_likelihood(
+        [KERNEL],
+        data,
+        VecchiaSettings(n_neighbors=3),
+        generator=torch.Generator().manual_seed(0),
+        callback=lambda step, info: step == 4,
+    )
+    assert np.isfinite(found.kernel.theta).all()
+    assert len(found.history) < 4
