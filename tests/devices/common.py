@@ -73,9 +73,9 @@ class Account:
 
     Attributes
     ----------
-    fit, predict : Counter
-        "operations", "to_device", "to_host" and "synchronisations" of the fit, and of all
-        prediction methods together.
+    fit, once, predict : Counter
+        "operations", "to_device", "to_host" and "synchronisations" of the fit, of one prediction
+        with standard deviations or probabilities, and of all prediction methods together.
     differences : dict of str to float
         From the CPU, by quantity, relative to its largest element.
     distance : float
@@ -83,6 +83,7 @@ class Account:
     """
 
     fit: Counter = field(default_factory=Counter)
+    once: Counter = field(default_factory=Counter)
     predict: Counter = field(default_factory=Counter)
     differences: dict[str, float] = field(default_factory=dict)
     distance: float = 0.0
@@ -100,6 +101,8 @@ def account(case: GoldenCase, device: Device = PRETENDED) -> Account:
     with device.entered() as counts, _quiet():
         model = _fitted(case, data, device.name)
         fit = Counter(counts)
+        _predict(model, data)
+        once = counts - fit
         found = _found(model, data)
         stored = pickle.dumps(model)
     with _quiet():  # without the device
@@ -109,6 +112,7 @@ def account(case: GoldenCase, device: Device = PRETENDED) -> Account:
     assert found.keys() == expected.keys()
     return Account(
         fit,
+        once,
         counts - fit,
         {key: difference(np.asarray(found[key]), np.asarray(expected[key])) for key in expected},
         _distance(found, expected),
@@ -116,23 +120,29 @@ def account(case: GoldenCase, device: Device = PRETENDED) -> Account:
 
 
 def check(
-    case: GoldenCase, device: Device, *, tolerance: float = EQUAL, but: tuple[str, ...] = ()
-) -> Account:
-    """Assert that a case gives on a device what it gives on the CPU; return what it cost.
+    case: GoldenCase,
+    device: Device,
+    *,
+    tolerance: float = EQUAL,
+    but: tuple[str, ...] = (),
+    crossed: tuple[int, int] = (1, 1),
+) -> None:
+    """Assert that a case gives on a device what it gives on the CPU.
 
-    Quantities whose names end as those in `but` are not compared.
+    Quantities whose names end as those in `but` are not compared. A prediction has at most
+    `crossed` transfers to the device and back.
     """
     done = account(case, device)
     if device.is_real:
         assert done.distance < CLOSE
-        return done
+        return
+    assert all(np.less_equal(crossings(done.once), crossed)), crossings(done.once)
     differ = {
         key: size
         for key, size in done.differences.items()
         if size > tolerance and not key.endswith(but)
     }
     assert not differ, dict(sorted(differ.items(), key=lambda item: -item[1])[:8])
-    return done
 
 
 def fit_counts(case: GoldenCase, change: Callable[[Problem], Problem] | None = None, **options):
@@ -197,6 +207,14 @@ def _fitted(case: GoldenCase, data: Problem, device: str, **options):
     model = case.make(data.X.shape[1], device=device, **options)
     fit_parts(model, case.calls, data)
     return model
+
+
+def _predict(model, data: Problem) -> None:
+    """Means and standard deviations, or probabilities."""
+    if hasattr(model, "sample_y"):
+        model.predict(data.X_test, return_std=True, **data.predict)
+    else:
+        model.predict_proba(data.X_test)
 
 
 def _found(model, data: Problem) -> dict[str, np.ndarray]:

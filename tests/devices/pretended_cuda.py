@@ -12,6 +12,7 @@ of an ``autograd.Function`` does is neither checked nor counted. The mode holds 
 enters it. Sparse tensors are told by an attribute.
 """
 
+import functools
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -110,20 +111,23 @@ class PretendedCuda(TorchFunctionMode):
 def _call(function, args, kwargs):
     """Run a function of torch on the memory beneath, as if it ran where its tensors lie."""
     with torch._C.DisableTorchFunction():
-        name = getattr(function, "__name__", str(function)).removeprefix("linalg_")
         if function is torch.device:
             return function(*args, **kwargs)
+        name = _name(function)
         if name == "__get__":
             return _attribute(function, args)
-        leaves = [*_leaves(args), *_leaves(kwargs)]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        on_device = [x for x in tensors if _lies_on_device(x)]
-        on_host = [x for x in tensors if not _lies_on_device(x)]
+        leaves = _leaves([*args, *kwargs.values()] if kwargs else args)
+        on_device, on_host, others = [], [], []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                (on_device if _lies_on_device(leaf) else on_host).append(leaf)
+            elif isinstance(leaf, (str, torch.device)):
+                others.append(leaf)
         counts = Counter() if PretendedCuda.current is None else PretendedCuda.current.counts
-        asked = _asked_device(name, args, leaves)
+        asked = _asked_device(name, args, others)
         _check(name, args, kwargs, on_device, on_host, asked)
         _count(counts, name, args, on_device, on_host, asked)
-        if any(_beneath(leaf) is not leaf for leaf in leaves):
+        if any(_beneath(leaf) is not leaf for leaf in others):
             args, kwargs = tree_map(_beneath, args), tree_map(_beneath, kwargs)
         if name == "cpu" or (name in ("to", "type_as") and asked == CPU and on_device):
             return function(*args, **kwargs).as_subclass(Tensor).clone()
@@ -145,13 +149,22 @@ def _call(function, args, kwargs):
         return _as_cuda(out) if isinstance(out, Tensor) else tree_map(_as_cuda, out)
 
 
-def _leaves(value: Any) -> list:
-    """What lists, tuples and dictionaries hold, however nested."""
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return [value]
-    return [leaf for part in value for leaf in _leaves(part)]
+@functools.cache
+def _name(function) -> str:
+    return getattr(function, "__name__", str(function)).removeprefix("linalg_")
+
+
+def _leaves(values) -> list:
+    """What lists, tuples and dictionaries in a sequence hold, however nested."""
+    found = []
+    for value in values:
+        if isinstance(value, dict):
+            found += _leaves(value.values())
+        elif isinstance(value, (list, tuple)):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
 
 
 def _attribute(function, args):
@@ -177,7 +190,7 @@ def _check(name, args, kwargs, on_device, on_host, asked) -> None:
     if name == "__getitem__" and on_device and not _lies_on_device(args[0]):
         raise RuntimeError("indices should be on the CPU, as the indexed tensor is")
     if name in ("__setitem__", "index_put_") and on_device and not _lies_on_device(args[0]):
-        if any(_lies_on_device(x) for x in _leaves(args[1])):
+        if any(_lies_on_device(x) for x in _leaves(args[1:2])):
             raise RuntimeError("indices should be on the CPU, as the indexed tensor is")
     generator = kwargs.get("generator")
     if generator is not None:
@@ -193,8 +206,10 @@ def _count(counts, name, args, on_device, on_host, asked) -> None:
     if name == "cpu" or (name in ("to", "type_as") and asked == CPU):
         counts["to_host"] += len(on_device)
         return
-    masks = (x.dtype == torch.bool for x in _leaves(args[1:]) if isinstance(x, Tensor))
-    if on_device and (name in _SYNCHRONISING or (name == "__getitem__" and any(masks))):
+    masked = name == "__getitem__" and any(
+        x.dtype == torch.bool for x in _leaves(args[1:]) if isinstance(x, Tensor)
+    )
+    if on_device and (name in _SYNCHRONISING or masked):
         counts["synchronisations"] += 1
     moves = name in ("to", "type_as", *_COPYING) and asked == CUDA and not on_device
     moves = moves or (name == "new_tensor" and bool(on_device))
@@ -205,14 +220,14 @@ def _count(counts, name, args, on_device, on_host, asked) -> None:
         counts["to_host"] += 1
 
 
-def _asked_device(name, args, leaves) -> torch.device | None:
-    """The device that a call names, by itself or by another tensor."""
+def _asked_device(name, args, named) -> torch.device | None:
+    """The device that a call names, by itself (among `named`) or by another tensor."""
     if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], Tensor):
         return CUDA if _lies_on_device(args[1]) else CPU
-    for leaf in leaves:
+    for leaf in named:
         if isinstance(leaf, torch.device):
             return CUDA if leaf.type == "cuda" else CPU
-        if isinstance(leaf, str) and leaf.split(":")[0] in ("cuda", "cpu"):
+        if leaf.split(":")[0] in ("cuda", "cpu"):
             return CUDA if _is_cuda(leaf) else CPU
     if name in _COPYING and name != "new_tensor" and isinstance(args[0], CudaTensor):
         return CUDA
@@ -220,6 +235,8 @@ def _asked_device(name, args, leaves) -> torch.device | None:
 
 
 def _lies_on_device(x: Any) -> bool:
+    if type(x) is Tensor and x.layout is torch.strided:
+        return False
     return isinstance(x, CudaTensor) or getattr(x, "_lies_on_device", False) is True
 
 

@@ -19,7 +19,6 @@ from tests.devices.common import (
     crossings,
     fit_counts,
     more_rows,
-    predict_counts,
 )
 
 FIXED = cases(
@@ -40,12 +39,12 @@ SEARCHED = cases(
 [StateSpaceGPRegressor]
 gaps: kernel=matern12 max_iter=2
 gaps: n_inducing=8 inducing=learned kernel=matern12 max_iter=2
-outliers: likelihood=student_t n_inducing=8 kernel=matern12 max_iter=1
+few: likelihood=student_t n_inducing=4 kernel=matern12 max_iter=1
 counts2: likelihood=poisson max_iter=2
 additive: posterior=joint max_iter=3
 
 [StateSpaceGPClassifier]
-interval: n_inducing=8 kernel=matern12 max_iter=1
+interval: n_inducing=4 kernel=matern12 max_iter=1
 """
 )
 SERIES, ADDITIVE = FIXED[2], FIXED[4]
@@ -53,14 +52,14 @@ SERIES, ADDITIVE = FIXED[2], FIXED[4]
 
 @pytest.mark.parametrize("case", FIXED, ids=lambda case: f"{case.estimator}-{case}")
 def test_routes_are_those_of_the_cpu(case, device):
-    check(case, device)
+    check(case, device, crossed=(8, 1))
 
 
 @pytest.mark.parametrize("case", SEARCHED, ids=lambda case: f"{case.estimator}-{case}")
 def test_searches_are_those_of_the_cpu(case, device):
     # The root of a covariance that is nearly singular makes much of what the last digits of a
     # hyper-parameter are.
-    check(case, device, but=("samples",))
+    check(case, device, but=("samples",), crossed=(8, 1))
 
 
 @pytest.mark.parametrize(
@@ -80,11 +79,6 @@ def test_covariances_by_transitions_are_those_in_closed_form(kernel):
 @pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
 def test_no_more_crosses_for_more_rows(case):
     assert crossings(fit_counts(case, more_rows)) == crossings(fit_counts(case))
-
-
-@pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
-def test_a_prediction_crosses_once_back(case):
-    assert predict_counts(case, "predict", return_std=True)["to_host"] == 1
 
 
 @pytest.mark.parametrize("case", [SERIES, ADDITIVE], ids=str)
