@@ -176,8 +176,8 @@ def test_conjugate_gradients_agree_with_factorisations(data, X_new, optimizer):
 
 def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
     rng = np.random.default_rng(0)
-    X = rng.uniform(-3, 3, (300, 2))
-    y = np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(300)
+    X = rng.uniform(-3, 3, (120, 2))
+    y = np.sin(X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.standard_normal(120)
     narrow = BayesianGPRegressor(rbf_kernel(), random_state=0).fit(X, y)
     wide = BayesianGPRegressor(rbf_kernel(), random_state=0).fit(X[:9], y[:9])
     assert narrow.n_kept_ <= 16 and wide.n_kept_ > 40
