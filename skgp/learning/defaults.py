@@ -491,3 +491,7 @@ VECCHIA_FAMILY_ROWS, VECCHIA_FAMILY_ITER = 2_000, 15
 VECCHIA_GREEDY_ROWS = 4_000
 #: Change of a log hyper-parameter in a stage below which no other follows.
 VECCHIA_MOVED = 0.05
+#: Blocks that are held out to compare families, their share of the observations each, and
+#: neighbours of the predictions. Of satellite_temps Matern 1/2 has .02 nats less likelihood an
+#: observation than Matern 3/2, and 60% of its error across gaps.
+VECCHIA_BLOCKS, VECCHIA_BLOCK_SHARE, VECCHIA_HELD_NEIGHBORS = 20, 5e-3, 20

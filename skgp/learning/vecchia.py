@@ -7,8 +7,10 @@ between the stages of a search, as length scales move.
 1. *Start.* Each family of kernels by the dense evidence of some observations; and, at other noises
    and shorter length scales (:mod:`skgp.learning.starts`), where the joint likelihood is greater.
 2. *Family.* Each a few iterations by the density of some rows given their neighbours among all
-   observations, whose sum over a random subset is an unbiased estimate of the whole; the best goes
-   on.
+   observations, whose sum over a random subset is an unbiased estimate of the whole. The one goes
+   on that predicts held-out observations best, half of them single ones and half in blocks
+   (`held_out_densities`): where a kernel fits badly at some scale, the likelihood weighs the
+   spacing of the inputs, and predictions across gaps do not.
 3. *Stages* on more rows, each with its own neighbours and inducing points.
 
 Up to `SearchSettings.exact_rows` observations the exact evidence decides
@@ -27,15 +29,20 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.sparse import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors
 from skgp.inference.vecchia.regression import Sums, sums
-from skgp.kernels.expression import split_noise, theta_places
+from skgp.kernels.expression import RBF, split_noise, theta_places
+from skgp.kernels.scales import robust_std
 from skgp.learning.defaults import (
+    VECCHIA_BLOCK_SHARE,
+    VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
     VECCHIA_GREEDY_ROWS,
+    VECCHIA_HELD_NEIGHBORS,
     VECCHIA_MOVED,
     VECCHIA_START_ROWS,
 )
@@ -187,13 +194,53 @@ def fit_joint_likelihood(
     dense = dense_fits(kernels, some, exact, search.recorder)
     few = replace(settings, n_rows=VECCHIA_FAMILY_ROWS, max_iter=VECCHIA_FAMILY_ITER)
     trials = [search.climb(fit.kernel, few, from_starts=True) for fit in dense]
-    best = min(trials, key=lambda trial: trial.loss)
+    best = search.best(trials)
     for _ in range(settings.n_stages):
         before = best.kernel.theta
         best = search.climb(best.kernel, settings)
         if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
             break
     return HyperparameterFit(best.kernel, method="joint likelihood", history=search.history)
+
+
+def held_out_rows(X: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to predict, in blocks (b,), and those outside of all blocks (o,); of X (n, d).
+
+    A block is what is nearest, in standard units, to a row; `order` (n,) is a random one.
+    """
+    n = len(X)
+    spread = X.new_tensor(robust_std(X.cpu().numpy()))
+    inverse = 1 / torch.where(spread > 0, spread, 1.0)
+    centres = X[order[:VECCHIA_BLOCKS]]
+    blocks = NeighborSearch(RBF(inverse.reciprocal().cpu().numpy()), X).query(
+        centres, max(1, int(VECCHIA_BLOCK_SHARE * n))
+    )
+    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
+    inside[blocks.reshape(-1)] = True
+    rows = order[inside[order]][:VECCHIA_START_ROWS]
+    return rows, (~inside).nonzero()[:, 0]
+
+
+@torch.no_grad()
+def held_out_densities(
+    kernel, data: Data, rows: Tensor, outside: Tensor, n_neighbors: int = VECCHIA_HELD_NEIGHBORS
+) -> Tensor:
+    """Log-densities (2 b,), in nats, of rows (b,) given others near them, and those outside.
+
+    The first half given the nearest of all other observations, the second given the nearest of
+    the observations `outside` (o,) of all blocks that the rows lie in.
+    """
+    signal, X = split_noise(kernel)[0], data.X
+    noise = data.row_noise(X.new_tensor(theta_places(kernel)[2]))
+    of_all = NeighborSearch(signal, X).query(X[rows], min(n_neighbors, len(X) - 1), rows)
+    beyond = NeighborSearch(signal, X[outside]).query(X[rows], min(n_neighbors, len(outside)))
+    found = []
+    for near in (of_all, outside[beyond]):
+        group = torch.cat([near, rows[:, None]], 1)
+        for tile in Conditionals(signal, X, group, noise):
+            e, D = tile.contrast(data.y.reshape(len(data), -1)), tile.variance[:, None]
+            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).sum(1))
+    return torch.cat(found)
 
 
 @dataclass(frozen=True)
@@ -234,6 +281,17 @@ class _Search:
             tell=self._tell,
         )
         return _Trial(kernel.clone_with_theta(theta), loss)
+
+    def best(self, trials: list[_Trial]) -> _Trial:
+        """The trial that predicts held-out observations best."""
+        if len(trials) == 1 or self.recorder.stopped:
+            return min(trials, key=lambda trial: trial.loss)
+        rows, outside = held_out_rows(self.data.X, self._order)
+
+        def loss(trial: _Trial) -> float:
+            return -float(held_out_densities(trial.kernel, self.data, rows, outside).mean())
+
+        return min(trials, key=loss)
 
     def _evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""

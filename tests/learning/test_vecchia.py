@@ -13,6 +13,8 @@ from skgp.learning.vecchia import (
     VecchiaSettings,
     choose_inducing,
     fit_joint_likelihood,
+    held_out_densities,
+    held_out_rows,
     neighbors_of,
 )
 from tests.reference import vecchia
@@ -88,7 +90,7 @@ def test_search_of_many_rows_finds_the_hyperparameters():
     found = fit_joint_likelihood(
         [start],
         data,
-        VecchiaSettings(n_neighbors=12),
+        VecchiaSettings(n_neighbors=6, n_stages=1, max_iter=12),
         generator=torch.Generator().manual_seed(0),
         callback=lambda step, info: heard.append(info["loss"]),
     )
@@ -100,7 +102,7 @@ def test_search_of_many_rows_finds_the_hyperparameters():
 
 
 def evidence_of(kernel, data):
-    index = neighbors_of(kernel.k1, data.X, 12, data.X[:0])
+    index = neighbors_of(kernel.k1, data.X, 6, data.X[:0])
     rows = torch.arange(len(data))
     return VecchiaEvidence(kernel, data, rows, index, data.X[:0]).value(kernel.theta)
 
@@ -115,7 +117,8 @@ def test_search_of_few_rows_is_by_the_exact_evidence():
 
 
 def test_search_stops_when_told():
-    data = drawn(2600, KERNEL, d=2)
+    X = torch.rand(2600, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    data = Data(X, X.sum(1))
     found = fit_joint_likelihood(
         [KERNEL],
         data,
@@ -125,3 +128,31 @@ def test_search_stops_when_told():
     )
     assert np.isfinite(found.kernel.theta).all()
     assert len(found.history) < 4
+
+
+def test_held_out_rows_lie_in_blocks():
+    data = drawn(1500, KERNEL)
+    rows, outside = held_out_rows(data.X, torch.randperm(1500, generator=torch.manual_seed(0)))
+    X = data.X / data.X.std(0)
+    distance = torch.cdist(X[rows], X[outside]).amin(1)
+    everyone = torch.cdist(X[rows], X).sort(1).values[:, 1]
+    assert len(rows) > 50 and not np.intersect1d(rows, outside).size
+    assert distance.mean() > 1.5 * everyone.mean()
+
+
+def test_held_out_densities_are_those_of_the_nearest():
+    X, y, data = repeated()
+    rows, outside = torch.tensor([3, 8, 20]), torch.tensor([0, 1, 2, 5, 6, 9, 11, 12, 15, 21])
+    found = held_out_densities(KERNEL, data, rows, outside, 4).reshape(2, 3)
+    A = KERNEL.k1(data.X.numpy()) + np.diag(0.2 / data.weight.numpy())
+    scaled = data.X.numpy() / KERNEL.k1.k2.length_scale
+    for row, densities in zip(rows.tolist(), found.T, strict=True):
+        near = np.argsort(((scaled - scaled[row]) ** 2).sum(1))[1:]
+        sets = near[:4], [i for i in near if i in outside.tolist()][:4]
+        for chosen, density in zip(sets, densities, strict=True):
+            B = np.linalg.solve(A[np.ix_(chosen, chosen)], A[chosen, row])
+            D = A[row, row] - B @ A[chosen, row]
+            e = float(data.y[row]) - B @ data.y.numpy()[chosen]
+            assert float(density) == pytest.approx(
+                -0.5 * (np.log(2 * np.pi * D) + e**2 / D), abs=1e-9
+            )
