@@ -1,4 +1,4 @@
-"""Data that say little: one input, one row, one class, more columns than points."""
+"""Data that say little: one input, a few rows, one class, more columns than points."""
 
 import warnings
 
@@ -21,6 +21,45 @@ CLASSIFIERS = [
     skgp.SWSGPClassifier,
     skgp.StateSpaceGPClassifier,
 ]
+#: What takes few rows in another way than the default does.
+ROUTES = [
+    (skgp.DLMGPRegressor, {"objective": "fitc"}),
+    (skgp.DLMGPRegressor, {"likelihood": "poisson", "beta": "auto"}),
+    (skgp.DLMGPRegressor, {"likelihood": "poisson", "link": "softplus"}),
+    (skgp.DLMGPClassifier, {"beta": "auto", "early_stopping": True}),
+    (skgp.DLMGPClassifier, {"objective": "elbo"}),
+    (skgp.SWSGPRegressor, {"likelihood": "student_t"}),
+    (skgp.SWSGPRegressor, {"likelihood": "poisson"}),
+    (skgp.SWSGPRegressor, {"inducing": "learned"}),
+    (skgp.SWSGPRegressor, {"solver": "adam", "covariance": "full"}),
+    *(
+        (estimator, params)
+        for estimator in (skgp.SWSGPRegressor, skgp.SWSGPClassifier)
+        for params in ({}, {"method": "kriging"}, {"covariance": "full"}, {"polish": True})
+    ),
+    *(
+        (skgp.StateSpaceGPRegressor, {"likelihood": likelihood, "n_inducing": n_inducing})
+        for likelihood in ("gaussian", "student_t", "poisson")
+        for n_inducing in (None, 4, "auto")
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("n", "n_classes"), [(1, 0), (2, 2), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("estimator", "params"), ROUTES)
+def test_a_few_rows(estimator, params, n, n_classes):
+    X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
+    X_new = np.vstack([X, [[-1e4], [1e4]]])
+    model = estimator(**{"max_iter": 4, **params})
+    if estimator in REGRESSORS:
+        mean, std = model.fit(X, y).predict(X_new, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+    elif n > 1:
+        y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
+        proba = model.fit(X, y).predict_proba(X_new)
+        assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
+        assert list(model.classes_) == sorted(set(y))
 
 
 @pytest.mark.parametrize("estimator", REGRESSORS)

@@ -333,26 +333,6 @@ def test_stream_comes_near_the_fit_of_all_rows(make, params, share, heavy_data, 
             stream.partial_fit(X, y + 0.5)
 
 
-@pytest.mark.parametrize(
-    ("make", "params", "objective"),
-    [
-        (counting, {"link": "exp"}, "log_loss"),
-        (counting, {"link": "softplus"}, "elbo"),
-        (student, {}, "log_loss"),
-    ],
-)
-def test_sample_weight_is_repeated_rows(make, params, objective, heavy_data, count_data):
-    X, y = count_data if make is counting else heavy_data
-    weights = np.arange(60) % 4  # 0 leaves the row out
-    options = dict(objective=objective, max_iter=4, n_inducing=12, **params)
-    weighted, repeated = make(**options).fit(X, y, weights), make(**options)
-    order = np.random.default_rng(0).permutation(weights.sum())
-    repeated.fit(np.repeat(X, weights, axis=0)[order], np.repeat(y, weights)[order])
-    found, expected = (fit.predict(X, return_std=True) for fit in (weighted, repeated))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert weighted.loss_ == pytest.approx(repeated.loss_, rel=1e-6)
-
-
 def test_attributes_of_a_likelihood_do_not_outlive_it(heavy_data, count_data):
     model = kept_student().fit(*heavy_data)
     assert pickle.loads(pickle.dumps(model)).degrees_of_freedom_ == 4.0
@@ -547,19 +527,6 @@ def test_rates_of_any_size(link, size):
         np.testing.assert_allclose(found, rate, rtol=0.1)
     else:
         assert found.mean() == pytest.approx(rate.mean(), rel=0.7) and (found > 0).all()
-
-
-@pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
-@pytest.mark.parametrize(
-    ("link", "counts"), [("exp", [0]), ("softplus", [7]), ("softplus", [0, 3])]
-)
-def test_a_few_counts(link, counts):
-    X_new = np.linspace(-1, 1, 7)[:, None]
-    for beta in (1.0, "auto"):
-        fit = counting(link=link, beta=beta).fit(np.arange(len(counts))[:, None], counts)
-        mean, std = fit.predict(X_new, return_std=True)
-        assert np.isfinite(mean).all() and np.isfinite(std).all() and (mean > 0).all()
-        assert np.isfinite(fit.log_predictive_density(X_new[:1], [3])).all()
 
 
 @pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])

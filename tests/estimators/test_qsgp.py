@@ -185,29 +185,6 @@ def test_partial_fit_learns_the_noise_from_all_rows():
     assert estimator.noise_variance_ == pytest.approx((noise**2).mean(), rel=0.15)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(basis="inducing", solver="cholesky"),
-        dict(basis="inducing", solver="cg", covariance="diagonal", tol=1e-12),
-        dict(basis="fourier", solver="cholesky", n_basis=30),
-    ],
-    ids=name,
-)
-def test_sample_weight_is_repeated_rows(options, data, X_new):
-    X, y = data
-    weights = np.arange(60) % 4  # 0 leaves the row out
-    weighted = make(**options).fit(X, y, weights)
-    repeated = make(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    np.testing.assert_allclose(
-        weighted.predict(X_new, return_std=True),
-        repeated.predict(X_new, return_std=True),
-        rtol=1e-7,
-    )
-    lml = [getattr(e, "log_marginal_likelihood_value_", 0.0) for e in (weighted, repeated)]
-    assert lml[0] == pytest.approx(lml[1], rel=1e-7)
-
-
 def test_evidence_of_repeated_rows_is_that_of_scikit_learn(data):
     X, y = data
     X, y = np.repeat(X, 2, axis=0), np.concatenate([y, y[::-1]])

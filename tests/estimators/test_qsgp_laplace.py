@@ -122,20 +122,6 @@ def test_standardisation_ignores_outliers_and_counts_weights():
     assert weighted.y_scale_ == pytest.approx(kept.std())
 
 
-@pytest.mark.parametrize("optimizer", [None, "auto"])
-@pytest.mark.parametrize("options", [{}, {"basis": "fourier", "n_basis": 30}], ids=str)
-def test_sample_weight_is_repeated_rows(options, optimizer, data, X_new):
-    X, y = data
-    weights = np.arange(60) % 4  # 0 leaves the row out
-    weighted = make(optimizer=optimizer, **options).fit(X, y, weights)
-    order = np.random.default_rng(0).permutation(weights.sum())
-    repeated = make(optimizer=optimizer, **options)
-    repeated.fit(np.repeat(X, weights, axis=0)[order], np.repeat(y, weights)[order])
-    expected = repeated.predict(X_new, return_std=True)
-    np.testing.assert_allclose(weighted.predict(X_new, return_std=True), expected, rtol=1e-7)
-    assert weighted.elbo_ == pytest.approx(repeated.elbo_, rel=1e-7)
-
-
 # ---- bases --------------------------------------------------------------------------------------
 
 

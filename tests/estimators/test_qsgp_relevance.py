@@ -86,19 +86,6 @@ def test_relevance_counts_rows_of_weight_zero(as_list, data):
     assert weighted.n_relevance_vectors_ == without.n_relevance_vectors_
 
 
-def test_sample_weight_is_repeated_rows(data):
-    X, y = data
-    weights = np.arange(len(X)) % 4
-    weighted = make().fit(X, y, weights)
-    repeated = make().fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    expected = repeated.predict(X, return_std=True)
-    np.testing.assert_allclose(weighted.predict(X, return_std=True), expected, rtol=1e-6)
-    assert weighted.log_marginal_likelihood_value_ == pytest.approx(
-        repeated.log_marginal_likelihood_value_,
-        rel=1e-8,
-    )
-
-
 # ---- options ------------------------------------------------------------------------------------
 
 

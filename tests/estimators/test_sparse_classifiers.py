@@ -47,29 +47,6 @@ def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
         assert abs(z) < 4
 
 
-@pytest.mark.filterwarnings("ignore:n_inducing=15 is more than the:UserWarning")
-@pytest.mark.parametrize(("n", "n_classes"), [(2, 2), (3, 2), (5, 2), (4, 3), (5, 3)])
-@pytest.mark.parametrize(
-    ("make", "params"),
-    [
-        (dlm, {"max_iter": 4}),
-        (dlm, {"max_iter": 4, "beta": "auto", "early_stopping": True}),
-        (dlm, {"max_iter": 4, "objective": "elbo"}),
-        (swsgp, {}),
-        (swsgp, {"polish": True}),
-        (swsgp, {"covariance": "full"}),
-        (swsgp, {"method": "kriging"}),
-    ],
-)
-def test_a_few_rows(make, params, n, n_classes):
-    X = np.arange(n)[:, None] ** 1.5
-    y = np.array(["a", "b", "c"])[np.arange(n) % n_classes]
-    model = make(**params).fit(X, y)
-    proba = model.predict_proba(np.vstack([X, [[1e4]]]))
-    assert np.isfinite(proba).all() and (proba.max(1) < 1).all()
-    assert list(model.classes_) == sorted(set(y))
-
-
 @pytest.mark.parametrize(
     "model", [dlm(n_inducing=1), swsgp(), swsgp(method="kriging")], ids=["dlm", "swsgp", "kriging"]
 )

@@ -187,22 +187,6 @@ def test_components_are_the_summands_and_sum_to_the_mean(data, X_new):
 
 
 @likelihoods
-@pytest.mark.parametrize("n_inducing", [None, 30])
-def test_weights_are_repeated_rows(likelihood, n_inducing, data, counts, X_new):
-    X, y = target(likelihood, data, counts)
-    weights = np.random.default_rng(3).integers(0, 4, len(y))  # 0 leaves the row out
-    options = {"likelihood": likelihood, "n_inducing": n_inducing}
-    weighted = kept(**options).fit(X, y, weights)
-    repeated = kept(**options).fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    for a, b in zip(
-        weighted.predict(X_new, return_std=True),
-        repeated.predict(X_new, return_std=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@likelihoods
 def test_missing_targets_are_rows_left_out(likelihood, data, counts, X_new):
     X, y = target(likelihood, data, counts)
     weights, missing = np.linspace(1, 2, len(y)), np.arange(len(y)) % 5 == 0
@@ -454,17 +438,6 @@ def test_warm_start_of_columns(columns):
 
 
 # ---- awkward data -----------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
-@pytest.mark.parametrize("n", [1, 2, 5])
-@likelihoods
-@pytest.mark.parametrize("n_inducing", [None, 4, "auto"])
-def test_a_few_rows(n, likelihood, n_inducing):
-    X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
-    fit = StateSpaceGPRegressor(likelihood=likelihood, n_inducing=n_inducing, max_iter=5).fit(X, y)
-    mean, std = fit.predict(np.vstack([X, [[-1e4], [1e4]]]), return_std=True)
-    assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")

@@ -312,24 +312,6 @@ def test_warm_start_begins_anew_where_it_must(change, data):
     assert getattr(again, "kl_weight_", None) == getattr(cold, "kl_weight_", None)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "n_inducing"), [("gaussian", None), ("student_t", 25), ("poisson", None)]
-)
-def test_sample_weight_is_repeated_rows(likelihood, n_inducing, data, counts, X_new):
-    X, y = (part[:60] for part in (counts if likelihood == "poisson" else data))
-    weights = np.random.default_rng(3).integers(0, 4, 60)  # 0 leaves the row out
-    kernel = 0.5 * RBF(1.0) if likelihood == "poisson" else rbf_kernel()
-    options = dict(likelihood=likelihood, kernel=kernel, optimizer=None, tol=1e-10, max_iter=100)
-    fits = [
-        SWSGPRegressor(**options, n_neighbors=8, n_inducing=n_inducing, random_state=0)
-        for _ in range(2)
-    ]
-    fits[0].fit(X, y, weights)
-    fits[1].fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    expected = fits[1].predict(X_new, return_std=True)
-    np.testing.assert_allclose(fits[0].predict(X_new, return_std=True), expected, rtol=1e-6)
-
-
 # ---- streams -------------------------------------------------------------------------------------
 
 
@@ -384,29 +366,6 @@ def test_stream_says_what_it_cannot_go_on_from(params, data):
 
 
 # ---- awkward data --------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings(LOWERED)
-@pytest.mark.parametrize(
-    ("params", "n"),
-    [
-        ({}, 1),
-        ({}, 5),
-        ({"method": "kriging"}, 1),
-        ({"likelihood": "student_t"}, 1),
-        ({"likelihood": "poisson"}, 2),
-        ({"covariance": "full"}, 2),
-        ({"inducing": "learned", "max_iter": 5}, 2),
-        ({"solver": "adam", "max_iter": 5, "covariance": "full", "n_neighbors": 2}, 5),
-        ({"polish": True}, 2),
-    ],
-    ids=str,
-)
-def test_a_few_rows(params, n):
-    X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
-    fit = SWSGPRegressor(random_state=0, **params).fit(X, y)
-    mean, std = fit.predict(np.vstack([X, [[1e4]]]), return_std=True)
-    assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
 
 
 def test_many_columns_are_reduced_to_principal_components():

@@ -1,9 +1,9 @@
-"""Sample weights where noise is learned: their scale, and copies of rows, tell nothing of it."""
+"""Sample weights are copies of rows; where noise is learned, their scale tells nothing of it."""
 
 import numpy as np
 import pytest
 from sklearn.ensemble import BaggingRegressor
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,
@@ -29,6 +29,54 @@ FITS = {
     "inducing states": StateSpaceGPRegressor(KERNEL, n_inducing=40),
     "bayesian": BayesianGPRegressor(KERNEL, optimizer="map"),
 }
+#: By every route that takes weights; of hyper-parameters that are kept where nothing is said.
+REPEATED = {
+    "qsgp": (QSGPRegressor, {"basis": "inducing", "solver": "cholesky"}),
+    "cg": (QSGPRegressor, {"solver": "cg", "covariance": "diagonal", "tol": 1e-12}),
+    "fourier": (QSGPRegressor, {"basis": "fourier", "n_basis": 30, "solver": "cholesky"}),
+    "relevance": (QSGPRegressor, {"basis": "relevance"}),
+    "laplace": (QSGPRegressor, {"likelihood": "laplace"}),
+    "laplace, learned": (QSGPRegressor, {"likelihood": "laplace", "optimizer": "auto"}),
+    "laplace, fourier": (
+        QSGPRegressor,
+        {"likelihood": "laplace", "basis": "fourier", "n_basis": 30, "optimizer": "auto"},
+    ),
+    **{
+        f"dlm, {'-'.join(options.values())}": (
+            DLMGPRegressor,
+            {"n_inducing": 12, "max_iter": 4, "optimizer": "auto", **options},
+        )
+        for options in (
+            {"objective": "log_loss"},
+            {"objective": "elbo"},
+            {"objective": "square_loss"},
+            {"objective": "fitc"},
+            {"objective": "log_loss", "likelihood": "student_t"},
+            {"objective": "log_loss", "likelihood": "poisson"},
+            {"objective": "elbo", "likelihood": "poisson", "link": "softplus"},
+        )
+    },
+    **{
+        f"swsgp, {options['likelihood']}-{options.get('covariance')}": (
+            SWSGPRegressor,
+            {"n_neighbors": 8, "tol": 1e-12, "max_iter": 100, **options},
+        )
+        for options in (
+            {"likelihood": "gaussian"},
+            {"likelihood": "student_t", "n_inducing": 25},
+            {"likelihood": "poisson"},
+            {"likelihood": "student_t", "covariance": "full", "n_inducing": 8},
+        )
+    },
+    **{
+        f"series, {likelihood}-{n_inducing}": (
+            StateSpaceGPRegressor,
+            {"likelihood": likelihood, "n_inducing": n_inducing},
+        )
+        for likelihood in ("gaussian", "student_t", "poisson")
+        for n_inducing in (None, 30)
+    },
+}
 each_fit = pytest.mark.parametrize("name", FITS)
 
 
@@ -51,6 +99,31 @@ def assert_noise_is_found(model):
     mean, std = model.predict(X_TEST, return_std=True)
     assert np.sqrt(np.mean((mean - np.sin(2 * X_TEST[:, 0])) ** 2)) < 0.6 * NOISE
     assert 0.7 * NOISE < std.mean() < 1.5 * NOISE
+
+
+@pytest.mark.parametrize("route", REPEATED)
+def test_sample_weight_is_repeated_rows(route):
+    make, params = REPEATED[route]
+    rng = np.random.default_rng(0)
+    d = 1 if make is StateSpaceGPRegressor else 2
+    X, weights = rng.uniform(-2, 2, (60, d)), rng.integers(0, 4, 60)  # 0 leaves the row out
+    f = np.sin(2 * X[:, 0]) + 0.5 * X[:, -1]
+    y = 30 + 4 * (f + 0.2 * rng.standard_normal(60))
+    kernel = Matern(1.0, nu=1.5) + WhiteKernel(0.05)
+    if params.get("likelihood") == "poisson":
+        y, kernel = rng.poisson(np.exp(1 + f)), kernel.k1
+    options = {"kernel": kernel, "optimizer": None, **params}
+    if make is not StateSpaceGPRegressor:
+        options["random_state"] = 0
+    weighted, repeated = make(**options), make(**options)
+    weighted.fit(X, y, weights)
+    repeated.fit(X.repeat(weights, axis=0), y.repeat(weights))
+    X_new = rng.uniform(-3, 3, (9, d))
+    found, expected = (model.predict(X_new, return_std=True) for model in (weighted, repeated))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for name in ("log_marginal_likelihood_value_", "elbo_", "loss_"):
+        found, expected = (getattr(model, name, None) for model in (weighted, repeated))
+        assert found == (None if expected is None else pytest.approx(expected, rel=1e-6))
 
 
 @each_fit

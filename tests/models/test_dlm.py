@@ -147,39 +147,12 @@ def test_fit_sparse_of_several_functions_shares_kernel_and_points():
     torch.testing.assert_close(var[:, 0], var[:, 1], rtol=0.2, atol=0.1)
 
 
-def test_fit_sparse_of_weights_is_that_of_repeated_rows():
-    problem, made = problem_of("gaussian", n=60)
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    settings = Settings(start_iter=5, max_iter=5, early_stopping=False)
-    for name in ("log_loss", "elbo", "square_loss", "fitc"):
-        weighted, repeated = (
-            run(p, Objective(made, name=name, beta=0.3), settings)
-            for p in (replace(problem, weight=counts.astype(float)), problem.repeated(counts))
-        )
-        assert weighted.loss == pytest.approx(repeated.loss, rel=1e-6)
-        mean, var = weighted.state.posterior().mean_and_variance(problem.data.X)
-        expected = repeated.state.posterior().mean_and_variance(problem.data.X)
-        torch.testing.assert_close(mean, expected[0], rtol=0, atol=1e-4)
-        torch.testing.assert_close(var, expected[1], rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["log_loss", "elbo", "square_loss"])
 def test_fit_sparse_of_beta_0_is_finite(name):
     problem, made = problem_of("gaussian", n=40)
     fit = run(problem, Objective(made, name=name, beta=0.0))
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
     assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "name", "n"), [(*case, 1 + i % 2) for i, case in enumerate(CASES)]
-)
-def test_fit_sparse_of_hardly_any_rows_is_finite(likelihood, name, n):
-    problem, made = problem_of(likelihood, n=n, n_inducing=n)
-    settings = Settings(start_iter=3, max_iter=3, early_stopping=n > 1)
-    fit = run(problem, Objective(made, name=name), settings)
-    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
-    assert mean.isfinite().all() and var.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["log_loss", "elbo", "square_loss", "fitc"])
@@ -299,13 +272,6 @@ def test_fit_sparse_keeps_rows_held_out_from_the_joint_search(name, monkeypatch)
     ]
     assert fits[0].history["solve"] == fits[1].history["solve"]
     assert fits[0].history["validation"] != fits[1].history["validation"]
-
-
-def test_fit_sparse_is_reproducible():
-    problem, made = problem_of("logit", n=60)
-    first, second = (run(problem, Objective(made), seed=3) for _ in range(2))
-    assert_same(first.loss, second.loss)
-    assert_same(first.state.root, second.state.root)
 
 
 # ---- callbacks ----------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models import swsgp as module
 from skgp.models.swsgp import fit_swsgp
 from tests.reference import swsgp as dense
-from tests.same import assert_same
 
 KERNEL = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.8, 0.8])
 QUICK = Settings(n_neighbors=6, learn_hyperparameters=False)
@@ -166,38 +165,6 @@ def test_student_t_learns_scale_and_degrees_of_freedom():
     assert 2.1 <= ends[0] < 5 and ends[1] > 3 * ends[0]
     kept = fit("student_t").state.likelihood
     torch.testing.assert_close(kept, LIKELIHOODS["student_t"].initial(kept))
-
-
-@pytest.mark.parametrize(
-    ("name", "n_neighbors"), [("gaussian", 6), ("student_t", 20), ("labels", 20), ("counts", 6)]
-)
-def test_weights_count_as_repeated_rows(name, n_neighbors):
-    counts = np.random.default_rng(3).integers(1, 4, 150)
-    rows, Z, position = data_of(name)
-    times = torch.tensor(counts)
-    repeated = Data(*(part.repeat_interleave(times, 0) for part in (rows.X, rows.y)))
-    weighted = Data(rows.X, rows.y, times.double())
-    covariance = "full" if n_neighbors == 20 else "diagonal"
-    settings = replace(
-        QUICK, n_neighbors=n_neighbors, covariance=covariance, tol=1e-12, max_iter=60
-    )
-    fits = [
-        fit_swsgp(
-            KERNEL,
-            LIKELIHOODS[name],
-            each,
-            Z,
-            torch.full((len(each),), -1),
-            offset=Z.new_zeros(1),
-            settings=settings,
-            generator=torch.Generator(),
-        )
-        for each in (weighted, repeated)
-    ]
-    assert fits[0].elbo == pytest.approx(fits[1].elbo, rel=1e-8)
-    torch.testing.assert_close(fits[0].state.mean, fits[1].state.mean, rtol=1e-5, atol=1e-5)
-    left, right = (each.state.variance() for each in fits)
-    torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
 
 
 # ---- full covariance -----------------------------------------------------------------------------
@@ -408,35 +375,6 @@ def test_callback_stops_with_what_there_is(name, settings):
     assert 1 <= len(seen) <= 2 and np.isfinite(seen).all()
     assert torch.isfinite(found.state.mean).all() and np.isfinite(found.elbo)
     assert not found.polished
-
-
-@pytest.mark.parametrize(
-    ("name", "n"), [("gaussian", 1), ("student_t", 2), ("labels", 1), ("counts", 3)]
-)
-def test_few_rows(name, n):
-    rows, _, _ = data_of(name, 40)
-    few = rows.take(torch.arange(n))
-    for settings in (Settings(), Settings(polish=True), Settings(covariance="full")):
-        found = fit_swsgp(
-            KERNEL,
-            LIKELIHOODS[name],
-            few,
-            few.X,
-            torch.arange(n),
-            offset=few.X.new_zeros(1),
-            settings=settings,
-            generator=torch.Generator(),
-        )
-        assert found.kl_weight == 1.0 and np.isfinite(found.elbo)
-        mean, var = SWSGPPosterior(found.state, 32).mean_and_variance(rows.X)
-        assert torch.isfinite(mean).all() and (var > 0).all()
-
-
-def test_same_generator_gives_the_same_fit():
-    settings = Settings(n_neighbors=6, polish=True, max_iter=15)
-    first, second = (fit("counts", settings) for _ in range(2))
-    assert_same(first.elbo, second.elbo)
-    assert_same(first.state.mean, second.state.mean)
 
 
 @pytest.mark.parametrize("name", ["student_t", "labels"])
