@@ -545,31 +545,3 @@ def test_the_log_loss_predicts_overdispersed_counts_better_than_the_bound():
     ]
     density = [model.log_predictive_density(fresh[400:], counts[400:]).mean() for model in models]
     assert density[0] > density[1] + 0.1
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"beta": -0.5}, "beta.*-0.5"),
-        ({"beta": "best"}, "beta.*best"),
-        ({"objective": "hinge"}, "objective.*hinge"),
-        ({"n_inducing": 0}, "n_inducing.*0"),
-        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0"),
-        ({"link": "softplus"}, "link='softplus' is that of .*poisson.*Leave"),
-        ({"likelihood": "student_t", "link": "softplus"}, "link='softplus'.*'student_t'"),
-        ({"likelihood": "negative_binomial"}, "likelihood.*negative_binomial"),
-        ({"objective": "fitc", "likelihood": "student_t"}, "objective='fitc' needs"),
-        (
-            {"objective": "square_loss", "likelihood": "poisson"},
-            "objective='square_loss' needs .*'poisson'.*'log_loss' or",
-        ),
-        ({"link": "identity", "likelihood": "poisson"}, "link.*identity"),
-        (
-            {"degrees_of_freedom": 4.0, "likelihood": "poisson"},
-            "degrees_of_freedom=4.0 .*'student_t'.*'poisson'",
-        ),
-    ],
-)
-def test_parameters_that_cannot_be_are_named(params, message, count_data):
-    with pytest.raises(ValueError, match=message):
-        DLMGPRegressor(**params).fit(*count_data)

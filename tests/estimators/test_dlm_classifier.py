@@ -207,21 +207,3 @@ def test_state_does_not_grow_with_the_rows(moons):
 
 
 # ---- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"objective": "square_loss"}, "objective='square_loss' needs Gaussian.*'log_loss'"),
-        ({"objective": "fitc"}, "objective='fitc' needs Gaussian noise.*DLMGPRegressor"),
-        ({"objective": "hinge"}, "objective.*hinge"),
-        ({"likelihood": "poisson"}, "likelihood.*poisson"),
-        ({"beta": -1.0}, "beta.*-1.0"),
-        ({"n_inducing": 0}, "n_inducing.*0"),
-        ({"validation_fraction": 1.0}, "validation_fraction.*1.0"),
-    ],
-)
-def test_parameters_that_cannot_be_are_named(params, message, moons):
-    for method in ("fit", "partial_fit"):
-        with pytest.raises(ValueError, match=message):
-            getattr(DLMGPClassifier(**params), method)(*moons[:2])

@@ -1,9 +1,15 @@
-"""A parameter that was set and has no effect is reported with what makes it so."""
+"""Parameters that cannot be had together are refused; one without effect is reported."""
 
 import warnings
 
 import numpy as np
 import pytest
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    DotProduct,
+    Matern,
+    WhiteKernel,
+)
 
 from skgp import (
     BayesianGPRegressor,
@@ -11,11 +17,114 @@ from skgp import (
     DLMGPRegressor,
     QSGPClassifier,
     QSGPRegressor,
+    StateSpaceGPClassifier,
     StateSpaceGPRegressor,
     SWSGPClassifier,
     SWSGPRegressor,
 )
 from tests.contracts.catalogue import CHEAP, cheap, rows
+
+RELEVANCE, LAPLACE = {"basis": "relevance"}, {"likelihood": "laplace"}
+FEW_NEIGHBORS = {"kernel": ConstantKernel(2.0), "n_neighbors": 8}
+COUNTS, STUDENT_T = {"likelihood": "poisson"}, {"likelihood": "student_t"}
+#: Estimator, parameters, and the message. What no value of a parameter by itself may be is
+#: scikit-learn's to check: `tests.estimators.test_sklearn`.
+REFUSED = [
+    (QSGPRegressor, {"n_jobs": 0}, "n_jobs == 0"),
+    (QSGPRegressor, {"kernel": WhiteKernel()}, "noise alone; add a signal"),
+    (
+        QSGPRegressor,
+        {"solver": "cg", "covariance": "full"},
+        "covariance='full' cannot be had from solver='cg'.* solver='cholesky'",
+    ),
+    (
+        QSGPRegressor,
+        {"solver": "sgd", "covariance": "samples"},
+        "covariance='samples' cannot be had from solver='sgd'.* 'diagonal', 'chevron'",
+    ),
+    (
+        QSGPRegressor,
+        {"solver": "gauss-seidel", "basis": "inducing", "n_basis": 60},
+        "solver='gauss-seidel' does not serve .* n_basis below",
+    ),
+    (
+        QSGPRegressor,
+        {"solver": "sgd", "early_stopping": True, "validation_fraction": 0.999},
+        "validation_fraction=0.999 of 60 rows .* Lower it",
+    ),
+    (QSGPRegressor, RELEVANCE | {"solver": "cholesky"}, "'cholesky' cannot .*'relevance'.*='sgd'"),
+    (QSGPRegressor, RELEVANCE | {"covariance": "diagonal"}, "cannot be had .*covariance='full'"),
+    (QSGPRegressor, RELEVANCE | LAPLACE, "'laplace' cannot be had with basis='relevance'"),
+    (QSGPRegressor, LAPLACE | {"solver": "sgd"}, "'sgd' cannot .*'laplace'.*='cholesky'"),
+    (QSGPRegressor, LAPLACE | {"solver": "cg"}, "'cg' cannot be had with likelihood='laplace'"),
+    (QSGPRegressor, LAPLACE | {"covariance": "samples"}, "cannot be had .* covariance='full'"),
+    (
+        QSGPRegressor,
+        LAPLACE | {"kernel": DotProduct() + WhiteKernel(), "basis": "fourier"},
+        'DotProduct.* basis "inducing"',
+    ),
+    (QSGPClassifier, {"kernel": DotProduct(), "basis": "fourier"}, "spectral density"),
+    (
+        QSGPClassifier,
+        {"solver": "sgd", "covariance": "full"},
+        "covariance='full' cannot be had from|partial_fit needs solver='newton'",
+    ),
+    (
+        QSGPClassifier,
+        {"solver": "sgd", "class_weight": "balanced"},
+        "class_weight are not supported|partial_fit needs solver='newton'",
+    ),
+    (QSGPClassifier, RELEVANCE | {"solver": "sgd"}, "basis='relevance'"),
+    (QSGPClassifier, RELEVANCE | {"covariance": "diagonal"}, "basis='relevance'"),
+    (DLMGPRegressor, {"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0"),
+    (DLMGPRegressor, COUNTS | {"degrees_of_freedom": 4.0}, "=4.0 .*'student_t'.*'poisson'"),
+    (DLMGPRegressor, {"link": "softplus"}, "link='softplus' is that of .*poisson.*Leave"),
+    (DLMGPRegressor, STUDENT_T | {"link": "softplus"}, "link='softplus'.*'student_t'"),
+    (DLMGPRegressor, STUDENT_T | {"objective": "fitc"}, "objective='fitc' needs"),
+    (DLMGPRegressor, COUNTS | {"objective": "square_loss"}, "needs .*'poisson'.*'log_loss' or"),
+    (DLMGPClassifier, {"objective": "square_loss"}, "='square_loss' needs Gaussian.*'log_loss'"),
+    (DLMGPClassifier, {"objective": "fitc"}, "='fitc' needs Gaussian noise.*DLMGPRegressor"),
+    *(
+        (make, {"method": method, "projection": 3}, "=3 is more than the 2 columns of X; give 2")
+        for make in (SWSGPRegressor, SWSGPClassifier)
+        for method in ("variational", "kriging")
+    ),
+    *(
+        (make, FEW_NEIGHBORS | {"method": method}, "same correlation.*add a part")
+        for make, method in (
+            (SWSGPRegressor, "variational"),
+            (SWSGPClassifier, "variational"),
+            (SWSGPClassifier, "kriging"),
+        )
+    ),
+    (SWSGPRegressor, COUNTS | {"method": "kriging"}, "method='kriging' needs.*'poisson'"),
+    *(
+        (make, {"inducing": "learned"}, "inducing='learned' moves .* states.*Give n_inducing")
+        for make in (StateSpaceGPRegressor, StateSpaceGPClassifier)
+    ),
+    (StateSpaceGPClassifier, {"kernel": DotProduct()}, "DotProduct.*Matern"),
+    (
+        StateSpaceGPRegressor,
+        {"kernel": DotProduct() + WhiteKernel()},
+        "DotProduct.*Matern.*ExpSineSquared",
+    ),
+    (StateSpaceGPRegressor, {"kernel": Matern(nu=0.7)}, "nu=0.7.*0.5, 1.5, 2.5"),
+    (StateSpaceGPRegressor, {"dtype": "float32"}, 'is not for state-space.*Use dtype="float64"'),
+    (StateSpaceGPRegressor, {"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),
+    (StateSpaceGPRegressor, {"degrees_of_freedom": 3.0}, "=3.0 are those of.*'gaussian'"),
+]
+
+
+@pytest.mark.parametrize(("make", "params", "message"), REFUSED)
+def test_parameters_that_cannot_be_are_named(make, params, message):
+    X, y = rows(make, 60)
+    if not make.__name__.startswith("StateSpace"):
+        X = np.hstack([X, X[::-1] ** 2])
+    y = np.rint(np.abs(y)) if params.get("likelihood") == "poisson" else y
+    for method in ("fit", "partial_fit") if make.__name__.endswith("Classifier") else ("fit",):
+        with pytest.raises(ValueError, match=message):
+            getattr(make(**params), method)(X, y)
+
 
 #: Estimator, parameters, those without effect, and what the message says of the others.
 IDLE = [

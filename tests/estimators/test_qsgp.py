@@ -12,7 +12,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
-    CompoundKernel,
     ConstantKernel,
     DotProduct,
     WhiteKernel,
@@ -352,45 +351,6 @@ def test_kernel_without_spectral_density_takes_inducing_points(data):
         assert make(kernel=linear, solver=solver).fit(*data).basis_ == "inducing"
     with pytest.raises(ValueError, match=r'DotProduct\(sigma_0=1\) has no .* basis "inducing"'):
         make(kernel=linear, basis="fourier").fit(*data)
-
-
-@pytest.mark.parametrize(
-    ("params", "error", "message"),
-    [
-        (dict(solver="lbfgs"), ValueError, "'solver' parameter .* 'lbfgs'"),
-        (dict(basis="nystrom"), ValueError, "'basis' parameter .* 'nystrom'"),
-        (dict(likelihood="student_t"), ValueError, "'likelihood' parameter .* 'student_t'"),
-        (dict(n_basis=0), ValueError, "'n_basis' parameter .* Got 0"),
-        (dict(n_jobs=0), ValueError, "n_jobs == 0"),
-        (dict(kernel=RBF() * WhiteKernel()), ValueError, "WhiteKernel inside .* at the top"),
-        (dict(kernel=CompoundKernel([RBF()])), TypeError, "CompoundKernel.* supported are"),
-        (dict(kernel=WhiteKernel()), ValueError, "noise alone; add a signal"),
-        (
-            dict(solver="cg", covariance="full"),
-            ValueError,
-            "covariance='full' cannot be had from solver='cg'.* solver='cholesky'",
-        ),
-        (
-            dict(solver="sgd", covariance="samples"),
-            ValueError,
-            "covariance='samples' cannot be had from solver='sgd'.* 'diagonal', 'chevron'",
-        ),
-        (
-            dict(solver="gauss-seidel", basis="inducing", n_basis=60),
-            ValueError,
-            "solver='gauss-seidel' does not serve .* n_basis below",
-        ),
-        (
-            dict(solver="sgd", early_stopping=True, validation_fraction=0.999),
-            ValueError,
-            "validation_fraction=0.999 of 60 rows .* Lower it",
-        ),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
-)
-def test_fit_refuses_what_cannot_be_had(params, error, message, data):
-    with pytest.raises(error, match=message):
-        make(**params).fit(*data)
 
 
 def test_sgd_scales_its_variances_by_observations_held_out_of_many():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -220,24 +220,6 @@ def test_more_basis_functions_than_rows_are_fourier_features(moons):
     model = fitted(*moons, n_basis=501)
     assert model.basis_ == "fourier" and model.n_basis_ == 502
     assert "exceeds the 150 rows" in model.reason_
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (dict(kernel=1.0 * RBF() + WhiteKernel()), "WhiteKernel"),
-        (dict(kernel=DotProduct(), basis="fourier"), "spectral density"),
-        (dict(solver="sgd", covariance="full"), "covariance='full' cannot be had from"),
-        (dict(solver="sgd", class_weight="balanced"), "class_weight are not supported"),
-        (dict(basis="relevance", solver="sgd"), "basis='relevance'"),
-        (dict(basis="relevance", covariance="diagonal"), "basis='relevance'"),
-        (dict(solver="lbfgs"), "solver"),
-        (dict(n_basis=0), "n_basis"),
-    ],
-)
-def test_bad_parameters_are_named(moons, params, message):
-    with pytest.raises(ValueError, match=message):
-        fitted(*moons, **params)
 
 
 def test_duplicated_rows_and_constant_columns_are_fine(moons):

@@ -180,25 +180,6 @@ def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
     assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"solver": "sgd"}, "solver='sgd' cannot be had with likelihood='laplace'.*='cholesky'"),
-        ({"solver": "cg"}, "solver='cg' cannot be had with likelihood='laplace'"),
-        ({"covariance": "samples"}, "covariance='samples' cannot be had .* covariance='full'"),
-        ({"basis": "relevance"}, "likelihood='laplace' cannot be had with basis='relevance'"),
-        (
-            {"kernel": DotProduct() + WhiteKernel(), "basis": "fourier"},
-            'DotProduct.* basis "inducing"',
-        ),
-    ],
-    ids=str,
-)
-def test_fit_refuses_what_laplace_noise_has_not(params, message, data):
-    with pytest.raises(ValueError, match=message):
-        make(**params).fit(*data)
-
-
 def test_more_inducing_points_than_rows_are_lowered(data):
     with pytest.warns(NumericalWarning, match="n_basis=100 exceeds the 60 .*basis='fourier'"):
         assert make(basis="inducing", n_basis=100).fit(*data).n_basis_ == 60

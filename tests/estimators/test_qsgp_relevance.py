@@ -119,20 +119,6 @@ def test_sgd_finds_as_few_vectors(data):
         fit.fit(*data, sample_weight=np.ones(len(data[1])))
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"solver": "cholesky"}, "solver='cholesky' cannot be had with basis='relevance'.*='sgd'"),
-        ({"covariance": "diagonal"}, "covariance='diagonal' cannot be had .*covariance='full'"),
-        ({"likelihood": "laplace"}, "likelihood='laplace' cannot be had with basis='relevance'"),
-    ],
-    ids=str,
-)
-def test_fit_refuses_what_relevance_vectors_have_not(params, message, data):
-    with pytest.raises(ValueError, match=message):
-        make(**params).fit(*data)
-
-
 def test_partial_fit_needs_a_basis_that_stays(data):
     with pytest.raises(AttributeError) as caught:
         make().partial_fit(*data)

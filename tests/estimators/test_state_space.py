@@ -12,7 +12,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
-    DotProduct,
     ExpSineSquared,
     Matern,
     PairwiseKernel,
@@ -475,25 +474,6 @@ def test_times_of_any_integer_type(data, X_new):
     expected = kept().fit(X, y).predict(X_new)
     for dtype in (np.int64, np.uint16, np.float32):
         assert_same(kept().fit(X.astype(dtype), y).predict(X_new), expected)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"dtype": "float32"}, "dtype='float32' is not for state-space.*Use dtype=\"float64\""),
-        ({"inducing": "learned"}, "inducing='learned' moves inducing states.*Give n_inducing"),
-        ({"kernel": DotProduct() + WhiteKernel()}, "DotProduct.*Matern.*ExpSineSquared"),
-        ({"kernel": Matern(nu=0.7)}, "nu=0.7.*0.5, 1.5, 2.5"),
-        ({"n_inducing": 1}, "n_inducing.*1"),
-        ({"n_inducing": "many"}, "n_inducing.*many"),
-        ({"posterior": "exact"}, "posterior.*exact"),
-        ({"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),
-        ({"degrees_of_freedom": 3.0}, "degrees_of_freedom=3.0 are those of.*'gaussian'"),
-    ],
-)
-def test_parameters_that_cannot_be_are_named(params, message, data):
-    with pytest.raises(ValueError, match=message):
-        StateSpaceGPRegressor(**params).fit(*data)
 
 
 def test_kernels_that_cannot_be_read_are_named(data, columns):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from joblib import parallel_config
 from scipy.special import expit
-from sklearn.gaussian_process.kernels import RBF, CompoundKernel, DotProduct, Matern
+from sklearn.gaussian_process.kernels import RBF, CompoundKernel, Matern
 from sklearn.model_selection import GridSearchCV
 
 from skgp import StateSpaceGPClassifier
@@ -224,20 +224,6 @@ def test_a_few_rows(x, n_inducing):
 def test_more_inducing_states_than_times_are_lowered_with_a_warning(two):
     with pytest.warns(UserWarning, match="n_inducing=500 is more than the 82 distinct rows"):
         assert len(kept(n_inducing=500).fit(*two).inducing_points_) == 82
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"inducing": "learned"}, "inducing='learned' moves inducing states.*Give n_inducing"),
-        ({"kernel": DotProduct()}, "DotProduct.*Matern"),
-        ({"likelihood": "poisson"}, "likelihood.*poisson"),
-        ({"n_inducing": 1}, "n_inducing.*1"),
-    ],
-)
-def test_parameters_that_cannot_be_are_named(params, message, two):
-    with pytest.raises(ValueError, match=message):
-        StateSpaceGPClassifier(**params).fit(*two)
 
 
 def test_missing_labels_and_infinite_times_are_named(two):
