@@ -90,12 +90,14 @@ class VecchiaEvidence:
 
     def __init__(self, kernel, data: Data, rows: Tensor, index: Tensor, Z: Tensor) -> None:
         group = torch.cat([index, rows[:, None]], 1)
-        used, self._group = group.unique(return_inverse=True)
+        used, self._group = slice(None), group
+        if len(rows) < len(data):  # else all take part
+            used, self._group = group.unique(return_inverse=True)
         self.kernel, self._Z = kernel, Z
         self._signal = split_noise(kernel)[0]
         self._places, self._noise_place, self._noise = theta_places(kernel)
         self._data, self._some = data, data.take(used)
-        self._Y = self._some.y.reshape(len(used), -1)
+        self._Y = self._some.y.reshape(len(self._some), -1)
 
     def conditionals(self, theta: np.ndarray) -> Conditionals:
         """Of the rows, at theta (n_theta,) of the whole expression."""

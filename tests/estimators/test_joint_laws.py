@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
-from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
+from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor, VecchiaGPRegressor
 
 NOISE = 0.01
 SIGNAL = 1.0 * RBF(1.0)
@@ -35,6 +35,12 @@ OTHERS = {
     ),
     "kriging": lambda: SWSGPRegressor(
         KERNEL, method="kriging", n_neighbors=40, optimizer=None, normalize_y=False
+    ),
+    "vecchia": lambda: VecchiaGPRegressor(
+        KERNEL, n_neighbors=20, optimizer=None, normalize_y=False, random_state=0
+    ),
+    "vecchia, inducing": lambda: VecchiaGPRegressor(
+        KERNEL, n_neighbors=5, n_inducing=15, optimizer=None, normalize_y=False, random_state=0
     ),
 }
 ON, BETWEEN, OFF = np.array([1.0, 1.05]), np.array([4.9, 4.95]), np.array([9.0, 9.05, 9.1, 10.5])
@@ -82,7 +88,9 @@ def correlations(covariance):
     return covariance / std[:, None] / std
 
 
-@pytest.mark.parametrize("name", ["dense", "inducing", "dlm, elbo", "kriging"])
+@pytest.mark.parametrize(
+    "name", ["dense", "inducing", "dlm, elbo", "kriging", "vecchia", "vecchia, inducing"]
+)
 def test_joint_covariance_is_that_of_the_dense_gp(name):
     x = np.concatenate([ON, BETWEEN, OFF])
     mean, covariance = dense(*data(), x)

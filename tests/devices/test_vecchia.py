@@ -1,0 +1,19 @@
+"""VecchiaGPRegressor on a device: equal to the CPU."""
+
+import pytest
+
+from tests.devices.common import cases, check
+
+CASES = cases(
+    """
+[VecchiaGPRegressor]
+smooth2: kernel=matern32 n_neighbors=5
+weighted: optimizer=None n_neighbors=5 n_inducing=8
+smooth4: optimizer=None ordering=maximin n_inducing=8
+"""
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_routes_are_those_of_the_cpu(case, device):
+    check(case, device, crossed=(3, 1))  # rows; factors that the first prediction makes
