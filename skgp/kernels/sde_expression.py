@@ -144,7 +144,7 @@ def _no_form(kernel: Kernel) -> str:
     return f"kernel part {kernel} has no state-space form that skgp knows; use {SUPPORTED}."
 
 
-def check_one_input(kernel: Kernel, column: int | None = None) -> int | None:
+def check_one_input(kernel: Kernel) -> int | None:
     """The column that all ActiveDims of an expression select, None where there are none."""
     if type(kernel) is ActiveDims:
         columns = kernel.columns()

@@ -141,19 +141,17 @@ class LaplaceEvidence:
         return mode, L, mode.value - 0.5 * float(log_det(L))
 
 
-def laplace_predict(
-    fit: LaplaceFit, kernel, X: Tensor, X_new: Tensor, theta: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def laplace_predict(fit: LaplaceFit, kernel, X: Tensor, X_new: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean and variance (p, c) of the latent functions at `X_new` (p, d), of a fit to X (n, d).
 
     .. math:: m = b + k_*^T a, \qquad v = k_{**} - k_*^T W^{1/2} B^{-1} W^{1/2} k_*
               \qquad \text{(Algorithm 3.2)}
 
-    The kernel, and theta, are those of the fit. ``O(c n^2 (n / 3 + p))``.
+    The kernel is that of the fit. ``O(c n^2 (n / 3 + p))``.
     """
-    K = gram(kernel, X, theta=theta, method="expand")
-    K_new = gram(kernel, X, X_new, theta=theta, method="expand")  # (n, p)
-    prior = gram_diag(kernel, X_new, theta)
+    K = gram(kernel, X, method="expand")
+    K_new = gram(kernel, X, X_new, method="expand")  # (n, p)
+    prior = gram_diag(kernel, X_new)
     var = []
     for root in fit.root.T:
         half = tri_solve(_factor(K, root), root[:, None] * K_new, upper=False)

@@ -103,7 +103,7 @@ def semidefinite_root(A: Tensor) -> Tensor:
         return vectors * values.clamp_min(0.0).sqrt()
 
 
-def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
+def reverse_cholesky(A: Tensor) -> CholeskyResult:
     r"""Upper factor of the Cholesky decomposition that starts from the last row.
 
     .. math:: U U^T = A \quad (U \text{ upper triangular}), \qquad (U^{-T}) (U^{-T})^T = A^{-1},
@@ -112,7 +112,7 @@ def reverse_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     O(n^3 / 3), two copies of A (..., n, n) in memory (the flips).
     """
     _check_square(A)
-    lower, jitter = jittered_cholesky(A.flip(-2, -1), max_jitter=max_jitter)
+    lower, jitter = jittered_cholesky(A.flip(-2, -1))
     return CholeskyResult(lower.flip(-2, -1), jitter)
 
 

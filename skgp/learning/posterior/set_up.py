@@ -285,14 +285,12 @@ class FixedProbeGradient:
             self._warm = at.warm
         return at.gradient, at.n_iter, usable
 
-    def with_enough_rank(
-        self, u: np.ndarray, tol: float = tuned.ROUGH
-    ) -> tuple[np.ndarray, int, bool]:
+    def with_enough_rank(self, u: np.ndarray) -> tuple[np.ndarray, int, bool]:
         """As a call, with new pivots and twice the rank as long as the systems are hard."""
-        got = self(u, tol)
+        got = self(u, tuned.ROUGH)
         while got[1] > tuned.EASY_CG and self.field.rank < self.max_rank:
             self.redraw(u, 2 * max(self.field.rank, 25))
-            got = self(u, tol)
+            got = self(u, tuned.ROUGH)
         return got
 
 
@@ -305,14 +303,8 @@ class ModeSearch:
     takes its place (a secant search).
     """
 
-    def __init__(
-        self,
-        gradient: FixedProbeGradient,
-        u: np.ndarray,
-        metric: np.ndarray,
-        tol: float = tuned.MODE_TOL,
-    ) -> None:
-        self.gradient, self.tol = gradient, tol
+    def __init__(self, gradient: FixedProbeGradient, u: np.ndarray, metric: np.ndarray) -> None:
+        self.gradient = gradient
         self._low, self._high = gradient.field.posterior.bounds.T
         self.u, self.metric = np.clip(u, self._low, self._high), metric
         self.trust, self.n_refused, self._hard = tuned.LONGEST, 0, False
@@ -322,7 +314,7 @@ class ModeSearch:
     @property
     def converged(self) -> bool:
         """Whether nothing went wrong."""
-        return self.usable and self.norm <= self.tol
+        return self.usable and self.norm <= tuned.MODE_TOL
 
     def run(self, max_iter: int, recorder: StopRecorder) -> ModeSearch:
         """Steps until the end; `problems` say why it is not the mode, each with a remedy."""
@@ -432,7 +424,7 @@ class ModeSearch:
             )
         return (
             f"the search for the mode ended with a gradient norm of {self.norm:.2g} standard "
-            f"deviations, above {self.tol:g}{place}; give narrower priors, or a "
+            f"deviations, above {tuned.MODE_TOL:g}{place}; give narrower priors, or a "
             "kernel whose hyper-parameters are nearer to the mode"
         )
 
