@@ -11,10 +11,6 @@ one of the rank of ours. Its kernel matrix is dense as ours is; its noise has th
 without a preconditioner alone, so that the standard deviation of the trace is printed as well.
 """
 
-import os
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,11 +20,10 @@ from skgp.data import merge_replicates
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient
 from skgp.priors import LogNormal
+from tests.benchmarks.data import arrays_of, seconds_of
 
 pytestmark = pytest.mark.benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 D, TOL, N_PROBES = 8, 0.01, 4
 AMPLITUDE, LENGTH_SCALE, NOISE = 1.0, 3.0, 0.05
 
@@ -42,12 +37,7 @@ def problem(n):
 
 
 def least_seconds(function, repeats):
-    seconds = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+    return min(seconds_of(function)[1] for _ in range(repeats))
 
 
 def our_field(X, y, rank, **kwargs):
@@ -135,20 +125,15 @@ def test_gradient_is_four_times_faster_than_gpytorch():
 
 def test_gradient_of_house_8l():
     """Seconds a gradient and products at n = 20 thousand; less than 6 GB by construction."""
-    path = DATA / "house_8L.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    with np.load(path) as arrays:
-        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
+    arrays = arrays_of("house_8L")
+    X, y = arrays["X"].astype(float), arrays["y"].astype(float)
     rows = np.random.default_rng(0).permutation(len(X))[:20_500]
     X, y = X[rows], np.log(y[rows] + 1)
     X, y = (X - X.mean(0)) / (X.std(0) + 1e-12), (y - y.mean()) / y.std()
     field, u = our_field(X, y, 300)
     generator = torch.Generator().manual_seed(0)
     pivots = least_seconds(lambda: field.choose_pivots(u, generator), 1)
-    start = time.process_time()
-    at = field.estimate(u, field.draw_probes(generator), generator)
-    seconds = time.process_time() - start
+    at, seconds = seconds_of(lambda: field.estimate(u, field.draw_probes(generator), generator))
     print(
         f"\n  house_8L, n = {len(field.posterior.data.y)}: {seconds:.1f} s a gradient, "
         f"{at.n_iter} products, stored {field.operator.stored}; pivots once {pivots:.1f} s"

@@ -28,26 +28,17 @@ from skgp.learning.posterior.modes import laplace_modes
 from skgp.learning.posterior.priors import default_priors
 from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import Rounds, Run, adaptive_importance_sampling
+from tests.benchmarks.data import arrays_of
 
 pytestmark = pytest.mark.benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 SEEDS = range(3)
 REFERENCE_ESS = 20_000
 
 
-def arrays(name):
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    with np.load(path) as stored:
-        return dict(stored)
-
-
 @cache
 def posterior(ard):
-    concrete = arrays("concrete")
+    concrete = arrays_of("concrete")
     train = ~concrete["test_mask"][:, 0]
     return posterior_of(concrete["X"][train].astype(float), concrete["y"][train], ard)
 
@@ -142,7 +133,7 @@ def test_house_8l():
 
     Few draws: their autocorrelation is that of the step, of which concrete tells more.
     """
-    house = arrays("house_8L")
+    house = arrays_of("house_8L")
     rows = np.random.default_rng(0).permutation(len(house["X"]))[:20_500]
     target = posterior_of(house["X"][rows].astype(float), np.log1p(house["y"][rows]), False)
     start, told = time.process_time(), []

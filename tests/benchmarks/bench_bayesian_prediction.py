@@ -7,10 +7,6 @@ the published splits ``test_mask``); tests are skipped where they are absent. Al
 half an hour; ``-k concrete`` selects a part.
 """
 
-import os
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -18,37 +14,24 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.preprocessing import scale
 
 from skgp import BayesianGPRegressor
+from tests.benchmarks.data import seconds_of, split_of
 
 pytestmark = pytest.mark.benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 N_SPLITS = 10
 
 
-def load(name, split):
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    with np.load(path) as arrays:
-        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
-        test = arrays["test_mask"][:, split]
-    return X[~test], X[test], y[~test], y[test]
+def timed_fit(model, X, y):
+    return seconds_of(lambda: model.fit(X, y))[1]
 
 
 def rbf(n_length_scales):
     return ConstantKernel(1.0) * RBF(np.ones(n_length_scales)) + WhiteKernel(0.1)
 
 
-def timed_fit(model, X, y):
-    start = time.process_time()
-    model.fit(X, y)
-    return time.process_time() - start
-
-
 @pytest.mark.parametrize(("n_length_scales", "most"), [(1, 0.05), (8, 0.10)])
 def test_concrete_from_fit_against_a_long_run(n_length_scales, most):
-    X, _, y, _ = load("concrete", 0)
+    X, _, y, _ = split_of("concrete", 0)
     X = scale(X)  # one length scale for all columns asks for it
     model = BayesianGPRegressor(rbf(n_length_scales), random_state=0)
     seconds = timed_fit(model, X, y)
@@ -74,7 +57,7 @@ def test_concrete_from_fit_against_a_long_run(n_length_scales, most):
 
 
 def test_64_samples_predict_as_1000_do():
-    X, X_test, y, _ = load("concrete", 0)
+    X, X_test, y, _ = split_of("concrete", 0)
     few = BayesianGPRegressor(random_state=0)
     seconds = timed_fit(few, X, y)
     # The same samples: what is kept comes last from the random state.
@@ -96,7 +79,7 @@ def test_64_samples_predict_as_1000_do():
 def test_mixture_against_the_optimum(name):
     rows = []
     for split in range(N_SPLITS):
-        X, X_test, y, y_test = load(name, split)
+        X, X_test, y, y_test = split_of(name, split)
         model = BayesianGPRegressor(random_state=0)
         seconds = timed_fit(model, X, y)
         plug_in = model.plug_in()

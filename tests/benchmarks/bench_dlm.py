@@ -14,7 +14,6 @@ RMSE and NLL (nats a row) are printed for y standardised by its training part, t
 import os
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +24,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from skgp.datasets import make_counts
+from tests.benchmarks.data import ROOT, split_of
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 # Appended and not prepended: a file there must not hide a package of the same name.
 sys.path.append(str(ROOT / "examples" / "papers"))
 
@@ -39,17 +37,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the processes of the fi
 # Starts between gpytorch's 0.69 and sqrt(d): better than either on rows held out.
 SGPR = {"initial_length_scale": 2**0.5}
 SVGP = {"learning_rate": 0.03}
-
-
-def rows_of(name, split=0):
-    """X_train, X_test, y_train, y_test of one split, or a skip."""
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    with np.load(path) as arrays:
-        test = arrays["test_mask"][:, split]
-        X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
-    return X[~test], X[test], y[~test], y[test]
 
 
 def some_of(rows, n, seed=0):
@@ -124,7 +111,7 @@ def isotropic_kernel(d):
 
 def test_bench_log_loss_against_sgpr_and_svgp():
     """0.15 nats below the better of both, within twice SGPR's time."""
-    rows = some_of(rows_of("kin40k"), 10_000)
+    rows = some_of(split_of("kin40k"), 10_000)
     print(f"\nkin40k, 10000 rows, M = 200, {os.environ['OMP_NUM_THREADS']} thread(s)")
     sgpr = peer(rows, "SGPR", "SGPR, 60 Adam steps", n_inducing=200, **SGPR)
     peer(rows, "SGPR", "SGPR, 60 Adam steps, float64", n_inducing=200, dtype="float64", **SGPR)
@@ -149,7 +136,7 @@ def test_bench_log_loss_against_sgpr_and_svgp():
 
 def test_bench_minibatches_against_svgp():
     """Below SVGP-512 in NLL and RMSE after equal time."""
-    rows = rows_of("kin40k")
+    rows = split_of("kin40k")
     print(f"\nkin40k, {len(rows[0])} rows, minibatches, {os.environ['OMP_NUM_THREADS']} thread(s)")
     # In float32, as the peers.
     ours = dlm(rows, "DLM, M = 500", n_inducing=500, batch_size=1024, dtype="float32")
@@ -162,7 +149,7 @@ def test_bench_minibatches_against_svgp():
 
 def test_bench_square_loss_against_sgpr():
     """RMSE 15% below, isotropic kernel; SGPR after 60 and after 300 steps."""
-    X_train, X_test, y_train, y_test = some_of(rows_of("kin40k"), 5000)
+    X_train, X_test, y_train, y_test = some_of(split_of("kin40k"), 5000)
     scaler = StandardScaler().fit(X_train)
     rows = scaler.transform(X_train), scaler.transform(X_test), y_train, y_test
     print("\nkin40k, 5000 rows, M = 100, isotropic RBF")
@@ -200,7 +187,7 @@ def test_bench_overdispersed_counts_against_the_elbo(n):
 
 def test_bench_abalone_counts():
     """Reported beside PoissonRegressor and HistGradientBoostingRegressor, nothing asserted."""
-    X_train, X_test, y_train, y_test = rows_of("abalone")
+    X_train, X_test, y_train, y_test = split_of("abalone")
     print(f"\nabalone, counts, {len(y_train)} rows")
     for name, model in peers.count_regressors().items():
         start = time.process_time()
@@ -219,7 +206,7 @@ def test_bench_abalone_counts():
 def test_bench_cost_of_choosing_beta(objective, likelihood):
     """At most four single fits."""
     if likelihood == "gaussian":
-        rows = some_of(rows_of("kin40k"), 5000)
+        rows = some_of(split_of("kin40k"), 5000)
     elif objective == "square_loss":
         pytest.skip("counts have no square loss")
     else:
@@ -239,7 +226,7 @@ def test_bench_grid_search_agrees_with_beta_auto():
     from skgp import DLMGPRegressor
     from skgp.estimators._predictive import log_predictive_density_scorer
 
-    X_train, _, y_train, _ = some_of(rows_of("kin40k"), 2000)
+    X_train, _, y_train, _ = some_of(split_of("kin40k"), 2000)
     betas = [0.0625, 0.25, 1.0, 4.0]
     grid = {"dlmgpregressor__beta": betas, "dlmgpregressor__n_inducing": [50, 100]}
     search = GridSearchCV(

@@ -18,10 +18,6 @@ The constants of :class:`skgp.learning.kernel_family.ChoiceSettings` were chosen
 these on other observations of the training parts than those that it draws, test parts aside.
 """
 
-import os
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -32,14 +28,13 @@ from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor, SWSGPRegres
 from skgp.data import merge_replicates
 from skgp.estimators._kernels import column_spreads, default_kernels
 from skgp.learning.search import fit_marginal_likelihood
+from tests.benchmarks.data import seconds_of, split_of
 
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.filterwarnings("ignore"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 MANY_COLUMNS = {
     "sarcos_testpart": 80,
     "sml": 100,
@@ -59,17 +54,6 @@ REGRESSORS = {
 N_SPLITS, N_RESTARTS, MARGIN = 5, 2, 0.05
 
 
-def read(name, split):
-    """X and y to train on, and to test."""
-    path = DATA / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is absent")
-    with np.load(path) as arrays:
-        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
-        test = arrays["test_mask"][:, split]
-    return X[~test], X[test], y[~test], y[test]
-
-
 def few(name, split):
     """Some observations of a training part, and the test part; or generated ones."""
     rng = np.random.RandomState(split)
@@ -77,15 +61,9 @@ def few(name, split):
         X = rng.randn(1100, 200)
         y = np.sin(X[:, :5] @ rng.randn(5)) + 0.5 * X[:, 0] + 0.1 * rng.randn(1100)
         return X[:100], X[100:], y[:100], y[100:]
-    X, X_test, y, y_test = read(name, split)
+    X, X_test, y, y_test = split_of(name, split)
     some = rng.permutation(len(X))[: MANY_COLUMNS[name]]
     return X[some], X_test, y[some], y_test
-
-
-def seconds_of(function):
-    start = time.process_time()
-    result = function()
-    return result, time.process_time() - start
 
 
 def scores(mean, std, y, scale):
@@ -137,7 +115,7 @@ def exact_gp(X, y):
 
 @pytest.mark.parametrize("name", BELOW_2000)
 def test_exact(name):
-    X, X_test, y, y_test = read(name, 0)
+    X, X_test, y, y_test = split_of(name, 0)
     exact, least = seconds_of(lambda: exact_gp(X, y))
     prediction = exact.predict(X_test, return_std=True)
     reference = scores(*prediction, y_test, y.std())

@@ -15,10 +15,8 @@ by the training part.
 
 import argparse
 import math
-import os
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,10 +24,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPClassifier, QSGPRegressor, StateSpaceGPRegressor
+from tests.benchmarks.data import DATA
 
 pytestmark = [pytest.mark.gpu, pytest.mark.benchmark]
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 TINY = 400
 N_INDUCING, N_EPOCHS, BATCH = 1024, 20, 1024
 

@@ -1,13 +1,11 @@
 """QSGPRegressor's choice of a route, on spatial data with gaps and on sets whose matrix is kept.
 
-The data are read from the folder of the environment variable ``SKGP_BENCHMARK_DATA``, of ``.npz``
+The data are read from the folder of the environment variable ``SKGP_DATA_DIR``, of ``.npz``
 files with X, y and test_mask (n, splits). Run with
-``SKGP_BENCHMARK_DATA=... pytest tests/benchmarks/bench_planner.py -m benchmark -s``.
+``SKGP_DATA_DIR=... pytest tests/benchmarks/bench_planner.py -m benchmark -s``.
 """
 
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,9 @@ from skgp import QSGPRegressor
 from skgp.learning.plan import Plan
 from skgp.learning.routes import resolve
 from skgp.linalg.runtime import memory_limit
+from tests.benchmarks.data import split_of
 
 pytestmark = pytest.mark.benchmark
-FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))
 # Routes of satellite_temps beside the default; each has the default's kernel.
 ROUTES = {
     "32 neighbours": dict(basis="neighbors", n_basis=32),
@@ -27,16 +25,6 @@ ROUTES = {
     "inducing, 1000": dict(basis="inducing", n_basis=1000),
     "fourier, 1024": dict(basis="fourier", n_basis=1024),
 }
-
-
-def load(name):
-    path = FOLDER / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is missing")
-    with np.load(path) as arrays:
-        test = arrays["test_mask"][:, 0]
-        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
-    return X[~test], X[test], y[~test], y[test]
 
 
 def figures(model, X, y, scale):
@@ -50,7 +38,7 @@ def figures(model, X, y, scale):
 
 
 def test_bench_satellite_temps():
-    X, X_test, y, y_test = load("satellite_temps")
+    X, X_test, y, y_test = split_of("satellite_temps")
     some = np.random.default_rng(0).permutation(len(y_test))[:5000]
     X_test, y_test = X_test[some], y_test[some]
     start = time.process_time()
@@ -69,7 +57,7 @@ def test_bench_satellite_temps():
 
 @pytest.mark.parametrize("name", ["kin40k", "protein", "keggdirected", "pol"])
 def test_bench_sets_whose_matrix_is_kept(name):
-    X, _, y, _ = load(name)
+    X, _, y, _ = split_of(name)
     with memory_limit(8e9):
         plan = resolve(Plan(), len(y), 1.0 * RBF())
     print(f"\n{name}: {len(y)} rows, {plan}")

@@ -9,18 +9,15 @@ the comparison where gpytorch is (extra ``bench``). RMSE and NLPD (nats a row) a
 standardised by its training part.
 """
 
-import os
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from skgp import StateSpaceGPRegressor
+from tests.benchmarks.data import DATA, ROOT, arrays_of
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 # Appended and not prepended: a file there must not hide a package of the same name.
 sys.path.append(str(ROOT / "examples" / "papers"))
 
@@ -34,19 +31,11 @@ SVGP_INDUCING = 500
 SVGP_LENGTH_SCALE = 0.01  # of times of unit variance: about the spacing of 500 points
 
 
-def path_of(name):
-    """The file of a data set, or a skip."""
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    return path
-
-
 def ecg(n):
     """First n samples of the ECG and its random tenth of test rows; y standardised."""
-    with np.load(path_of("ecg100")) as arrays:
-        X, y = arrays["X"][:n].astype(np.float64), arrays["y"][:n].astype(np.float64)
-        test = arrays["test_mask"][:n, 0]
+    arrays = arrays_of("ecg100")
+    X, y = arrays["X"][:n].astype(np.float64), arrays["y"][:n].astype(np.float64)
+    test = arrays["test_mask"][:n, 0]
     return split(X, y, test)
 
 
@@ -124,7 +113,8 @@ def test_bench_a_million_rows(make):
 
 def test_bench_solar_with_sixty_inducing_times():
     """S2VGP has the test RMSE of the exact GP to within 2%, SVGP has not."""
-    study = series_study.solar(path_of("solar").parent, quick=True)
+    arrays_of("solar")  # or a skip
+    study = series_study.solar(DATA, quick=True)
     ((title, table),) = study.tables.items()
     print(f"\n{title}")
     for row in table:

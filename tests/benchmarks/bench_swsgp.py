@@ -19,7 +19,6 @@ import os
 import pickle
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,9 +32,8 @@ from skgp.inference.neighbors.system import local_system
 from skgp.learning.defaults import STEPS_CG
 from skgp.learning.local.prior import Settings, active_sets
 from skgp.likelihoods import Bernoulli
+from tests.benchmarks.data import ROOT, split_of
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKGP_DATA_DIR", ROOT.parent / "shared" / "data"))
 # Appended and not prepended: a file there must not hide a package of the same name.
 sys.path.append(str(ROOT / "examples" / "papers"))
 
@@ -53,15 +51,10 @@ N_NEIGHBORS = 32
 
 def rows_of(name, target=None, split=0):
     """One split, the targets as they are or what `target` makes of them; or a skip."""
-    path = DATA / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; name its folder in SKGP_DATA_DIR")
-    with np.load(path) as arrays:
-        test = arrays["test_mask"].reshape(len(arrays["y"]), -1)[:, split]
-        X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+    X, X_test, y, y_test = split_of(name, split)
     if target is not None:
-        y = target(y, y[~test]).astype(np.float64)
-    return tasks.Part(X[~test], X[test], y[~test], y[test])
+        y, y_test = (target(each, y).astype(np.float64) for each in (y, y_test))
+    return tasks.Part(X, X_test, y, y_test)
 
 
 def above_median(y, y_train):
