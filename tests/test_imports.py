@@ -9,6 +9,7 @@ mathematical constants, which say so.
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,9 @@ ALLOWED = {
 WITH_SKLEARN = {"estimators", "displays", "datasets"}
 KERNEL_CLASSES = "sklearn.gaussian_process.kernels"
 LIKELIHOODS = {"Bernoulli", "Gaussian", "Laplace", "Likelihood", "Poisson", "StudentT"}
+
+
+parsed = functools.cache(ast.parse)
 
 
 def inside(name: str, package: str) -> bool:
@@ -75,7 +79,7 @@ def offences(source: str, relative: Path) -> list[str]:
     if folder not in ALLOWED:
         return [f"skgp/{folder} has no place in the direction of imports: add it to ALLOWED"]
     found = []
-    for line, name in imported_names(ast.parse(source), ("skgp", *relative.parts[:-1])):
+    for line, name in imported_names(parsed(source), ("skgp", *relative.parts[:-1])):
         target = name.split(".")[1] if inside(name, "skgp") and "." in name else ""
         if inside(name, "skgp") and target != folder and target not in ALLOWED[folder]:
             found.append(f"skgp/{relative}:{line} imports {name}")
@@ -171,7 +175,7 @@ def test_offences_accepts_an_import_in_the_direction(relative, source):
 def type_checks(source: str) -> list[int]:
     """Lines that ask whether something is a likelihood of some class."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {
             "isinstance",
             "issubclass",
@@ -185,7 +189,7 @@ def type_checks(source: str) -> list[int]:
 def tuned_constants(source: str) -> list[int]:
     """Lines of numbers at module level, but shapes, mathematical ones and intervals."""
     lines, found = source.splitlines(), []
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         span = lines[node.lineno - 1 : node.end_lineno]

@@ -492,6 +492,8 @@ def test_classifiers_in_blocks_give_the_fit_to_all_rows(labelled, name, n_classe
     np.testing.assert_array_equal(limited.classes_, expected.classes_)
     np.testing.assert_allclose(limited.offset_, expected.offset_, rtol=1e-10)
     np.testing.assert_allclose(found, wanted, atol=atol)
+    if n_classes > 2 or "learned" in name:
+        return
     lazy = da.from_array(X, (180, 1)), da.from_array(y, 200)
     limited.fit(*lazy)
     assert limited.predict(lazy[0]).compute().dtype == y.dtype

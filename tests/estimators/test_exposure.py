@@ -22,7 +22,8 @@ KERNEL = 0.5 * Matern(0.8, nu=2.5)
 
 
 def dlm(**params):
-    return DLMGPRegressor(**{"likelihood": "poisson", "random_state": 0, **params})
+    fixed = {"likelihood": "poisson", "kernel": KERNEL, "random_state": 0}
+    return DLMGPRegressor(**{**fixed, **params})
 
 
 def series(**params):
@@ -31,7 +32,8 @@ def series(**params):
 
 
 def swsgp(**params):
-    return SWSGPRegressor(**{"likelihood": "poisson", "random_state": 0, **params})
+    fixed = {"likelihood": "poisson", "kernel": KERNEL, "random_state": 0}
+    return SWSGPRegressor(**{**fixed, **params})
 
 
 ESTIMATORS = {"dlm": dlm, "series": series, "swsgp": swsgp}

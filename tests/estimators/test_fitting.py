@@ -58,13 +58,13 @@ class Abort:
         sys.setprofile(None)
 
 
-def assert_abort_changes_nothing(estimator, method, arguments, n_points=4):
+def assert_abort_changes_nothing(estimator, method, arguments, n_points=3):
     """Abort `method` at several points, the last call among them, and compare the state."""
     before = state(estimator)
-    for _ in range(2):  # the first fills caches
-        other = pickle.loads(pickle.dumps(estimator))
-        with Abort() as abort:
-            getattr(other, method)(*arguments)
+    first, other = (pickle.loads(pickle.dumps(estimator)) for _ in range(2))
+    getattr(first, method)(*arguments)  # fills caches
+    with Abort() as abort:
+        getattr(other, method)(*arguments)
     for at in np.linspace(1, abort.n_calls, n_points).astype(int):
         with pytest.raises(KeyboardInterrupt), Abort(at):
             getattr(estimator, method)(*arguments)

@@ -46,7 +46,7 @@ class RoundedStateSpace(RoundTargets, StateSpaceGPRegressor):
 
 #: The default kernel is kept; but for state-space models, whose search counts the iterations.
 QUICK = {make: make(optimizer=None, random_state=0) for make in CHEAP} | {
-    QSGPClassifier: QSGPClassifier(n_basis=30, random_state=0),
+    QSGPClassifier: QSGPClassifier(optimizer=None, n_basis=30, random_state=0),
     DLMGPClassifier: DLMGPClassifier(optimizer=None, n_inducing=10, max_iter=5, random_state=0),
     StateSpaceGPRegressor: StateSpaceGPRegressor(max_iter=1),
     StateSpaceGPClassifier: StateSpaceGPClassifier(max_iter=1),

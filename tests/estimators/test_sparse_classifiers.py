@@ -26,7 +26,7 @@ def log_loss_of(model, X, y):
         (dlm, {"objective": "log_loss", "max_iter": 10}),
         pytest.param(dlm, {"objective": "elbo", "max_iter": 10}, marks=pytest.mark.slow),
         pytest.param(swsgp, {}, marks=pytest.mark.slow),
-        (swsgp, {"kl_weight": 1000 / 32, "n_neighbors": 32}),
+        pytest.param(swsgp, {"kl_weight": 1000 / 32}, marks=pytest.mark.slow),
         (swsgp, {"method": "kriging"}),
     ],
 )
