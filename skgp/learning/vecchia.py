@@ -7,10 +7,10 @@ between the stages of a search, as length scales move.
 1. *Start.* Each family of kernels by the dense evidence of some observations; and, at other noises
    and shorter length scales (:mod:`skgp.learning.starts`), where the joint likelihood is greater.
 2. *Family.* Each a few iterations by the density of some rows given their neighbours among all
-   observations, whose sum over a random subset is an unbiased estimate of the whole. The one goes
-   on that predicts held-out observations best, half of them single ones and half in blocks
-   (`held_out_densities`): where a kernel fits badly at some scale, the likelihood weighs the
-   spacing of the inputs, and predictions across gaps do not.
+   observations, without inducing points, whose sum over a random subset is an unbiased estimate of
+   the whole. The one goes on that predicts held-out observations best, half of them single ones
+   and half in blocks (`held_out_densities`): where a kernel fits badly at some scale, the
+   likelihood weighs the spacing of the inputs, and predictions across gaps do not.
 3. *Stages* on more rows, each with its own neighbours and inducing points.
 
 Up to `SearchSettings.exact_rows` observations the exact evidence decides
@@ -194,7 +194,7 @@ def fit_joint_likelihood(
     search = _Search(data, settings, generator, callback)
     some = data.some(VECCHIA_START_ROWS, generator)
     dense = dense_fits(kernels, some, exact, search.recorder)
-    few = replace(settings, n_rows=VECCHIA_FAMILY_ROWS, max_iter=VECCHIA_FAMILY_ITER)
+    few = replace(settings, n_inducing=0, n_rows=VECCHIA_FAMILY_ROWS, max_iter=VECCHIA_FAMILY_ITER)
     trials = [search.climb(fit.kernel, few, from_starts=True) for fit in dense]
     best = search.best(trials)
     for _ in range(settings.n_stages):

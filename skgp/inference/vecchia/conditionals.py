@@ -54,6 +54,7 @@ class Tile:
     b: Tensor  # (t, H + 1); (-B, 1), 0 in places left
     variance: Tensor  # (t,); D
     features: Tensor  # (t, m); E
+    basis: Tensor  # (t, H + 1, m); Phi of the group
     factor: Tensor  # (t, H + 1, H + 1); of A, the identity in places left
 
     @property
@@ -142,7 +143,7 @@ class Conditionals:
             tile = self._tile(rows, K.detach())
             of_variance, of_b, of_contrast = cotangents(tile)
             if m:  # E = b Phi
-                of_b = of_b + torch.einsum("tm,thm->th", of_contrast, self.features[tile.group])
+                of_b = of_b + (tile.basis @ of_contrast[..., None])[..., 0]
             w = of_variance[:, None] * tile.b
             w[:, :-1] -= _solved(tile.factor[:, :-1, :-1], of_b[:, :-1]).masked_fill_(
                 tile.places_left, 0.0
@@ -173,9 +174,9 @@ class Conditionals:
 
     def _tile(self, rows: slice, K: Tensor) -> Tile:
         group = self.group[rows]
-        A, features = K.clone(), self.features[group]
+        A, basis = K.clone(), self.features[group]
         if len(self.Z):
-            A -= features @ features.mT
+            A -= basis @ basis.mT
         A.diagonal(dim1=1, dim2=2).add_(self.noise[group])
         left = group == group[:, -1:]  # places without a neighbour
         left[:, -1] = False
@@ -190,14 +191,12 @@ class Conditionals:
             if B.shape[1]
             else torch.ones_like(L[:, 0])
         )
-        contrast = (b[:, None] @ features)[:, 0]
-        return Tile(rows, group, b, L[:, -1, -1].square(), contrast, L)
+        return Tile(rows, group, b, L[:, -1, -1].square(), (b[:, None] @ basis)[:, 0], basis, L)
 
     def _of_features(self, tile: Tile, w: Tensor, of_contrast: Tensor) -> Tensor:
         """Cotangents (t, H + 1, m) of the features of the group: through E and through A."""
-        weighted = torch.einsum("th,thm->tm", w, self.features[tile.group])
-        through = (of_contrast - weighted)[:, None] * tile.b[..., None]
-        return through - w[..., None] * tile.features[:, None]
+        through = of_contrast - (w[:, None] @ tile.basis)[:, 0]
+        return through[:, None] * tile.b[..., None] - w[..., None] * tile.features[:, None]
 
     def _of_inducing(self, of_features: Tensor) -> Tensor:
         """Pull the cotangent (n, m) of Phi = K_nm L^-T back to theta."""

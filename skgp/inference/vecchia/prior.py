@@ -45,10 +45,8 @@ class VecchiaPrior(TensorState):
     @classmethod
     def of(cls, conditionals: Conditionals) -> VecchiaPrior:
         """That of conditionals of all points, in their order."""
-        tiles = list(conditionals)
-        b = torch.cat([tile.b for tile in tiles])
-        variance = torch.cat([tile.variance for tile in tiles])
-        contrasts = torch.cat([tile.features for tile in tiles])
+        parts = [(tile.b, tile.variance, tile.features) for tile in conditionals]
+        b, variance, contrasts = map(torch.cat, zip(*parts, strict=True))
         index = conditionals.group[:, :-1]
         return cls(index, -b[:, :-1], variance, conditionals.features, contrasts)
 
