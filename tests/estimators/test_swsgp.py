@@ -150,9 +150,7 @@ def test_many_rows_are_predicted_in_bounded_memory(method, data):
     "params",
     [
         {"covariance": "full", "init": "greedy"},
-        {"covariance": "full", "n_inducing": 20, "n_neighbors": 20},
-        {"inducing": "learned", "kl_weight": 1.0},
-        {"solver": "adam", "init": "k-means"},
+        {"inducing": "learned", "solver": "adam", "init": "k-means", "kl_weight": 1.0},
         {"polish": True},
         {"likelihood": "student_t", "degrees_of_freedom": 5.0},
         {"kernel": 1.0 * RBF([1.0, 1.0]) + DotProduct() + WhiteKernel(0.1)},
