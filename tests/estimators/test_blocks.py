@@ -82,7 +82,7 @@ def test_sums_over_blocks_give_the_fit_to_all_rows(data, settings, weighted):
 
 
 def test_memory_maps_and_dask_arrays_give_the_model_of_the_array(data, tmp_path):
-    X, y = data
+    X, y = data[0][:300], data[1][:300]
     expected = make(memory_budget=BUDGET).fit(X, y)
     maps = memory_map(tmp_path / "X.npy", X), memory_map(tmp_path / "y.npy", y)
     lazy = da.from_array(X, (128, 1)), da.from_array(y, 200)
@@ -94,7 +94,7 @@ def test_memory_maps_and_dask_arrays_give_the_model_of_the_array(data, tmp_path)
 
 
 def test_single_precision_maps_are_read_in_double(data, tmp_path):
-    X, y = (array.astype(np.float32) for array in data)
+    X, y = (array[:300].astype(np.float32) for array in data)
     maps = memory_map(tmp_path / "X.npy", X), memory_map(tmp_path / "y.npy", y)
     found = make(memory_budget=BUDGET).fit(*maps)
     expected = make(memory_budget=BUDGET).fit(X.astype(np.float64), y.astype(np.float64))
