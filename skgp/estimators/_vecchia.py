@@ -49,7 +49,7 @@ class VecchiaGPRegressor(BaseGPRegressor):
         kernel of nu 5/2, 3/2 or 1/2, whichever is likeliest, with one length scale a column.
     n_neighbors : int, default=20
         H, of the rows before it that a row is given; all there are if that is fewer. Predictions
-        use twice as many of all rows, which fade with their distance.
+        use twice as many of all rows, at least one, which fade with their distance.
     n_inducing : int, default=0
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
         in. Lowered to the number of distinct rows, with a warning.
@@ -186,6 +186,14 @@ class VecchiaGPRegressor(BaseGPRegressor):
         self.verbose = verbose
 
     # ---- training ------------------------------------------------------------------------
+
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        if not (self.n_neighbors or self.n_inducing):
+            raise ValueError(
+                "n_neighbors=0 needs inducing points, without which all rows would be independent; "
+                "got n_inducing=0. Give n_neighbors or n_inducing at least 1."
+            )
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

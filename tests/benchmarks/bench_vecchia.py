@@ -1,39 +1,31 @@
 """VecchiaGPRegressor beside GPBoost (``gp_approx="vecchia"``, 20 neighbours, Matern 3/2).
 
-The data are read from the folder of the environment variable ``SKGP_BENCHMARK_DATA``, of ``.npz``
-files with X, y and test_mask (n, splits). Run with
-``SKGP_BENCHMARK_DATA=... python -m tests.benchmarks.bench_vecchia SET [PEER]``: errors and negative
-log densities are of targets of standard deviation 1, seconds are of the processor, in one thread.
+Run with ``python -m tests.benchmarks.bench_vecchia SET [skgp or gpboost] [n_neighbors=..]``: errors
+and negative log densities are of targets of standard deviation 1, seconds are of the processor, in
+one thread.
 """
 
-import os
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 
 from skgp import VecchiaGPRegressor
-
-FOLDER = Path(os.environ.get("SKGP_BENCHMARK_DATA", "."))
+from tests.benchmarks.data import seconds_of, split_of
 
 
 def load(name):
     """X, X_test, y and y_test of the first split; the targets in standard units."""
-    with np.load(FOLDER / f"{name}.npz") as arrays:
-        test = arrays["test_mask"][:, 0]
-        X, y = arrays["X"].astype(float), arrays["y"].astype(float)
-    y = (y - y[~test].mean()) / y[~test].std()
-    return X[~test], X[test], y[~test], y[test]
+    X, X_test, y, y_test = split_of(name)
+    mean, std = y.mean(), y.std()
+    return X, X_test, (y - mean) / std, (y_test - mean) / std
 
 
 def by_skgp(X, y, X_test, **options):
     """Mean and variance of y, what was learned, and seconds of fit and prediction."""
-    start = time.process_time()
-    model = VecchiaGPRegressor(random_state=0, n_jobs=1, **options).fit(X, y)
-    fitted = time.process_time()
-    mean, std = model.predict(X_test, return_std=True)
-    return mean, std**2, model.kernel_, fitted - start, time.process_time() - fitted
+    model = VecchiaGPRegressor(random_state=0, n_jobs=1, **options)
+    fit = seconds_of(lambda: model.fit(X, y))[1]
+    (mean, std), predict = seconds_of(lambda: model.predict(X_test, return_std=True))
+    return mean, std**2, model.kernel_, fit, predict
 
 
 def by_gpboost(X, y, X_test):
@@ -42,7 +34,6 @@ def by_gpboost(X, y, X_test):
 
     scale = X.std(0) if X.shape[1] > 2 else np.ones(X.shape[1])
     scale[scale == 0] = 1.0
-    start = time.process_time()
     model = gpboost.GPModel(
         gp_coords=X / scale,
         cov_function="matern_ard" if X.shape[1] > 2 else "matern",
@@ -52,11 +43,10 @@ def by_gpboost(X, y, X_test):
         seed=1,
         num_parallel_threads=1,
     )
-    model.fit(y=y)
-    fitted = time.process_time()
-    found = model.predict(gp_coords_pred=X_test / scale, predict_var=True)
-    seconds = fitted - start, time.process_time() - fitted
-    return found["mu"], found["var"], model.get_cov_pars().to_dict("records"), *seconds
+    fit = seconds_of(lambda: model.fit(y=y))[1]
+    x = X_test / scale
+    found, predict = seconds_of(lambda: model.predict(gp_coords_pred=x, predict_var=True))
+    return found["mu"], found["var"], model.get_cov_pars().to_dict("records"), fit, predict
 
 
 def main(name, peer="skgp", *options):

@@ -116,6 +116,11 @@ def test_more_inducing_points_than_rows_are_lowered():
     assert model.n_inducing_ == 20
 
 
+def test_neither_neighbors_nor_inducing_points_are_refused():
+    with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
+        VecchiaGPRegressor(n_neighbors=0).fit(*problem(10))
+
+
 @pytest.mark.parametrize(
     ("parameter", "value"),
     [("n_neighbors", -1), ("n_inducing", 2.5), ("ordering", "sorted"), ("batch_size", 0)],
