@@ -72,7 +72,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
     n_gradient_samples : int, default=10
         Samples a row and step of the last three.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them.
+        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     normalize_y : bool, default=True

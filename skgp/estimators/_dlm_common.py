@@ -21,6 +21,7 @@ from skgp.estimators._reduction import (
 from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
 from skgp.learning import defaults
+from skgp.learning.sparse.few_rows import has_evidence, has_outliers, is_conjugate
 from skgp.learning.sparse.objective import (
     STOCHASTIC_GRADIENTS,
     Objective,
@@ -28,7 +29,6 @@ from skgp.learning.sparse.objective import (
     Settings,
     update,
 )
-from skgp.learning.sparse.start import has_evidence, is_conjugate
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, require_room
 from skgp.optim.stopping import StopRecorder
@@ -111,7 +111,8 @@ class SparseGPMixin(BaseGP):
         enough = n_rows >= defaults.FEW_ROWS and not few
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.is_gaussian
-        dense = few and exact and n_rows <= defaults.DENSE_ROWS and has_evidence(objective, kernels)
+        known = has_evidence(objective, kernels) or has_outliers(objective)
+        dense = few and exact and n_rows <= defaults.DENSE_ROWS and known
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         default_prior = self.kernel is None and not getattr(self, "_counts", False)

@@ -86,7 +86,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them.
+        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     normalize_y : bool, default=True

@@ -15,7 +15,7 @@ from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators.defaults import SWSGP_EXACT_ROWS
+from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.gram import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
@@ -71,7 +71,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     n_neighbors : int or "auto", default="auto"
         Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
         2500 rows with Gaussian noise and an inducing point each it is all of them, which is the
-        exact GP.
+        exact GP, and of up to 1000 with other noise or counts.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of ten,
         but not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
@@ -108,7 +108,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
         ``kernel=None``, more than 50 columns and fewer neighbours than rows, if fits to some rows
         then predict others better; else None.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them.
+        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     normalize_y : bool, default=True
@@ -391,7 +391,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
         self._set_kriging(replace(model, n_neighbors=self.n_neighbors_))
 
     def _few_points(self, n_latent: int) -> int:
-        return SWSGP_EXACT_ROWS if self._is_gaussian else 0
+        return SWSGP_EXACT_ROWS if self._is_gaussian else SWSGP_FULL_ROWS
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -113,7 +113,7 @@ POLISHED_SHARE = 0.25
 CLUSTERED_SHARE = 0.3
 #: Rows up to which all are neighbours, at the cost of one factor: q(u) then is the exact GP.
 SWSGP_EXACT_ROWS = 2500
-#: The same of labels and one latent function; of c with as many numbers, c M^2.
+#: The same of labels and counts and one latent function; of c with as many numbers, c M^2.
 SWSGP_FULL_ROWS = 1000
 #: Of logs of amplitude and length scales, by default kernels
 #: (tests/benchmarks/bench_rare_class.py).

@@ -97,6 +97,10 @@ class Likelihood(TensorState, abc.ABC):
             like.new_tensor([math.log(high) for _, _, high in free]),
         )
 
+    def log_prior(self, parameters: Tensor) -> Tensor:
+        """Log-density of the free parameters (p,) a priori, up to a constant; a scalar."""
+        return parameters.new_zeros(())
+
     def gaussian_noise(self, parameters: Tensor) -> Tensor:
         """Variance of Gaussian noise, a scalar, differentiable in the parameters."""
         raise TypeError(f"{type(self).__name__} noise is not Gaussian.")

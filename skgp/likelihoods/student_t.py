@@ -39,6 +39,8 @@ from torch.autograd.function import once_differentiable
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
 from skgp.likelihoods.defaults import (
+    DF_RATE,
+    DF_SHAPE,
     FEW_NODES,
     HARD,
     MANY_NODES,
@@ -116,6 +118,16 @@ class StudentT(NumericLikelihood):
         """The likelihood at the logarithms of these."""
         scale, df = (0.5 * parameters[0]).exp(), parameters[1].exp()
         return StudentT(scale, df, n_points=self.n_points)
+
+    def log_prior(self, parameters: Tensor) -> Tensor:
+        """Of the degrees of freedom: a Gamma law of mode 4, where they are learned.
+
+        Some dozens of observations hold few outliers or none, and their likelihood is often
+        greatest for normal noise: predictions are then sure of what they cannot know.
+        """
+        if self.df_bounds is None or self.df_bounds[0] == self.df_bounds[1]:
+            return parameters.new_zeros(())
+        return (DF_SHAPE - 1) * parameters[1] - DF_RATE * parameters[1].exp()
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         c, df = self._unit(f), self._df(f)

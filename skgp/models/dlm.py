@@ -65,6 +65,7 @@ from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
 from skgp.learning import defaults
 from skgp.learning.selection import choose, improves
+from skgp.learning.sparse.few_rows import dense_start, of_bayes_rule, of_few_rows
 from skgp.learning.sparse.objective import (
     BestState,
     Objective,
@@ -80,13 +81,7 @@ from skgp.learning.sparse.search import (
     fit_all_rows,
     fit_minibatch,
 )
-from skgp.learning.sparse.start import (
-    dense_start,
-    grown,
-    of_bayes_rule,
-    start_log_loss,
-    start_state,
-)
+from skgp.learning.sparse.start import grown, start_log_loss, start_state
 from skgp.linalg.runtime import require_memory
 
 __all__ = ["SparseFit", "fit_beta_path", "fit_sparse", "minimise", "require_room"]
@@ -134,6 +129,7 @@ def fit_sparse(problem: Problem) -> SparseFit:
     elif start is None:  # steps 1 and 2
         begun = start_state(problem)
         start, history["start"] = begun.state, begun.history
+        objective = of_few_rows(problem)
         if not problem.recorder.stopped:
             start = grown(start, problem)
     can_overfit = objective.moves_hyperparameters and objective.name in ("log_loss", "square_loss")

@@ -225,7 +225,7 @@ class _Fitter:
         if moved and self.blocks is not None:
             last = self.history["solve"][-defaults.PLATEAU_WINDOW :]
             return -self.blocks.total * sum(last) / len(last)
-        if not (moved or self.moves_likelihood):
+        if not moved:
             return found.bound
         active = self._search()(state.kernel, state.Z)
         return total_bound(state, self.data, active, Objective(self.likelihood, kl_weight))
@@ -285,7 +285,8 @@ class _Fitter:
         # Algorithm 1 starts from noise that suits q; a warm start has it already.
         learns = s.learn_hyperparameters and (s.solver == "adam" or s.polish)
         in_turns = learns and self.has_parameters and start is None
-        for i in range(defaults.LIKELIHOOD_ROUNDS):
+        rounds = defaults.LIKELIHOOD_ROUNDS if self.moves_likelihood else 2 * in_turns
+        for i in range(rounds + 1):  # q(u) last
             found = fit_sites(
                 system,
                 self.data.y,
@@ -303,8 +304,7 @@ class _Fitter:
             start = found.q
             q = system.unwhitened(start) if isinstance(system, FullSystem) else start
             state = state.with_posterior(q.mean, var=q.var if q.root is None else None, root=q.root)
-            last = i == defaults.LIKELIHOOD_ROUNDS - 1 and not self.moves_likelihood
-            if last or not (self.moves_likelihood or in_turns) or self.callback.stopped:
+            if i == rounds or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
         self.history["solve"] = history
@@ -323,7 +323,8 @@ class _Fitter:
         def loss(free: dict[str, Tensor]) -> Tensor:
             likelihood = self.likelihood.with_parameters(free["likelihood"]).at(self.data.offset)
             rows = likelihood.expected_log_prob(self.data.y, mean, var)
-            return -self.data.weighted_sum(rows) / self.data.total
+            log_prior = self.likelihood.log_prior(free["likelihood"])
+            return -(self.data.weighted_sum(rows) + log_prior) / self.data.total
 
         found = minimize_lbfgs(
             loss,

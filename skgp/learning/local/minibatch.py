@@ -262,7 +262,8 @@ class _MinibatchLoss:
         theta, batch = self.leaves.get("theta"), self.data.take(rows)
         here, active = self.around.active_values(self.leaves, self.near(rows, batch.X))
         value = bound(here, batch, active, self.objective, theta=theta, total=self.total)
-        return value * (-n / (b * self.total))
+        log_prior = self.objective.likelihood.log_prior(here.likelihood)
+        return -(value * (n / b) + log_prior) / self.total
 
 
 class _Plateau:

@@ -263,6 +263,12 @@ class Climb:
             value, gradient = value + log_prior, gradient + in_theta
         if slope is not None:
             gradient[: len(slope)] *= slope
+        if len(of_likelihood):
+            at = self.parameters(place).clone().requires_grad_()
+            of_prior = self.likelihood.log_prior(at)
+            if of_prior.requires_grad:
+                value = value + float(of_prior.detach())
+                gradient[self._likelihood] += torch.autograd.grad(of_prior, at)[0]
         if self._moves:
             # A gap moves all knots behind it.
             behind = of_knots[1:].flip(0).cumsum(0).flip(0)

@@ -16,7 +16,7 @@ from skgp.inference.markov.series import Series
 from skgp.kernels.sde_expression import check_one_input
 from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
 from skgp.learning.markov.search import Search
-from skgp.learning.sparse.start import white_kernel
+from skgp.learning.sparse.few_rows import white_kernel
 from skgp.learning.starts import latent_start, likeliest_start
 from skgp.likelihoods import Likelihood
 
@@ -55,7 +55,7 @@ def likeliest_starts(
             if signal is not None:
                 yield signal, start
             continue
-        found = likeliest_start(kernel + white_kernel(likelihood, start[0]), data)
+        found = likeliest_start(kernel + white_kernel(likelihood, start), data)
         if found is not None:
             whole = found[0]
             yield whole.k1, start.new_tensor([whole.k2.noise_level]).log()

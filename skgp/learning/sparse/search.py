@@ -146,7 +146,8 @@ def fit_all_rows(
         here, theta = around.values(parts), parts.get("theta")
         if closed:
             return objective.collapsed_loss(here, data, theta) / total
-        return objective.posterior_loss(here, data, theta, features=features) / total
+        value = objective.posterior_loss(here, data, theta, features=features)
+        return (value - objective.likelihood.log_prior(here.likelihood)) / total
 
     def complete(state: SparseState) -> SparseState:
         # A closed-form posterior is not among the coordinates.
@@ -268,7 +269,8 @@ def fit_minibatch(
             batch = data.take(sample_without_replacement(n, size, generator=generator))
         how: dict[str, Any] = {"scale": n / size, "generator": generator}
         values = around.values(leaves)
-        return objective.posterior_loss(values, batch, leaves.get("theta"), **how) / total
+        value = objective.posterior_loss(values, batch, leaves.get("theta"), **how)
+        return (value - objective.likelihood.log_prior(values.likelihood)) / total
 
     def watching(iteration: int, loss: float) -> bool:
         due = watch is not None and iteration % defaults.WATCH_EVERY == 0

@@ -12,14 +12,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning import defaults
+from skgp.learning.sparse.few_rows import best_evidence, has_evidence
 from skgp.learning.sparse.objective import Objective, Problem, Settings
-from skgp.learning.sparse.start import (
-    best_evidence,
-    broadened,
-    grown,
-    has_evidence,
-    start_state,
-)
+from skgp.learning.sparse.start import broadened, grown, start_state
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense

@@ -1,0 +1,76 @@
+"""Noise with heavy tails, and counts, of few rows: as likely as the posterior of all rows allows.
+
+New observations of a function of one or three columns; the bounds stand between what was seen with
+all rows as inducing points under the evidence lower bound, and what was seen without.
+"""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import gamma
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from skgp import DLMGPRegressor, StateSpaceGPRegressor, SWSGPRegressor
+from skgp.likelihoods import StudentT
+
+
+def draws(n, d, kernel, noise, seed):
+    """Rows to learn from and 300 new ones, of a GP seen with some noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n + 300, d))
+    f = np.linalg.cholesky(kernel(X) + 1e-9 * np.eye(len(X))) @ rng.standard_normal(len(X))
+    y = noise(rng, f)
+    return X[:n], y[:n], X[n:], y[n:]
+
+
+def outliers(rng, f):
+    return f + 0.2 * rng.standard_t(3, len(f))
+
+
+def counts(rng, f):
+    return rng.poisson(np.exp(f + 1.0))
+
+
+def loss(model, data):
+    """Nats a new observation."""
+    X, y, X_new, y_new = data
+    return -model.fit(X, y).log_predictive_density(X_new, y_new).mean()
+
+
+@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor])
+@pytest.mark.parametrize("seed, bound", [(0, 0.33), (1, 0.22), (2, 0.34)])
+def test_outliers_of_few_rows(estimator, seed, bound):
+    data = draws(100, 3, RBF(3**0.5), outliers, seed)
+    assert loss(estimator(likelihood="student_t", random_state=0), data) < bound
+
+
+@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor])
+def test_tails_are_heavy_where_few_rows_show_none(estimator):
+    """The likelihood of these 40 is greatest for normal noise, their errors are of t."""
+    data = draws(40, 1, RBF(1.0), outliers, seed=3)
+    model = estimator(likelihood="student_t", random_state=0)
+    assert loss(model, data) < 0.95  # 1.1 to 1.5 without a prior
+    assert 3 < model.degrees_of_freedom_ < 15
+
+
+def test_prior_of_degrees_of_freedom_is_a_gamma_law_of_mode_4():
+    degrees = np.array([2.5, 4.0, 9.0, 80.0])
+    learned = StudentT(0.3, df_bounds=(2.0, 200.0))
+    values = [float(learned.log_prior(torch.tensor([0.7, np.log(nu)]))) for nu in degrees]
+    expected = gamma(2.0, scale=4.0).logpdf(degrees)
+    np.testing.assert_allclose(np.diff(values), np.diff(expected), rtol=1e-5)
+    assert float(StudentT(0.3, 9.0).log_prior(torch.tensor([0.7, 2.0]))) == 0
+
+
+def test_degrees_of_freedom_given_have_no_prior():
+    X, y, *_ = draws(40, 1, RBF(1.0), outliers, seed=3)
+    model = SWSGPRegressor(likelihood="student_t", degrees_of_freedom=50.0, random_state=0)
+    assert model.fit(X, y).degrees_of_freedom_ == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("kernel", [RBF(3**0.5), Matern(1.5 * 3**0.5, nu=1.5)])
+def test_counts_of_few_rows_use_all_of_them(kernel):
+    data = draws(60, 3, kernel, counts, seed=0)
+    model = SWSGPRegressor(likelihood="poisson", random_state=0)
+    assert loss(model, data) < 1.4  # 1.55 with 32 neighbours
+    assert model.n_neighbors_ == 60
