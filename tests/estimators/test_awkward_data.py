@@ -62,6 +62,30 @@ def test_a_few_rows(estimator, params, n, n_classes):
         assert list(model.classes_) == sorted(set(y))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "params"),
+    [
+        (skgp.QSGPRegressor, {"basis": "inducing"}),
+        (skgp.QSGPRegressor, {"basis": "inducing", "likelihood": "laplace"}),
+        (skgp.QSGPClassifier, {"basis": "inducing"}),
+        (skgp.DLMGPRegressor, {}),
+        (skgp.SWSGPRegressor, {}),
+        (skgp.SWSGPRegressor, {"method": "kriging"}),
+        (skgp.StateSpaceGPRegressor, {}),
+        (skgp.StateSpaceGPClassifier, {}),
+    ],
+)
+def test_more_points_than_rows_are_lowered_with_a_warning(estimator, params):
+    X = np.arange(12)[:, None] / 2
+    basis, repeats = ("n_basis", 1) if "basis" in params else ("n_inducing", 2)
+    X, y = X.repeat(repeats, axis=0), np.sin(X[:, 0]).repeat(repeats)
+    model = estimator(**{basis: 50, "optimizer": None, "random_state": 0, **params})
+    message = f"{basis}=50 (is more than the 12 distinct rows|exceeds the 12 .*basis='fourier')"
+    with pytest.warns(Warning, match=message):
+        model.fit(X, y if estimator in REGRESSORS else y > 0)
+    assert getattr(model, "n_basis_", None) == 12 or len(model.inducing_points_) == 12
+
+
 @pytest.mark.parametrize("estimator", REGRESSORS)
 def test_equal_inputs_have_the_spread_of_their_targets(estimator):
     """Replicates at one input alone tell the noise."""

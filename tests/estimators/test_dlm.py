@@ -221,13 +221,6 @@ def test_noise_free_targets_are_interpolated_closely():
     assert np.abs(model.predict(X) - y).max() < 0.05
 
 
-def test_more_points_than_rows_are_lowered_with_a_warning():
-    X, y = wave(12)
-    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
-        model = DLMGPRegressor(n_inducing=50, max_iter=5).fit(X, y)
-    assert model.n_inducing_ == 12
-
-
 # ---- beta ----------------------------------------------------------------------------------------
 
 

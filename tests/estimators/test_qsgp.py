@@ -333,12 +333,6 @@ def test_awkward_data_has_a_finite_answer(options, data, X_new):
             np.testing.assert_allclose(mean, 0.1, rtol=1e-12)
 
 
-def test_more_inducing_points_than_rows_are_lowered(data):
-    with pytest.warns(NumericalWarning, match="n_basis=100 exceeds the 60 .*basis='fourier'"):
-        estimator = make(basis="inducing", n_basis=100).fit(*data)
-    assert estimator.n_basis_ == 60
-
-
 def test_more_functions_than_rows_are_fourier_features(data):
     estimator = make(n_basis=101).fit(*data)
     assert (estimator.basis_, estimator.n_basis_) == ("fourier", 102)

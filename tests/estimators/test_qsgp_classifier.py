@@ -15,7 +15,6 @@ from sklearn.preprocessing import StandardScaler
 from skgp import QSGPClassifier
 from skgp.learning import amplitude
 from skgp.learning.selection import LEAST_EFFECT
-from skgp.linalg import NumericalWarning
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
 
@@ -208,12 +207,6 @@ def test_scoring_monitor_sees_stochastic_gradients_as_they_go(moons):
 
 
 # ---- bad input -------------------------------------------------------------------------------
-
-
-def test_too_many_inducing_points_are_lowered_with_a_warning(moons):
-    with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 150 training rows"):
-        model = fitted(*moons, basis="inducing", n_basis=500)
-    assert model.n_basis_ == 150
 
 
 def test_more_basis_functions_than_rows_are_fourier_features(moons):

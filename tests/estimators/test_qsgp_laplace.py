@@ -180,11 +180,6 @@ def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
     assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
 
 
-def test_more_inducing_points_than_rows_are_lowered(data):
-    with pytest.warns(NumericalWarning, match="n_basis=100 exceeds the 60 .*basis='fourier'"):
-        assert make(basis="inducing", n_basis=100).fit(*data).n_basis_ == 60
-
-
 def test_partial_fit_needs_gaussian_noise(data):
     assert hasattr(make(likelihood="gaussian"), "partial_fit")
     with pytest.raises(AttributeError) as caught:

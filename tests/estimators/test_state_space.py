@@ -504,12 +504,6 @@ def test_data_that_cannot_be_are_named(data):
         StateSpaceGPRegressor().fit(X[:-1], np.where(y > 30, np.nan, y))
 
 
-def test_more_inducing_states_than_times_are_lowered_with_a_warning(data):
-    with pytest.warns(UserWarning, match="n_inducing=500 is more than the 110 distinct rows"):
-        fit = kept(n_inducing=500).fit(*data)
-    assert len(fit.inducing_points_) == 110
-
-
 def test_quantiles_of_counts_and_outliers(data, counts, X_new):
     fit = kept(likelihood="student_t", degrees_of_freedom=4.0).fit(*data)
     lower, upper = fit.predict_interval(X_new, coverage=0.9)

@@ -221,11 +221,6 @@ def test_a_few_rows(x, n_inducing):
     assert np.isfinite(proba).all()
 
 
-def test_more_inducing_states_than_times_are_lowered_with_a_warning(two):
-    with pytest.warns(UserWarning, match="n_inducing=500 is more than the 82 distinct rows"):
-        assert len(kept(n_inducing=500).fit(*two).inducing_points_) == 82
-
-
 def test_missing_labels_and_infinite_times_are_named(two):
     X, y = two
     with pytest.raises(ValueError, match="X contains infinity"):

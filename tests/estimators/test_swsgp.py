@@ -224,14 +224,6 @@ def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
     np.testing.assert_allclose(got[1], want[1], rtol=0.01)
 
 
-@pytest.mark.parametrize("method", ["variational", "kriging"])
-def test_more_points_than_rows_are_lowered_with_a_warning(method, data):
-    X, y = np.repeat(data[0][:12], 2, axis=0), np.repeat(data[1][:12], 2)
-    with pytest.warns(UserWarning, match="n_inducing=50 is more than the 12 distinct rows"):
-        fit = kept(n_inducing=50, method=method).fit(X, y)
-    assert fit.n_inducing_ == 12 == len(np.unique(fit.inducing_points_, axis=0))
-
-
 # ---- state ---------------------------------------------------------------------------------------
 
 
