@@ -240,6 +240,12 @@ class Dynamics:
         """P0, (d, d), covariance of the state at any one time."""
         return torch.block_diag(*(block.stationary for _, block in self.blocks))
 
+    @cached_property
+    @torch.inference_mode(False)  # whatever the mode of who asks first
+    def mirror(self) -> Tensor:
+        """D, (d, d), its own inverse: the state of the process run backwards in time is D s."""
+        return torch.block_diag(*(block.mirror for _, block in self.blocks))
+
     def prior_at(self, x: Tensor) -> Tensor:
         """P0 (d, d) where x lies."""
         return constant_like(self.stationary, x)

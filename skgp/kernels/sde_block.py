@@ -66,6 +66,12 @@ class Block:
         variance = torch.full((1, 1), self.variance, dtype=torch.float64)
         return reduce(torch.kron, (p.stationary for p in self.primitives), variance)
 
+    @property
+    def mirror(self) -> Tensor:
+        """D of `Dynamics.mirror`, (d, d)."""
+        one = torch.ones(1, 1, dtype=torch.float64)
+        return reduce(torch.kron, (p.mirror for p in self.primitives), one)
+
     def transition(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Return F and Q, (d, d, n); see `Dynamics.transition`."""
         shape = (self.n_states, self.n_states, len(gaps))

@@ -73,6 +73,12 @@ class Primitive(ABC):
         """Dimension d of the state."""
         return len(self.noise)
 
+    @property
+    def mirror(self) -> Tensor:
+        """D, (d, d), of the state backwards in time, D s: derivatives of odd order change sign."""
+        signs = (-1.0) ** torch.arange(self.n_states)
+        return torch.diag(signs.to(torch.float64))
+
     @abstractmethod
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         """Write F(r) and Q(r), (d, d, m), for r (m,) in [0, horizon], finite."""
@@ -249,6 +255,11 @@ class Oscillator(Primitive):
 
     def __reduce__(self) -> Any:
         return Oscillator, (self.shape,)
+
+    @property
+    def mirror(self) -> Tensor:
+        """As of `Primitive`, of the state (x, x' + rho x)."""
+        return torch.tensor([[1.0, 0.0], [2 * self.shape, -1.0]], dtype=torch.float64)
 
     def at(self, shape: float) -> Oscillator:
         """The process of a shape."""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import Matern
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.smoother import evidence
-from skgp.kernels import SHO, LocalLinearTrend, state_space
+from skgp.kernels import SHO, Cosine, LocalLinearTrend, state_space
 from skgp.likelihoods import Gaussian
 from skgp.models.state_space import fit_additive, fit_series
 from tests.reference.state_space import by_finite_differences
@@ -85,6 +85,82 @@ def test_predictions_equal_the_dense_ones(kernel):
     assert z.abs().max() < 4
 
 
+BEFORE = {
+    "trend": LocalLinearTrend(0.3, 0.7, 0.2, origin=-1.0),
+    "and-others": LocalLinearTrend(0.1, 2.0, 0.4)
+    + 0.5 * SHO(2.0, 6.0)
+    + 0.3 * Matern(nu=2.5) * Cosine(3.0)
+    + 0.2 * RBF(2.0),
+}
+
+
+@pytest.mark.parametrize("kernel", list(BEFORE.values()), ids=list(BEFORE))
+def test_predictions_before_the_origin_equal_the_dense_ones(kernel):
+    x, y = data()
+    new = np.array([-2.0, 0.3, -7.5, 5.0, -1.1, 12.0, -2.0])
+    state = fitted(kernel, x, y).states[0]
+    column = new[:, None]
+    C, k = kernel(x[:, None]) + NOISE * np.eye(len(x)), kernel(column, x[:, None])
+    expected = kernel(column) - k @ np.linalg.solve(C, k.T)
+    tol = {"atol": 5e-5 if kernel is BEFORE["and-others"] else 1e-8}  # RBF: 9e-6 of its variance
+    mean, joint = state.covariance(torch.tensor(new))
+    np.testing.assert_allclose(mean, k @ np.linalg.solve(C, y), **tol)
+    np.testing.assert_allclose(joint, expected, **tol)
+    mean, var = state.moments(torch.tensor(new))
+    np.testing.assert_allclose(mean, k @ np.linalg.solve(C, y), **tol)
+    np.testing.assert_allclose(var, expected.diagonal(), **tol)
+    prior_mean, prior_var = state.past_moments(torch.tensor([-2.0, -7.5], dtype=torch.float64))
+    np.testing.assert_allclose(prior_mean, 0.0, atol=1e-12)
+    np.testing.assert_allclose(prior_var, kernel.diag(np.array([[-2.0], [-7.5]])), atol=1e-4)
+    draws = state.samples(torch.tensor(new), 40_000, torch.Generator().manual_seed(0)).numpy()
+    error = np.cov(draws) - expected
+    spread = np.sqrt((expected**2 + np.outer(var, var)) / 40_000)
+    assert np.abs(error / spread).max() < 4.5
+    parts = state.components(torch.tensor(new))
+    np.testing.assert_allclose(parts[0].sum(1), mean, atol=1e-8)
+
+
+def test_predictions_before_the_origin_with_a_covariate_equal_the_dense_ones():
+    rng, x = np.random.default_rng(0), np.arange(30.0)
+    z = rng.standard_normal(33)
+    y = 0.1 * x + 2 * z[:30] + 0.1 * rng.standard_normal(30)
+    trend = LocalLinearTrend(0.01, 1.0, 0.1, origin=-1.0)
+    kernel = trend + WhiteKernel(NOISE)
+    options = {"time": 0, "covariates": {1: "linear"}, "optimizer": None, "normalize_y": False}
+    X = np.column_stack([x, z[:30]])
+    model = StateSpaceGPRegressor(kernel, **options).fit(X, y)
+    new = np.column_stack([[-4.0, 5.5, -9.0], z[30:]])
+    term = model._terms.parts[0]
+    slope = float(term.log_scales(term.theta).exp()[0]) ** 2
+    features = [model._terms.features(torch.tensor(rows)).numpy()[:, 0] for rows in (X, new)]
+
+    def K(a, fa, b, fb):
+        return trend(a[:, :1], b[:, :1]) + slope * np.outer(fa, fb)
+
+    C = K(X, features[0], X, features[0]) + NOISE * np.eye(30)
+    k = K(new, features[1], X, features[0])
+    offset = model.intercept_
+    expected = K(new, features[1], new, features[1]) - k @ np.linalg.solve(C, k.T)
+    mean, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, offset + k @ np.linalg.solve(C, y - offset), atol=1e-8)
+    np.testing.assert_allclose(std**2, expected.diagonal() + NOISE, atol=1e-8)
+    _, joint = model.predict(new, return_cov=True)
+    np.testing.assert_allclose(joint, expected + NOISE * np.eye(3), atol=1e-8)
+
+
+def test_a_default_trend_predicts_before_as_it_does_after():
+    rng, t = np.random.default_rng(7), np.arange(80.0)
+    y = np.cumsum(0.1 + 0.5 * rng.standard_normal(80)) + 0.2 * rng.standard_normal(80)
+    ahead = np.array([5.0, 40.0, 79.0, 120.0, 200.0])
+    model = StateSpaceGPRegressor().fit(t[:, None], y)
+    mirrored = StateSpaceGPRegressor().fit(-t[::-1, None], y[::-1])
+    assert any(type(part) is LocalLinearTrend for part in model.component_kernels_)
+    forecast = model.predict(79.0 + ahead[:, None], return_std=True)
+    back = mirrored.predict(-79.0 - ahead[:, None], return_std=True)
+    assert np.abs((back[0] - forecast[0]) / forecast[1]).max() < 0.2
+    np.testing.assert_allclose(back[1], forecast[1], rtol=0.2)
+
+
 @each_kernel
 @pytest.mark.parametrize("n", [6, 300])
 def test_gradient_of_the_evidence_equals_finite_differences(kernel, n):
@@ -117,10 +193,6 @@ def test_what_does_not_take_trends_says_so():
     trend, series = LocalLinearTrend(origin=5.0), make_series(x, y)
     with pytest.raises(ValueError, match="before the kernel's origin=5"):
         fit_series([trend], [series], Gaussian(NOISE), offsets=[0.0], learn=False)
-    trend = LocalLinearTrend()
-    state = fitted(trend, *data(20)).states[0]
-    with pytest.raises(ValueError, match="X has a time of -1, before the kernel's origin=0"):
-        state.moments(torch.tensor([3.0, -1.0], dtype=torch.float64))
     with pytest.raises(ValueError, match="a model with inducing states needs a stationary"):
         options = {"offsets": [0.0], "n_inducing": 5, "learn": False}
         fit_series([trend], [series], Gaussian(NOISE), **options)

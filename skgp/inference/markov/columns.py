@@ -35,7 +35,9 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from skgp.inference.markov.passes import Moments
-from skgp.inference.markov.posterior import scan_affine, time_before
+from skgp.inference.markov.before_origin import backwards, until_origin
+from skgp.inference.markov.conditional_chain import scan_affine
+from skgp.inference.markov.posterior import time_before
 from skgp.inference.markov.series import Lags
 from skgp.inference.markov.smoother import DensePrior, Smoother
 from skgp.kernels.sde import Dynamics
@@ -214,18 +216,20 @@ class SeriesColumns:
 
 def between(dynamics: Dynamics, times: Tensor, states: ColumnStates, x: Tensor) -> Tensor:
     """States smoothed at new times x (m,), in any order, (d, S, m); `times` (n,) rise."""
+    h = until_origin(dynamics, x)
+    x = x + h
     right = torch.searchsorted(times, x.detach(), right=True)
     last = len(times) - 1
-    F, Q = dynamics.transition((x - time_before(dynamics, times, right, x)).clamp(min=0))
+    F, Q = dynamics.transition((x - time_before(dynamics, times, right)).clamp(min=0))
     forward, _ = dynamics.transition((times[right.clamp(max=last)] - x).clamp(min=0))
     r = states.r[..., right.clamp(max=last)] * (right <= last)
     r = matmul(forward.transpose(0, 1), r)
     # Before the first time the prior stands, at whatever distance if it is stationary.
     P0 = dynamics.prior_at(x)[..., None]
     first = matmul(P0, matmul(F.transpose(0, 1), r))
-    return matmul(F, torch.where(right > 0, states.s[..., (right - 1).clamp(min=0)], first)) + (
-        matmul(Q, r)
-    )
+    pushed = matmul(F, torch.where(right > 0, states.s[..., (right - 1).clamp(min=0)], first))
+    found = pushed + matmul(Q, r)
+    return matmul(backwards(dynamics, h)[0], found) if bool((h > 0).any()) else found
 
 
 def _moved(response: Tensor, starts: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class RegressionState(SeriesState):
         row, Psi = known.dynamics.observation_at(x), self._terms(X)
         left = torch.searchsorted(self.times, x)
         before = (left - 1).clamp(min=0)
-        since = x - time_before(known.dynamics, self.times, left, x)
+        since = x - time_before(known.dynamics, self.times, left)
         F, _ = known.dynamics.transition(since.clamp(min=0))
         states = matmul(F, known.columns.filtered(known.C)[..., before] * (left > 0))
         cov = known.process.past(x)[1]
