@@ -21,11 +21,11 @@ from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._state_space_common import Exact, StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
 from skgp.inference.markov.inducing import GaussianSums
-from skgp.inference.markov.states import InducingState, SeriesState
+from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
 
@@ -381,7 +381,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
             return super().predict(X, *given)
         check_is_fitted(self)
         others = any(part is not None and part is not False for part in given[1:])
-        if others or not self._is_gaussian or not isinstance(self._states[0], SeriesState):
+        if others or not self._is_gaussian or not isinstance(self._states[0], Exact):
             raise ValueError(
                 "filtered=True has the mean and return_std of a series with Gaussian noise and "
                 "without inducing states. Leave other arguments out, or filtered."
@@ -394,7 +394,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     def _predict_filtered(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (n,) of y from what came before."""
         rows = self._inputs(self._validate_prediction(X))
-        state = cast(SeriesState, self._states[0])
+        state = cast(Exact, self._states[0])
         mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
         return self._to_y(mean), self.y_scale_ * np.sqrt(var)
 

@@ -33,6 +33,7 @@ from skgp.estimators.defaults import (
 )
 from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
@@ -43,7 +44,8 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 
-State = SeriesState | InducingState | AdditiveState
+Exact = SeriesState | AveragedState
+State = Exact | InducingState | AdditiveState
 
 
 class StateSpaceMixin(IndexedOutput, SeriesInputs):
@@ -420,14 +422,14 @@ def _series(data: Data, terms: Terms | None) -> list[Series]:
 
 def _parts(state: State, *, split: bool = False) -> list[Kernel]:
     """Kernels of the components; of a series all at once, or its summands."""
-    if isinstance(state, SeriesState | InducingState):
+    if isinstance(state, Exact | InducingState):
         return summands(state.kernel) if split else [state.kernel]
     return list(state.kernels)
 
 
 def _forms(state: State) -> list[StateSpace]:
     """The components in state space."""
-    if isinstance(state, SeriesState):
+    if isinstance(state, Exact):
         return [state.form]
     return [state_space(part) for part in _parts(state)]
 

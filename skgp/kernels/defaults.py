@@ -13,8 +13,9 @@ CENTRE, MAX_GRID, LEAST_LOG = 0.2, 4096, -600.0
 TILE_ENTRIES = 2**16
 
 # ---- parts of default kernels of series
-#: Variance of level and of the change over the range that a trend starts with, of that of y: wide.
-TREND_START = 10.0
+#: Variance of level and of the change over the range that a trend starts with, of that of y: wide,
+#: for at 10 predictions before a series of steep trends are drawn to its mean.
+TREND_START = 1e3
 #: Length scale of a level that wanders, in ranges: its variance there is as wide as the trend's.
 WANDER_SCALE = 20.0
 

@@ -68,8 +68,8 @@ from skgp.data import Data
 from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.additive_sites import is_sharp
+from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.inducing import place_knots, shortest_scale
-from skgp.inference.markov.regression_state import RegressionState
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
@@ -80,6 +80,8 @@ from skgp.learning.defaults import (
     LEAST_EFFECT,
     PRIOR_START_NOISE,
 )
+from skgp.learning.markov.averaging import average, leaves_open
+from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
@@ -88,16 +90,14 @@ from skgp.learning.markov.objectives import (
     RowsEvidence,
     SharedEvidence,
     VariationalEvidence,
-    find_sites,
 )
 from skgp.learning.markov.refinement import with_fine_form
-from skgp.learning.markov.regression import TermComponent, residual_series, with_terms
+from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.search import (
     Component,
     Search,
     choose_kernel,
     maximise,
-    short_climb,
 )
 from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import with_structure
@@ -113,9 +113,9 @@ _POSTERIORS = ("auto", "mean_field", "joint")
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit found."""
+    """What a fit found: one state a latent process, and what else."""
 
-    states: Sequence[SeriesState | InducingState | AdditiveState]  # one a latent process
+    states: Sequence[SeriesState | InducingState | AdditiveState | AveragedState]
     parameters: Tensor  # (p,) of the likelihood
     value: float  # log marginal likelihood or ELBO, in nats; of bins, of the binned model
     n_iter: int  # of the search of hyper-parameters
@@ -173,28 +173,21 @@ def fit_series(
         `fit_minibatches`, and q by all rows in the end.
     """
     make_objective = partial(_objective, likelihood=likelihood, offsets=offsets, terms=terms)
-
-    def left(found: Search, objective: Any) -> Series:
-        """The series less what its terms are expected to add."""
-        only = objective.objectives[0]
-        return processes[0] if terms is None else residual_series(only, found)
-
-    kernel, callback = kernels[0], StopRecorder(search.pop("callback", None))
+    callback = StopRecorder(search.pop("callback", None))
     structured = search.pop("structured", False) and likelihood.is_gaussian
     minibatches = search.pop("minibatches", None)
-    if learn and len(kernels) > 1:  # eq. 7: which F and H
+    kernel, several = kernels[0], learn and len(kernels) > 1
+    if several:  # eq. 7: which F and H
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
         if structured and not callback.stopped:
             whole = make_objective(processes)
-
-            def brief(part: Component, start: Tensor | None = None) -> Search:
-                return short_climb(part, whole, likelihood, start)
-
-            chosen = with_structure(chosen, left(chosen, whole), brief, likelihood)
+            rest = left_by_terms(processes[0], chosen, whole)
+            chosen = with_structure(chosen, rest, whole, likelihood)
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective: Any = make_objective(processes, sparse=knots is not None)
-    others: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
+    of_terms: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
+    others = list(of_terms)
 
     def climb(kernel: Any, start: Tensor | None) -> Search:  # 2.3, 3.3: by the evidence or the ELBO
         options: dict[str, Any] = {"parameters": start, "knots": knots, "callback": callback}
@@ -222,11 +215,14 @@ def fit_series(
         starts = likeliest_starts(kernel, processes[0], likelihood)
         found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
-        found = with_fine_form(found, left(found, objective), climb)
+        found = with_fine_form(found, left_by_terms(processes[0], found, objective), climb)
+        if several and structured and leaves_open(found, len(processes[0].times)):
+            points = average(found, of_terms, objective, likelihood, processes[0])
+            given = processes[0], likelihood, offsets[0], objective.objectives[0], terms
+            state, end = averaged_state(points, *given), (found.n_iter, found.history)
+            return Fit([state], points.mean_noise, points.points[0].value, *end)
     states = [  # 3.4: q at the theta found
-        _state(found, series, likelihood, offset, getattr(each, "sites", None))
-        if terms is None
-        else _state_with_terms(found, series, likelihood, offset, each, terms)
+        state_of(found, series, likelihood, offset, each, terms)
         for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
     ]
     return Fit(states, found.parameters, found.value, found.n_iter, found.history)
@@ -256,45 +252,6 @@ def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor |
     if n_inducing == "auto":
         return place_knots(times, scale=shortest_scale(Component.of(kernel).dynamics()))
     return place_knots(times, int(n_inducing))
-
-
-def _state(
-    found: Search,
-    series: Series,
-    likelihood: Likelihood,
-    offset: float,
-    start: tuple[Tensor, Tensor] | None,
-) -> SeriesState | InducingState:
-    """The posterior of a series under the hyper-parameters found; sites to start from."""
-    if found.knots is None and likelihood.is_gaussian:  # 2.3
-        sites = series.gaussian_sites(float(found.parameters[0].exp()))
-        tolerance = found.components[0].form.tolerance
-        return SeriesState(found.kernel, series.times, *sites, offset, tolerance)
-    dynamics = found.components[0].dynamics()
-    likelihood = likelihood.with_parameters(found.parameters)
-    last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20
-    if found.knots is None:
-        return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
-    return InducingState(found.kernel, found.knots, last.posterior.sites, offset)
-
-
-def _state_with_terms(
-    found: Search,
-    series: Any,
-    likelihood: Likelihood,
-    offset: float,
-    objective: Any,
-    terms: Terms,
-) -> RegressionState:
-    """The same of a series with terms."""
-    terms = terms.at([component.theta for component in found.components[1:]])
-    dynamics = [component.dynamics() for component in found.components]
-    beta, weight = objective.sites_at(dynamics, found.parameters)
-    features = series.features
-    tolerance = found.components[0].form.tolerance
-    return RegressionState(
-        found.kernel, series.times, beta, weight, offset, tolerance, terms=terms, features=features
-    )
 
 
 # ---- additive models, section 4.3 --------------------------------------------------------------

@@ -34,9 +34,7 @@ def backwards(dynamics: Dynamics, h: Tensor) -> tuple[Tensor, Tensor]:
     return matmul(matmul(D, F), D), matmul(matmul(D, Q), D.transpose(0, 1))
 
 
-def carried_back(
-    dynamics: Dynamics, h: Tensor, mean: Tensor, cov: Tensor
-) -> tuple[Tensor, Tensor]:
+def carried_back(dynamics: Dynamics, h: Tensor, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """States (d, n) and (d, d, n), those of times before the origin given as they are there."""
     B, R = backwards(dynamics, h)
     return matvec(B, mean), matmul(matmul(B, cov), B.transpose(0, 1)) + R
@@ -47,7 +45,8 @@ def covariance_before(
 ) -> tuple[Tensor, Tensor]:
     """Lower triangle (k, k) of the joint covariance of f at times h (k,) to the origin, falling.
 
-    And covariances (d, k) with the state there; V (d, d, k) are the covariances of the states, `origin` (d, d) that there.
+    And covariances (d, k) with the state there. V (d, d, k) are the covariances of the states,
+    `origin` (d, d) that of the state at the origin.
     """
     H, k = dynamics.observation_at(V), len(h)
     covariance, with_next = V.new_zeros(k, k), V.new_zeros(len(V), k)

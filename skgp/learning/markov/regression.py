@@ -11,6 +11,7 @@ from torch import Tensor
 from skgp.inference.markov.columns import columns_of
 from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries
 from skgp.inference.markov.regression_state import centres
+from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import (
     SeriesBound,
     SiteFit,
@@ -25,7 +26,7 @@ from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 
-__all__ = ["RegressionElbo", "RegressionEvidence", "TermComponent", "residual_series", "with_terms"]
+__all__ = ["RegressionElbo", "RegressionEvidence", "TermComponent", "left_by_terms", "with_terms"]
 
 Sites = tuple[Tensor, Tensor]
 
@@ -166,11 +167,13 @@ def with_terms(series: Any, offset: float, terms: Terms, likelihood: Likelihood)
     return RegressionElbo(series, offset, terms, likelihood)
 
 
-def residual_series(objective: RegressionEvidence, found: Search) -> RegressionSeries:
-    """The series less what the terms are expected to add, where a search has ended."""
+def left_by_terms(series: Series, found: Search, objective: Any) -> Series:
+    """A series less what its terms, if there are any, are expected to add where a search ended."""
+    if not isinstance(series, RegressionSeries):
+        return series
     noise = math.exp(float(found.parameters[0]))
-    q = objective.condition([each.dynamics() for each in found.components], noise)
-    return replace(objective.series, y=objective.series.y - q.of_terms)
+    q = objective.objectives[0].condition([each.dynamics() for each in found.components], noise)
+    return replace(series, y=series.y - q.of_terms)
 
 
 def condition(

@@ -29,8 +29,9 @@ import numpy as np
 import torch
 from scipy import ndimage, signal
 
-from skgp.inference.markov.columns import SeriesColumns
+from skgp.inference.markov.columns import columns_of
 from skgp.inference.markov.series import Series, make_series
+from skgp.kernels.sde import Dynamics
 from skgp.learning.defaults import (
     CELLS_A_CYCLE,
     LEAST_CYCLES,
@@ -51,6 +52,7 @@ from skgp.learning.defaults import (
 from skgp.learning.markov.search import Search
 
 _OVERSAMPLED = 4  # mathematical: frequencies a resolution
+Behind = Callable[[np.ndarray, np.ndarray], tuple[Dynamics, Series, float]]
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,25 @@ def propose_seasons(series: Series, background: Callable[[Series], Search]) -> I
 
     `background` fits what is no season to a series.
     """
-    t = series.times.cpu().numpy()
+    times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
-    if len(t) < SEASON_LEAST_ROWS or not y.std():
+    if len(times) < SEASON_LEAST_ROWS or not y.std():
         return
-    t = t - t[0]
+    t = times - times[0]
+
+    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Dynamics, Series, float]:
+        """Dynamics and noise of the background of some values at times since the first."""
+        part = make_series(torch.from_numpy(x + times[0]), torch.from_numpy(rest))
+        found = background(part)
+        return found.components[0].dynamics(), part, float(found.parameters[0].exp())
+
     gaps = np.diff(t)
     step = float(np.median(gaps[gaps > 0]))
     design = np.vander(2 * t / t[-1] - 1, 3)
     rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
     floor = LEAST_EXPLAINED * rest.var()
     for _ in range(MAX_SEASONS):
-        frequencies, gain = _periodogram(t, rest, step, background)
+        frequencies, gain = _periodogram(t, rest, step, behind)
         if len(gain) < 2:
             return
         score = _with_harmonics(frequencies, gain, [season.period for season in found])
@@ -102,7 +111,7 @@ def propose_seasons(series: Series, background: Callable[[Series], Search]) -> I
 
 
 def _periodogram(
-    t: np.ndarray, y: np.ndarray, step: float, background: Callable[[Series], Search]
+    t: np.ndarray, y: np.ndarray, step: float, behind: Behind
 ) -> tuple[np.ndarray, np.ndarray]:
     """Frequencies, and what a wave of each gains, in nats."""
     span = t[-1]
@@ -125,7 +134,7 @@ def _periodogram(
     waves = waves[waves >= lowest]
     gain, n_waves = gain[shown], len(waves)
     if n_waves:
-        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(means[0], means[1], waves, background))
+        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(means[0], means[1], waves, behind))
     return frequencies[shown], gain
 
 
@@ -154,17 +163,15 @@ def _n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
     return MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
 
 
-def _gains(
-    t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, background: Callable[[Series], Search]
-) -> np.ndarray:
+def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind) -> np.ndarray:
     """By generalised least squares over a background that is fitted, (f,)."""
-    series = make_series(torch.from_numpy(t), torch.from_numpy(y))
-    found = background(series)
-    dynamics, noise = found.components[0].dynamics(), float(found.parameters[0].exp())
-    columns = SeriesColumns(dynamics, dynamics.gaps(series.times), series.counts / noise)
+    dynamics, series, noise = behind(t, y)
+    lags = series.lags_of(dynamics)
+    columns = columns_of(dynamics, series.gaps_of(dynamics), series.counts / noise, lags)
+    since = torch.from_numpy(t)
     gains, size = [], max(1, WAVE_ENTRIES // len(t))
     for some in torch.from_numpy(2 * math.pi * frequencies).split(size):
-        phase = series.times[:, None] * some
+        phase = since[:, None] * some
         v, g = columns.whiten(torch.cat([series.y[:, None], phase.cos(), phase.sin()], 1))
         y_white, cosine, sine = v.split([1, len(some), len(some)], 1)
         products = (

@@ -7,10 +7,12 @@ quasi-periodic process a season,
 
 .. math:: e^{-|t| / \ell} \sum_{j=1}^J v_j \cos(2 \pi j t / p),
 
-with the periods that the periodogram proposes (:mod:`.seasons`), one by one, and the trend a
-process that is short. All choices are by the Bayesian information criterion, in which the trend's
-level, slope and start, integrated over a wide prior, do not count: of equals the trend is chosen.
-Periods are sought in what covariates are not expected to add.
+with the periods that the periodogram proposes (:mod:`.seasons`) over what the trend explains, one
+by one, and the trend a process that is short. All choices are by the Bayesian information
+criterion. The trend's level and slope, of which each has a prior of v times the variance of the
+data, and v is large, do not count: each costs the evidence :math:`\tfrac12 \log(n v)`, which is
+given back. Of equals the trend is then chosen. Periods are sought in what covariates are not
+expected to add.
 
 References
 ----------
@@ -18,57 +20,82 @@ References
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from skgp.inference.markov.series import Series
+from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.defaults import SEASON_LEAST_ROWS, STRUCTURE_ROWS, TREND_COEFFICIENTS
-from skgp.learning.markov.objectives import Component, GaussianEvidence
+from skgp.learning.defaults import SEASON_LEAST_ROWS, STRUCTURE_ROWS
+from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search, short_climb
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood
 
-Climb = Callable[..., Search]  # of a component and, perhaps, parameters of the likelihood
 
-
-def with_structure(best: Search, series: Series, climb: Climb, likelihood: Likelihood) -> Search:
+def with_structure(
+    best: Search, series: Series, objective: Objective, likelihood: Likelihood
+) -> Search:
     """The best of a smooth kernel and of those with trend and seasons; see the module.
 
-    `climb` is a short search from a component's hyper-parameters; the noise is Gaussian.
+    The `series` is without what covariates are expected to add, of which the objective knows; the
+    noise is Gaussian.
     """
     n, make = len(series.times), parts_of(series)
     if not SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS:
         return best
 
+    def climb(part: Component, start: Tensor | None = None) -> Search:
+        return short_climb(part, objective, likelihood, start)
+
     def criterion(search: Search) -> float:
         return search.value - 0.5 * math.log(n) * len(search.components[0].theta)
 
-    trend = [make.trend(), make.wander()]
-    seasons: list[Any] = []
-    trending = climb(Component(total(trend)))
-    for season in propose_seasons(series, partial(background, likelihood)):
+    trend, seasons = [make.trend(), make.wander()], list[Any]()
+    trending = found = climb(Component(total(trend)))
+    background = Background(found, len(series.times), likelihood)
+    for season in propose_seasons(series, background):
         parts = [*seasons, make.season(season.period, season.variances)]
         found = climb(Component(total([*trend, *parts])))
+        background.known = _without(found, len(parts))
         if criterion(found) > criterion(trending):
             trending, seasons = found, parts
     if seasons:
-        found = climb(Component(total([make.smooth(), *seasons])))
+        found = climb(Component(total([best.kernel, *seasons])), best.parameters)
         best = max(best, found, key=criterion)
     noise = float(trending.parameters[0].exp())
     starts = [trending.kernel + part for part in (make.short(), make.rough(noise))]
     more = [climb(Component(start), trending.parameters) for start in starts]
     trending = max([trending, *more], key=criterion)
-    allowed = 0.5 * math.log(n) * TREND_COEFFICIENTS
+    allowed = math.log(n * TREND_START)
     return trending if criterion(trending) + allowed >= criterion(best) else best
 
 
-def background(likelihood: Likelihood, series: Series) -> Search:
-    """A trend and a level that wanders, fitted to a series."""
-    make = parts_of(series)
-    start = Component(make.trend() + make.wander())
-    return short_climb(start, GaussianEvidence(series), likelihood)
+@dataclass
+class Background:
+    """What is no season of a series of m times: the trend that was fitted last, or one anew."""
+
+    known: Search | None
+    m: int
+    likelihood: Likelihood
+
+    def __call__(self, series: Series) -> Search:
+        """Of the series or, where that is long, of its means in cells."""
+        if self.known is not None and len(series.times) == self.m:
+            return self.known
+        make = parts_of(series)
+        start = Component(make.trend() + make.wander())
+        return short_climb(start, GaussianEvidence(series), self.likelihood)
+
+
+def _without(found: Search, n_seasons: int) -> Search:
+    """Where a search ended, less the seasons, the last addends of its kernel."""
+    kernel = found.kernel
+    for _ in range(n_seasons):
+        kernel = kernel.k1
+    return replace(found, components=[Component(kernel)])
 
 
 def parts_of(series: Series) -> SeriesParts:

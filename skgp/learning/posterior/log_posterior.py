@@ -33,7 +33,9 @@ from skgp.priors import Prior
 
 
 class Density:
-    """A log-density and its gradient at one point, from those at many."""
+    """A log-density and its gradient at one point, from those at many; within bounds (p, 2)."""
+
+    bounds: np.ndarray
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
         """Values (k,) at x (k, p), in nats."""
@@ -41,6 +43,10 @@ class Density:
 
     def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values (k,) and gradients (k, p) at x (k, p)."""
+        raise NotImplementedError
+
+    def why_it_vanishes(self, x: np.ndarray) -> str:
+        """For the error of a search that finds no density at x (p,)."""
         raise NotImplementedError
 
     def log_density(self, x: np.ndarray) -> float:

@@ -26,7 +26,7 @@ from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels import split_noise
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
-from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
+from skgp.learning.posterior.log_posterior import Density, FreePosterior, LogPosterior
 from skgp.linalg.runtime import to_arrays
 from skgp.optim.bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
@@ -64,7 +64,7 @@ class Mode:
 
 
 def search_modes(
-    posterior: LogPosterior | FreePosterior,
+    posterior: Density,
     starts: Sequence[np.ndarray] | np.ndarray,  # (k, p); those outside the bounds are moved inside
     *,
     max_iter: int = tuned.MAX_ITER,  # gradients of each search
@@ -175,7 +175,7 @@ def without_felt_bounds(
     return free, modes
 
 
-def hessian_by_differences(posterior: LogPosterior | FreePosterior, u: np.ndarray) -> np.ndarray:
+def hessian_by_differences(posterior: Density, u: np.ndarray) -> np.ndarray:
     """Hessian (p, p) of the log posterior at u by central differences; 2 p gradients.
 
     Within the bounds; where u lies at one, the difference is one-sided, and a coordinate without

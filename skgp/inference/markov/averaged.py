@@ -1,0 +1,103 @@
+r"""A series under several values of its hyper-parameters, of some weight each.
+
+Given any of them f is a Gaussian process; together they are a mixture, of moments by the law of
+total variance:
+
+.. math:: m = \sum_k w_k m_k, \qquad v = \sum_k w_k \{v_k + (m_k - m)^2\}.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.states import SeriesState
+from skgp.kernels.sde import StateSpace
+from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import TensorState
+
+__all__ = ["AveragedState"]
+
+
+@dataclass(frozen=True)
+class AveragedState(TensorState):
+    """States of one series, the likeliest first; they share times, offset and terms."""
+
+    states: tuple[SeriesState, ...]
+    weights: tuple[float, ...]  # of sum 1
+    noise: tuple[float, ...]  # variances of the observations
+
+    @property
+    def kernel(self) -> Any:
+        """That of the likeliest."""
+        return self.states[0].kernel
+
+    @property
+    def form(self) -> StateSpace:
+        """The same in state space."""
+        return self.states[0].form
+
+    @property
+    def offset(self) -> float:
+        """Prior mean of f."""
+        return self.states[0].offset
+
+    @property
+    def terms(self) -> Any:
+        """Those of the likeliest; None without."""
+        return getattr(self.states[0], "terms", None)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean of f at any rows, (n,)."""
+        return self.moments(x)[0]
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at any rows, each (n,)."""
+        return self._mixed([state.moments(x) for state in self.states])
+
+    def past_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same given what was observed before each time alone."""
+        return self._mixed([state.past_moments(x) for state in self.states])
+
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (n, p) of the parts of the model."""
+        return self._mixed([state.components(x) for state in self.states])
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and joint covariance (n, n) of f at any rows."""
+        means, covariances = zip(*(state.covariance(x) for state in self.states), strict=True)
+        mean = self._sum(means)
+        apart = [each - mean for each in means]
+        return mean, self._sum(covariances) + self._sum([torch.outer(d, d) for d in apart])
+
+    def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of f at any rows, (n, n_samples)."""
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=generator.device)
+        which = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
+        draws = x.new_empty(len(x), n_samples)
+        for k, state in enumerate(self.states):
+            here = (which == k).nonzero()[:, 0]
+            if len(here):
+                draws[:, here] = state.samples(x, len(here), generator)
+        return draws
+
+    def with_rows(self, series: Series, likelihood: Likelihood) -> "AveragedState":
+        """The posterior given more rows, hyper-parameters and weights kept."""
+        pairs = zip(self.states, self.noise, strict=True)
+        found = []
+        for state, noise in pairs:
+            at = torch.tensor([math.log(noise)], dtype=torch.float64)
+            found.append(state.with_rows(series, likelihood.with_parameters(at)))
+        return replace(self, states=tuple(found))
+
+    def _mixed(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        means, variances = zip(*pairs, strict=True)
+        mean = self._sum(means)
+        return mean, self._sum([v + (m - mean) ** 2 for m, v in pairs])
+
+    def _sum(self, values: Any) -> Tensor:
+        """Weighted sum over the states."""
+        return sum(w * value for w, value in zip(self.weights, values, strict=True))

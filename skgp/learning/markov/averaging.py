@@ -1,0 +1,161 @@
+r"""Hyper-parameters of a series that few rows leave open: their posterior in place of a point.
+
+Of two to five rows a hyper-parameter the evidence has its maximum where a part of the model follows
+the noise. With the priors of :mod:`skgp.learning.posterior.priors` for the process, and such about
+the initial values of the terms, the posterior of their logarithms u is near a Gaussian about its
+mode, :math:`N(\hat u, \Sigma)` (Laplace), and predictions are a mixture over points on the axes of
+:math:`\Sigma = \sum_j \lambda_j e_j e_j^\top`,
+
+.. math:: u_{\pm j} = \hat u \pm \sqrt{3 \lambda_j}\, e_j, \qquad
+          w_{\pm j} \propto \frac{e^{3/2}}{6}
+          \frac{p(u_{\pm j} \mid y)}{p(\hat u \mid y)},
+
+beside the mode, of :math:`w_0 \propto 1`: nodes of Gauss and Hermite for each axis, whose weight
+is 1/6 of the mode's where the posterior is Gaussian, less where it falls faster, and never more.
+A direction that the data do not see has the width of its prior.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.series import Series
+from skgp.kernels import LocalLinearTrend
+from skgp.kernels.expression import summands
+from skgp.learning.defaults import AVERAGED_ROWS, LEAST_WEIGHT
+from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.search import Climb, Search
+from skgp.learning.posterior.defaults import NOISE_SHARE, SD
+from skgp.learning.posterior.log_posterior import Density
+from skgp.learning.posterior.modes import bounded_inverse, hessian_by_differences, search_modes
+from skgp.learning.posterior.priors import default_priors
+from skgp.likelihoods import Likelihood
+
+__all__ = ["Average", "SeriesPosterior", "average", "leaves_open"]
+
+
+@dataclass(frozen=True)
+class Average:
+    """Where to predict: the mode first, and the weights."""
+
+    points: tuple[Search, ...]
+    weights: tuple[float, ...]  # of sum 1
+
+    @property
+    def noise(self) -> tuple[float, ...]:
+        """Noise variances."""
+        return tuple(float(each.parameters[0].exp()) for each in self.points)
+
+    @property
+    def mean_noise(self) -> Tensor:
+        """Parameters (1,) of the likelihood, of the mean of the noise variances."""
+        mean = sum(w * v for w, v in zip(self.weights, self.noise, strict=True))
+        return torch.full_like(self.points[0].parameters, math.log(mean))
+
+
+class SeriesPosterior(Density):
+    """Log posterior of the logarithms of hyper-parameters: components first, then the noise.
+
+    `bounds` are (p, 2).
+    """
+
+    def __init__(
+        self,
+        components: Sequence[Component],
+        objective: Objective,
+        likelihood: Likelihood,
+        medians: np.ndarray,  # (p,) of the priors, in logarithms
+        prior_sd: np.ndarray,  # (p,)
+    ) -> None:
+        self._climb = Climb(components, objective, likelihood)
+        start = self._climb.start()
+        self.bounds = torch.stack(self._climb.bounds(start), 1).numpy()
+        self._medians, self._sd, self._scale = medians, prior_sd, -objective.total
+
+    def log_evidence_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
+        """Without the prior, at u (p,): nats, and (p,)."""
+        loss, slope = self._climb.loss({"place": torch.from_numpy(u.copy())})
+        return self._scale * loss, self._scale * slope["place"].numpy()
+
+    def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As of `Density`, but for a constant; minus infinity where there is no evidence."""
+        z = (x - self._medians) / self._sd
+        values, gradients = np.full(len(x), -math.inf), -z / self._sd
+        for i, u in enumerate(x):
+            try:
+                value, slope = self.log_evidence_and_gradient(u)
+            except ValueError:
+                continue
+            values[i] = value - 0.5 * z[i] @ z[i]
+            gradients[i] += slope
+        return values, gradients
+
+    def log_densities(self, x: np.ndarray) -> np.ndarray:
+        """As of `Density`."""
+        return self.log_densities_and_gradients(x)[0]
+
+    def why_it_vanishes(self, u: np.ndarray) -> str:
+        """For the error of a search without a start."""
+        return "The covariance of the series cannot be factored at any start; scale X and y."
+
+    def at(self, u: np.ndarray, found: Search) -> Search:
+        """A search that ended at u (p,)."""
+        place = torch.from_numpy(u.copy())
+        thetas, _ = self._climb.thetas(place)
+        pairs = zip(self._climb.components, thetas, strict=True)
+        parameters = self._climb.parameters(place).clone()
+        return replace(found, components=[c.at(t) for c, t in pairs], parameters=parameters)
+
+
+def leaves_open(found: Search, n_rows: int) -> bool:
+    """Whether so few rows leave the hyper-parameters open, of a model without a trend."""
+    n_free = sum(int((each.high > each.low).sum()) for each in found.components) + 1
+    trends = any(type(part) is LocalLinearTrend for part in summands(found.kernel))
+    return n_rows <= AVERAGED_ROWS * n_free and not trends
+
+
+def average(
+    found: Search,
+    starts: Sequence[Component],
+    objective: Objective,
+    likelihood: Likelihood,
+    series: Series,
+) -> Average:
+    """Points of the posterior near where a search ended; `starts` are the terms' components."""
+    medians, sd = _prior(found, starts, series)
+    posterior = SeriesPosterior(found.components, objective, likelihood, medians, sd)
+    place = torch.cat([*(each.theta for each in found.components), found.parameters]).numpy()
+    mode = search_modes(posterior, [place, medians])[0]
+    low, high = posterior.bounds.T
+    free = np.flatnonzero(high > low)
+    hessian = hessian_by_differences(posterior, mode.u)[np.ix_(free, free)]
+    variances, axes = np.linalg.eigh(bounded_inverse(-hessian))
+    moves = np.zeros((len(free), len(mode.u)))
+    moves[:, free] = (axes * np.sqrt(3 * variances)).T
+    points = np.concatenate([mode.u + moves, mode.u - moves]).clip(low, high)
+    falls = posterior.log_densities(points) - mode.log_density + 1.5
+    weights = np.append(1.0, np.exp(falls.clip(max=0.0)) / 6)
+    weights /= weights.sum()
+    kept = weights >= LEAST_WEIGHT
+    u = np.concatenate([mode.u[None], points])[kept]
+    at_mode = replace(found, value=posterior.log_evidence_and_gradient(mode.u)[0])
+    shares = tuple((weights[kept] / weights[kept].sum()).tolist())
+    return Average(tuple(posterior.at(each, at_mode) for each in u), shares)
+
+
+def _prior(
+    found: Search, starts: Sequence[Component], series: Series
+) -> tuple[np.ndarray, np.ndarray]:
+    """Medians and standard deviations (p,) of the logarithms."""
+    t, y = series.times.cpu().numpy()[:, None], (series.totals / series.counts).cpu().numpy()
+    priors = default_priors(found.kernel, t, y)
+    of_terms = [each.theta.numpy() for each in starts]
+    noise = math.log(NOISE_SHARE * (float(y.var()) or 1.0))
+    medians = np.concatenate([np.log([prior.median for prior in priors]), *of_terms, [noise]])
+    sd = np.full(len(medians), SD)
+    sd[: len(priors)] = [getattr(prior, "log_sd", SD) for prior in priors]
+    return medians, sd

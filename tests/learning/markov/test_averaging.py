@@ -1,0 +1,97 @@
+"""Hyper-parameters that few rows leave open: Laplace's mixture beside the integral."""
+
+import itertools
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+from skgp import StateSpaceGPRegressor
+from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.markov.series import make_series
+from skgp.learning.markov.averaging import average
+from skgp.learning.markov.ends import averaged_state
+from skgp.learning.markov.objectives import GaussianEvidence, SharedEvidence
+from skgp.learning.markov.search import maximise
+from skgp.learning.posterior.priors import default_priors
+from skgp.likelihoods import Gaussian
+
+
+def few_rows(seed, n, n_covariates):
+    """Times and covariates, targets, and which rows are seen."""
+    rng = np.random.default_rng([seed, n, n_covariates])
+    t = np.sort(rng.uniform(0, 10, n + 40))
+    Z, slopes = rng.standard_normal((n + 40, n_covariates)), rng.normal(size=n_covariates)
+    root = np.linalg.cholesky(Matern(2.0, nu=1.5)(t[:, None]) + 1e-9 * np.eye(n + 40))
+    y = Z @ slopes + root @ rng.standard_normal(n + 40)
+    y += rng.choice([0.1, 0.3, 0.6]) * rng.standard_normal(n + 40)
+    seen = np.zeros(n + 40, dtype=bool)
+    seen[rng.permutation(n + 40)[:n]] = True
+    return np.column_stack([t, Z]), y, seen
+
+
+def test_moments_are_near_those_of_the_integral():
+    rng, new = np.random.default_rng(0), np.array([-1.0, 2.2, 6.0])
+    x = np.sort(rng.uniform(0, 5, 9))
+    y = np.sin(2 * x) + 0.3 * rng.standard_normal(9)
+    y = (y - y.mean()) / y.std()
+    kernel = ConstantKernel(1.0, (1e-6, 1e6)) * Matern(1.0, (1e-3, 1e3), nu=1.5)
+    likelihood = Gaussian(0.1, bounds=(1e-8, 10.0))
+    series = make_series(torch.tensor(x), torch.tensor(y))
+    objective = SharedEvidence([GaussianEvidence(series)])
+    found = maximise([kernel], objective, likelihood)
+    points = average(found, [], objective, likelihood, series)
+    state = averaged_state(points, series, likelihood, 0.0, objective.objectives[0], None)
+    mean, var = (each.numpy() for each in state.moments(torch.tensor(new)))
+    noise = np.dot(points.weights, points.noise)
+
+    priors = default_priors(kernel, x[:, None], y)
+    medians = np.array([priors[0].median, priors[1].median, 0.1 * y.var()])
+    total, first, second = 0.0, 0.0, 0.0
+    for z in itertools.product(np.linspace(-3.5, 3.5, 19), repeat=3):
+        v, scale, s2 = medians * np.exp(1.5 * np.array(z))
+        K = v * Matern(scale, nu=1.5)(np.append(x, new)[:, None])
+        C, k = K[:9, :9] + s2 * np.eye(9), K[9:, :9]
+        a = np.linalg.solve(C, np.column_stack([y, k.T]))
+        w = np.exp(-0.5 * (y @ a[:, 0] + np.linalg.slogdet(C)[1] + np.dot(z, z)))
+        m, u = k @ a[:, 0], K[9:, 9:].diagonal() - (k * a[:, 1:].T).sum(1) + s2
+        total, first, second = total + w, first + w * m, second + w * (u + m**2)
+    expected = first / total
+    spread = np.sqrt(second / total - expected**2)
+    np.testing.assert_allclose(np.sqrt(var + noise), spread, rtol=0.15)
+    assert np.abs((mean - expected) / spread).max() < 0.25
+    assert abs(sum(points.weights) - 1) < 1e-12
+
+
+def test_intervals_of_ten_rows_with_a_covariate_are_honest():
+    inside, densities = [], []
+    for seed in range(12):
+        X, y, seen = few_rows(seed, 10, 1)
+        model = StateSpaceGPRegressor(time=0).fit(X[seen], y[seen])
+        mean, std = model.predict(X[~seen], return_std=True)
+        z = (y[~seen] - mean) / std
+        inside.append(np.mean(np.abs(z) < 1.96))
+        densities.append(np.mean(0.5 * z**2 + np.log(std)))
+        assert isinstance(model._states[0], AveragedState)
+    assert np.mean(inside) > 0.8
+    assert np.mean(densities) < 1.0
+
+
+def test_an_averaged_model_agrees_with_itself_and_goes_on():
+    X, y, seen = few_rows(3, 12, 2)
+    model = StateSpaceGPRegressor(time=0).fit(X[seen], y[seen])
+    mean, std = model.predict(X, return_std=True)
+    _, covariance = model.predict(X, return_cov=True)
+    np.testing.assert_allclose(covariance.diagonal(), std**2, rtol=1e-9)
+    parts = model.predict_components(X)
+    np.testing.assert_allclose(parts.sum(1) + model.intercept_, mean, atol=1e-9)
+    alone = model.predict(X[:1], return_std=True)
+    np.testing.assert_allclose(alone, [mean[:1], std[:1]], rtol=1e-9)
+    model.partial_fit(X[~seen][:5], y[~seen][:5])
+    assert np.isfinite(model.predict(X, filtered=True)).all()
+
+
+def test_many_rows_are_not_averaged():
+    t = np.arange(36.0)
+    y = np.sin(t) + 0.3 * np.random.default_rng(0).standard_normal(36)
+    assert not isinstance(StateSpaceGPRegressor().fit(t[:, None], y)._states[0], AveragedState)
