@@ -453,6 +453,9 @@ N_STRETCHES = 10
 #: Iterations of a competitor, which ends with gains of so many nats in all, or of few rows with so
 #: much an observation; and the tolerance where it starts.
 CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, START_TOL = 25, 0.01, 1e-5, 1e-3
+#: What is added to Fisher's information of a short series, a standard deviation of 3 in logarithms;
+#: times the last gains that a search may hope for (60 to 300 times: ends within .1 nats).
+FISHER_RIDGE, OUTLOOK = 0.1, 6.0
 #: That a kernel besides the first needs, of a curvature of at most 1: a choice by 60 numbers
 #: predicts better than the first kernel, and one by 320 labels does not yet.
 ROWS_A_PARAMETER = 25

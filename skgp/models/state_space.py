@@ -81,6 +81,7 @@ from skgp.learning.defaults import (
     PRIOR_START_NOISE,
 )
 from skgp.learning.markov.averaging import average, leaves_open
+from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
@@ -93,12 +94,7 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
-from skgp.learning.markov.search import (
-    Component,
-    Search,
-    choose_kernel,
-    maximise,
-)
+from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood

@@ -70,12 +70,19 @@ class Series:
             return None
         if dynamics.origin is None:
             return self._lags
-        earlier = _pairs(len(self.times))[1]
-        return replace(self._lags, since=(self.times.numpy() - dynamics.origin)[earlier])
+        if dynamics.origin not in self._lags_since:
+            since = (self.times.numpy() - dynamics.origin)[_pairs(len(self.times))[1]]
+            self._lags_since[dynamics.origin] = replace(self._lags, since=since)
+        return self._lags_since[dynamics.origin]
 
     @cached_property
     def _lags(self) -> "Lags | None":
         return Lags.of(self.gaps)
+
+    @cached_property
+    def _lags_since(self) -> dict[float, "Lags"]:
+        """The same with times since an origin, by origin."""
+        return {}
 
     @cached_property
     def total(self) -> float:

@@ -88,6 +88,16 @@ class DensePrior:
         """K."""
         return torch.from_numpy(self.K)
 
+    @property
+    def slopes(self) -> list[np.ndarray]:
+        """Derivatives of K in each of the q parameters, one entry a pair."""
+        return self._slopes
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """The pair of each entry of K, (m, m)."""
+        return self._lags.pairs
+
     def pull(self, bar: Tensor) -> Tensor:
         """`contract`, of a tensor."""
         return self.contract(bar.numpy())
@@ -184,6 +194,20 @@ class DensePosterior:
         root, alpha = self._root, self._alpha
         # LAPACK leaves the lower triangle of the inverse, which is the upper one of its transpose.
         return self._prior.contract(alpha[:, None] * alpha - root[:, None] * self._inverse.T * root)
+
+    def information(self, slopes: np.ndarray) -> np.ndarray:
+        r"""Fisher's information of p parameters and of the log noise, (p + 1, p + 1).
+
+        `slopes` (p, q) are the derivatives of the log parameters of the dynamics. It is
+        :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j` with
+        :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3).
+        """
+        prior, inverse = self._prior, np.tril(self._inverse)
+        S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
+        parts = [S @ slope.take(prior.pairs) for slope in slopes @ np.stack(prior.slopes)]
+        products = np.stack([*parts, S / self._root**2])  # (p + 1, m, m)
+        flat = products.reshape(len(products), -1)
+        return 0.5 * flat @ products.transpose(0, 2, 1).reshape(len(products), -1).T
 
     @cached_property
     def _inverse(self) -> np.ndarray:

@@ -90,7 +90,7 @@ class Component:
         self.theta = torch.from_numpy(theta_of(kernel))  # (t,)
         self.low, self.high = torch.from_numpy(bounds_of(kernel)).unbind(1)
         self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
-        self._slopes, self._level = self._affine()
+        self.slopes, self._level = self._affine()
 
     @staticmethod
     def of(kernel: Any) -> "Component":
@@ -99,7 +99,7 @@ class Component:
 
     def at(self, theta: Tensor) -> "Component":
         """The component with other hyper-parameters."""
-        if self._slopes is None:  # the form may need other states there
+        if self.slopes is None:  # the form may need other states there
             return Component(self.kernel.clone_with_theta(theta.numpy()), self.form.tolerance)
         other = copy.copy(self)
         other.__dict__.pop("kernel", None)  # made when asked for
@@ -114,16 +114,16 @@ class Component:
     @property
     def is_amplitude(self) -> Tensor:
         """Which entries of theta, (t,), scale variances and nothing else."""
-        if self._slopes is None:
+        if self.slopes is None:
             return torch.zeros(len(self.theta), dtype=torch.bool)
-        rates = self._slopes[len(self.form.order) :]
+        rates = self.slopes[len(self.form.order) :]
         return (rates.abs() < _ROUNDING).all(0)
 
     def parameters(self, theta: Tensor) -> Tensor:
         """Of the form, (q,), without a graph."""
-        if self._slopes is None:
+        if self.slopes is None:
             return self.form.parameters(theta).detach()
-        return self._level + self._slopes @ (theta - self.theta)
+        return self._level + self.slopes @ (theta - self.theta)
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:
         """The form at theta (t,), by default the component's own."""
@@ -131,8 +131,8 @@ class Component:
 
     def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
         """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
-        if self._slopes is not None:
-            return slope @ self._slopes
+        if self.slopes is not None:
+            return slope @ self.slopes
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(self.form.parameters(theta) @ slope, theta)[0]
@@ -202,10 +202,14 @@ class GaussianEvidence(ClosedForm):
         self._squares = float(series.sums(deviation**2).sum())
 
     def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
-        (process, *_), sites = dynamics, self.series.gaussian_sites(noise)
-        lags, gaps = self.series.lags_of(process), self.series.gaps_of(process)
-        prior = None if lags is None else DensePrior(process, lags)
-        return evidence(process, gaps, *sites, centre=self._centre, prior=prior)
+        (process, *_), (beta, weight) = dynamics, self.series.gaussian_sites(noise)
+        lags, prior = self.series.lags_of(process), None
+        if lags is not None:
+            prior = DensePrior(process, lags)
+            if prior.suits(weight):
+                return DensePosterior(prior, beta, weight, self._centre)
+        gaps = self.series.gaps_of(process)
+        return evidence(process, gaps, beta, weight, self._centre, prior=prior)
 
     def _misfit(self, q: Evidence | DensePosterior) -> float:
         return float(self.series.counts @ (q.mean - self._centre) ** 2) + self._squares

@@ -1,11 +1,4 @@
-"""Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood.
-
-Of several kernels for a series the evidence chooses. The first of them finds the length scale: of
-many rows on some 2000, once spread evenly (which shows slow motion) and once in stretches of
-consecutive ones (which shows quick motion), and all rows say which is right. From there the kernels
-compete on some 20000 rows of that kind. Few rows tell less, and labels less than numbers: scales
-far below the gaps between them are not tried, nor are kernels of many hyper-parameters.
-"""
+"""Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,26 +6,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.series import Series
-from skgp.kernels.hyperparameters import n_dims_of
 from skgp.learning.defaults import (
-    CHOICE_ITER,
-    CHOICE_NATS,
-    CHOICE_ROWS,
-    CHOICE_TOL,
     INNER,
     LEAST_GAP,
-    LEAST_SCALE,
-    N_STRETCHES,
     PRIOR_LOG_SD,
-    ROWS_A_PARAMETER,
-    SCALES,
-    SERIES_SCALE_ROWS,
-    START_TOL,
 )
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.likelihoods import Likelihood
@@ -129,6 +109,7 @@ class Climb:
     """
 
     tol = 0.0  # of an ELBO
+    last: Evaluation | None = None  # of the loss
 
     def __init__(
         self,
@@ -248,7 +229,7 @@ class Climb:
         """Negative evidence an observation, and its gradient."""
         place = leaves["place"].detach()
         thetas, slope = self.thetas(place)
-        found = self.evaluate(thetas, place)
+        self.last = found = self.evaluate(thetas, place)
         *bars, of_likelihood, of_knots = _beside(
             place,
             *found.gradients(),
@@ -294,121 +275,3 @@ def _beside(place: Tensor, *vectors: Tensor) -> list[Tensor]:
     far = [each for each in vectors if each.device != place.device]
     moved = iter(torch.cat(far).to(place).split([len(each) for each in far]) if far else ())
     return [each.to(place) if each.device == place.device else next(moved) for each in vectors]
-
-
-# ---- the choice of a kernel for a series --------------------------------------------------------
-
-
-def choose_kernel(
-    kernels: Sequence[Any],
-    make_objective: Callable[[Sequence[Series]], Objective],
-    processes: Sequence[Series],
-    likelihood: Likelihood,
-    callback: Callback | None = None,
-) -> Search:
-    """Choose among kernels by the evidence, for `maximise` to go on; the first finds the scale.
-
-    The kernels have to forget: stretches of rows stand apart. `make_objective` makes the objective
-    of the series of all latent processes; the callback is called after every kernel, and True ends
-    the choice.
-    """
-    n_rows = len(processes[0].y)
-
-    def part(kind: str, most: int) -> list[Series]:
-        few = n_rows <= 2 * most
-        return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
-
-    whole = make_objective(processes)
-    first, *others = _affordable(kernels, n_rows * min(1.0, likelihood.information))
-    if n_rows <= 2 * SERIES_SCALE_ROWS:
-        kind, best = (
-            "all",
-            _search_scale(first, whole, likelihood, processes[0], climbs=bool(others)),
-        )
-        if not others:  # the climb is the caller's
-            return best
-    else:
-        parts = [(kind, part(kind, SERIES_SCALE_ROWS)) for kind in _PARTS]
-        found = [
-            (kind, _search_scale(first, make_objective(rows), likelihood, rows[0]))
-            for kind, rows in parts
-        ]
-        kind, best = max(found, key=lambda pair: _value(pair[1], whole, likelihood))
-    objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
-    searches: list[Search] = []
-    for number, component in enumerate([best.components[0], *others]):
-        if kind == "all" and not number:  # it has climbed there
-            searches.append(best)
-        else:
-            # Noise that a rough kernel explains away is not there for a smooth one to begin with.
-            start = component.with_length_scale_of(best.components[0]) if number else component
-            parameters = None if number else best.parameters
-            searches.append(short_climb(start, objective, likelihood, parameters))
-        if callback is not None and callback(number, {"loss": -searches[-1].value}):
-            break
-    # Akaike's criterion: a nat for every hyper-parameter.
-    return max(searches, key=lambda search: search.value - len(search.components[0].theta))
-
-
-#: Ways to take some rows of many.
-_PARTS: dict[str, Callable[[Series, int], Series]] = {
-    "spread": lambda series, n_rows: series.thinned(n_rows),
-    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // N_STRETCHES),
-}
-
-
-def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Component]:
-    """The first kernel, and those whose hyper-parameters so many rows can tell."""
-    first, *others = kernels
-    others = [kernel for kernel in others if ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows]
-    return [Component(kernel) for kernel in (first, *others)]
-
-
-def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:
-    """Evidence of other data at the hyper-parameters that a search found."""
-    options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
-    return maximise(search.components, objective, likelihood, **options).value
-
-
-def _search_scale(
-    component: Component,
-    objective: Objective,
-    likelihood: Likelihood,
-    series: Series,
-    *,
-    climbs: bool = True,
-) -> Search:
-    """The best of several multiples of the length scales, or where a climb from it ends."""
-    parameters = likelihood.initial(component.theta)
-    thetas = component.scaled(_telling_scales(component, series))
-    values = [
-        objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
-        for theta in thetas
-    ]
-    best = int(np.argmax(values))
-    found = Search([component.at(thetas[best])], parameters, values[best])
-    return short_climb(found.components[0], objective, likelihood) if climbs else found
-
-
-def short_climb(
-    component: Component,
-    objective: Objective,
-    likelihood: Likelihood,
-    parameters: Tensor | None = None,
-) -> Search:
-    """A search that is short, for comparison."""
-    tol = max(CHOICE_TOL, CHOICE_NATS / objective.total)
-    options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
-    return maximise([component], objective, likelihood, parameters=parameters, **options)
-
-
-def _telling_scales(component: Component, series: Series) -> Tensor:
-    """Multiples of the length scales that are not all noise between the rows."""
-    gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
-    gaps = gaps[gaps.isfinite()]
-    scales = torch.tensor(SCALES, dtype=torch.float64)
-    if not (len(gaps) and len(own)):
-        return scales[1:2]
-    short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
-    telling = own.mean().exp() * scales >= LEAST_SCALE * short
-    return scales[: max(2, int(telling.sum()))]

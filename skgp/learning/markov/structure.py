@@ -29,8 +29,9 @@ from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.defaults import SEASON_LEAST_ROWS, STRUCTURE_ROWS
+from skgp.learning.markov.choice import short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
-from skgp.learning.markov.search import Search, short_climb
+from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood
 
@@ -47,29 +48,36 @@ def with_structure(
     if not SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS:
         return best
 
-    def climb(part: Component, start: Tensor | None = None) -> Search:
-        return short_climb(part, objective, likelihood, start)
+    def cost(part: Component) -> float:
+        return 0.5 * math.log(n) * len(part.theta)
 
     def criterion(search: Search) -> float:
-        return search.value - 0.5 * math.log(n) * len(search.components[0].theta)
+        return search.value - cost(search.components[0])
+
+    def climb(kernel: Any, start: Tensor | None = None, least: float = -math.inf) -> Search:
+        """A search that may end where the criterion will not reach the least."""
+        part = Component(kernel)
+        return short_climb(part, objective, likelihood, start, least + cost(part))
 
     trend, seasons = [make.trend(), make.wander()], list[Any]()
-    trending = found = climb(Component(total(trend)))
+    trending = found = climb(total(trend))
     background = Background(found, len(series.times), likelihood)
     for season in propose_seasons(series, background):
         parts = [*seasons, make.season(season.period, season.variances)]
-        found = climb(Component(total([*trend, *parts])))
+        found = climb(total([*trend, *parts]))
         background.known = _without(found, len(parts))
         if criterion(found) > criterion(trending):
             trending, seasons = found, parts
-    if seasons:
-        found = climb(Component(total([best.kernel, *seasons])), best.parameters)
-        best = max(best, found, key=criterion)
-    noise = float(trending.parameters[0].exp())
-    starts = [trending.kernel + part for part in (make.short(), make.rough(noise))]
-    more = [climb(Component(start), trending.parameters) for start in starts]
-    trending = max([trending, *more], key=criterion)
     allowed = math.log(n * TREND_START)
+    if seasons:
+        start = total([best.kernel, *seasons]), best.parameters
+        found = climb(*start, max(criterion(best), criterion(trending) + allowed))
+        best = max(best, found, key=criterion)
+    noise, first = float(trending.parameters[0].exp()), trending
+    for part in (make.short(), make.rough(noise)):
+        least = max(criterion(trending), criterion(best) - allowed)
+        found = climb(first.kernel + part, first.parameters, least)
+        trending = max(trending, found, key=criterion)
     return trending if criterion(trending) + allowed >= criterion(best) else best
 
 

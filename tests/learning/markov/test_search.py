@@ -11,13 +11,14 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from skgp.inference.markov.series import make_series
 from skgp.learning.defaults import SCALES
 from skgp.learning.markov import search
+from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.objectives import (
     Evaluation,
     GaussianEvidence,
     SharedEvidence,
     VariationalEvidence,
 )
-from skgp.learning.markov.search import Climb, Component, choose_kernel, maximise
+from skgp.learning.markov.search import Climb, Component, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))

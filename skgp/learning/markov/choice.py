@@ -1,0 +1,218 @@
+"""The choice of a kernel for a series by the evidence.
+
+Of several kernels for a series the evidence chooses. The first of them finds the length scale: of
+many rows on some 2000, once spread evenly (which shows slow motion) and once in stretches of
+consecutive ones (which shows quick motion), and all rows say which is right. From there the kernels
+compete on some 20000 rows of that kind. Few rows tell less, and labels less than numbers: scales
+far below the gaps between them are not tried, nor are kernels of many hyper-parameters.
+
+Where a series is short searches start from Fisher's information, which few steps then follow: half
+the evaluations that L-BFGS takes, whose first step knows no scale.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.inference.markov.series import Series
+from skgp.kernels.hyperparameters import n_dims_of
+from skgp.learning.defaults import (
+    CHOICE_ITER,
+    CHOICE_NATS,
+    CHOICE_ROWS,
+    CHOICE_TOL,
+    FISHER_RIDGE,
+    INNER,
+    LEAST_SCALE,
+    N_STRETCHES,
+    OUTLOOK,
+    ROWS_A_PARAMETER,
+    SCALES,
+    SERIES_SCALE_ROWS,
+    START_TOL,
+)
+from skgp.learning.markov.objectives import Component, Evaluation, Objective
+from skgp.learning.markov.search import Callback, Climb, Search, maximise
+from skgp.likelihoods import Likelihood
+from skgp.optim.bfgs import minimize_batch
+
+__all__ = ["choose_kernel", "short_climb"]
+
+
+def choose_kernel(
+    kernels: Sequence[Any],
+    make_objective: Callable[[Sequence[Series]], Objective],
+    processes: Sequence[Series],
+    likelihood: Likelihood,
+    callback: Callback | None = None,
+) -> Search:
+    """Choose among kernels by the evidence, for `maximise` to go on; the first finds the scale.
+
+    The kernels have to forget: stretches of rows stand apart. `make_objective` makes the objective
+    of the series of all latent processes; the callback is called after every kernel, and True ends
+    the choice.
+    """
+    n_rows = len(processes[0].y)
+
+    def part(kind: str, most: int) -> list[Series]:
+        few = n_rows <= 2 * most
+        return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
+
+    whole = make_objective(processes)
+    first, *others = _affordable(kernels, n_rows * min(1.0, likelihood.information))
+    if n_rows <= 2 * SERIES_SCALE_ROWS:
+        kind, best = (
+            "all",
+            _search_scale(first, whole, likelihood, processes[0], climbs=bool(others)),
+        )
+        if not others:  # the climb is the caller's
+            return best
+    else:
+        parts = [(kind, part(kind, SERIES_SCALE_ROWS)) for kind in _PARTS]
+        found = [
+            (kind, _search_scale(first, make_objective(rows), likelihood, rows[0]))
+            for kind, rows in parts
+        ]
+        kind, best = max(found, key=lambda pair: _value(pair[1], whole, likelihood))
+    objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
+    searches: list[Search] = []
+    for number, component in enumerate([best.components[0], *others]):
+        if kind == "all" and not number:  # it has climbed there
+            searches.append(best)
+        else:
+            # Noise that a rough kernel explains away is not there for a smooth one to begin with.
+            start = component.with_length_scale_of(best.components[0]) if number else component
+            parameters = None if number else best.parameters
+            searches.append(short_climb(start, objective, likelihood, parameters))
+        if callback is not None and callback(number, {"loss": -searches[-1].value}):
+            break
+    # Akaike's criterion: a nat for every hyper-parameter.
+    return max(searches, key=lambda search: search.value - len(search.components[0].theta))
+
+
+#: Ways to take some rows of many.
+_PARTS: dict[str, Callable[[Series, int], Series]] = {
+    "spread": lambda series, n_rows: series.thinned(n_rows),
+    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // N_STRETCHES),
+}
+
+
+def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Component]:
+    """The first kernel, and those whose hyper-parameters so many rows can tell."""
+    first, *others = kernels
+    others = [kernel for kernel in others if ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows]
+    return [Component(kernel) for kernel in (first, *others)]
+
+
+def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:
+    """Evidence of other data at the hyper-parameters that a search found."""
+    options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
+    return maximise(search.components, objective, likelihood, **options).value
+
+
+def _search_scale(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    series: Series,
+    *,
+    climbs: bool = True,
+) -> Search:
+    """The best of several multiples of the length scales, or where a climb from it ends."""
+    parameters = likelihood.initial(component.theta)
+    thetas = component.scaled(_telling_scales(component, series))
+    values = [
+        objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
+        for theta in thetas
+    ]
+    best = int(np.argmax(values))
+    found = Search([component.at(thetas[best])], parameters, values[best])
+    return short_climb(found.components[0], objective, likelihood) if climbs else found
+
+
+def short_climb(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    parameters: Tensor | None = None,
+    worth: float = -math.inf,
+) -> Search:
+    """A search that is short, for comparison; shorter where it will not reach what is `worth`."""
+    found = scored_climb(component, objective, likelihood, parameters, worth)
+    if found is not None:
+        return found
+    tol = max(CHOICE_TOL, CHOICE_NATS / objective.total)
+    options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
+    return maximise([component], objective, likelihood, parameters=parameters, **options)
+
+
+def scored_climb(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    parameters: Tensor | None,
+    worth: float,
+) -> Search | None:
+    """The same by BFGS from Fisher's information at the start; None where that is not at hand.
+
+    It ends where a step is expected to gain less than a hundredth of a nat, and where some times
+    the last gains do not reach `worth`.
+    """
+    if not (likelihood.is_gaussian and len(component.theta)):
+        return None
+    climb, total = Climb([component], objective, likelihood), objective.total
+    start, values = climb.start(parameters), list[float]()
+    bounds = torch.stack(climb.bounds(start), 1).numpy()
+    start = start.clamp(*torch.from_numpy(bounds).unbind(1))
+    first = climb.loss({"place": start})
+    information = getattr(cast(Evaluation, climb.last).posterior, "information", None)
+    if information is None or component.slopes is None:
+        return None
+    known = {start.numpy().tobytes(): first}
+
+    def function(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            found = known.pop(x[0].tobytes(), None)
+            loss, slope = found or climb.loss({"place": torch.from_numpy(x[0].copy())})
+        except ValueError:
+            return np.array([math.inf]), np.zeros_like(x)
+        return np.array([total * loss]), total * slope["place"].numpy()[None]
+
+    def hopeless(_: int, info: dict) -> bool:
+        values.append(-info["loss"])
+        gains = np.diff(values[-3:])
+        return len(gains) == 2 and values[-1] + OUTLOOK * gains.max() < worth
+
+    metric = information(component.slopes.T.numpy())
+    metric = np.linalg.inv(metric + FISHER_RIDGE * np.eye(len(metric)))
+    found = minimize_batch(
+        function,
+        start.numpy()[None],
+        bounds=bounds,
+        max_iter=CHOICE_ITER,
+        tol=CHOICE_NATS,
+        callback=hopeless,
+        metrics=metric[None],
+    )
+    place = torch.from_numpy(found.x[0])
+    (theta,), _ = climb.thetas(place)
+    moved = [component.at(theta.clamp(component.low, component.high))]
+    history = [value / total for value in values]
+    value = -float(found.value[0])
+    return Search(moved, climb.parameters(place).clone(), value, len(values), history)
+
+
+def _telling_scales(component: Component, series: Series) -> Tensor:
+    """Multiples of the length scales that are not all noise between the rows."""
+    gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
+    gaps = gaps[gaps.isfinite()]
+    scales = torch.tensor(SCALES, dtype=torch.float64)
+    if not (len(gaps) and len(own)):
+        return scales[1:2]
+    short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
+    telling = own.mean().exp() * scales >= LEAST_SCALE * short
+    return scales[: max(2, int(telling.sum()))]

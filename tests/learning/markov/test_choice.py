@@ -1,0 +1,75 @@
+"""Short searches from Fisher's information: where they start, where they end, when they give up."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
+
+from skgp.inference.markov.series import make_series
+from skgp.inference.markov.smoother import DensePosterior
+from skgp.kernels import Cosine, LocalLinearTrend
+from skgp.learning.markov.choice import short_climb
+from skgp.learning.markov.objectives import Component, GaussianEvidence
+from skgp.learning.markov.search import Climb, maximise
+from skgp.likelihoods import Gaussian
+
+LIKELIHOOD = Gaussian(0.1, bounds=(1e-8, 10.0))
+KERNELS = {
+    "matern": ConstantKernel(1.0) * Matern(0.5, nu=1.5),
+    "rbf": ConstantKernel(1.0) * RBF(0.5),
+    "season": 1.0 * Cosine(3.0, "fixed") * Matern(8.0, nu=0.5) + Matern(1.0, nu=2.5),
+    "trend": LocalLinearTrend(0.1, 10.0, 1.0, level_bounds="fixed", slope_bounds="fixed", origin=-9)
+    + 1.0 * Matern(1.0, nu=0.5),
+}
+each_kernel = pytest.mark.parametrize("name", list(KERNELS))
+
+
+def problem(n=50):
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 10, n)).round(1)  # some times are equal
+    y = np.sin(2 * x) + 0.3 * rng.standard_normal(n)
+    return GaussianEvidence(make_series(torch.tensor(x), torch.tensor(y / y.std())))
+
+
+@each_kernel
+def test_information_is_the_expected_curvature(name):
+    objective, component = problem(), Component(KERNELS[name])
+    climb = Climb([component], objective, LIKELIHOOD)
+    climb.loss({"place": climb.start()})
+    q = climb.last.posterior
+    assert isinstance(q, DensePosterior)
+    found = q.information(component.slopes.T.numpy())
+    x, counts = objective.series.times.numpy()[:, None], objective.series.counts.numpy()
+
+    def C(u):
+        return component.kernel.clone_with_theta(u[:-1])(x) + np.diag(np.exp(u[-1]) / counts)
+
+    at, h = climb.start().numpy(), 1e-5
+    S = np.linalg.inv(C(at))
+    steps = h * np.eye(len(at))
+    products = [S @ (C(at + step) - C(at - step)) / (2 * h) for step in steps]
+    expected = [[0.5 * np.trace(A @ B) for B in products] for A in products]
+    tol = 1e-3 if name == "rbf" else 1e-6  # RBF: six states
+    np.testing.assert_allclose(found, expected, rtol=tol, atol=tol)
+
+
+@each_kernel
+def test_short_searches_end_where_long_ones_do(name):
+    objective = problem()
+    short = short_climb(Component(KERNELS[name]), objective, LIKELIHOOD)
+    long = maximise([KERNELS[name]], objective, LIKELIHOOD, tol=1e-12, max_iter=300)
+    assert short.value > long.value - 0.1
+    again = maximise(
+        short.components, objective, LIKELIHOOD, parameters=short.parameters, max_iter=0
+    )
+    assert abs(again.value - short.value) < 1e-8
+    assert short.n_iter <= 25
+
+
+def test_a_search_that_cannot_win_ends_early():
+    objective, component = problem(), Component(KERNELS["rbf"])
+    whole = short_climb(component, objective, LIKELIHOOD)
+    early = short_climb(component, objective, LIKELIHOOD, worth=whole.value + 500.0)
+    assert early.n_iter == 3 < whole.n_iter
+    enough = short_climb(component, objective, LIKELIHOOD, worth=whole.value - 1.0)
+    assert enough.value == pytest.approx(whole.value, abs=1e-9)
