@@ -205,9 +205,14 @@ class DensePosterior:
         prior, inverse = self._prior, np.tril(self._inverse)
         S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
         parts = [S @ slope.take(prior.pairs) for slope in slopes @ np.stack(prior.slopes)]
-        products = np.stack([*parts, S / self._root**2])  # (p + 1, m, m)
-        flat = products.reshape(len(products), -1)
-        return 0.5 * flat @ products.transpose(0, 2, 1).reshape(len(products), -1).T
+        parts.append(S / self._root**2)
+        found = np.empty((len(parts), len(parts)))
+        for i, right in enumerate(parts):
+            turned = np.ascontiguousarray(right.T)
+            found[i, : i + 1] = found[: i + 1, i] = [
+                0.5 * np.vdot(P, turned) for P in parts[: i + 1]
+            ]
+        return found
 
     @cached_property
     def _inverse(self) -> np.ndarray:

@@ -87,11 +87,16 @@ def choose_kernel(
             # Noise that a rough kernel explains away is not there for a smooth one to begin with.
             start = component.with_length_scale_of(best.components[0]) if number else component
             parameters = None if number else best.parameters
-            searches.append(short_climb(start, objective, likelihood, parameters))
+            worth = max(map(_akaike, searches), default=-math.inf) + len(start.theta)
+            searches.append(short_climb(start, objective, likelihood, parameters, worth))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
-    # Akaike's criterion: a nat for every hyper-parameter.
-    return max(searches, key=lambda search: search.value - len(search.components[0].theta))
+    return max(searches, key=_akaike)
+
+
+def _akaike(search: Search) -> float:
+    """Akaike's criterion: a nat for every hyper-parameter."""
+    return search.value - len(search.components[0].theta)
 
 
 #: Ways to take some rows of many.
