@@ -51,9 +51,11 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
         scale (of 10000 rows or fewer, also RBF), and of 40 to 20000 times with Gaussian noise and
         trend=None adds seasons of the periods that a periodogram shows, and takes a
         `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
-        explain more. With several columns: a kernel of which each column gets a copy, or a sum of
-        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a prior of
-        the hyper-parameters that keeps many columns of few rows from following the noise.
+        explain more. Of five rows a hyper-parameter or fewer, and without a trend, it has the
+        priors of `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation
+        of their posterior. With several columns: a kernel of which each column gets a copy, or a
+        sum of `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a
+        prior of the hyper-parameters that keeps many columns of few rows from following the noise.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"
@@ -139,7 +141,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
     component_names_ : list of str
         One a column of `predict_components`: the kernels, "trend" and the covariates.
     noise_variance_ : float
-        In squared units of y; none for counts.
+        In squared units of y; none for counts. Of few rows the mean over its posterior.
     likelihood_scale_ : float
         Of Student-t noise, in units of y.
     degrees_of_freedom_ : float

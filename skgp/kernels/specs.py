@@ -287,7 +287,8 @@ class LocalLinearTrend(Kernel):
         Variance :math:`\sigma_1^2` of its derivative there.
     diffusion_bounds, level_bounds, slope_bounds : pair of floats or "fixed", default=(1e-10, 1e10)
     origin : float, default=0.0
-        Where it starts. A state-space model takes no x before it.
+        Where it starts, and goes on to both sides. A state-space model is fitted to no x before it,
+        and predicts there.
 
     Examples
     --------

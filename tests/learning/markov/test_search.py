@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.inference.markov.series import make_series
 from skgp.learning.defaults import SCALES
-from skgp.learning.markov import search
+from skgp.learning.markov import choice
 from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.objectives import (
     Evaluation,
@@ -222,7 +222,7 @@ def test_a_climb_starts_from_the_best_of_several_length_scales(data):
 def test_length_scales_far_below_the_gaps_are_not_tried(own):
     times = torch.arange(50, dtype=torch.float64)
     series = make_series(times, torch.zeros(50).double())
-    tried = own * search._telling_scales(Component(matern(1.5, own)), series).numpy()
+    tried = own * choice._telling_scales(Component(matern(1.5, own)), series).numpy()
     untried = own * np.array(SCALES[len(tried) :])
     assert len(tried) >= 2 and (untried < 0.1).all()
     assert (tried[2:] >= 0.1).all() and len(untried)
