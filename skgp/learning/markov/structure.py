@@ -9,10 +9,11 @@ quasi-periodic process a season,
 
 with the periods that the periodogram proposes (:mod:`.seasons`) over what the trend explains, one
 by one, and the trend a process that is short. All choices are by the Bayesian information
-criterion. The trend's level and slope, of which each has a prior of v times the variance of the
-data, and v is large, do not count: each costs the evidence :math:`\tfrac12 \log(n v)`, which is
-given back. Of equals the trend is then chosen. Periods are sought in what covariates are not
-expected to add.
+criterion. The trend's level and slope have priors of v times the variance of the data, and v is
+large: each costs the evidence :math:`\tfrac12 \log(n v)`. That is given back but for the
+:math:`\tfrac12 \log n` of the slope, a parameter like any other; the level is what the other kernel
+has in the mean that was taken from the data, for nothing. Periods are sought in what covariates are
+not expected to add.
 
 References
 ----------
@@ -68,7 +69,7 @@ def with_structure(
         background.known = _without(found, len(parts))
         if criterion(found) > criterion(trending):
             trending, seasons = found, parts
-    allowed = math.log(n * TREND_START)
+    allowed = math.log(TREND_START) + 0.5 * math.log(n)
     if seasons:
         start = total([best.kernel, *seasons]), best.parameters
         found = climb(*start, max(criterion(best), criterion(trending) + allowed))
