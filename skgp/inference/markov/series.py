@@ -71,6 +71,7 @@ class Series:
         if dynamics.origin is None:
             return self._lags
         if dynamics.origin not in self._lags_since:
+            dynamics.gaps(self.times)  # ValueError before the origin
             since = (self.times.numpy() - dynamics.origin)[_pairs(len(self.times))[1]]
             self._lags_since[dynamics.origin] = replace(self._lags, since=since)
         return self._lags_since[dynamics.origin]

@@ -40,7 +40,7 @@ from skgp.learning.markov.search import Callback, Climb, Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.optim.bfgs import minimize_batch
 
-__all__ = ["choose_kernel", "short_climb"]
+__all__ = ["choose_kernel", "plain_climb", "short_climb"]
 
 
 def choose_kernel(
@@ -148,8 +148,16 @@ def short_climb(
 ) -> Search:
     """A search that is short, for comparison; shorter where it will not reach what is `worth`."""
     found = scored_climb(component, objective, likelihood, parameters, worth)
-    if found is not None:
-        return found
+    return found or plain_climb(component, objective, likelihood, parameters)
+
+
+def plain_climb(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    parameters: Tensor | None = None,
+) -> Search:
+    """A short search by L-BFGS."""
     tol = max(CHOICE_TOL, CHOICE_NATS / objective.total)
     options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
     return maximise([component], objective, likelihood, parameters=parameters, **options)

@@ -30,7 +30,7 @@ from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.defaults import SEASON_LEAST_ROWS, STRUCTURE_ROWS
-from skgp.learning.markov.choice import short_climb
+from skgp.learning.markov.choice import plain_climb, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
@@ -61,7 +61,7 @@ def with_structure(
         return short_climb(part, objective, likelihood, start, least + cost(part))
 
     trend, seasons = [make.trend(), make.wander()], list[Any]()
-    trending = found = climb(total(trend))
+    trending = found = plain_climb(Component(total(trend)), objective, likelihood)
     background = Background(found, len(series.times), likelihood)
     for season in propose_seasons(series, background):
         parts = [*seasons, make.season(season.period, season.variances)]
@@ -84,7 +84,11 @@ def with_structure(
 
 @dataclass
 class Background:
-    """What is no season of a series of m times: the trend that was fitted last, or one anew."""
+    """What is no season of a series of m times: the trend that was fitted last, or one anew.
+
+    By L-BFGS, which stops sooner: a trend at its best follows waves of three to five cycles, which
+    are then found in a quarter of the series where they are in half of them.
+    """
 
     known: Search | None
     m: int
@@ -96,7 +100,7 @@ class Background:
             return self.known
         make = parts_of(series)
         start = Component(make.trend() + make.wander())
-        return short_climb(start, GaussianEvidence(series), self.likelihood)
+        return plain_climb(start, GaussianEvidence(series), self.likelihood)
 
 
 def _without(found: Search, n_seasons: int) -> Search:
