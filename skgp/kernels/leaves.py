@@ -213,7 +213,7 @@ class _ExpSineSquared(Leaf):
                 f"{kernel} has a spectrum of more than 10 million harmonics; "
                 "length_scale must be above 1e-6."
             )
-        probability = special.ive(np.arange(n_harmonics), z)
+        probability = scaled_bessel(np.arange(n_harmonics), z)
         probability[1:] *= 2
         probability /= probability.sum()
         levels = (np.arange(count) + rng.random()) / count
@@ -455,10 +455,17 @@ class _HarmonicWeight(torch.autograd.Function):
         return (grad * slope).sum(), None
 
 
+def scaled_bessel(order: np.ndarray, z: float) -> np.ndarray:
+    """exp(-z) I_k(z) of orders k: SciPy's, and by the leading terms of 1 / z where it has none."""
+    if z < 1e9:
+        return special.ive(order, z)
+    return np.exp((1 - 4.0 * order**2) / (8 * z)) / math.sqrt(2 * math.pi * z)
+
+
 def _harmonic_weight(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarray]:
     k, argument = harmonic.cpu().numpy(), z.item()
     multiple = np.where(k == 0, 1.0, 2.0)
-    value = special.ive(k, argument)
+    value = scaled_bessel(k, argument)
     # I_k' = (I_{k-1} + I_{k+1}) / 2, and I_{-1} = I_1.
-    slope = (special.ive(np.abs(k - 1), argument) + special.ive(k + 1, argument)) / 2 - value
+    slope = (scaled_bessel(np.abs(k - 1), argument) + scaled_bessel(k + 1, argument)) / 2 - value
     return multiple * value, multiple * slope

@@ -59,6 +59,7 @@ from torch import Tensor
 from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node
 from .hyperparameters import children_of
+from .leaves import scaled_bessel
 from .sde_processes import (
     INTEGRATED,
     LINE,
@@ -334,7 +335,7 @@ def last_harmonic(z: float, tolerance: float) -> int:
 def _missing_mass(z: float, last: int) -> float:
     # I_j(z) falls like exp(-j^2 / (2 z)) for j < z and like (z / 2)^j / j! beyond.
     j = np.arange(last + 1, last + 41 + math.ceil(9 * min(math.sqrt(z), 1e4)))
-    return 2 * float(special.ive(j, z).sum())
+    return 2 * float(scaled_bessel(j, z).sum())
 
 
 class _LogHarmonics(torch.autograd.Function):
@@ -343,7 +344,7 @@ class _LogHarmonics(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, last):
         j, value = np.arange(last + 2), z.item()
-        bessel = special.ive(j, value)
+        bessel = scaled_bessel(j, value)
         # I_j(z) = (z/2)^j / j! (1 + ...), where it is too small for a float.
         tiny = bessel < 1e-290
         leading = j * math.log(value / 2) - special.gammaln(j + 1.0)

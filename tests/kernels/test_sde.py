@@ -18,6 +18,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims, Cosine, LocalLinearTrend, gram, has_state_space, state_space
+from skgp.kernels.leaves import scaled_bessel
 from tests.reference.state_space import by_finite_differences
 from tests.reference.state_space_kernels import EXACT, each_series_kernel
 from tests.same import assert_same
@@ -270,6 +271,22 @@ def test_a_periodic_kernel_without_variation_has_finite_weights():
     parameters = form.parameters(theta)  # the last weights are below the least float
     parameters[1].backward()
     assert parameters.isfinite().all() and theta.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("length_scale", [3.2e-5, 3.1e-5, 1e-5])
+def test_a_periodic_kernel_of_the_shortest_length_scale_is_finite(length_scale):
+    kernel = ExpSineSquared(length_scale, 1.0)
+    theta = torch.tensor(kernel.theta, requires_grad=True)
+    parameters = state_space(kernel).parameters(theta)
+    parameters.sum().backward()
+    assert parameters.isfinite().all() and theta.grad.isfinite().all()
+
+
+def test_bessel_functions_go_on_where_scipy_has_none():
+    order = np.array([0, 1, 5, 32, 90_000])
+    below, above = (scaled_bessel(order, z) * math.sqrt(z) for z in (9.999e8, 1e9))
+    np.testing.assert_allclose(above, below, rtol=1e-3)
+    np.testing.assert_allclose(above[:4], below[:4], rtol=1e-9)
 
 
 # Structure ----------------------------------------------------------------------------------------
