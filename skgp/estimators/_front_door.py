@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
 from skgp.estimators._kernels import noise_on_top
-from skgp.estimators.defaults import EXACT_ROWS, NOISE_BOUNDS, PLACES
+from skgp.estimators.defaults import EXACT_ROWS, MANY_PLACES, NOISE_BOUNDS, PLACES
 from skgp.kernels.expression import split_noise
+from skgp.kernels.scales import inverse_length_scales
 from skgp.kernels.sde import has_state_space
 from skgp.kernels.training import can_evaluate
 
@@ -19,6 +21,7 @@ __all__ = ["choose_method", "classifier_of", "noise_of_alpha", "regressor_of"]
 #: Likelihoods that a method has; "exact" has the Gaussian one.
 LIKELIHOODS = {
     "qsgp": {"gaussian", "laplace"},
+    "vecchia": {"gaussian"},
     "neighbors": {"gaussian", "student_t", "poisson"},
     "state_space": {"gaussian", "student_t", "poisson"},
 }
@@ -90,7 +93,16 @@ def _by_size(
         return "neighbors", why
     if likelihood in LINKS and d <= PLACES:
         return "neighbors", f"{why}, and X has no more than {PLACES} columns"
+    if n > MANY_PLACES and d <= PLACES and _has_one_distance(kernel, d):
+        return "vecchia", f"{n} rows are more than {MANY_PLACES}, of no more than {PLACES} columns"
     return "qsgp", f"{why}, and X has {d} column{'s' if d > 1 else ''}"
+
+
+def _has_one_distance(kernel: Kernel | None, d: int) -> bool:
+    """Whether neighbours are found by a distance; those of other kernels take n^2 correlations."""
+    if kernel is None:
+        return True
+    return inverse_length_scales(split_noise(kernel)[0], torch.zeros(1, d)) is not None
 
 
 def noise_of_alpha(alpha: float, scale: float) -> float:
@@ -135,6 +147,11 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
         from skgp.estimators._state_space import StateSpaceGPRegressor
 
         return StateSpaceGPRegressor(**shared), noise
+    if estimator.method_ == "vecchia":
+        from skgp.estimators._vecchia import VecchiaGPRegressor
+
+        shared.pop("likelihood")
+        return VecchiaGPRegressor(**shared), noise
     from skgp.estimators._swsgp import SWSGPRegressor
 
     method = "kriging" if estimator.likelihood == "gaussian" else "variational"

@@ -60,14 +60,15 @@ class GaussianProcessRegressor(
         Keep a copy of the training data.
     n_targets : int or None, default=None
         Targets of draws and predictions before `fit`.
-    method : {"auto", "exact", "qsgp", "neighbors", "state_space"}, default="auto"
-        "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "neighbors"
-        `SWSGPRegressor`, by kriging where noise is Gaussian, "state_space"
-        `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is "exact" up to
-        2000 rows and where no other can be (several targets, a callable `optimizer`, a kernel that
-        has to be called, an `alpha` that differs from row to row), then "state_space" for one
-        column and "qsgp" for more, which compares routes, neighbours among them, on held-out data
-        where the kernel matrix does not fit in memory.
+    method : {"auto", "exact", "qsgp", "vecchia", "neighbors", "state_space"}, default="auto"
+        "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "vecchia"
+        `VecchiaGPRegressor`, "neighbors" `SWSGPRegressor`, by kriging where noise is Gaussian,
+        "state_space" `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is
+        "exact" up to 2000 rows and where no other can be (several targets, a callable `optimizer`,
+        a kernel that has to be called, an `alpha` that differs from row to row), then
+        "state_space" for one column, "vecchia" for more than 10000 rows of two or three, and
+        "qsgp", which compares routes, neighbours among them, on held-out data where the kernel
+        matrix does not fit in memory.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
@@ -114,7 +115,7 @@ class GaussianProcessRegressor(
     See Also
     --------
     sklearn.gaussian_process.GaussianProcessRegressor : The model.
-    QSGPRegressor, SWSGPRegressor, StateSpaceGPRegressor : The other methods and their options.
+    QSGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor : The other methods.
 
     Examples
     --------
@@ -139,7 +140,7 @@ class GaussianProcessRegressor(
         "normalize_y": ["boolean"],
         "copy_X_train": ["boolean"],
         "n_targets": [Interval(Integral, 1, None, closed="left"), None],
-        "method": [StrOptions({"auto", "exact", "qsgp", "neighbors", "state_space"})],
+        "method": [StrOptions({"auto", "exact", "qsgp", "vecchia", "neighbors", "state_space"})],
         "likelihood": [StrOptions({"gaussian", "laplace", "student_t", "poisson"})],
         "random_state": ["random_state"],
         "device": [str, torch.device],

@@ -23,6 +23,7 @@ from skgp import (
     QSGPRegressor,
     StateSpaceGPRegressor,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 from skgp.estimators import _front_door, _gpr_prediction
 from skgp.kernels import training
@@ -284,10 +285,27 @@ def test_auto_takes_the_method_that_suits(few_exact, inputs, params, method, rea
 
 
 @pytest.mark.parametrize(
+    ("inputs", "kernel", "method"),
+    [
+        (X, None, "vecchia"),
+        (X, 1.0 * RBF([1.0, 2.0]) + NOISE, "vecchia"),
+        (X, RBF([1.0, 2.0]) + Matern([2.0, 1.0]) + NOISE, "qsgp"),  # no single distance
+        (np.tile(X, 3), None, "qsgp"),
+        (SERIES, None, "state_space"),
+    ],
+)
+def test_many_places_on_a_map_are_those_of_vecchia(few_exact, monkeypatch, inputs, kernel, method):
+    monkeypatch.setattr(_front_door, "MANY_PLACES", 30)
+    model = GaussianProcessRegressor(kernel, optimizer=None, random_state=0).fit(inputs, Y)
+    assert model.method_ == method
+
+
+@pytest.mark.parametrize(
     ("method", "cls", "options"),
     [
         ("qsgp", QSGPRegressor, {}),
         ("neighbors", SWSGPRegressor, {"method": "kriging"}),
+        ("vecchia", VecchiaGPRegressor, {}),
         ("state_space", StateSpaceGPRegressor, {}),
     ],
 )
