@@ -49,7 +49,8 @@ class VecchiaGPRegressor(BaseGPRegressor):
         kernel of nu 5/2, 3/2 or 1/2, whichever is likeliest, with one length scale a column.
     n_neighbors : int, default=20
         H, of the rows before it that a row is given; all there are if that is fewer. Predictions
-        use twice as many of all rows, at least one, which fade with their distance.
+        use twice as many of all rows, at least one, which fade with their distance; and as many
+        more of the rows of large weight, where others tell little.
     n_inducing : int, default=0
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
         in. Lowered to the number of distinct rows, with a warning.

@@ -24,7 +24,8 @@ predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
 
 `fit_vecchia` takes these steps:
 
-1. *Order.* Observations in random order, or in one that spreads every prefix evenly.
+1. *Order.* Observations in random order, or in one that spreads every prefix evenly; last those
+   of so much noise that they tell little (`informative`).
 2. *Hyper-parameters* by the joint likelihood (:mod:`skgp.learning.vecchia`), on some of many rows.
 3. *Inducing points and neighbours* as the kernel found sees them.
 4. *Sums* over all observations: the log marginal likelihood and the posterior of u.
@@ -58,7 +59,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.vecchia.neighbors import maximin_order
+from skgp.inference.vecchia.neighbors import informative, maximin_order
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.scales import robust_std
@@ -115,8 +116,11 @@ def fit_vecchia(
     callback : callable, optional
         Of :func:`skgp.learning.vecchia.fit_joint_likelihood`.
     """
-    data = data.take(order_of(data.X, ordering, generator))  # step 1
     kernel, history = kernels[0], []
+    data = data.take(order_of(data.X, ordering, generator))  # step 1
+    noise = data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
+    last = ~informative(split_noise(kernel)[0], data.X, noise)
+    data = data.take(last.to(torch.uint8).argsort(stable=True))
     if learns:  # step 2
         found = fit_joint_likelihood(
             kernels, data, settings, generator=generator, callback=callback

@@ -52,6 +52,22 @@ def test_weights_are_repetitions_and_repetitions_weights():
     assert len(weighted.inducing_points_) == weighted.n_inducing_ == 4
 
 
+@pytest.mark.parametrize("weight", [1e-12, 1e-5])
+def test_rows_of_tiny_weight_do_not_crowd_out_others(weight):
+    X, y = problem(500)
+    weights = np.where(np.arange(500) < 50, 1.0, weight)
+    kernel = KERNEL.k1 + WhiteKernel(0.05, "fixed")
+    model = VecchiaGPRegressor(kernel, n_neighbors=10, normalize_y=False, **FIXED)
+    model.fit(X, y, sample_weight=weights)
+    exact = GaussianProcessRegressor(KERNEL.k1, alpha=0.05 / weights, optimizer=None).fit(X, y)
+    x = np.random.default_rng(1).random((50, 2))
+    mean, std = exact.predict(x, return_std=True)
+    found = model.latent_mean_and_covariance(x)
+    assert np.abs(found[0] - mean).max() < 0.1
+    np.testing.assert_allclose(np.diag(found[1]) ** 0.5, std, rtol=0.1)
+    np.testing.assert_allclose(model.predict(x[:1]), model.predict(x)[:1], atol=1e-10)
+
+
 def test_orders_differ_and_agree_for_many_neighbors():
     X, y = problem(150)
     values = {}

@@ -187,10 +187,19 @@ def joint_errors(kernel, X: Tensor, points: Tensor, A: Tensor, diagonal: Tensor)
 
 
 class Neighborhood:
-    """The points of Z (M, d) that predictions use: H neighbours, at `n_scales`, and g global."""
+    """The points of Z (M, d) that predictions use: H neighbours, at `n_scales`, and g global.
+
+    Half of H are the nearest of those `favoured` (M,), where these are some.
+    """
 
     def __init__(
-        self, kernel, Z: Tensor, n_neighbors: int, method: str = "auto", n_scales: int = 1
+        self,
+        kernel,
+        Z: Tensor,
+        n_neighbors: int,
+        method: str = "auto",
+        n_scales: int = 1,
+        favoured: Tensor | None = None,
     ) -> None:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
         self.search = NeighborSearch(kernel, Z, method)
@@ -202,6 +211,10 @@ class Neighborhood:
             (points, NeighborSearch(kernel, Z[points], method), share)
             for points in (order[:size].sort().values for size in sizes if size > share > 0)
         ]
+        if favoured is not None and not favoured.all() and n_neighbors < len(Z):
+            points = favoured.nonzero()[:, 0]
+            share = min(n_neighbors // 2, len(points))
+            self._coarser.append((points, NeighborSearch(kernel, Z[points], method), share))
 
     @cached_property
     def everywhere(self) -> Tensor:

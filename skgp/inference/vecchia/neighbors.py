@@ -21,6 +21,7 @@ from skgp.inference.defaults import (
     EARLIER_CANDIDATES,
     EARLIER_SHARE,
     FIRST_BLOCK,
+    LEAST_INFORMATION,
     NEIGHBOR_TILE,
     THIN_DEGREE,
     THIN_NEIGHBORS,
@@ -67,6 +68,18 @@ def _thinned(X: Tensor) -> tuple[Tensor, Tensor]:
         kept |= open_ & first
         open_ &= ~(kept | (near & kept[index]).any(1))
     return kept, torch.where(kept[index], distance, math.inf).amin(1)
+
+
+@torch.no_grad()
+def informative(kernel, X: Tensor, noises: Tensor) -> Tensor:
+    r"""Which observations (n,) at X (n, d), of noise variances v (n,), tell much beside the others.
+
+    One alone takes the share :math:`k / (k + v)` of a variance k of f, the mean. Those of less
+    than `LEAST_INFORMATION` of the mean share, as of tiny weights, leave others to be neighbours.
+    """
+    variance = gram_diag(kernel, X).mean()
+    shares = variance / (variance + noises)
+    return shares >= LEAST_INFORMATION * shares.mean()
 
 
 @torch.no_grad()

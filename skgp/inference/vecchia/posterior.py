@@ -10,7 +10,8 @@ With u the values of the inducing points, whitened, of posterior :math:`N(\gamma
           V[f] = R_{xx} - a^T R_{Nx} + E^T P^{-1} E .
 
 Neighbours fade as the input moves away from them (:mod:`skgp.inference.neighbors.conditionals`), so
-that predictions are continuous. *Jointly* the errors :math:`\epsilon` of two inputs have the
+that predictions are continuous. Where observations differ much in their noise, as many more are
+the nearest of those that tell most (`informative`). *Jointly* the errors :math:`\epsilon` of two inputs have the
 covariance that they have under R: it is the same for two inputs whatever others come with them, and
 its diagonal is the variance above.
 """
@@ -32,6 +33,7 @@ from skgp.inference.neighbors.conditionals import (
     sparse_rows,
 )
 from skgp.inference.vecchia.conditionals import global_features, inducing_factor
+from skgp.inference.vecchia.neighbors import informative
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import cho_solve
 from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
@@ -57,7 +59,9 @@ class VecchiaPosterior(TensorState):
     @cached_property
     def neighborhood(self) -> Neighborhood:
         """Which observations a prediction uses."""
-        return Neighborhood(self.kernel, self.X, self.n_neighbors)
+        favoured = informative(self.kernel, self.X, self.noises)
+        size = self.n_neighbors if bool(favoured.all()) else 2 * self.n_neighbors
+        return Neighborhood(self.kernel, self.X, size, favoured=favoured)
 
     @cached_property
     @torch.no_grad()
