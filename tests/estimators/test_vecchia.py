@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -66,6 +66,17 @@ def test_rows_of_tiny_weight_do_not_crowd_out_others(weight):
     assert np.abs(found[0] - mean).max() < 0.1
     np.testing.assert_allclose(np.diag(found[1]) ** 0.5, std, rtol=0.1)
     np.testing.assert_allclose(model.predict(x[:1]), model.predict(x)[:1], atol=1e-10)
+
+
+def test_two_rows_of_large_weight_at_nearly_one_place():
+    X, y = problem(100)
+    X[1] = X[0] + 1e-10
+    weights = np.where(np.arange(100) < 2, 1.0, 1e-9)
+    kernel = DotProduct() + RBF(0.4) + WhiteKernel(0.05, "fixed")  # near is what correlates
+    model = VecchiaGPRegressor(kernel, n_neighbors=5, normalize_y=False, **FIXED)
+    mean = model.fit(X, y, sample_weight=weights).predict(X)
+    exact = GaussianProcessRegressor(DotProduct() + RBF(0.4), alpha=0.05 / weights, optimizer=None)
+    np.testing.assert_allclose(mean, exact.fit(X, y).predict(X), atol=1e-4)
 
 
 def test_orders_differ_and_agree_for_many_neighbors():

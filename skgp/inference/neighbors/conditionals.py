@@ -208,13 +208,15 @@ class Neighborhood:
         sizes = (len(Z) // COARSER**scale for scale in range(1, n_scales))
         #: Points (sorted indices), search among them and neighbours of each coarser scale.
         self._coarser = [
-            (points, NeighborSearch(kernel, Z[points], method), share)
+            (points, NeighborSearch(kernel, Z[points], method, part=True), share)
             for points in (order[:size].sort().values for size in sizes if size > share > 0)
         ]
         if favoured is not None and not favoured.all() and n_neighbors < len(Z):
             points = favoured.nonzero()[:, 0]
             share = min(n_neighbors // 2, len(points))
-            self._coarser.append((points, NeighborSearch(kernel, Z[points], method), share))
+            self._coarser.append(
+                (points, NeighborSearch(kernel, Z[points], method, part=True), share)
+            )
 
     @cached_property
     def everywhere(self) -> Tensor:

@@ -55,6 +55,8 @@ class NeighborSearch:
         more than 50 columns, at least 4096 points and principal components, a quarter of the
         columns or fewer, that hold nine tenths of their variance: of 32 neighbours of an MNIST
         digit it finds 99.6%. "faiss" leaves the candidates to the library of that name.
+    part : bool, default=False
+        Whether Z is part of a larger set, so that all of it may be equally near.
 
     Raises
     ------
@@ -79,7 +81,7 @@ class NeighborSearch:
             [2, 0]])
     """
 
-    def __init__(self, kernel, Z: Tensor, method: str = "auto") -> None:
+    def __init__(self, kernel, Z: Tensor, method: str = "auto", *, part: bool = False) -> None:
         if method not in _METHODS:
             raise ValueError(f"neighbors must be one of {', '.join(_METHODS)}, got {method!r}.")
         if Z.ndim != 2 or not len(Z):
@@ -87,7 +89,7 @@ class NeighborSearch:
         gram(kernel, Z[:1], Z[:1])  # says what does not fit
         self.kernel, self.Z, self.method = kernel, Z, method
         self._metric = _metric_of(kernel, Z, method)
-        if _flat(kernel, self._metric):
+        if not part and _flat(kernel, self._metric):
             raise ValueError(
                 f"kernel={kernel} gives all points the same correlation, so that none is nearer "
                 "than another; add a part that depends on the distance, such as 1.0 * RBF(), or "

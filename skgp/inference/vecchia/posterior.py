@@ -11,9 +11,9 @@ With u the values of the inducing points, whitened, of posterior :math:`N(\gamma
 
 Neighbours fade as the input moves away from them (:mod:`skgp.inference.neighbors.conditionals`), so
 that predictions are continuous. Where observations differ much in their noise, as many more are
-the nearest of those that tell most (`informative`). *Jointly* the errors :math:`\epsilon` of two inputs have the
-covariance that they have under R: it is the same for two inputs whatever others come with them, and
-its diagonal is the variance above.
+the nearest of those that tell most (`informative`). *Jointly* the errors :math:`\epsilon` of two
+inputs have the covariance that they have under R: it is the same for two inputs whatever others
+come with them, and its diagonal is the variance above.
 """
 
 from __future__ import annotations
