@@ -265,7 +265,7 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     fit = fit_hyperparameters(families, data, generator=generator, settings=QUICK)
     twin = torch.Generator().manual_seed(0)
     subset = torch.randperm(120, generator=twin)[: QUICK.subset_size]
-    dense = hyperparameters._on_subset(families, data.take(subset), QUICK, StopRecorder(None))[0]
+    dense = hyperparameters.dense_fits(families, data.take(subset), QUICK, StopRecorder(None))[0]
     score = hyperparameters._Comparison(data, QUICK, twin)
     assert fit.score >= score(dense).score - 1e-12
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
