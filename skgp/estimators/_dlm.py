@@ -153,6 +153,9 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
 
     Notes
     -----
+    Noise with outliers that is learned from few rows, all of which are inducing points: the ELBO
+    takes the place of the log-loss at beta = 1, which would fit q(u) to the outliers.
+
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. Later calls keep the hyper-parameters, inducing points and standardisation of the first;
     for Gaussian noise and objectives other than "log_loss" the posterior is that of all

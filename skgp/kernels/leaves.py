@@ -456,7 +456,7 @@ class _HarmonicWeight(torch.autograd.Function):
 
 
 def scaled_bessel(order: np.ndarray, z: float) -> np.ndarray:
-    """exp(-z) I_k(z) of orders k: SciPy's, and by the leading terms of 1 / z where it has none."""
+    """exp(-z) I_k(z) of orders k; above z = 1e9, where SciPy has none, by DLMF 10.40.1."""
     if z < 1e9:
         return special.ive(order, z)
     return np.exp((1 - 4.0 * order**2) / (8 * z)) / math.sqrt(2 * math.pi * z)

@@ -433,7 +433,6 @@ WAVE_ROWS, WAVE_ENTRIES, CELLS_A_CYCLE = 2000, 2**20, 6
 SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
 #: Times up to which seasons and trends compete: a matter of seconds.
 STRUCTURE_ROWS = 20_000
-
 #: Rows a hyper-parameter up to which predictions of a default series average over these, and the
 #: weight of a point that counts. Generated series of 10 to 38 rows, without and with one and three
 #: covariates: below 5 intervals of 95% cover .80-.97 in place of .59-.85, above they are as before.

@@ -98,7 +98,7 @@ class Likelihood(TensorState, abc.ABC):
         )
 
     def log_prior(self, parameters: Tensor) -> Tensor:
-        """Log-density of the free parameters (p,) a priori, up to a constant; a scalar."""
+        """Log-density of the free parameters (p,) a priori, up to a constant; differentiable."""
         return parameters.new_zeros(())
 
     def gaussian_noise(self, parameters: Tensor) -> Tensor:

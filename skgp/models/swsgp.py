@@ -285,7 +285,9 @@ class _Fitter:
         # Algorithm 1 starts from noise that suits q; a warm start has it already.
         learns = s.learn_hyperparameters and (s.solver == "adam" or s.polish)
         in_turns = learns and self.has_parameters and start is None
-        rounds = defaults.LIKELIHOOD_ROUNDS if self.moves_likelihood else 2 * in_turns
+        rounds = 0
+        if self.moves_likelihood or in_turns:
+            rounds = defaults.LIKELIHOOD_ROUNDS - (not self.moves_likelihood)
         for i in range(rounds + 1):  # q(u) last
             found = fit_sites(
                 system,

@@ -74,3 +74,42 @@ def test_counts_of_few_rows_use_all_of_them(kernel):
     model = SWSGPRegressor(likelihood="poisson", random_state=0)
     assert loss(model, data) < 1.4  # 1.55 with 32 neighbours
     assert model.n_neighbors_ == 60
+
+
+@pytest.mark.parametrize(
+    "asked", [{"beta": 0.1}, {"objective": "elbo", "beta": 0.1}, {"gradient": "bmc"}]
+)
+def test_what_is_asked_for_is_minimised(asked):
+    """The evidence lower bound takes the place of the default alone."""
+    X, y, *_ = draws(60, 1, RBF(1.0), outliers, seed=0)
+    model = DLMGPRegressor(likelihood="student_t", random_state=0, **asked).fit(X, y)
+    default = DLMGPRegressor(likelihood="student_t", random_state=0).fit(X, y)
+    assert model.beta_ == asked.get("beta", 1.0)
+    assert (
+        np.abs(model.predict(X, return_std=True)[1] - default.predict(X, return_std=True)[1]).max()
+        > 1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options"),
+    [
+        (DLMGPRegressor, {}),
+        (DLMGPRegressor, {"n_inducing": 15}),
+        (DLMGPRegressor, {"n_inducing": 15, "batch_size": 50}),
+        (SWSGPRegressor, {}),
+        (SWSGPRegressor, {"n_inducing": 100, "n_neighbors": 10}),
+        (SWSGPRegressor, {"solver": "adam", "n_inducing": 20, "n_neighbors": 10}),
+        (SWSGPRegressor, {"solver": "adam", "n_inducing": 20, "batch_size": 50}),
+    ],
+)
+def test_prior_of_a_likelihood_enters_every_search(estimator, options, monkeypatch):
+    """A prior that knows the degrees of freedom is believed."""
+
+    def certain(likelihood, parameters):
+        return -1e5 * (parameters[1] - np.log(12.0)) ** 2
+
+    monkeypatch.setattr(StudentT, "log_prior", certain)
+    X, y, *_ = draws(120, 1, RBF(1.0), outliers, seed=0)
+    model = estimator(likelihood="student_t", random_state=0, max_iter=100, **options).fit(X, y)
+    assert model.degrees_of_freedom_ == pytest.approx(12.0, rel=0.01)

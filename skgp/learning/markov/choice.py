@@ -12,7 +12,7 @@ the evaluations that L-BFGS takes, whose first step knows no scale.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from skgp.learning.defaults import (
     SERIES_SCALE_ROWS,
     START_TOL,
 )
-from skgp.learning.markov.objectives import Component, Evaluation, Objective
+from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.search import Callback, Climb, Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.optim.bfgs import minimize_batch
@@ -181,8 +181,9 @@ def scored_climb(
     start, values = climb.start(parameters), list[float]()
     bounds = torch.stack(climb.bounds(start), 1).numpy()
     start = start.clamp(*torch.from_numpy(bounds).unbind(1))
-    first = climb.loss({"place": start})
-    information = getattr(cast(Evaluation, climb.last).posterior, "information", None)
+    evaluation = climb.evaluate(climb.thetas(start)[0], start)
+    first = climb.loss_of(evaluation, start)
+    information = getattr(evaluation.posterior, "information", None)
     if information is None or component.slopes is None:
         return None
     known = {start.numpy().tobytes(): first}

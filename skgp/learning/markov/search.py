@@ -109,7 +109,6 @@ class Climb:
     """
 
     tol = 0.0  # of an ELBO
-    last: Evaluation | None = None  # of the loss
 
     def __init__(
         self,
@@ -136,6 +135,9 @@ class Climb:
             thetas = [Component.of(kernel).theta for kernel in prior]
             self._medians = torch.cat([*thetas, likelihood.initial(self._origin)])
         self._likelihood = slice(n_theta, n_theta + len(likelihood.free_parameters()))
+        initial = likelihood.initial(self._origin).requires_grad_()
+        # That of `prior`, where there is one, holds for the likelihood, too.
+        self._likelihood_has_prior = prior is None and likelihood.log_prior(initial).requires_grad
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -228,8 +230,11 @@ class Climb:
     def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Negative evidence an observation, and its gradient."""
         place = leaves["place"].detach()
+        return self.loss_of(self.evaluate(self.thetas(place)[0], place), place)
+
+    def loss_of(self, found: Evaluation, place: Tensor) -> tuple[float, dict[str, Tensor]]:
+        """The same where the evidence has been evaluated."""
         thetas, slope = self.thetas(place)
-        self.last = found = self.evaluate(thetas, place)
         *bars, of_likelihood, of_knots = _beside(
             place,
             *found.gradients(),
@@ -242,14 +247,13 @@ class Climb:
         if self._medians is not None:
             log_prior, in_theta = self._log_prior(torch.cat([*thetas, self.parameters(place)]))
             value, gradient = value + log_prior, gradient + in_theta
-        if slope is not None:
-            gradient[: len(slope)] *= slope
-        if len(of_likelihood):
+        if self._likelihood_has_prior:
             at = self.parameters(place).clone().requires_grad_()
             of_prior = self.likelihood.log_prior(at)
-            if of_prior.requires_grad:
-                value = value + float(of_prior.detach())
-                gradient[self._likelihood] += torch.autograd.grad(of_prior, at)[0]
+            value = value + float(of_prior.detach())
+            gradient[self._likelihood] += torch.autograd.grad(of_prior, at)[0]
+        if slope is not None:
+            gradient[: len(slope)] *= slope
         if self._moves:
             # A gap moves all knots behind it.
             behind = of_knots[1:].flip(0).cumsum(0).flip(0)

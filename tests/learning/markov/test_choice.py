@@ -35,8 +35,7 @@ def problem(n=50):
 def test_information_is_the_expected_curvature(name):
     objective, component = problem(), Component(KERNELS[name])
     climb = Climb([component], objective, LIKELIHOOD)
-    climb.loss({"place": climb.start()})
-    q = climb.last.posterior
+    q = climb.evaluate(climb.thetas(climb.start())[0], climb.start()).posterior
     assert isinstance(q, DensePosterior)
     found = q.information(component.slopes.T.numpy())
     x, counts = objective.series.times.numpy()[:, None], objective.series.counts.numpy()

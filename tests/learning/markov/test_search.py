@@ -263,3 +263,23 @@ def test_prior_enters_loss_and_gradient(data, amplitudes):
     for i, step in enumerate(1e-6 * torch.eye(3, dtype=torch.float64)):
         ends = [with_prior.loss({"place": place + sign * step})[0] for sign in (1, -1)]
         assert slope["place"][i] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["of the likelihood", "of the components"])
+def test_parameters_of_a_likelihood_have_one_prior(data, own):
+    """A Gamma law of the degrees of freedom, or the log-normal laws of all hyper-parameters."""
+    x, y = data
+    kernel, law = matern(1.5, 2.0, 0.8), StudentT(0.3, 4.0, scale_bounds=(0.01, 3.0))
+    learned = StudentT(0.3, 4.0, scale_bounds=(0.01, 3.0), df_bounds=(2.0, 200.0))
+    plain = Climb([kernel], VariationalEvidence(make_series(x, y), learned), learned)
+    place = plain.start() + torch.tensor([0.0, 0.0, 0.0, 0.7])
+    evidence = plain.evaluate(plain.thetas(place)[0], place).value
+    options = {"prior": [kernel]} if own else {}
+    climb = Climb([kernel], VariationalEvidence(make_series(x, y), learned), learned, **options)
+    value, slope = climb.loss({"place": place})
+    nu = np.log(4.0) + 0.7
+    of_prior = -0.5 * 0.7**2 if own else nu - 0.25 * np.exp(nu)
+    assert -value * 80 - evidence == pytest.approx(of_prior, abs=1e-3)
+    ends = [climb.loss({"place": place + h * torch.eye(4)[3]})[0] for h in (1e-3, -1e-3)]
+    assert slope["place"][3] == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2)
+    assert law.log_prior(law.initial(x)) == 0
