@@ -145,7 +145,7 @@ def initial_state(job: Row, folder: Path) -> tuple[Any, Any, Any, Any, float]:
     import torch
 
     from skgp.kernels import gram, gram_diag
-    from skgp.kernels.gram import split_noise
+    from skgp.kernels.expression import split_noise
     from skgp.likelihoods import Bernoulli, Poisson
 
     kind, n_inducing = TASKS[job["data"]]

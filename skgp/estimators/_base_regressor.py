@@ -83,7 +83,7 @@ from skgp.estimators._validation import (
     check_n_samples,
     validate_training_data,
 )
-from skgp.kernels.gram import split_noise
+from skgp.kernels.expression import split_noise
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 

@@ -19,8 +19,6 @@ from skgp.kernels.training import is_called
 from skgp.learning.multi_start import search_from_starts
 from skgp.linalg.runtime import require_memory
 
-__all__ = ["check_exact_memory", "learn_theta", "theta_starts", "validated"]
-
 
 def validated(estimator: Any, X: ArrayLike, y: Any = "no_validation", **checks: Any) -> Any:
     """X, or X and y, checked as scikit-learn's Gaussian processes do: lists of objects, too."""

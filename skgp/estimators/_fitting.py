@@ -54,8 +54,6 @@ from skgp.estimators.defaults import (
 )
 from skgp.linalg.runtime import memory_limit, one_thread
 
-__all__ = ["asked_model", "fit_context", "within_limits"]
-
 #: What defines the model; an estimator has some of them.
 _MODEL = (
     "kernel",

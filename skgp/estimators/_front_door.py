@@ -16,8 +16,6 @@ from skgp.kernels.scales import inverse_length_scales
 from skgp.kernels.sde import has_state_space
 from skgp.kernels.training import can_evaluate
 
-__all__ = ["choose_method", "classifier_of", "noise_of_alpha", "regressor_of"]
-
 #: Likelihoods that a method has; "exact" has the Gaussian one.
 LIKELIHOODS = {
     "qsgp": {"gaussian", "laplace"},

@@ -18,8 +18,6 @@ from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.linalg.runtime import to_arrays
 
-__all__ = ["LatentFunction", "check_gradients_asked", "std_gradient"]
-
 
 class LatentFunction(LikelihoodPredictive, BaseGP):
     """What a regressor says of f, in the units of y; counts on the scale of the link.

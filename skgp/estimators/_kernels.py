@@ -29,8 +29,7 @@ from skgp.estimators.defaults import (
     TWO_SCALES,
 )
 from skgp.kernels import ActiveDims
-from skgp.kernels.expression import summands
-from skgp.kernels.gram import split_noise
+from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import robust_range, robust_std
 
 

@@ -21,8 +21,8 @@ from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
-from skgp.kernels.gram import split_noise
-from skgp.kernels.spectral import has_spectral_density
+from skgp.kernels.expression import split_noise
+from skgp.kernels.spectra import has_spectral_density
 from skgp.learning.hyperparameters import learn_hyperparameters, robust_location_scale
 from skgp.learning.plan import (
     Fit,

@@ -41,7 +41,8 @@ from skgp.estimators.defaults import (
 from skgp.inference.sparse import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
-from skgp.learning.selection import LABEL_SHARE, held_out_rows, improves
+from skgp.learning.defaults import LABEL_SHARE
+from skgp.learning.selection import held_out_rows, improves
 from skgp.linalg.runtime import constant_like
 
 #: Ways of choosing inducing points.

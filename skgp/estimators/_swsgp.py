@@ -17,7 +17,7 @@ from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.kernels.gram import split_noise
+from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.linalg.runtime import to_arrays
 

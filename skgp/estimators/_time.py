@@ -21,17 +21,6 @@ import numpy as np
 from skgp.blocks import is_dask
 from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
 
-__all__ = [
-    "Times",
-    "absent",
-    "check_resolution",
-    "framed",
-    "is_dates",
-    "refuse_dates",
-    "stamps",
-    "table_columns",
-]
-
 _DAY = np.timedelta64(1, "D")  # mathematical
 _REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
 

@@ -66,26 +66,6 @@ from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.runtime import memory_budget, tile_rows
 
-__all__ = [
-    "Statistics",
-    "calibrated_state",
-    "calibrated_variance",
-    "dense_posterior",
-    "elbo_loss",
-    "elbo_posterior",
-    "evidence_ratio",
-    "fitc_loss",
-    "fitc_posterior",
-    "merged_column",
-    "natural_parameters",
-    "ridge",
-    "sparse_posterior",
-    "square_loss",
-    "square_loss_path",
-    "square_posterior",
-    "statistics",
-]
-
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
 
 

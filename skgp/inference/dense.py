@@ -18,8 +18,6 @@ from scipy.linalg.blas import dtrsm
 from skgp.inference.defaults import DENSE_ENTRIES
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 
-__all__ = ["condition", "covariance", "variance", "variance_and_weights"]
-
 
 def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L (n, n), lower, and alpha, of the shape of Y: (n,) or (n, t). ``O(n^3)``.

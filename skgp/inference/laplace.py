@@ -27,14 +27,13 @@ from skgp.inference.newton import (
     prior_variances,
 )
 from skgp.inference.newton_loop import Modes
-from skgp.inference.weights.design import Basis, StreamedDesign
+from skgp.inference.weights.bases import Basis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.linalg import NumericalWarning
 from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState
-
-__all__ = ["OnlineLaplace", "hessian_covariance", "laplace_covariance", "log_evidence"]
 
 
 def laplace_covariance(

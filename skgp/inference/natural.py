@@ -38,7 +38,6 @@ References
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, cast
 
@@ -51,9 +50,8 @@ from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
 from skgp.linalg.cholesky import log_det, reverse_cholesky
 from skgp.linalg.least_squares import ridge_by_rows
+from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

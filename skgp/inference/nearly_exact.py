@@ -20,8 +20,6 @@ from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.least_squares import ridge_by_rows
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["PivotCovariance", "PivotPosterior", "nearly_exact", "pivot_posterior"]
-
 
 class PivotPosterior(NamedTuple):
     r"""Posterior :math:`N(a, R R^T)` of the weights of :math:`\phi = L^{-1} k_Z(x)`."""

@@ -31,14 +31,6 @@ from skgp.inference.newton_loop import Callback, Modes, newton_steps
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
 
-__all__ = [
-    "NewtonFit",
-    "NewtonProblem",
-    "PointLikelihood",
-    "fit_newton",
-    "newton_problem",
-]
-
 
 class PointLikelihood(Protocol):
     """What Newton's method asks of a likelihood; everything elementwise."""

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import FORCING, LOSS_ROUNDING, MAX_HALVINGS, SUFFICIENT
 from skgp.linalg import NumericalWarning
-
-Callback = Callable[[int, dict], bool | None]
+from skgp.linalg.runtime import Callback
 
 
 class Objective(Protocol):

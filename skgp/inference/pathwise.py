@@ -14,30 +14,16 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import PIVOT_SHARE
-from skgp.inference.weights.design import (
-    Basis,
-    StreamedDesign,
-    SumBasis,
-    WhitenedInducingBasis,
-    inducing_parts,
-)
+from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import LinearWeightsPosterior, standard_normal
 from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul
-from skgp.kernels.spectral import FourierFeatures, split_spectral
+from skgp.kernels.spectra import split_spectral
+from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
 from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
-
-__all__ = [
-    "PathwiseCovariance",
-    "leave_one_out_z2",
-    "pathwise_posterior",
-    "perturbed_targets",
-    "pivoted_factor",
-    "prior_draws",
-    "prior_features",
-]
 
 
 def pathwise_posterior(

@@ -46,20 +46,6 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
 from skgp.linalg.runtime import TensorState
 
-__all__ = [
-    "FixedFeatures",
-    "ReferenceGaussian",
-    "SparsePosterior",
-    "SparseState",
-    "greedy_variance",
-    "inducing_factor",
-    "kl_from_standard_normal",
-    "latent_moments",
-    "natural_gradients",
-    "posterior_from_precision",
-    "whitened_features",
-]
-
 # ------------------------------------------------------------------------ features and moments
 
 

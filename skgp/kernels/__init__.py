@@ -10,7 +10,8 @@ from .expression import (
 from .gram import gram, gram_diag, gram_tile
 from .sde import StateSpace, has_state_space, state_space
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
-from .spectral import FourierFeatures, has_spectral_density
+from .spectra import has_spectral_density
+from .spectral import FourierFeatures
 
 __all__ = [
     "ActiveDims",

@@ -18,20 +18,6 @@ from torch import Tensor
 
 from .defaults import LARGEST_SQUARE, ORIGIN_ROWS
 
-__all__ = [
-    "METRICS",
-    "Metric",
-    "SafeRoot",
-    "any_far",
-    "by_differences_where_near",
-    "correct_far_",
-    "exp_decay_",
-    "far_limit",
-    "origin",
-    "scaled_inputs",
-    "squared_differences",
-]
-
 
 def exp_decay_(exponent: Tensor, top: float = 0.0) -> Tensor:
     """Exponential in place of numbers up to `top`; 0 where it is below eps^2 times the largest.

@@ -32,21 +32,6 @@ from skgp.linalg.runtime import constant
 from .hyperparameters import children_of, hyperparameters_of, n_dims_of, names_of
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
-__all__ = [
-    "Binder",
-    "Node",
-    "Part",
-    "bind",
-    "built_in",
-    "check_kernel",
-    "factors",
-    "register_kernel",
-    "split_noise",
-    "split_theta",
-    "stationary",
-    "theta_places",
-]
-
 BUILT_IN = (
     ConstantKernel,
     RBF,

@@ -35,11 +35,6 @@ from .gram import gram
 from .leaves import LEAVES
 from .specs import ActiveDims
 
-__all__ = [
-    "bilinear_gradient",
-    "weighted_gradient",
-]
-
 
 def bilinear_gradient(
     kernel: Kernel,

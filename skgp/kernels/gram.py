@@ -19,7 +19,8 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from skgp.linalg.runtime import ENTRY, asks_for_gradients, large_operation
+from skgp.linalg.defaults import ENTRY
+from skgp.linalg.runtime import asks_for_gradients, large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
@@ -28,29 +29,10 @@ from .expression import (
     bind,
     check_kernel,
     factors,
-    register_kernel,
     registered_function,
-    split_noise,
-    split_theta,
-    stationary,
 )
 from .leaves import LEAVES, squared_exponential
 from .specs import ActiveDims
-
-__all__ = [
-    "check_kernel",
-    "covariance",
-    "evaluate_tile",
-    "gram",
-    "gram_diag",
-    "gram_tile",
-    "largest_square",
-    "register_kernel",
-    "split_noise",
-    "split_theta",
-    "stationary",
-    "variance",
-]
 
 
 def gram(

@@ -13,8 +13,6 @@ from sklearn.gaussian_process.kernels import Exponentiation, Kernel, Product, Su
 
 from .specs import ActiveDims
 
-__all__ = ["bounds_of", "children_of", "hyperparameters_of", "n_dims_of", "names_of", "theta_of"]
-
 _PREFIX = "hyperparameter_"
 
 

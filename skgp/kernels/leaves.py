@@ -46,8 +46,6 @@ from .distances import (
 )
 from .specs import SHO, Cosine, LocalLinearTrend, check_one_column
 
-__all__ = ["LEAVES", "Draws", "Leaf", "Params", "Profile", "Rows", "squared_exponential"]
-
 Params = dict[str, Tensor]
 Profile = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # of s, which it may overwrite: k and k'
 Rows = Callable[[int, int, np.random.Generator], Tensor]  # standard Gaussian ones

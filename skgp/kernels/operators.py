@@ -26,7 +26,8 @@ from torch import Tensor
 from skgp.kernels.defaults import DISTANCE_ERROR, LEAST_SIDE, MIRRORED, PANEL, PASS, STORED_SHARE
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
-from skgp.linalg.runtime import ENTRY, large_operation, memory_budget, tile_rows
+from skgp.linalg.defaults import ENTRY
+from skgp.linalg.runtime import large_operation, memory_budget, tile_rows
 
 
 class KernelOperator:

@@ -32,8 +32,6 @@ from .hyperparameters import children_of
 from .leaves import LEAVES
 from .specs import ActiveDims
 
-__all__ = ["GramWithGradient", "PairwiseKernel", "closed_form"]
-
 Pull = Callable[[Tensor], Tensor]
 Evaluate = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
 

@@ -36,19 +36,6 @@ from .gram import gram, gram_diag
 from .hyperparameters import children_of
 from .specs import ActiveDims
 
-__all__ = [
-    "FarDotProduct",
-    "amplitude_range",
-    "at_origin",
-    "at_spread",
-    "inverse_length_scales",
-    "length_scale_places",
-    "length_scales",
-    "robust_range",
-    "robust_std",
-    "scale_amplitude",
-]
-
 
 def amplitude_range(kernel: Kernel) -> tuple[float, float]:
     """Least and greatest factor by which a kernel without noise may be multiplied.

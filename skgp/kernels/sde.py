@@ -33,8 +33,6 @@ from .sde_block import Block
 from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
 
-__all__ = ["Dynamics", "GapSlope", "StateSpace", "has_state_space", "state_space"]
-
 
 def has_state_space(kernel: Kernel) -> bool:
     """Whether `state_space` has a form, exact or approximate, for the kernel on one column.

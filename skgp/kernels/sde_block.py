@@ -29,8 +29,6 @@ from skgp.linalg.runtime import constant_like
 from .defaults import TILE_ENTRIES
 from .sde_processes import Primitive
 
-__all__ = ["Block"]
-
 
 class Block:
     """One component: the product of processes at given rates per unit of time; none for a constant.

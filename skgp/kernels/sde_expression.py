@@ -73,8 +73,6 @@ from .sde_processes import (
 from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
-__all__ = ["Component", "Factor", "check_one_input", "expand", "origin_of"]
-
 SUPPORTED = (
     "Matern, RBF, RationalQuadratic, ConstantKernel, Cosine, ExpSineSquared, SHO, and sums, "
     "products and whole powers of these, and add LocalLinearTrend"

@@ -29,19 +29,6 @@ from torch import Tensor
 from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import matmul
 
-__all__ = [
-    "INTEGRATED",
-    "LINE",
-    "MATERN12",
-    "MATERN32",
-    "MATERN52",
-    "OSCILLATOR",
-    "Oscillator",
-    "Primitive",
-    "ROTATION",
-    "lower_gamma",
-]
-
 # mathematical: exp(-r) is 0 in float64 from r = 746; all greater r are evaluated here
 _VANISHED = 800.0  # mathematical
 

@@ -57,8 +57,6 @@ from skgp.linalg.small_matrices import matmul
 
 from .sde_processes import Primitive
 
-__all__ = ["GAUSSIANS", "GAUSSIAN4", "GAUSSIAN6", "Rational"]
-
 
 class Rational(Primitive):
     """The process of a rational spectral density with a zero on the imaginary axis.

@@ -11,8 +11,6 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 from .defaults import TREND_START, WANDER_SCALE
 from .specs import Cosine, LocalLinearTrend
 
-__all__ = ["SeriesParts", "total"]
-
 
 @dataclass(frozen=True)
 class SeriesParts:

@@ -10,8 +10,6 @@ from sklearn.gaussian_process.kernels import (
     StationaryKernelMixin,
 )
 
-__all__ = ["ActiveDims", "Cosine", "LocalLinearTrend", "SHO"]
-
 
 class ActiveDims(Kernel):
     r"""A kernel on some of the columns of X.

@@ -41,19 +41,6 @@ from .expression import Node, bind, check_kernel, summands
 from .leaves import LEAVES
 from .specs import SHO, ActiveDims, Cosine, check_one_column
 
-__all__ = [
-    "GAUSSIAN_ROWS",
-    "Factor",
-    "Term",
-    "expand",
-    "fwht",
-    "hadamard_rows",
-    "has_spectral_density",
-    "iid_rows",
-    "orthogonal_rows",
-    "split_spectral",
-]
-
 
 class Factor(NamedTuple):
     """A stationary leaf and the columns of X that it sees."""

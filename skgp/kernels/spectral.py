@@ -26,9 +26,7 @@ from skgp.linalg.runtime import constant, free_memory
 from .defaults import CACHE_BYTES, DEVICE_SHARE, LARGEST_PHASE, PHASE_PIECE, TWICE
 from .expression import Binder, check_kernel
 from .leaves import LEAVES, Draws
-from .spectra import GAUSSIAN_ROWS, Term, expand, has_spectral_density, split_spectral
-
-__all__ = ["FourierFeatures", "has_spectral_density", "split_spectral"]
+from .spectra import GAUSSIAN_ROWS, Term, expand
 
 
 class FourierFeatures:
@@ -323,7 +321,7 @@ class FourierFeatures:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (X, W, amplitude)):
             if out is not None:
                 raise ValueError("out must be None while gradients are recorded; drop it.")
-            return Pairs.apply(X, W, amplitude)
+            return _Pairs.apply(X, W, amplitude)
         with torch.no_grad():
             return fill_pairs(X, W, amplitude, X.new_empty(shape) if out is None else out)
 
@@ -363,7 +361,7 @@ def within_reach(X: Tensor, W: Tensor) -> Tensor:
     return X * (LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
 
 
-class Pairs(torch.autograd.Function):
+class _Pairs(torch.autograd.Function):
     """Features (n, 2b) of X (n, d), W (b, d) and amplitude (b,); cf. `fill_pairs`.
 
     Cosine and sine are each other's derivative, so the result is all that must be kept.

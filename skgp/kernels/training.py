@@ -40,15 +40,6 @@ from .expression import MATERN_NU, split_noise, theta_places
 from .gram import gram, gram_diag, gram_tile
 from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few
 
-__all__ = [
-    "can_evaluate",
-    "cross_gram",
-    "cross_gram_with_gradient",
-    "is_called",
-    "training_gram",
-    "variance_gradient",
-]
-
 Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 
 
@@ -105,6 +96,7 @@ class ExpressionGram:
         )
 
     def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
+        """K at theta, and the pull-back of what stands in its place to the gradient."""
         K, of_signal = self._of_signal(theta[self._places])
         noise = self._noise_at(theta)
         if noise:
@@ -167,6 +159,7 @@ class CalledGram:
         self._kernel, self._X = kernel.clone_with_theta(kernel.theta), X
 
     def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """K at theta, and the pull-back of what stands in its place to the gradient."""
         self._kernel.theta = theta
         if len(theta) == 0:
             return np.asarray(self._kernel(self._X), dtype=float), lambda W: np.zeros(0)

@@ -30,7 +30,8 @@ from torch import Tensor
 from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
 from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
@@ -38,6 +39,7 @@ from skgp.learning.defaults import (
     AMPLITUDE_COLUMNS,
     AMPLITUDE_HELD_OUT,
     AMPLITUDES,
+    LABEL_SHARE,
     LEAVE_ONE_OUT_FLOPS,
     SCALE_AMPLITUDES,
     SCALE_HELD_OUT,
@@ -49,12 +51,10 @@ from skgp.learning.defaults import (
     SUBSET_ROWS,
 )
 from skgp.learning.plan import Options, Plan
-from skgp.learning.selection import LABEL_SHARE, choose, held_out_rows, improves
+from skgp.learning.selection import choose, held_out_rows, improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder
-
-__all__ = ["AmplitudeProblem", "Choice", "choose_amplitude", "refine_length_scales"]
 
 
 @dataclass(frozen=True)

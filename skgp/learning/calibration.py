@@ -38,16 +38,6 @@ from skgp.learning.selection import choose
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Likelihood
 
-__all__ = [
-    "best_coupling",
-    "choose_moderation",
-    "class_codes",
-    "class_log_density",
-    "coupled_log_probabilities",
-    "left_out_moments",
-    "mean_scores",
-]
-
 _LOG_ZERO = -1e300  # mathematical: what stands for log(0)
 
 # The simplest is what is taken without data, and then what is near it.

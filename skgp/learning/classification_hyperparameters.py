@@ -34,8 +34,8 @@ from torch import Tensor
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.weights.posterior import standard_normal
-from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import gram_diag, split_noise
+from skgp.kernels.expression import WhiteKernel, split_noise
+from skgp.kernels.gram import gram_diag
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.kernels.expression import split_noise, theta_places
-from skgp.kernels.gram import gram, split_theta
+from skgp.kernels.expression import split_noise, split_theta, theta_places
+from skgp.kernels.gram import gram
 from skgp.kernels.pairwise import GramWithGradient
 from skgp.linalg.cholesky import (
     cho_inverse,
@@ -39,8 +39,6 @@ from skgp.linalg.cholesky import (
     raise_diagonal_,
 )
 from skgp.linalg.runtime import to_arrays
-
-__all__ = ["EvidenceAt", "ExactEvidence", "TargetsEvidence", "leave_one_out_log_density"]
 
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
 

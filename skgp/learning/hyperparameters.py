@@ -15,7 +15,6 @@ absolute residuals, out of reach of up to 15% of wrong targets.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,8 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import fit_relevance
-from skgp.kernels.gram import gram, split_noise
+from skgp.kernels.expression import split_noise
+from skgp.kernels.gram import gram
 from skgp.learning.defaults import (
     GLOBAL_SEARCH,
     MEDIAN_NEIGHBORS,
@@ -44,17 +44,9 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
-
-__all__ = [
-    "learn_hyperparameters",
-    "robust_hyperparameters",
-    "robust_location_scale",
-    "shorten_length_scales",
-]
-
-Callback = Callable[[int, dict], bool | None]
 
 
 def learn_hyperparameters(

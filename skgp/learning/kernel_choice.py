@@ -35,7 +35,6 @@ References
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +53,8 @@ from skgp.learning.kernel_family import (
 )
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
-
-__all__ = ["ChoiceSettings", "choose_kernel", "fit_families", "maximise_evidence", "screened"]
-
-Callback = Callable[[int, dict], bool | None]
 
 _WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=EVIDENCE_TOL)
 

@@ -13,8 +13,6 @@ from skgp.data import Data
 from skgp.learning.defaults import DIFFERENCE, FARTHEST, LEAST_CURVATURE
 from skgp.learning.evidence import EvidenceAt, ExactEvidence
 
-__all__ = ["ChoiceSettings", "Family", "LeaveOneOut", "leave_one_out"]
-
 
 @dataclass(frozen=True)
 class ChoiceSettings:

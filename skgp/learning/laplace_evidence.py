@@ -34,7 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.kernels.gram import gram, gram_diag, split_noise
+from skgp.kernels.expression import split_noise
+from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.pairwise import GramWithGradient
 from skgp.learning.defaults import LAST_STEP, MAX_HALVINGS, MAX_NEWTON
 from skgp.linalg.cholesky import (

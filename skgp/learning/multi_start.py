@@ -18,8 +18,6 @@ from skgp.learning.defaults import (
 )
 from skgp.optim.bfgs import minimize_batch, minimize_within
 
-__all__ = ["search_from_starts"]
-
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 ManyObjective = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 

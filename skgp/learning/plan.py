@@ -29,7 +29,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import HELD_SUMS
 from skgp.inference.weights.gram import StreamingGram
-from skgp.kernels.spectral import has_spectral_density
+from skgp.kernels.spectra import has_spectral_density
 from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
     DENSE_MATRICES,

@@ -46,7 +46,7 @@ from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import affordable_rank, pivoted_factor
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator
-from skgp.kernels.spectral import has_spectral_density
+from skgp.kernels.spectra import has_spectral_density
 from skgp.learning.defaults import (
     CG_FLOPS,
     CG_ITERATIONS,
@@ -79,15 +79,6 @@ from skgp.learning.defaults import (
 from skgp.learning.plan import Plan, matrix_room, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState, memory_budget
-
-__all__ = [
-    "LocalPosterior",
-    "compare_routes",
-    "local_posterior",
-    "low_rank_factor",
-    "resolve",
-    "with_covariance",
-]
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
 COVARIANCES = {

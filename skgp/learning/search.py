@@ -22,7 +22,6 @@ References
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,21 +30,16 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.neighbors.search import MultiscaleSearch
-from skgp.kernels.gram import split_noise
+from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
 from skgp.learning.evidence import leave_one_out_log_density
-from skgp.learning.kernel_choice import (
-    ChoiceSettings,
-    choose_kernel,
-    fit_families,
-    maximise_evidence,
-)
+from skgp.learning.kernel_choice import choose_kernel, fit_families, maximise_evidence
+from skgp.learning.kernel_family import ChoiceSettings
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start, starts, with_noises
+from skgp.linalg.runtime import Callback
 from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

@@ -35,19 +35,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import replicates
-from skgp.learning.defaults import LABEL_SHARE, LEAST_EFFECT
-
-__all__ = [
-    "LABEL_SHARE",
-    "LEAST_EFFECT",
-    "choose",
-    "held_out_rows",
-    "hold_out",
-    "improves",
-    "stratum",
-    "while_falling",
-]
-
+from skgp.learning.defaults import LEAST_EFFECT
 
 Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState

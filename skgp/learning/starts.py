@@ -26,8 +26,8 @@ import torch
 
 from skgp.data import Data
 from skgp.inference.neighbors.search import distinct
-from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import gram_diag, split_noise
+from skgp.kernels.expression import WhiteKernel, split_noise
+from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import (
     amplitude_range,
     at_spread,

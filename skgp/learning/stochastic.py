@@ -49,10 +49,6 @@ from skgp.learning.selection import held_out_rows, hold_out
 from skgp.linalg import NumericalWarning
 from skgp.optim import host_generator
 
-__all__ = ["SomeRows", "fit_stochastic", "fit_stochastic_classifier"]
-
-Callback = Callable[[int, dict], bool | None]
-
 
 def fit_stochastic(problem: Problem, plan: Plan, previous: SGDState | None) -> Fit:
     """Regression by Theorems 1 and 2, the learning rate a tenth as large wherever it diverges.

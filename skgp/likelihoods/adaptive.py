@@ -53,15 +53,6 @@ from skgp.likelihoods.defaults import (
 )
 from skgp.likelihoods.quadrature import chunked, piecewise
 
-__all__ = [
-    "SinhMap",
-    "log_expectation",
-    "log_expectation_and_slopes",
-    "log_gamma_rule",
-    "sinh_map",
-    "tilted_mode",
-]
-
 Profile = Callable[[Tensor], tuple[Tensor, Tensor]]  # of offsets: psi(t) - psi(0), its slope
 
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical

@@ -13,15 +13,6 @@ from torch import Tensor
 from skgp.likelihoods import quadrature
 from skgp.linalg.runtime import TensorState
 
-__all__ = [
-    "Likelihood",
-    "NumericLikelihood",
-    "aligned",
-    "check_positive",
-    "check_var",
-    "free_parameter",
-]
-
 
 class Likelihood(TensorState, abc.ABC):
     r"""Density :math:`p(y \mid f)` of one observation given one latent value.

@@ -30,8 +30,6 @@ from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import Likelihood, fails
 from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
 
-__all__ = ["Bernoulli"]
-
 _LINKS = ("logit", "probit")
 # The latent variance above which Gauss-Hermite is left
 _WIDE = (quadrature.NARROW * SIGMOID_SCALE) ** 2  # mathematical

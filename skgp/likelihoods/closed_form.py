@@ -30,8 +30,6 @@ from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parame
 from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
 from skgp.linalg.runtime import constant_like
 
-__all__ = ["Gaussian", "Laplace", "expected_absolute_residual"]
-
 _ROOT_2 = math.sqrt(2)  # mathematical
 
 

@@ -25,8 +25,6 @@ from torch import Tensor
 from skgp.likelihoods import defaults
 from skgp.likelihoods.base import Likelihood
 
-__all__ = ["Pieces", "Target", "chords", "tangents", "uniform"]
-
 
 class Target:
     r""":math:`\psi` and its derivatives, for e of shape (k, ...) or (...)."""

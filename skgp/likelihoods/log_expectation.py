@@ -61,8 +61,6 @@ from skgp.likelihoods import Likelihood, defaults
 from skgp.likelihoods.base import aligned, check_var
 from skgp.likelihoods.product_sampling import product_noise
 
-__all__ = ["FORMS", "GRADIENTS", "log_expectation_loss"]
-
 #: Forms of each sampled gradient, the default first.
 FORMS = {
     "bmc": ("pathwise",),

@@ -47,8 +47,6 @@ from skgp.likelihoods.defaults import (
     SOFTPLUS_SCALE,
 )
 
-__all__ = ["Poisson"]
-
 
 class Poisson(NumericLikelihood):
     r"""Counts with :math:`P(y \mid f) = \lambda(f)^y e^{-\lambda(f)} / y!`.

@@ -44,8 +44,6 @@ from skgp.likelihoods import Gaussian, Likelihood, StudentT, defaults
 from skgp.likelihoods.base import aligned, check_var
 from skgp.likelihoods.envelopes import Pieces, Target, chords, tangents, uniform
 
-__all__ = ["ProductNoise", "product_noise"]
-
 
 class ProductNoise(NamedTuple):
     """Draws in standardised form."""

@@ -30,19 +30,6 @@ from torch.autograd.function import once_differentiable
 from skgp.likelihoods.defaults import N_WIDE, NARROW, QUADRATURE_CHUNK, WIDE_REACH
 from skgp.linalg.runtime import constant_like
 
-__all__ = [
-    "NARROW",
-    "check_n_points",
-    "chunked",
-    "expectation",
-    "gauss_hermite",
-    "log_expectation",
-    "moments",
-    "piecewise",
-    "smooth_averages",
-    "smooth_expectation",
-]
-
 
 def gauss_hermite(n_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
     r"""Nodes and weights for a standard normal variable.

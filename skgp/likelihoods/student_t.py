@@ -53,8 +53,6 @@ from skgp.likelihoods.defaults import (
 )
 from skgp.linalg.runtime import constant_like
 
-__all__ = ["StudentT"]
-
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical
 
 

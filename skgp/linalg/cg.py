@@ -54,9 +54,9 @@ from torch import Tensor
 
 from skgp.linalg import NumericalWarning
 from skgp.linalg.defaults import CONVERGED
+from skgp.linalg.runtime import Callback
 
 Matmul = Callable[[Tensor], Tensor]
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,6 @@ from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.defaults import EIGENVALUE_ROWS, LARGE_RATIO
 from skgp.linalg.runtime import large_operation
 
-__all__ = [
-    "CholeskyResult",
-    "cho_solve",
-    "jittered_cholesky",
-    "log_det",
-    "reverse_cholesky",
-    "semidefinite_root",
-]
-
 
 class CholeskyResult(NamedTuple):
     """A triangular factor and the price paid for it."""

@@ -18,8 +18,6 @@ import torch
 from scipy.linalg import qr_multiply
 from torch import Tensor
 
-__all__ = ["Ridge", "ridge_by_rows"]
-
 
 class Ridge(NamedTuple):
     """Posterior of w ~ N(0, I) given y = Phi w + N(0, D)."""

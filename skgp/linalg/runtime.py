@@ -36,7 +36,6 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from skgp.linalg.defaults import (
-    ENTRY,
     KEPT_CONSTANTS,
     LARGE_FLOPS,
     LARGE_TILE,
@@ -46,24 +45,8 @@ from skgp.linalg.defaults import (
     TILE_SHARE,
 )
 
-__all__ = [
-    "ENTRY",
-    "MemoryBudgetError",
-    "TensorState",
-    "WithinBudget",
-    "asks_for_gradients",
-    "constant",
-    "constant_like",
-    "differentiable_in_rows",
-    "free_memory",
-    "large_operation",
-    "memory_budget",
-    "memory_limit",
-    "one_thread",
-    "require_memory",
-    "tile_rows",
-    "to_arrays",
-]
+#: Hears of an iteration: its number, and what is known by then; True stops.
+Callback = Callable[[int, dict], bool | None]
 
 # ---- threads
 

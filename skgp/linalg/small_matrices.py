@@ -9,17 +9,6 @@ result lies batch-first in memory under a batch-last view, and further products 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "identity_plus",
-    "inner",
-    "inverse_and_log_det",
-    "matmul",
-    "matvec",
-    "outer",
-    "square_root",
-    "symmetrize",
-]
-
 UNROLLED = 6  # mathematical: inner dimensions up to here are unrolled, at equal results
 
 

@@ -88,11 +88,10 @@ from skgp.learning.posterior.stochastic_gradient import (
     make_anchor,
 )
 from skgp.linalg import NumericalWarning
-from skgp.linalg.runtime import memory_budget, require_memory
+from skgp.linalg.runtime import Callback, memory_budget, require_memory
 from skgp.optim.stopping import Stopped, StopRecorder
 from skgp.samplers import PowerSchedule, Run, stochastic_langevin
 
-Callback = Callable[[int, dict], bool | None]
 #: The samplers of each solver, the default first.
 SAMPLERS = {"cholesky": ("importance", "hmc"), "cg": ("langevin", "mala", "sgld")}
 _REFUSED = "nothing was sampled from a set-up that did not converge: the mode stands alone"

@@ -84,8 +84,6 @@ from skgp.learning.sparse.search import (
 from skgp.learning.sparse.start import grown, start_log_loss, start_state
 from skgp.linalg.runtime import require_memory
 
-__all__ = ["SparseFit", "fit_beta_path", "fit_sparse", "minimise", "require_room"]
-
 History = dict[str, list[float]]
 
 

@@ -55,7 +55,8 @@ from skgp.inference.relevance.evidence import (
 )
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
-from skgp.inference.weights.design import Basis, StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import Basis, WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram, gram_statistics, statistics_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
 from skgp.inference.weights.posterior import ClassifierPosterior

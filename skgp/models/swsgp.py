@@ -53,7 +53,6 @@ References
    neighbor information, International Conference on Machine Learning.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -80,10 +79,9 @@ from skgp.learning.local.minibatch import (
 )
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

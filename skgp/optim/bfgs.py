@@ -26,12 +26,10 @@ import torch
 from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
+from skgp.linalg.runtime import Callback
 from skgp.optim.defaults import ARMIJO, HISTORY_NUMBERS, LONGEST_STEP, N_PAIRS, SHORTEST_STEP
 
-__all__ = ["BatchMinimum", "LBFGSResult", "minimize_batch", "minimize_lbfgs", "minimize_within"]
-
 ValueAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
-Callback = Callable[[int, dict], bool | None]
 
 
 class _Refusing:

@@ -24,9 +24,8 @@ import numpy as np
 from scipy.special import logsumexp, ndtri
 from scipy.stats import rankdata
 
+from skgp.linalg.runtime import Callback
 from skgp.samplers import defaults as tuned
-
-Callback = Callable[[int, dict], bool | None]
 
 # ------------------------------------------------------------------------------------- chains
 

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPClassifier
 from skgp.learning import amplitude
-from skgp.learning.selection import LEAST_EFFECT
+from skgp.learning.defaults import LEAST_EFFECT
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
 

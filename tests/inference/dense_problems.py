@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.data import Data
-from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
 
 NOISE = 0.1
 KERNELS = {

@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights import directions as directions_module
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import (
     CGDirections,
     exact_directions,

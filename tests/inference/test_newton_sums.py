@@ -10,7 +10,8 @@ from skgp.data import Data
 from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.newton_sums import ClassRows, fit_newton_sums
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning
 

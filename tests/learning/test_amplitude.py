@@ -21,8 +21,8 @@ from skgp.learning.amplitude import (
     some_columns,
 )
 from skgp.learning.calibration import _FROM_SIMPLEST as FROM_SIMPLEST
-from skgp.learning.defaults import MODERATIONS
-from skgp.learning.selection import LABEL_SHARE, choose
+from skgp.learning.defaults import LABEL_SHARE, MODERATIONS
+from skgp.learning.selection import choose
 from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
 from tests.reference import laplace as reference

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.learning.selection import LEAST_EFFECT, choose, held_out_rows, hold_out, improves
+from skgp.learning.defaults import LEAST_EFFECT
+from skgp.learning.selection import choose, held_out_rows, hold_out, improves
 
 N_RUNS = 400
 

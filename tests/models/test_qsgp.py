@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import exact as exact_module
-from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, gram_posterior
 from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels import FourierFeatures

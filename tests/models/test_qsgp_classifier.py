@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import amplitude, defaults
 from skgp.learning.defaults import AMPLITUDES, MODERATIONS

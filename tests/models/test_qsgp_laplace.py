@@ -6,7 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.data import distinct_observations
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.robust import fit_robust
 from skgp.kernels import FourierFeatures
 from skgp.kernels.distances import origin

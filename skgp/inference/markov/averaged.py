@@ -19,8 +19,6 @@ from skgp.kernels.sde import StateSpace
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["AveragedState"]
-
 
 @dataclass(frozen=True)
 class AveragedState(TensorState):

@@ -17,8 +17,6 @@ from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import matmul, matvec, square_root
 
-__all__ = ["backwards", "carried_back", "covariance_before", "draws_before", "until_origin"]
-
 
 def until_origin(dynamics: Dynamics, x: Tensor) -> Tensor:
     """Times (n,) to the origin from what lies before it; 0 of the rest, and without one."""

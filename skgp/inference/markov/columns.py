@@ -44,8 +44,6 @@ from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matmul
 
-__all__ = ["ColumnStates", "DenseColumns", "SeriesColumns", "between", "columns_of"]
-
 
 @dataclass(frozen=True)
 class ColumnStates:

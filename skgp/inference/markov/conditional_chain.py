@@ -25,8 +25,6 @@ from skgp.linalg.small_matrices import (
     symmetrize,
 )
 
-__all__ = ["chain_products", "draw", "sample_chain", "scan_affine"]
-
 
 class _Chain(NamedTuple):
     """The conditional chain of deviations over a tile of chunks."""

@@ -16,8 +16,6 @@ from torch import Tensor
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import tile_rows
 
-__all__ = ["FilterEnd", "Forecast", "forecast_moments", "running_sums"]
-
 
 class Forecast(NamedTuple):
     """States at some times given what came before, and what is known of the coefficients."""

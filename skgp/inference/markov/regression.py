@@ -39,8 +39,6 @@ from skgp.inference.markov.columns import ColumnStates, DenseColumns, SeriesColu
 from skgp.inference.markov.series import Series
 from skgp.linalg import NotPositiveDefiniteError
 
-__all__ = ["RegressionPosterior", "RegressionSeries", "make_regression_series"]
-
 
 @dataclass(frozen=True)
 class RegressionSeries(Series):

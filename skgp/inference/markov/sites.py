@@ -51,9 +51,8 @@ from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence,
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
+from skgp.linalg.runtime import Callback
 from skgp.optim.loop import NonFiniteLossError
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

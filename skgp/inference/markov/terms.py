@@ -38,8 +38,6 @@ from skgp.inference.defaults import (
 )
 from skgp.linalg.runtime import TensorState, constant_like
 
-__all__ = ["Categorical", "Linear", "Polynomial", "Smooth", "Terms"]
-
 
 @dataclass(frozen=True)
 class Term(TensorState):

@@ -17,7 +17,6 @@ Memory O(nnz Q) a latent function, or O(M^2), a few times over; nothing grows wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, cast
@@ -55,10 +54,8 @@ from skgp.inference.neighbors.system import ROOM, local_variance, shared_entries
 from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cg import CGResult, block_cg
-from skgp.linalg.runtime import require_memory, tile_rows
+from skgp.linalg.runtime import Callback, require_memory, tile_rows
 from skgp.optim.stopping import Stopped
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ evidence rises at every iteration.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,11 +75,9 @@ from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import Callback, TensorState
 from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass

@@ -184,7 +184,7 @@ def product(basis: StochasticBasis, X: Tensor, V: Tensor, theta: Tensor | None =
     return out
 
 
-# Bases of predictions: see `skgp.inference.weights.design.Basis` ---------------------------------
+# Bases of predictions: see `skgp.inference.weights.bases.Basis` ---------------------------------
 
 
 class SpectralColumns:

@@ -36,13 +36,11 @@ from skgp.inference.stochastic.basis import (
     take_rows,
 )
 from skgp.inference.stochastic.optimizers import AdaGrad
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import Callback, TensorState
 from skgp.optim import LossPlateau, exponential_decay, sample_without_replacement
 
 if TYPE_CHECKING:
     from skgp.inference.stochastic.hyperparameters import HyperParameters
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(kw_only=True)

@@ -10,8 +10,6 @@ from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.runtime import TensorState
 
-__all__ = ["Basis", "SumBasis", "WhitenedInducingBasis", "inducing_parts"]
-
 
 class Basis(Protocol):
     """What the weight-space solvers ask of a basis; the prior of its weights is ``N(0, I)``."""

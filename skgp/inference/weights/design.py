@@ -13,16 +13,8 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import GRAM_TILE, KEPT_FEATURES, MADE_OF, TILE_BYTES
-from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
+from skgp.inference.weights.bases import Basis
 from skgp.linalg.runtime import memory_budget, tile_rows
-
-__all__ = [
-    "Basis",
-    "StreamedDesign",
-    "SumBasis",
-    "WhitenedInducingBasis",
-    "inducing_parts",
-]
 
 
 class StreamedDesign:

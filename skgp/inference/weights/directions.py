@@ -23,8 +23,6 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import tile_rows
 
-__all__ = ["CGDirections", "Direction", "exact_directions", "subsampled_factor"]
-
 
 class Direction(NamedTuple):
     """Newton directions of k columns."""

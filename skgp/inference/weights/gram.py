@@ -27,27 +27,11 @@ from skgp.inference.defaults import (
     ROUNDINGS,
     ROWS_FLOAT32,
 )
-from skgp.inference.weights.design import (
-    Basis,
-    add_gram,
-    check_sample_weight,
-    mirror,
-    row_chunks,
-)
+from skgp.inference.weights.bases import Basis
+from skgp.inference.weights.design import add_gram, check_sample_weight, mirror, row_chunks
 from skgp.inference.weights.posterior import LinearWeightsPosterior, WeightGaussian
 from skgp.linalg.cholesky import jittered_cholesky, log_det, reverse_cholesky
 from skgp.linalg.runtime import TensorState
-
-__all__ = [
-    "StreamingGram",
-    "gram_posterior",
-    "gram_statistics",
-    "log_marginal_likelihood",
-    "optimal_gaussian",
-    "optimal_std",
-    "refit_noise",
-    "statistics_posterior",
-]
 
 
 class StreamingGram(TensorState):

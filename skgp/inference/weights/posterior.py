@@ -34,21 +34,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import PRODUCT_BYTES
-from skgp.inference.weights.design import (
-    Basis,
-    StreamedDesign,
-    WhitenedInducingBasis,
-    block_width,
-    row_chunks,
-)
+from skgp.inference.weights.bases import Basis, WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign, block_width, row_chunks
 from skgp.linalg.runtime import TensorState
-
-__all__ = [
-    "AugmentedPosterior",
-    "ClassifierPosterior",
-    "LinearWeightsPosterior",
-    "WeightGaussian",
-]
 
 
 class WeightGaussian(TensorState):
@@ -284,7 +272,7 @@ class AugmentedPosterior(TensorState):
     functions that the basis does not explain adds its prior law :math:`a (K_{**} - Q_{**})`,
     :math:`Q_{**} = \Phi_* \Phi_*^T`: the predictive covariance of Titsias (2009), and with one
     inducing point a row that of Rasmussen and Williams (2006), eq. (3.24). a is the `amplitude` of
-    the prior of the weights, over a :class:`.design.WhitenedInducingBasis`.
+    the prior of the weights, over a :class:`.bases.WhitenedInducingBasis`.
     """
 
     weights: Any  # LinearWeightsPosterior or ClassifierPosterior

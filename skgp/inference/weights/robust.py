@@ -55,10 +55,7 @@ from skgp.inference.weights.design import StreamedDesign, add_gram, check_sample
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.likelihoods.closed_form import Laplace, expected_absolute_residual
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-
-__all__ = ["RobustFit", "fit_robust"]
-
-Callback = Callable[[int, dict], bool | None]
+from skgp.linalg.runtime import Callback
 
 
 @dataclass(frozen=True)

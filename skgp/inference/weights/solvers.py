@@ -6,7 +6,7 @@ of weights after another.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +24,7 @@ from skgp.linalg import NumericalWarning
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.preconditioners import NystromPreconditioner
-from skgp.linalg.runtime import memory_budget, tile_rows
-
-__all__ = ["GaussSeidelResult", "gauss_seidel", "weights_cg"]
-
-Callback = Callable[[int, dict], bool | None]
+from skgp.linalg.runtime import Callback, memory_budget, tile_rows
 
 
 def weights_cg(

@@ -35,7 +35,6 @@ delayed or not: 0.41 to 0.54 nats a label left out, and not 0.36).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -46,8 +45,8 @@ from torch import Tensor
 from skgp.data import Data, merge_replicates
 from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.inference.weights.posterior import standard_normal
-from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import gram_diag, split_noise
+from skgp.kernels.expression import WhiteKernel, split_noise
+from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.defaults import (
     COMPARED_NEIGHBORS,
@@ -74,10 +73,9 @@ from skgp.learning.search import (
 )
 from skgp.learning.selection import choose, improves, while_falling
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 def search_hyperparameters(

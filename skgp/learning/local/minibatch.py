@@ -45,9 +45,9 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.selection import improves
+from skgp.linalg.runtime import Callback
 from skgp.optim import NonFiniteLossError, sample_without_replacement
 
-Callback = Callable[[int, dict], bool | None]
 #: ``search(kernel, Z) -> active``: the (n, H) inducing points nearest to each of n rows.
 Search = Callable[..., Tensor]
 #: ``find(kernel, Z) -> near``, and ``near(rows, X) -> active``, (b, H) of the rows of numbers (b,)

@@ -23,7 +23,6 @@ row is one, points are left out, and all is computed again for all rows.
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -58,8 +57,7 @@ from skgp.learning.defaults import (
 from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
-
-Callback = Callable[[int, dict], bool | None]
+from skgp.linalg.runtime import Callback
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,11 +27,9 @@ from skgp.kernels import split_noise
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import Density, FreePosterior, LogPosterior
-from skgp.linalg.runtime import to_arrays
+from skgp.linalg.runtime import Callback, to_arrays
 from skgp.optim.bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

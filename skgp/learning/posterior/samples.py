@@ -17,7 +17,7 @@ Samples by stochastic gradients are drawn in :mod:`skgp.models.bayesian`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from skgp.inference.mixture import MixtureState
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds
+from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
 from skgp.samplers import (
     SEGMENT,
@@ -43,7 +44,6 @@ from skgp.samplers import (
     stratified_resample,
 )
 
-Callback = Callable[[int, dict], bool | None]
 STOPPED = "sampling was stopped before the first draw: the mode stands for the posterior"
 
 

@@ -45,9 +45,9 @@ from skgp.learning.posterior.modes import bounded_inverse, find_start
 from skgp.learning.posterior.priors import element_names
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient, wide_estimates
 from skgp.linalg import NumericalWarning
+from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped, StopRecorder
 
-Callback = Callable[[int, dict], bool | None]
 STOPPED = "the set-up was stopped by the callback: the mode found so far stands for the posterior's"
 Tell = Callable[[], None]  # calls the callback, and raises Stopped where it returned True
 

@@ -35,8 +35,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.collapsed import merged_column
 from skgp.inference.sparse import SparseState, natural_gradients
-from skgp.kernels.expression import WhiteKernel
-from skgp.kernels.gram import split_noise
+from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.learning import defaults
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters

@@ -24,7 +24,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,11 +46,10 @@ from skgp.learning import defaults
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
 from skgp.learning.selection import choose
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
+from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.weights import design as design_module
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis, row_chunks
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign, row_chunks
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.runtime import memory_limit
 from tests.reference.weights import dense_features

@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.weights import posterior as posterior_module
-from skgp.inference.weights.design import WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.gram import StreamingGram, gram_posterior
 from skgp.inference.weights.posterior import (
     ClassifierPosterior,

@@ -9,7 +9,8 @@ from scipy.optimize import minimize
 from scipy.special import erf
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram, gram_posterior, refit_noise
 from skgp.inference.weights.robust import fit_robust
 from skgp.likelihoods import Laplace

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.inference.weights.design import StreamedDesign, WhitenedInducingBasis
+from skgp.inference.weights.bases import WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.solvers import gauss_seidel, subsample_preconditioner, weights_cg
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg import NumericalWarning
