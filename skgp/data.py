@@ -76,10 +76,7 @@ class Data(TensorState):
 
     def some(self, size: int, generator: torch.Generator) -> "Data":
         """At most `size` observations at random, in their order."""
-        if len(self) <= size:
-            return self
-        order = torch.randperm(len(self), generator=generator, device=generator.device)
-        return self.take(order[:size].sort().values)
+        return self.take(random_rows(len(self), size, generator).sort().values)
 
     def weighted_sum(self, values: Tensor) -> Tensor:
         """Sum over the observations of values (n,) or (n, c), a scalar."""
@@ -141,6 +138,13 @@ def n_observations(X: np.ndarray, y: np.ndarray) -> int:
     distinct = len(np.unique(replicates(np.column_stack([X, y]))))
     is_discrete = 2 * n_values <= distinct and len(np.unique(replicates(X))) < distinct
     return len(y) if is_discrete else distinct
+
+
+def random_rows(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """`size` of n rows in random order, where the generator is; all in their order if no more."""
+    if n <= size:
+        return torch.arange(n, device=generator.device)
+    return torch.randperm(n, generator=generator, device=generator.device)[:size]
 
 
 def merge_replicates(

@@ -81,6 +81,8 @@ from skgp.estimators._validation import (
     check_exposure,
     check_joint_memory,
     check_n_samples,
+    checked_levels,
+    ends_of,
     validate_training_data,
 )
 from skgp.kernels.expression import split_noise
@@ -259,12 +261,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             If ``quantiles`` is empty, of two dimensions, or leaves the open interval (0, 1).
         """
         X = self._validate_prediction(X)
-        levels = np.asarray(quantiles, dtype=np.float64)
-        if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(
-                "quantiles must be one probability or a list of them, strictly between 0 and 1; "
-                f"got {quantiles!r}."
-            )
+        levels = checked_levels(quantiles)
         y = self._to_y(self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X)))
         return y[:, 0] if levels.ndim == 0 else y
 
@@ -292,10 +289,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         ValueError
             If ``coverage`` leaves the open interval (0, 1).
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
-        tail = (1 - coverage) / 2
-        found = self.predict_quantiles(X, [tail, 1 - tail], exposure)
+        found = self.predict_quantiles(X, ends_of(coverage), exposure)
         lower, upper = (found if is_dask(X) else np.asarray(found)).T  # of a frame, too
         return lower, upper
 

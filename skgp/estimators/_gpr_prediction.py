@@ -22,7 +22,7 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._gpr_functions import RegressorFunctions, of_targets, white_variance
 from skgp.estimators._parameters import warn_caller
-from skgp.estimators._validation import check_joint_memory, check_n_samples
+from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import covariance, variance
 from skgp.kernels.defaults import CALLED_PAIRS
@@ -207,10 +207,7 @@ class RegressorPredictions(RegressorFunctions):
         lower, upper : ndarray of shape (p,) or (p, t)
             The noise of an array `alpha`, which says nothing of new rows, is left out.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
-        tail = (1 - coverage) / 2
-        found = self.predict_quantiles(X, [tail, 1 - tail])
+        found = self.predict_quantiles(X, ends_of(coverage))
         return found[..., 0], found[..., 1]
 
     def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike) -> np.ndarray:
@@ -229,12 +226,7 @@ class RegressorPredictions(RegressorFunctions):
         check_is_fitted(self, "kernel_")
         if self.method_ != "exact":
             return self.estimator_.predict_quantiles(validated(self, X), quantiles)
-        levels = np.asarray(quantiles, dtype=float)
-        if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(
-                "quantiles must be one probability or a list of them, strictly between 0 and 1; "
-                f"got {quantiles!r}."
-            )
+        levels = checked_levels(quantiles)
         mean, std = self._observed(X)
         return mean[(...,) + (None,) * levels.ndim] + np.multiply.outer(std, ndtri(levels))
 

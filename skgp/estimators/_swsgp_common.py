@@ -332,13 +332,10 @@ class SWSGPMixin(BaseGP):
     def _kriging_rows(self, data: Data, backend: Backend) -> Data:
         """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
         data = data.to(torch.float64)
-        n = len(data)
         self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
-        if self.n_inducing is None or self.n_inducing >= n:
+        if self.n_inducing is None or self.n_inducing >= len(data):
             return data
-        random = backend.generator()
-        chosen = torch.randperm(n, generator=random, device=random.device)[: self.n_inducing]
-        return data.take(chosen.sort().values)
+        return data.some(self.n_inducing, backend.generator())
 
     def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.

@@ -148,6 +148,25 @@ def check_joint_memory(n_rows: int, remedy: str) -> None:
     require_memory(entry * n_rows**2, what, f"{remedy} (there is room for {most})")
 
 
+def checked_levels(quantiles: Any) -> np.ndarray:
+    """Levels of quantiles, () or (q,), as an array."""
+    levels = np.asarray(quantiles, dtype=np.float64)
+    if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():
+        raise ValueError(
+            "quantiles must be one probability or a list of them, strictly between 0 and 1; "
+            f"got {quantiles!r}."
+        )
+    return levels
+
+
+def ends_of(coverage: float) -> list[float]:
+    """Levels of the two ends of a central interval."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
+    tail = (1 - coverage) / 2
+    return [tail, 1 - tail]
+
+
 def check_n_samples(n_samples: Any) -> None:
     """Refuse a number of draws that is none."""
     if not isinstance(n_samples, Integral) or isinstance(n_samples, bool) or n_samples < 0:

@@ -247,8 +247,8 @@ def fit_iterative(
     wanted: CovarianceChoice,  # of kind "samples" or "diagonal"
     *,
     generator: torch.Generator,
-    rank: int = 2000,
-    dtype: torch.dtype = torch.float32,
+    rank: int = 2000,  # of the Nystrom preconditioner; less where memory holds no more
+    dtype: torch.dtype = torch.float32,  # of stored entries and products; float32 attains 1e-6
     **limits: Any,
 ) -> FunctionSpacePosterior:
     r"""Representer weights and pathwise draws by preconditioned conjugate gradients.
@@ -257,22 +257,11 @@ def fit_iterative(
     :math:`(W^{1/2} K W^{1/2} + \sigma^2 I)\, W^{-1/2} \alpha = W^{1/2} y`. Arguments are those of
     :func:`fit_dense` and these.
 
-    Parameters
-    ----------
-    rank : int
-        Of the Nystrom preconditioner; less where memory holds no more.
-    dtype : torch.dtype
-        Of the stored entries and the products. Float32 attains a residual of about 1e-6 at best.
-    **limits
-        ``tol`` (default 1e-2), ``max_iter`` (200) and ``callback`` of
-        :func:`~skgp.linalg.cg.block_cg`. The tolerance is relative to the norm of `y`; draws are
-        held to that absolute size too: what counts is their error next to the noise.
-
-    Returns
-    -------
-    FunctionSpacePosterior
-        ``converged`` is False where the true residual missed `tol` tenfold: do not predict
-        from it without looking.
+    Limits are ``tol`` (1e-2), ``max_iter`` (200) and ``callback`` of
+    :func:`~skgp.linalg.cg.block_cg`. The tolerance is relative to the norm of `y`; draws are held
+    to that absolute size too: what counts is their error next to the noise. The posterior's
+    ``converged`` is False where the true residual missed `tol` tenfold: do not predict from it
+    without looking.
 
     Notes
     -----

@@ -186,19 +186,8 @@ class OnlineLaplace(TensorState):
     def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> "OnlineLaplace":
         """Add a batch of rows, in place; the state moves to the device of X.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n, d)
-            No rows change nothing.
-        Y : Tensor of shape (n, c)
-            Observations, e.g. in {-1, +1}.
-        row_weight : Tensor of shape (n,) or (n, c), optional
-            Not negative; 1 by default.
-
-        Raises
-        ------
-        FloatingPointError
-            If a gradient is not finite. Nothing is changed then.
+        X (n, d), Y (n, c) and weights (n,) or (n, c), not negative; no rows change nothing, nor
+        does a gradient that is not finite: a FloatingPointError.
 
         Notes
         -----

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skgp.data import random_rows
 from skgp.inference.defaults import PIVOT_SHARE
 from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
 from skgp.inference.weights.design import StreamedDesign
@@ -30,9 +31,9 @@ def pathwise_posterior(
     design: StreamedDesign,
     y: Tensor,
     noise_variance: float,
-    solve: Callable[[Tensor], Any],
+    solve: Callable[[Tensor], Any],  # T (n, 1 + S) to a result whose `solution` is V (m, 1 + S)
     *,
-    n_samples: int,
+    n_samples: int,  # S; 0 leaves the variances 0
     generator: torch.Generator,
 ) -> tuple[LinearWeightsPosterior, Any, Tensor]:
     r"""Posterior mean and draws from one solve with several right-hand sides.
@@ -46,27 +47,9 @@ def pathwise_posterior(
     starts from 0, so a solver stopped early leaves a deviation between the prior's and the
     posterior's: variances err upwards.
 
-    Parameters
-    ----------
-    design : StreamedDesign
-    y : Tensor of shape (n,)
-    noise_variance : float
-        :math:`\sigma^2 > 0`.
-    solve : callable
-        Maps targets T (n, 1 + S) to a result whose ``solution`` (m, 1 + S) solves
-        :math:`(\Phi^T W \Phi + \sigma^2 I) V = \Phi^T W^{1/2} T`.
-    n_samples : int
-        S draws; 0 leaves the variances 0.
-    generator : torch.Generator
-
-    Returns
-    -------
-    posterior : LinearWeightsPosterior
-    result : object
-        What `solve` returned.
-    misfit : Tensor of shape (n, 1 + S)
-        :math:`T - \Phi V`: the noise times :math:`(\Phi \Phi^T + \sigma^2 W^{-1})^{-1}` of the
-        targets, up to a root weight a row.
+    `solve` finds V with :math:`(\Phi^T W \Phi + \sigma^2 I) V = \Phi^T W^{1/2} T`. Returned are the
+    posterior, what `solve` returned, and :math:`T - \Phi V` (n, 1 + S): the noise times
+    :math:`(\Phi \Phi^T + \sigma^2 W^{-1})^{-1}` of the targets, up to a root weight a row.
     """
     prior_weights = standard_normal(design.n_features, n_samples, generator).to(design.device)
     noise = standard_normal(design.n_rows, n_samples, generator).to(design.device)
@@ -132,7 +115,7 @@ def pivots_of(kernel, X: Tensor, rank: int, *, generator: torch.Generator) -> Te
     n_rows = max(rank, int(PIVOT_SHARE * memory_budget(X.device) / (8 * rank)))
     if n_rows >= len(X):
         return pivoted_factor(kernel, X, rank, generator=generator).pivots
-    rows = torch.randperm(len(X), generator=generator)[:n_rows].to(X.device)
+    rows = random_rows(len(X), n_rows, generator).to(X.device)
     return rows[pivoted_factor(kernel, X[rows], rank, generator=generator).pivots]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import fit_relevance
 from skgp.kernels.expression import split_noise
@@ -71,10 +71,9 @@ def learn_hyperparameters(
         )
         return found, scale or None  # 0 of constant targets
     recorder = StopRecorder(callback)
-    if relevance and len(data) > RELEVANCE_ROWS:
+    if relevance:
         # A start is all that is needed: the evidence of the relevance vectors has the last word.
-        order = torch.randperm(len(data), generator=generator, device=generator.device)
-        data = data.take(order[:RELEVANCE_ROWS])
+        data = data.take(random_rows(len(data), RELEVANCE_ROWS, generator))
     found = fit_hyperparameters(
         kernels, data, generator=generator, settings=settings, callback=recorder
     )
@@ -144,7 +143,8 @@ def robust_hyperparameters(
     settings = settings or SearchSettings()
     recorder = StopRecorder(callback)
     everyone = torch.arange(data.y.shape[0], device=data.y.device)
-    residual = _median_residual(data, _subset(everyone, settings.max_candidates, generator))
+    candidates = random_rows(len(data), settings.max_candidates, generator).to(data.y.device)
+    residual = _median_residual(data, candidates)
     if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
         return HyperparameterFit(kernels[0]), _scale(data, residual)
     good = _inliers(residual, data.weight)
@@ -153,7 +153,8 @@ def robust_hyperparameters(
         fit = fit_hyperparameters(
             kernels, data.take(kept), generator=generator, settings=settings, callback=recorder
         )
-        candidates = _subset(kept, settings.max_candidates, generator)
+        some = random_rows(len(kept), settings.max_candidates, generator)
+        candidates = kept[some.to(kept.device)]
         residual = _left_out_residual(fit.kernel, data, candidates)
         before, good = good, _inliers(residual, data.weight)
         if recorder.stopped or (good != before).double().mean() <= OUTLIER_CHANGED:
@@ -185,14 +186,6 @@ def _quantile(values: Tensor, weight: Tensor, level: float) -> Tensor:
     # Sums of weights are rounded; a level that one of them meets must not fall short of it.
     index = torch.searchsorted(below, below[-1] * level * (1 - 1e-12))
     return ordered[index]
-
-
-def _subset(rows: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """All of the rows, or `size` of them at random."""
-    if len(rows) <= size:
-        return rows
-    order = torch.randperm(len(rows), generator=generator, device=generator.device)
-    return rows[order[:size].to(rows.device)]
 
 
 def _scale(data: Data, residual: Tensor) -> float:

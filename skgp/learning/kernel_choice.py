@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skgp.data import Data
+from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.defaults import EVIDENCE_TOL, LONG, MOST_GROUPED, SHORT
@@ -93,11 +93,11 @@ def choose_kernel(
     parameter; of more rows, then about 20 on all.
     """
     settings = settings or ChoiceSettings()
-    few = screened(data, settings, generator)
+    few = data.take(random_rows(len(data), settings.screen_rows, generator))
     search = _Search(settings, callback)
     candidates, others = search.candidates([Family(kernel, few, settings) for kernel in kernels])
     chosen, spread = search.simplest(candidates)
-    if few is data or search.stopped:
+    if len(few) == len(data) or search.stopped:
         return raised(chosen.kernel, spread), search.history
     rivals = [
         fit for fit in others if fit.loss < chosen.loss + settings.rival / chosen.family.total
@@ -120,14 +120,6 @@ def maximise_evidence(
     return search.run(
         Family(kernel, data, _WITHOUT_PRIORS), kernel.theta, max_iter=max_iter
     ), search.history
-
-
-def screened(data: Data, settings: ChoiceSettings, generator: torch.Generator) -> Data:
-    """All observations, or ``screen_rows`` of them at random."""
-    if len(data.y) <= settings.screen_rows:
-        return data
-    order = torch.randperm(len(data.y), generator=generator, device=generator.device)
-    return data.take(order[: settings.screen_rows])
 
 
 def fit_families(

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
@@ -176,7 +176,8 @@ class _Comparison:
         self.data, self.settings, self.generator = data, settings, generator
         n = data.X.shape[0]
         self.rows = _draw_rows(data, min(settings.n_score_rows, n), generator)
-        self.candidates = _candidates(data.X, settings.max_candidates, generator)
+        candidates = random_rows(len(data), settings.max_candidates, generator)
+        self.candidates = candidates.to(data.X.device)
 
     def __call__(self, fit: HyperparameterFit) -> HyperparameterFit:
         return replace(fit, score=float(self.densities(fit.kernel, self.rows).mean()))
@@ -279,7 +280,7 @@ def fit_leave_one_out(
     lower, upper = X.new_tensor(kernel.bounds).T
     theta = X.new_tensor(kernel.theta).requires_grad_()
     optimizer = Adam([theta], lr=settings.learning_rate, betas=(0.9, 0.99))
-    candidates = _candidates(X, settings.max_candidates, generator)
+    candidates = random_rows(len(X), settings.max_candidates, generator).to(X.device)
     k = min(settings.n_neighbors, candidates.shape[0] - 1)
     history: list[float] = []
     iterates: list[Tensor] = []
@@ -310,14 +311,6 @@ def fit_leave_one_out(
     return HyperparameterFit(
         kernel.clone_with_theta(theta_mean), method="leave-one-out", history=history
     )
-
-
-def _candidates(X: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Indices of all rows, or of `size` of them at random."""
-    n = X.shape[0]
-    if n <= size:
-        return torch.arange(n, device=X.device)
-    return torch.randperm(n, generator=generator, device=generator.device)[:size].to(X.device)
 
 
 def _draw_rows(data: Data, size: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from skgp.blocks import RowReader
+from skgp.data import random_rows
 from skgp.inference.exact import FunctionSpacePosterior, WeightCovariance
 from skgp.inference.stochastic.basis import (
     FourierBasis,
@@ -145,11 +146,7 @@ class _Regression:
         fourier = None if previous is None else previous.fourier
         Z = None if previous is None else previous.Z
         if self.plan.basis == "inducing" and Z is None:  # all rows, or m at random; a copy
-            n = len(self.X)
-            some: Any = slice(None)
-            if m < n:
-                some = torch.randperm(n, generator=self.generator)[:m].to(X.device)
-            Z = self.X[some].clone()
+            Z = self.X[random_rows(len(self.X), m, self.generator).to(X.device)]
         basis = _basis(self.kernel, self.plan, o, X, Z, fourier)
         if previous is not None:
             theta = None

@@ -97,41 +97,22 @@ class RelevanceFit:
 
 def fit_relevance(
     kernel: Any,
-    X: Array,
-    y: Array,
+    X: Array,  # (n, d); may be a read-only memory map
+    y: Array,  # (n,), centred
     *,
-    noise_variance: float | None = None,
+    noise_variance: float | None = None,  # to start from, or to keep
     learn_noise: bool = True,
-    sample_weight: Tensor | None = None,
-    candidates: Tensor | None = None,
-    max_iter: int = 10_000,
-    tol: float = 1e-3,
+    sample_weight: Tensor | None = None,  # (n,), positive; a row of weight w counts as w rows
+    candidates: Tensor | None = None,  # rows that may become relevance vectors; all by default
+    max_iter: int = 10_000,  # steps
+    tol: float = 1e-3,  # gain in log evidence, in nats, below which a step is not taken
     callback: Callback | None = None,
 ) -> RelevanceFit:
     r"""Maximise the evidence of a sparse kernel machine, one basis function at a time.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor or ndarray of shape (n, d)
-        May be a read-only memory map.
-    y : Tensor or ndarray of shape (n,)
-        Centred targets.
-    noise_variance : float, optional
-        :math:`\sigma^2` to start from, or to keep. By default a tenth of the mean square of y;
-        where that ends below a hundredth of it, lower starts are tried and the best evidence kept.
-    learn_noise : bool, default=True
-    sample_weight : Tensor of shape (n,), optional
-        Positive. A row of weight w counts as w rows, for the evidence too.
-    candidates : Tensor of int64, optional
-        Rows that may become relevance vectors (:func:`choose_candidates`); all by default.
-    max_iter : int, default=10000
-        Steps at most.
-    tol : float, default=1e-3
-        Gain in log evidence, in nats, below which a step is not worth taking.
-    callback : callable, optional
-        ``callback(iteration, {"loss": -log_evidence, "noise_variance": ..., "n_vectors": ...})``
-        after every iteration; True stops.
+    The noise variance starts at a tenth of the mean square of y by default; where that ends below a
+    hundredth of it, lower starts are tried and the best evidence kept. The callback is told "loss"
+    (minus the log evidence), "noise_variance" and "n_vectors".
 
     Notes
     -----

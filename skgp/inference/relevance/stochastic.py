@@ -73,47 +73,24 @@ from skgp.optim import host_generator, sample_without_replacement
 
 def fit_relevance_stochastic(
     kernel: Any,
-    X: Array,
-    y: Array,
+    X: Array,  # (n, d); a memory map is read by rows, as they are sampled
+    y: Array,  # (n,), centred
     options: SGDOptions,
     *,
-    noise_variance: float | None = None,
+    noise_variance: float | None = None,  # to start from, or to keep; half the mean square of y
     learn_noise: bool = True,
-    candidates: Tensor | None = None,
-    n_support: int = 500,
+    candidates: Tensor | None = None,  # rows that may become relevance vectors; all by default
+    n_support: int = 500,  # rows of the control variate, which give the Newton directions
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> RelevanceFit:
     r"""Find relevance vectors by minibatches; the covariance is mean-field (see `polish`).
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor or ndarray of shape (n, d)
-        A memory map is read by rows, as they are sampled.
-    y : Tensor or ndarray of shape (n,)
-        Centred targets.
-    options : SGDOptions
-        Less functions a sample than all that are left add noise that the correlated functions of
-        smooth kernels amplify, the more the larger n: lower `learning_rate` with it, the part of a
-        Newton step of the mean, which falls exponentially to a tenth. It is halved, and the mean
-        begun anew, whenever the mean fits worse than 0 does.
-    noise_variance : float, optional
-        :math:`\sigma^2` to start from, or to keep; half the mean square of y by default.
-    learn_noise : bool, default=True
-    candidates : Tensor of int64, optional
-        Rows that may become relevance vectors; all by default.
-    n_support : int, default=500
-        Rows of the control variate, whose features give the Newton directions.
-    generator : torch.Generator
-    callback : callable, optional
-        ``callback(iteration, {"loss": ..., "noise_variance": ..., "n_vectors": ...})``, the loss
-        the mean squared error on the support rows; True stops.
-
-    Returns
-    -------
-    RelevanceFit
-        `history` holds the mean squared errors on the support rows; `log_evidence` is NaN.
+    Less functions a sample than all that are left add noise that the correlated functions of smooth
+    kernels amplify, the more the larger n: lower the learning rate with it, the part of a Newton
+    step of the mean, which falls exponentially to a tenth. It is halved, and the mean begun anew,
+    whenever the mean fits worse than 0 does. The history, and the loss that the callback is told,
+    are the mean squared errors on the support rows; the log evidence is NaN.
 
     Notes
     -----

@@ -71,46 +71,17 @@ class RobustFit:
 
 
 def fit_robust(
-    design: StreamedDesign,
-    y: Tensor,
+    design: StreamedDesign,  # without sample weights
+    y: Tensor,  # (n,), of zero mean under the prior
     *,
-    scale: float | None = None,
-    sample_weight: Tensor | None = None,
-    learn_scale: bool = True,
-    tol: float = 1e-4,
-    max_iter: int = 50,
-    callback: Callback | None = None,
+    scale: float | None = None,  # b to start from or to keep; else half the mean deviation
+    sample_weight: Tensor | None = None,  # (n,), positive; a row of weight 2 counts as two rows
+    learn_scale: bool = True,  # whether b is learned
+    tol: float = 1e-4,  # rise of the bound by a full step, in nats per unit of weight
+    max_iter: int = 50,  # passes over the data
+    callback: Callback | None = None,  # told "loss", minus the ELBO a unit of weight, and "scale"
 ) -> RobustFit:
     r"""Fit a Gaussian over the weights, and b, to targets with Laplace noise.
-
-    Parameters
-    ----------
-    design : StreamedDesign
-        Without sample weights; sums and factorisations are float64 whatever its dtype.
-    y : Tensor of shape (n,)
-        Targets of zero mean under the prior.
-    scale : float, optional
-        b to start from, or to keep; by default half the mean distance from the median.
-    sample_weight : Tensor of shape (n,), optional
-        Positive; a row of weight 2 counts as the same row twice.
-    learn_scale : bool, default=True
-        Whether b is learned.
-    tol : float, default=1e-4
-        Stops when a full step raises the bound by less than this, in nats per unit of weight.
-    max_iter : int, default=50
-        Passes over the data.
-    callback : callable, optional
-        Called with (step, {"loss": -ELBO per unit of weight, "scale": b}) after each step taken;
-        returning True stops with the state reached.
-
-    Returns
-    -------
-    RobustFit
-
-    Raises
-    ------
-    ValueError
-        If shapes disagree, or a scale, weight or target is not valid.
 
     Notes
     -----

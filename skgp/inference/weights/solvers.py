@@ -28,12 +28,12 @@ from skgp.linalg.runtime import Callback, memory_budget, tile_rows
 
 
 def weights_cg(
-    design: StreamedDesign,
-    targets: Tensor,
+    design: StreamedDesign,  # Phi, rows scaled by the weights
+    targets: Tensor,  # T (n, k), rows scaled likewise (`design.scale_rows`)
     noise_variance: float,
     *,
-    n_precondition_rows: int | None = None,
-    tol: float = 1e-6,
+    n_precondition_rows: int | None = None,  # p, 0 for none; by default 2000, or what 512 MiB hold
+    tol: float = 1e-6,  # residual relative to Phi' t, a column; float32 attains 1e-5
     max_iter: int = 1000,
     generator: torch.Generator,
     callback: Callback | None = None,
@@ -43,29 +43,6 @@ def weights_cg(
     The preconditioner is the same matrix for p random rows, :math:`\tfrac{n}{p} \Phi_p^T \Phi_p +
     \sigma^2 (1 + 4 (\tfrac np - 1)) I`: p rows resolve only directions above about
     :math:`\sigma^2 n / p`, hence the larger ridge. All rows give the exact inverse.
-
-    Parameters
-    ----------
-    design : StreamedDesign
-        :math:`\Phi`, rows scaled by the weights; it keeps features as its own budget allows.
-    targets : Tensor of shape (n, k)
-        T, rows scaled likewise (``design.scale_rows``).
-    noise_variance : float
-        :math:`\sigma^2 > 0`.
-    n_precondition_rows : int, optional
-        p; 0 for no preconditioner. By default 2000, or as many as 512 MiB hold, ``8 m p``.
-    tol : float, default=1e-6
-        Residual relative to :math:`\Phi^T t`, per column. Features in float32 attain about 1e-5.
-    max_iter : int, default=1000
-    generator : torch.Generator
-        Draws the rows of the preconditioner.
-    callback : callable, optional
-        ``callback(iteration, {"residual": float})``; True stops and keeps the state.
-
-    Returns
-    -------
-    CGResult
-        Its ``solution`` has shape (m, k).
 
     Notes
     -----
@@ -119,11 +96,11 @@ def gauss_seidel(
     targets: Tensor,
     noise_variance: float,
     *,
-    block_size: int = 2000,
-    n_directions: int = N_DIRECTIONS,
-    tol: float = 1e-6,
-    max_iter: int = 100,
-    generator: torch.Generator | None = None,
+    block_size: int = 2000,  # largest number of weights solved for at once: blocks are joined
+    n_directions: int = N_DIRECTIONS,  # displacements of sweeps kept; 0 is plain Gauss-Seidel
+    tol: float = 1e-6,  # relative gradient norm at which every column has converged
+    max_iter: int = 100,  # sweeps
+    generator: torch.Generator | None = None,  # draws the order of the blocks; cyclic without it
     callback: Callback | None = None,
 ) -> GaussSeidelResult:
     r"""Minimise :math:`J(v) = \tfrac12 \| t - \Phi v \|^2 + \tfrac12 \sigma^2 \| v \|^2` by blocks.
@@ -139,32 +116,9 @@ def gauss_seidel(
     of J over the displacements of the last sweeps, whose images under Phi the running residual
     gives for nothing (the idea of conjugate gradients, with a sweep for preconditioner).
 
-    Parameters
-    ----------
-    design, targets, noise_variance
-        As of :func:`weights_cg`.
-    block_size : int, default=2000
-        Largest number of weights solved for at once: neighbouring blocks of the basis are joined.
-    n_directions : int, default=4
-        Sweep displacements kept for the acceleration; 0 is plain Gauss-Seidel.
-    tol : float, default=1e-6
-        Relative gradient norm at which every column has converged.
-    max_iter : int, default=100
-        Sweeps.
-    generator : torch.Generator, optional
-        Draws the order of the blocks; cyclic without it.
-    callback : callable, optional
-        Called after every block as ``callback(iteration, {"residual", "loss", "sweep"})`` with the
-        relative gradient norm so far and J of the first column; True stops and keeps the state.
-
-    Returns
-    -------
-    GaussSeidelResult
-
-    Warns
-    -----
-    NumericalWarning
-        When `max_iter` sweeps do not reach `tol`.
+    Other arguments are those of :func:`weights_cg`. The callback is told "residual" (the relative
+    gradient norm so far), "loss" (J of the first column) and "sweep" after every block; a
+    NumericalWarning says when `max_iter` sweeps do not reach `tol`.
 
     Notes
     -----

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data, merge_replicates
+from skgp.data import Data, merge_replicates, random_rows
 from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
@@ -186,8 +186,7 @@ def _draw(model: KrigingModel, generator: torch.Generator, n_rows: int) -> _Left
     unit = torch.minimum(weight, least.clamp_min(1.0)[label])
     if len(row) > n_rows:
         generator = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-        order = torch.randperm(len(row), generator=generator, device=generator.device)
-        some = order[:n_rows].to(row.device)
+        some = random_rows(len(row), n_rows, generator).to(row.device)
         row, label, weight, unit = row[some], label[some], weight[some], unit[some]
     others = None if len(model.X) < 2 else model.others(row, is_shared(weight, unit))
     return _LeftOut(row, label, weight, unit, others, frequency, lapse)

@@ -116,52 +116,23 @@ def of_minibatches(n_neighbors: int, method: str) -> Finder:
 
 def fit_minibatch(
     state: SWSGPState,
-    data: Data | MappedBlocks,
-    find: Finder,
+    data: Data | MappedBlocks,  # n rows, or what reads them
+    find: Finder,  # `of_all` or `of_minibatches`; called once where neither kernel nor Z moves
     objective: Objective,
     *,
     generator: torch.Generator,
-    max_iter: int,
-    batch_size: int = 256,
-    learning_rate: float = LEARNING_RATE,
-    settle: bool = False,
+    max_iter: int,  # steps
+    batch_size: int = 256,  # b; n if that is less
+    learning_rate: float = LEARNING_RATE,  # of logarithms of hyper-parameters; others are multiples
+    settle: bool = False,  # keep the rate until the bound stands still, then let it fall
     callback: Callback | None = None,
 ) -> tuple[SWSGPState, list[float]]:
     r"""Learn q(u), and what `objective` lets free, from minibatches.
 
-    Parameters
-    ----------
-    state : SWSGPState
-        Where to begin.
-    data : Data or MappedBlocks
-        n rows, or what reads them.
-    find : callable
-        See `of_all` and `of_minibatches`. Called once where neither the kernel nor Z moves.
-    objective : Objective
-    generator : torch.Generator
-        Draws the minibatches.
-    max_iter : int
-        Steps.
-    batch_size : int, default=256
-        b; n if that is less.
-    learning_rate : float, default=0.03
-        Of the logarithms of hyper-parameters; the other rates are multiples of it.
-    settle : bool, default=False
-        Keep the rate until the bound stands still, then let it fall over half as many steps;
-        `max_iter` is the most that this may take.
-    callback : callable, optional
-        ``callback(step, {"loss": float})`` with the mean loss since the last call; True stops.
-
-    Returns
-    -------
-    state : SWSGPState
-    history : list of float
-        Minus the estimated bound of each step, in nats an observation.
-
-    Raises
-    ------
-    NonFiniteLossError
-        If the bound or its gradient is not finite.
+    With `settle` the rate falls over half as many steps as it was kept for, `max_iter` in all at
+    most. The history is minus the estimated bound of each step, in nats an observation; the
+    callback hears of the mean since the last call. A NonFiniteLossError refuses a bound or gradient
+    that is not finite.
 
     Notes
     -----

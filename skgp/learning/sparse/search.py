@@ -103,13 +103,13 @@ class SparseCoordinates(Coordinates):
 
 
 def fit_all_rows(
-    state: SparseState,
+    state: SparseState,  # to begin with
     data: Data,
     objective: Objective,
     *,
     max_iter: int,
-    tol: float,
-    watch: BestState | None = None,
+    tol: float,  # relative fall of the objective in an iteration below which to stop
+    watch: BestState | None = None,  # scores states on held-out rows, stops when they get no better
     callback: Callback | None = None,
 ) -> Training:
     """Rounds of L-BFGS until the tolerance, the held-out rows, the callback or `max_iter`.
@@ -117,20 +117,6 @@ def fit_all_rows(
     Over hyper-parameters, inducing points and q(u), the latter in closed form where it has one:
     then the posterior of `state` does not matter, and that of the result is optimal. Gradients are
     exact.
-
-    Parameters
-    ----------
-    state : SparseState
-        To begin with.
-    data : Data
-    objective : Objective
-    max_iter : int
-    tol : float
-        Relative fall of the objective in an iteration below which to stop.
-    watch : BestState, optional
-        Scores states on held-out rows, and stops when they no longer get better.
-    callback : callable, optional
-        ``callback(iteration, {"loss": float})``; True stops.
     """
     recorder, closed = StopRecorder(callback), objective.has_closed_form
     total, best, converged = data.total, math.inf, False
@@ -186,57 +172,26 @@ def _rounds(max_iter: int) -> Iterator[int]:
 
 
 def fit_minibatch(
-    state: SparseState,
+    state: SparseState,  # near the optimum of its hyper-parameters: it is the unit of the steps
     data: Data,
-    objective: Objective,
+    objective: Objective,  # "log_loss" or "elbo", with any gradient
     *,
     generator: torch.Generator,
-    max_iter: int,
-    batch_size: int | None = None,
-    learning_rate: float | None = None,
-    tol: float = 1e-6,
-    watch: BestState | None = None,
+    max_iter: int,  # steps
+    batch_size: int | None = None,  # b, at most n; 4 M by default, at least 1000
+    learning_rate: float | None = None,  # of logarithms of hyper-parameters; others are multiples
+    tol: float = 1e-6,  # fall of the smoothed objective, relative to its whole fall so far
+    watch: BestState | None = None,  # hears of every fourth step, and scores the last state
     callback: Callback | None = None,
 ) -> Training:
     r"""Learn q(u), and hyper-parameters with it, from minibatches or by stochastic gradients.
 
     :math:`O(c\,(b M^2 + M^3))` a step, and memory of O(c b M).
 
-    Parameters
-    ----------
-    state : SparseState
-        Where the search begins. Its posterior is also the unit of the steps: it should be near
-        the optimum of its hyper-parameters.
-    data : Data
-    objective : Objective
-        "log_loss" or "elbo", with any gradient.
-    generator : torch.Generator
-        Draws the minibatches, and the samples of stochastic gradients.
-    max_iter : int
-        Steps.
-    batch_size : int, optional
-        b, at most n. By default 4 M, at least 1000.
-    learning_rate : float, optional
-        Of the logarithms of hyper-parameters; the other rates are multiples of it. Default: .03.
-    tol : float, default=1e-6
-        Fall of the smoothed objective, relative to its whole fall so far, that counts as one. After
-        30 steps without, the rate begins to fall; by default noise alone decides.
-    watch : BestState, optional
-        Hears of every fourth step, and scores the last state. Where it would stop, the rate begins
-        to fall: the best state often comes then.
-    callback : callable, optional
-        ``callback(iteration, {"loss": float})``; True stops at once.
-
-    Returns
-    -------
-    Training
-        Its loss is estimated from the minibatches of the last tenth of the steps; it has converged
-        if the rate began to fall before half of `max_iter`.
-
-    Raises
-    ------
-    NonFiniteLossError
-        If the objective or its gradient is not finite.
+    After 30 steps without a fall of `tol`, or where `watch` would stop, the rate begins to fall:
+    the best state often comes then. The loss returned is estimated from the minibatches of the last
+    tenth of the steps; the search has converged if the rate began to fall before half of
+    `max_iter`. A NonFiniteLossError refuses an objective or gradient that is not finite.
 
     Examples
     --------
