@@ -109,7 +109,7 @@ def fit_newton(
     --------
     >>> from sklearn.gaussian_process.kernels import RBF
     >>> from skgp.likelihoods import Bernoulli
-    >>> from skgp.inference.weights.design import WhitenedInducingBasis
+    >>> from skgp.inference.weights.bases import WhitenedInducingBasis
     >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
     >>> design = StreamedDesign(WhitenedInducingBasis(RBF(1.0), X[::4]), X)
     >>> Y = torch.where(X < 1, -1.0, 1.0).double()

@@ -91,7 +91,7 @@ class SumsFit(Modes):
 
 
 def fit_newton_sums(
-    blocks: Any,
+    blocks: Any,  # of which `Data` with y (n, c) are read, on the device of the offset
     rows: ClassRows,
     *,
     prior_variance: float,
@@ -99,21 +99,9 @@ def fit_newton_sums(
     tol: float = 1e-4,
     loss_tol: float = 1e-5,
     max_iter: int = 30,
-    callback: Callback | None = None,
+    callback: Callback | None = None,  # hears of the rows of a pass, too
 ) -> SumsFit:
     """The mode of c problems that share their features, as `skgp.inference.newton.fit_newton`.
-
-    Parameters
-    ----------
-    blocks : Blocks
-        Of which `Data` with y (n, c) are read, on the device of the offset.
-    rows : ClassRows
-    prior_variance, start, tol, loss_tol, max_iter, callback
-        As there; the callback hears of the rows of a pass, too.
-
-    Returns
-    -------
-    SumsFit
 
     Notes
     -----

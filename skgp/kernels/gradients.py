@@ -38,27 +38,15 @@ from .specs import ActiveDims
 
 def bilinear_gradient(
     kernel: Kernel,
-    X: Tensor,
-    U: Tensor,
-    V: Tensor,
-    theta: Tensor | None = None,
+    X: Tensor,  # (n, d)
+    U: Tensor,  # (c, n), in the dtype of X
+    V: Tensor,  # (c, n)
+    theta: Tensor | None = None,  # (n_dims,); the kernel's own by default
 ) -> Tensor:
     r"""Gradient of :math:`\operatorname{tr}(U K_\theta(X, X) V^T)`.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        An expression without WhiteKernel.
-    X : Tensor of shape (n, d)
-    U, V : Tensor of shape (c, n)
-        In the dtype of X.
-    theta : Tensor of shape (kernel.n_dims,), optional
-        Logarithms of the free hyper-parameters; the kernel's own by default.
-
-    Returns
-    -------
-    Tensor of shape (kernel.n_dims,)
-        float64; tiles are computed in the dtype of X, and their sums added up in float64.
+    Shape (n_dims,), float64: tiles are computed in the dtype of X, and their sums added up in
+    float64.
 
     Notes
     -----

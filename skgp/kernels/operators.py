@@ -33,14 +33,9 @@ from skgp.linalg.runtime import large_operation, memory_budget, tile_rows
 class KernelOperator:
     r"""Symmetric kernel matrix :math:`K(X, X)` as an operator.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-    dtype : torch.dtype, default=torch.float32
-        Of the entries and of the products. Entries are computed in float64 before they are rounded:
-        the expansion of squared distances loses digits to cancellation, which float32 cannot spare
-        when ``n * variance / noise`` exceeds about 1e6.
+    Entries and products have the `dtype`. Entries are computed in float64 before they are rounded:
+    the expansion of squared distances loses digits to cancellation, which float32 cannot spare when
+    ``n * variance / noise`` exceeds about 1e6. X has the shape (n, d), the kernel no noise.
 
     Attributes
     ----------
@@ -110,14 +105,9 @@ class KernelOperator:
 class RowOperator:
     r"""Products :math:`V K_\theta(X, X)` with few rows V, for a theta that keeps changing.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-        Centred columns lose the fewest digits.
-    dtype : torch.dtype, optional
-        Of entries and products; by default that of X. Distances are computed in it, too, unless
-        they would err by more than 3e-5: then in that of X.
+    Centred columns of X (n, d) lose the fewest digits. Entries and products have the `dtype`, by
+    default that of X. Distances are computed in it, too, unless they would err by more than 3e-5:
+    then in that of X.
 
     Attributes
     ----------
@@ -129,11 +119,6 @@ class RowOperator:
     dtype : torch.dtype
     inputs : Tensor of shape (n, d)
         X in the dtype that distances take at the last theta.
-
-    Raises
-    ------
-    RuntimeError
-        On a product before the first :meth:`set_theta`.
 
     Notes
     -----

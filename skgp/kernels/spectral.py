@@ -189,19 +189,8 @@ class FourierFeatures:
     ) -> tuple[Tensor, Tensor]:
         """Frequencies of a block and the amplitudes of their features.
 
-        Parameters
-        ----------
-        block : int
-        theta : Tensor of shape (kernel.n_dims,), optional
-            Gradients flow to it.
-        device : torch.device, optional
-
-        Returns
-        -------
-        W : Tensor of shape (b, d), float64
-            Radians per unit of X.
-        amplitude : Tensor of shape (b,), float64
-            sqrt(a_t / N_t) of each frequency.
+        W (b, d) in radians per unit of X and sqrt(a_t / N_t) (b,), float64; gradients flow to theta
+        (n_dims,).
         """
         draws, counts = self._draws(block, device), self._block_counts(block)
         terms = self._terms(theta, device)
@@ -281,22 +270,9 @@ class FourierFeatures:
     ) -> Tensor:
         """Features of one block.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n, d)
-            float32 or float64.
-        block : int
-        theta : Tensor of shape (kernel.n_dims,), optional
-            Logarithms of the free hyper-parameters; gradients flow to it. None takes the
-            kernel's own values.
-        out : Tensor of shape (n, b), optional
-            Storage to write to, in the dtype of X; not while gradients are recorded.
-
-        Returns
-        -------
-        Tensor of shape (n, b)
-            In the dtype of X. Over all blocks, the sum of Phi Phi' approximates K, so that
-            weights have the prior N(0, I).
+        Shape (n, b), in the dtype of X (n, d), written to `out` where that is given and no
+        gradients are recorded; gradients flow to theta (n_dims,), by default the kernel's own. Over
+        all blocks, the sum of Phi Phi' approximates K, so that weights have the prior N(0, I).
 
         Notes
         -----

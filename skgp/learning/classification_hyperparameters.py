@@ -71,50 +71,18 @@ class ClassificationSettings:
 
 
 def fit_classification_hyperparameters(
-    kernels: list,
-    X: Tensor,
-    Y: Tensor,
+    kernels: list,  # without WhiteKernel; theta is the start, bounds are respected
+    X: Tensor,  # (n, d), float64
+    Y: Tensor,  # (n, c), labels -1 and +1, one column a one-vs-rest problem
     *,
-    offset: Tensor,
-    likelihood,
-    generator: torch.Generator,
-    row_weight: Tensor | None = None,
+    offset: Tensor,  # (c,), constants of the latent functions
+    likelihood,  # a Bernoulli
+    generator: torch.Generator,  # on the CPU
+    row_weight: Tensor | None = None,  # (n,), not negative; rows of weight 0 are left out
     settings: ClassificationSettings | None = None,
-    callback: Callback | None = None,
+    callback: Callback | None = None,  # told "loss", in nats per row; True ends with the best
 ) -> HyperparameterFit:
-    """Choose one of several kernels and learn its hyper-parameters.
-
-    Parameters
-    ----------
-    kernels : list of sklearn kernel expressions
-        Without WhiteKernel. Their ``theta`` is the start, their bounds are respected.
-    X : Tensor of shape (n, d)
-        Float64.
-    Y : Tensor of shape (n, c)
-        Labels -1 and +1, one column a one-vs-rest problem.
-    offset : Tensor of shape (c,)
-        Constant part of the latent functions.
-    likelihood : skgp.likelihoods.Bernoulli
-    generator : torch.Generator
-        On the CPU; the result depends on it and the data alone.
-    row_weight : Tensor of shape (n,), optional
-        Not negative; rows of weight 0 are left out.
-    settings : ClassificationSettings, optional
-    callback : callable, optional
-        Called with (evaluation, {"loss": float}), the loss in nats per row; returning True ends the
-        search with the best so far.
-
-    Returns
-    -------
-    HyperparameterFit
-        ``score`` as above, in nats; ``log_marginal_likelihood`` the mean evidence of a column on
-        the subset, in nats. The amplitude is that of the subset: more rows support a larger one.
-
-    Raises
-    ------
-    ValueError
-        If a kernel contains a WhiteKernel.
-    """
+    """Choose one of several kernels and learn its hyper-parameters."""
     settings = settings or ClassificationSettings()
     for kernel in kernels:
         check_no_noise(kernel)

@@ -137,13 +137,8 @@ class TargetsEvidence:
 
     .. math:: \sum_{j=1}^t \log N(y_j; 0, K_\theta + \operatorname{diag}(v))
 
-    Parameters
-    ----------
-    gram : object
-        K at theta, noise of the kernel included: :func:`skgp.kernels.training.training_gram`.
-    Y : ndarray of shape (n, t)
-    row_noise : float or ndarray of shape (n,)
-        v.
+    `gram` gives K at theta, noise included (:func:`skgp.kernels.training.training_gram`), Y (n, t),
+    v of one number or (n,).
 
     Notes
     -----

@@ -45,34 +45,17 @@ Trial = TypeVar("Trial")
 
 
 def choose(
-    losses: Array | Sequence[Array],
+    losses: Array | Sequence[Array],  # (c, n) in nats, of the same rows; the simplest first
     *,
-    weight: Array | None = None,
-    least_effect: float = LEAST_EFFECT,
-    least_share: float | None = None,
-    n_errors: float = 1.0,
+    weight: Array | None = None,  # (n,), not negative; its scale is without effect
+    least_effect: float = LEAST_EFFECT,  # delta, in nats
+    least_share: float | None = None,  # of the least mean loss, which the least effect is at most
+    n_errors: float = 1.0,  # standard errors that a gain must exceed
 ) -> int:
     r"""The simplest candidate that is no worse than the best, beyond noise and the least effect.
 
-    Parameters
-    ----------
-    losses : array or tensor of shape (c, n), or sequence of c of shape (n,)
-        Of each candidate at the same held-out observations, in nats; the simplest candidate first.
-        Observations that are finite under no candidate say nothing.
-    weight : array or tensor of shape (n,), optional
-        Not negative; its scale is without effect.
-    least_effect : float, default=2e-3
-        :math:`\delta`, in nats.
-    least_share : float, optional
-        The least effect is at most this share of the least mean loss: for labels, whose losses are
-        above 0 and may be small. `LABEL_SHARE` is a value for it.
-    n_errors : float, default=1
-        Standard errors that a gain must exceed.
-
-    Returns
-    -------
-    int
-        Index of the candidate; 0 if no loss is finite.
+    Observations that are finite under no candidate say nothing; 0 is the choice if no loss is
+    finite. The share is for labels, whose losses are above 0 and may be small: `LABEL_SHARE`.
 
     Examples
     --------
@@ -156,31 +139,14 @@ def stratum(y: Tensor) -> tuple[Tensor, bool]:
 
 
 def held_out_rows(
-    y: Array,
-    n_rows: int,
+    y: Array,  # (n,), numbers, counts or classes
+    n_rows: int,  # exactly, where rows of X are distinct, and less than n
     random: Random,
     *,
-    X: Array | None = None,
-    classes: bool = False,
+    X: Array | None = None,  # (n, d); observations of equal rows stay together
+    classes: bool = False,  # whether y holds classes: each keeps an observation to train on
 ) -> np.ndarray:
-    """Observations to hold out of one fit, stratified by y.
-
-    Parameters
-    ----------
-    y : array or tensor of shape (n,)
-        Numbers, counts or classes.
-    n_rows : int
-        To hold out: exactly, where rows of X are distinct, and less than n.
-    random : torch.Generator or RandomState
-    X : array or tensor of shape (n, d), optional
-        Observations of equal rows stay together.
-    classes : bool, default=False
-        Whether y holds classes: each keeps an observation to train on.
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-    """
+    """Observations to hold out of one fit, stratified by y: a mask (n,)."""
     unit, order, value = _units_by_target(y, X, random, classes)
     n_units = len(order)
     n_out = min(round(n_rows * n_units / len(unit)), n_units - 1)

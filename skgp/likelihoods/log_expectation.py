@@ -72,52 +72,30 @@ GRADIENTS = ("exact", "quadrature", *FORMS)
 
 def log_expectation_loss(
     likelihood: Likelihood,
-    y: Tensor,
+    y: Tensor,  # observations; it, mean and var broadcast to (...)
     mean: Tensor,
-    var: Tensor,
+    var: Tensor,  # not negative
     *,
-    gradient: str = "exact",
-    form: str | None = None,
-    n_samples: int = 10,
-    smoothing: float = defaults.SMOOTHING,
-    generator: torch.Generator | None = None,
+    gradient: str = "exact",  # one of `GRADIENTS`
+    form: str | None = None,  # of a sampled gradient: one of `FORMS`
+    n_samples: int = 10,  # L, of every element
+    smoothing: float = defaults.SMOOTHING,  # nu of "smooth_bmc", in the units of p(y | f)
+    generator: torch.Generator | None = None,  # required by sampled gradients
 ) -> Tensor:
     r"""Log loss of each observation, :math:`-\log E_{f \sim N(m, v)}[p(y \mid f)]`.
 
     Backpropagation gives the derivatives in `mean`, `var` and the likelihood's own parameters that
     `gradient` names; not in `y`, and no second derivatives.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-    y, mean, var : Tensor of shapes that broadcast to (...)
-        Observations; mean and variance of the latent values, ``var >= 0``.
-    gradient : {"exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="exact"
-        The first two are ``-likelihood.log_predictive(...)``: a closed form where the likelihood
-        has one, quadrature elsewhere. The others are in the tables above.
-    form : {"pathwise", "score", "combined"} or None, default=None
-        Formula of a sampled gradient. By default "pathwise" for bmc and smooth_bmc, "combined" for
-        ups ("pathwise" where log p has a kink, whose second derivative is a delta function).
-    n_samples : int, default=10
-        Samples of every element, L.
-    smoothing : float, default=1e-4
-        :math:`\nu \ge 0` of "smooth_bmc", added to the mean of the densities: in the units of
-        p(y | f).
-    generator : torch.Generator, optional
-        Source of the samples; required by the sampled gradients.
+    "exact" and "quadrature" are ``-likelihood.log_predictive(...)``: a closed form where the
+    likelihood has one, quadrature elsewhere. The others are in the tables above. The `form` is
+    "pathwise" by default for bmc and smooth_bmc, "combined" for ups ("pathwise" where log p has a
+    kink, whose second derivative is a delta function).
 
-    Returns
-    -------
-    Tensor of shape (...)
-        In nats. Its value is exact, or as exact as quadrature, for "exact", "quadrature" and "ups";
-        :math:`-\log L^{-1} \sum_l p_l`, which is too large on average, for "bmc"; and
-        :math:`-\log(L^{-1} \sum_l p_l + \nu)` for "smooth_bmc".
-
-    Raises
-    ------
-    ValueError
-        If `gradient`, `form` or `n_samples` is not one of those, the generator is missing, or as
-        `likelihood.log_predictive`.
+    In nats, of shape (...). Its value is exact, or as exact as quadrature, for "exact",
+    "quadrature" and "ups"; :math:`-\log L^{-1} \sum_l p_l`, which is too large on average, for
+    "bmc"; and :math:`-\log(L^{-1} \sum_l p_l + \nu)` for "smooth_bmc". A ValueError names an option
+    that is none.
 
     Examples
     --------

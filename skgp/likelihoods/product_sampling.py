@@ -55,47 +55,24 @@ class ProductNoise(NamedTuple):
 
 
 def product_noise(
-    likelihood: Likelihood,
-    y: Tensor,
+    likelihood: Likelihood,  # log-concave or StudentT
+    y: Tensor,  # observations; it, mean and var broadcast to (...)
     mean: Tensor,
-    var: Tensor,
+    var: Tensor,  # not negative
     *,
-    n_samples: int = 1,
+    n_samples: int = 1,  # independent, exact draws of every element
     generator: torch.Generator,
 ) -> ProductNoise:
     r"""Draws of the product in the variable :math:`e = (f - m) / \sqrt v`.
 
     Unlike differences of f from the mean, they keep their precision where the variance is tiny.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Log-concave or StudentT.
-    y, mean, var : Tensor of shapes that broadcast to (...)
-        Observations; mean and variance of the Gaussian factor, ``var >= 0``.
-    n_samples : int, default=1
-        Independent, exact draws of every element.
-    generator : torch.Generator
-        Source of all randomness.
-
-    Returns
-    -------
-    ProductNoise
-        Computed in float64, of the dtype of `mean`. Two or three rounds of proposals for all
-        elements, after some 30 evaluations of :math:`\psi` per element for the envelope (60 with
-        Student-t).
-
-    Raises
-    ------
-    ValueError
-        If shapes or dtypes differ, y holds a value that it cannot take, mean or var is not finite,
-        var is negative, `n_samples` is not a positive integer, or a likelihood that calls itself
-        log-concave is not.
-    TypeError
-        For other likelihoods.
-    RuntimeError
-        If an entry is still without a draw after ten times the proposals expected, which chance
-        does not bring about, but a likelihood 1e8 standard deviations away from the Gaussian may.
+    Computed in float64, of the dtype of `mean`. Two or three rounds of proposals for all elements,
+    after some 30 evaluations of :math:`\psi` per element for the envelope (60 with Student-t). A
+    ValueError refuses shapes, dtypes and values that do not fit, or a likelihood that calls itself
+    log-concave and is not; a TypeError other likelihoods. An entry still without a draw after ten
+    times the proposals expected is a RuntimeError: a likelihood 1e8 standard deviations away from
+    the Gaussian may bring it about.
 
     Examples
     --------

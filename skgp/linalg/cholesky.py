@@ -32,23 +32,10 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     where :math:`\epsilon` is 0 if that succeeds, otherwise the first of eps, 10 eps, 100 eps, ...,
     `max_jitter` that does (eps of ``A.dtype``). In a batch only the matrices that fail are raised.
 
-    Parameters
-    ----------
-    A : Tensor of shape (..., n, n)
-        Symmetric; the lower triangle is read. Not modified.
-    max_jitter : float, default=1e-4
-        Largest :math:`\epsilon` tried, relative to the mean diagonal.
-
-    Returns
-    -------
-    CholeskyResult
-        ``factor`` (..., n, n) is lower triangular and differentiable in `A` (the jitter counts as
-        a constant); ``jitter`` is for the caller to record and warn about.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If `A` holds NaN or inf, or if `max_jitter` is not enough; the message names likely causes.
+    The lower triangle of A (..., n, n) is read, and A not modified. The factor is differentiable in
+    A (the jitter counts as a constant), which is for the caller to record and warn about. A
+    NotPositiveDefiniteError refuses NaN or inf, or a matrix for which `max_jitter` is not enough,
+    and names likely causes.
 
     Notes
     -----

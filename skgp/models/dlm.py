@@ -307,14 +307,9 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
     back.) Of the weights that predict equally well, within a standard error, the nearest to 1 is
     chosen.
 
-    Returns
-    -------
-    fit : SparseFit
-        Of all rows, with the beta chosen. Its ``held_out_loss`` is of rows that neither stopped nor
-        chose.
-    path : dict of float to float
-        Mean loss, of the part that chooses, for each beta tried, in nats (half the squared error
-        for "square_loss"); empty below 30 rows, which beta = 1 is for.
+    The ``held_out_loss`` of the fit is of rows that neither stopped nor chose. The path has the
+    mean loss, of the part that chooses, for each beta tried, in nats (half the squared error for
+    "square_loss"); it is empty below 30 rows, which beta = 1 is for.
     """
     data, settings, recorder = problem.data, problem.settings, problem.recorder
     problem = replace(problem, objective=replace(problem.objective, beta=1.0))

@@ -104,45 +104,18 @@ class SWSGPFit:
 
 def fit_swsgp(
     kernel,
-    likelihood: Likelihood,
-    data: Data | MappedBlocks,
-    Z: Tensor,
-    position: Tensor,
+    likelihood: Likelihood,  # at the parameters that it starts from
+    data: Data | MappedBlocks,  # n rows, or blocks of which some are n
+    Z: Tensor,  # (M, d), inducing points
+    position: Tensor,  # (n,) of int64; which of them each row is, -1 for none
     *,
-    offset: Tensor,
+    offset: Tensor,  # (c,), prior means
     settings: Settings,
-    generator: torch.Generator,
-    start: SWSGPState | None = None,
-    callback: Callback | None = None,
+    generator: torch.Generator,  # on the CPU
+    start: SWSGPState | None = None,  # of an earlier fit: its prior, and q(u) if M is the same
+    callback: Callback | None = None,  # True ends a step with what it has
 ) -> SWSGPFit:
-    """Fit q(u) (steps 1 to 4 of the module docstring).
-
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    likelihood : Likelihood
-        The likelihood, at the parameters that it starts from.
-    data : Data or MappedBlocks
-        n rows, or blocks of n rows of which some are n below; labels as in `skgp.likelihoods`, one
-        column a latent function.
-    Z : Tensor of shape (M, d)
-        Inducing points.
-    position : Tensor of int64, shape (n,)
-        Which of them each row is, -1 for none.
-    offset : Tensor of shape (c,)
-        Prior means.
-    settings : Settings
-    generator : torch.Generator
-        On the CPU.
-    start : SWSGPState, optional
-        Of an earlier fit: its prior is kept, and its q(u) begins where M is the same.
-    callback : callable, optional
-        ``callback(iteration, {"loss": float})``; True ends a step with what it has.
-
-    Returns
-    -------
-    SWSGPFit
-    """
+    """Fit q(u) (steps 1 to 4 of the module docstring)."""
     recorder = StopRecorder(callback)
     blocks = data if isinstance(data, MappedBlocks) else None
     rows = data.some if isinstance(data, MappedBlocks) else data

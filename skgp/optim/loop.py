@@ -193,23 +193,7 @@ def host_generator(generator: torch.Generator) -> torch.Generator:
 class TrainingLoop:
     """Minimise a (stochastic) loss by the steps of an optimizer.
 
-    Parameters
-    ----------
-    parameters : dict of str to Tensor
-        Leaf tensors that the optimizer changes in place; the names serve the error messages.
-    compute_loss : callable
-        ``compute_loss(iteration) -> Tensor``, a scalar with a graph to the parameters. Draws its
-        own minibatch.
-    optimizer : Optimizer
-    schedule : callable or None, default=None
-        Maps an iteration to the learning rate of every parameter group; None leaves it alone.
-    stopping : sequence of callables, default=()
-        Rules ``rule(iteration, loss) -> bool`` (see `skgp.optim.stopping`); True stops.
-    callback : callable or None, default=None
-        ``callback(iteration, info) -> bool``, called last; True stops.
-    snapshot_every : int, default=10
-        Iterations between two copies of the parameters, kept to go back to from a NaN: one copy in
-        memory, and O(size of the parameters / snapshot_every) an iteration.
+    A copy of the parameters is kept to go back to from a NaN.
 
     Attributes
     ----------
@@ -223,14 +207,14 @@ class TrainingLoop:
 
     def __init__(
         self,
-        parameters: Mapping[str, Tensor],
-        compute_loss: Callable[[int], Tensor],
+        parameters: Mapping[str, Tensor],  # leaves, changed in place; names serve the errors
+        compute_loss: Callable[[int], Tensor],  # of an iteration; draws its own minibatch
         optimizer: Optimizer,
         *,
-        schedule: Schedule | None = None,
-        stopping: Sequence[StoppingRule] = (),
-        callback: Callable[[int, Mapping[str, Any]], bool] | None = None,
-        snapshot_every: int = 10,
+        schedule: Schedule | None = None,  # the learning rate of an iteration; None leaves it alone
+        stopping: Sequence[StoppingRule] = (),  # `skgp.optim.stopping`; True stops
+        callback: Callable[[int, Mapping[str, Any]], bool] | None = None,  # called last
+        snapshot_every: int = 10,  # iterations between two copies of the parameters
     ) -> None:
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every must be at least 1, got {snapshot_every}.")

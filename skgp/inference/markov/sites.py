@@ -140,35 +140,17 @@ class SiteBound(ABC):
 def climb(
     bound: SiteBound,
     *,
-    start: tuple[Tensor, Tensor] | None = None,
-    max_iter: int = 50,
-    tol: float = 1e-6,
-    callback: Callback | None = None,
+    start: tuple[Tensor, Tensor] | None = None,  # sites (m,), (m,) to begin with
+    max_iter: int = 50,  # evaluations, at least 1
+    tol: float = 1e-6,  # expected gain, in nats an observation, below which the search ends
+    callback: Callback | None = None,  # told "loss", minus the ELBO, and "step" after every step up
 ) -> SiteFit:
     """Maximise an ELBO by natural-gradient steps, and return the highest found.
 
-    Parameters
-    ----------
-    bound : SiteBound
-    start : (Tensor, Tensor) of shapes (m,), optional
-        Sites to begin with, such as those of hyper-parameters nearby; left aside if they give no
-        valid posterior. By default parabolas that touch the rows' log-densities at their modes, or
-        at the prior mean where there is none (labels, a count of 0): the optimum for Gaussian
-        noise.
-    max_iter : int, default=50
-        Largest number of evaluations, at least 1.
-    tol : float, default=1e-6
-        The search ends where steps are expected to gain less, in nats an observation.
-    callback : callable, optional
-        Called as ``callback(n_iter, {"loss": ..., "step": ...})`` after every step that raised the
-        ELBO, the loss being its negative; returning True ends the search.
-
-    Raises
-    ------
-    NonFiniteLossError
-        If the ELBO is not finite where the search begins.
-    ValueError
-        If `max_iter` is less than 1, or y holds a value that the likelihood refuses.
+    A start that gives no valid posterior is left aside. By default it is parabolas that touch the
+    rows' log-densities at their modes, or at the prior mean where there is none (labels, a count of
+    0): the optimum for Gaussian noise. A NonFiniteLossError refuses an ELBO that is not finite
+    there.
     """
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1; got {max_iter}.")

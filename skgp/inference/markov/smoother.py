@@ -236,12 +236,12 @@ class Evidence:
 
 def evidence(
     dynamics: Dynamics,
-    gaps: Tensor,
-    beta: Tensor,
-    weight: Tensor,
-    centre: Tensor | None = None,
+    gaps: Tensor,  # (n,), time from the point before; infinite where nothing is remembered
+    beta: Tensor,  # (n,), sites of the points in order of time; zeros for a missing value
+    weight: Tensor,  # (n,)
+    centre: Tensor | None = None,  # (n,), values c of f near which the sites are
     *,
-    prior: DensePrior | None = None,
+    prior: DensePrior | None = None,  # of these dynamics and gaps, if made before
 ) -> Evidence | DensePosterior:
     r"""Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
 
@@ -249,29 +249,10 @@ def evidence(
 
     O(n d^3) time; memory 5 n d^2 numbers, in tiles beyond half a gigabyte.
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-    gaps : Tensor of shape (n,)
-        Time from the point before, not negative; the first is not read, or that from the origin
-        (`Dynamics.gaps`). Infinite where nothing is remembered.
-    beta, weight : Tensor of shape (n,)
-        Sites of the points in order of time; zeros for a missing value.
-    centre : Tensor of shape (n,), optional
-        Values c of f near which the sites are: each is divided by its value there. Where weights
-        are large, log Z is a small difference of terms like :math:`\omega c^2 / 2`, which
-        :math:`c = \beta / \omega` leaves out from the start.
-    prior : DensePrior, optional
-        Of these dynamics and gaps, if made before.
-
-    Returns
-    -------
-    Evidence, or what has its attributes
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If negative weights leave no proper posterior.
+    The first gap is not read, or that from the origin (`Dynamics.gaps`). Each site is divided by
+    its value at the centre: where weights are large, log Z is a small difference of terms like
+    :math:`\omega c^2 / 2`, which :math:`c = \beta / \omega` leaves out from the start. A
+    NotPositiveDefiniteError says that negative weights leave no proper posterior.
     """
     _check_shapes(gaps, beta, weight)
     if prior is None and dynamics.origin is None and len(gaps) <= few_times(dynamics.n_states):

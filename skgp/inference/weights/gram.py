@@ -70,7 +70,7 @@ class StreamingGram(TensorState):
     Examples
     --------
     >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.inference.weights.design import WhitenedInducingBasis
+    >>> from skgp.inference.weights.bases import WhitenedInducingBasis
     >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
     >>> statistics = StreamingGram(WhitenedInducingBasis(RBF(1.0), X[::2]))
     >>> for rows in (slice(0, 8), slice(8, 20)):
@@ -249,12 +249,12 @@ def _check(statistics: StreamingGram, noise_variance: float) -> None:
 
 
 def optimal_gaussian(
-    gram: Tensor,
-    projection: Tensor,
+    gram: Tensor,  # Phi' Phi (m, m); not changed
+    projection: Tensor,  # Phi' y (m,)
     noise_variance: float | Tensor,
-    prior_precision: Tensor,
+    prior_precision: Tensor,  # S, (m,) or (m, m)
     *,
-    n_dense: int,
+    n_dense: int,  # 0 for the diagonal structure, m for the full one
 ) -> tuple[WeightGaussian, float]:
     r"""Maximiser of the ELBO of eq. (2) among the q with `n_dense` dense columns.
 
@@ -268,24 +268,7 @@ def optimal_gaussian(
     the full optimum, for which :math:`C C^T = G^{-1}`. A diagonal one follows from Proposition 1.
     With :math:`G = U U^T`, U upper triangular, the full optimum is :math:`U^{-T}`.
 
-    Parameters
-    ----------
-    gram : Tensor of shape (m, m)
-        :math:`\Phi^T \Phi`; not changed.
-    projection : Tensor of shape (m,)
-        :math:`\Phi^T y`.
-    noise_variance : float or Tensor of shape ()
-        :math:`\sigma^2`.
-    prior_precision : Tensor of shape (m,) or (m, m)
-        S.
-    n_dense : int
-        0 for the diagonal structure, m for the full one, chevron between them.
-
-    Returns
-    -------
-    q : WeightGaussian
-    jitter : float
-        What had to be added to the diagonal of G; 0.0 almost always.
+    With what had to be added to the diagonal of G, 0.0 almost always.
 
     Notes
     -----
