@@ -16,22 +16,27 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import Kernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product, Sum
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.linalg.runtime import asks_for_gradients, constant_like
 from skgp.linalg.small_matrices import matmul
 
-from .expression import Binder, check_kernel, summands
+from .expression import Binder, Part, check_kernel, summands
 from .sde_block import Block
 from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
+from .specs import SHO, Cosine, LocalLinearTrend
+
+
+#: Whose parameters are affine in theta, with slopes that their values do not decide.
+_AFFINE = (ConstantKernel, Cosine, LocalLinearTrend, Matern, RBF, SHO)
 
 
 def has_state_space(kernel: Kernel) -> bool:
@@ -94,7 +99,7 @@ class StateSpace:
         self.kernel = copy.deepcopy(kernel)  # later changes by the caller must not reach it
         self.tolerance = tolerance
         self._bind = Binder(self.kernel)
-        components = self._expand(None).components
+        self._own = components = self._expand(None).components
         self._primitives = [[f.primitive for f in c.factors] for c in components]
         self.n_parameters = _count_parameters(self._primitives)
         self.origin = origin_of(self.kernel)  # None of what is stationary
@@ -110,11 +115,20 @@ class StateSpace:
 
         Gradients flow to theta (t,); None takes the kernel's own values.
         """
-        components = self._expand(theta).components
+        components = self._own if theta is None else self._expand(theta).components
         variances, factors = zip(*((c.log_variance, c.factors) for c in components), strict=True)
         rates = [f.log_rate for each in factors for f in each]
         shapes = [f.log_shape for each in factors for f in each if f.log_shape is not None]
         return torch.stack([*variances, *rates, *shapes])
+
+    @property
+    def structure(self) -> tuple | None:
+        """What `parameters` is a function of besides theta; None where it asks for more.
+
+        Forms of equal structure have equal slopes where their parameters are affine in theta.
+        """
+        found = _structure(self._bind.part)
+        return None if found is None else (self.tolerance, found)
 
     @property
     def is_length_scale(self) -> np.ndarray:
@@ -132,8 +146,13 @@ class StateSpace:
         with torch.no_grad():
             return self._expand(theta).error
 
-    def at(self, parameters: Tensor | None = None) -> Dynamics:
-        """Matrices at parameters (q,); by default those of the kernel's own hyper-parameters."""
+    def at(
+        self, parameters: Tensor | None = None, moving: Sequence[bool] | None = None
+    ) -> Dynamics:
+        """Matrices at parameters (q,); by default those of the kernel's own hyper-parameters.
+
+        Derivatives of covariances are those in the `moving` ones (q,), by default all.
+        """
         if parameters is None:
             parameters = self.parameters()
         if parameters.shape != (self.n_parameters,):
@@ -141,11 +160,15 @@ class StateSpace:
                 f"parameters must have shape ({self.n_parameters},), got "
                 f"{tuple(parameters.shape)}; StateSpace.parameters makes them."
             )
-        values = iter(parameters.detach().exp().tolist())
+        values = iter(np.exp(parameters.detach().numpy()).tolist())
         variances = [next(values) for _ in self._primitives]
         rates = [[next(values) for _ in group] for group in self._primitives]
         groups = [[p.at(next(values)) if p.has_shape else p for p in g] for g in self._primitives]
-        blocks = [Block(*parts) for parts in zip(variances, groups, rates, strict=True)]
+        asked = repeat(True) if moving is None else iter(moving)
+        moves = [[next(asked)] for _ in groups]
+        for each, group in zip(moves, groups, strict=True):
+            each += [next(asked) for _ in group]
+        blocks = [Block(*parts) for parts in zip(variances, groups, rates, moves, strict=True)]
         return Dynamics(blocks, self.origin)
 
     def summands(self) -> list[tuple[Kernel, Tensor]]:
@@ -343,6 +366,18 @@ class _Transition(torch.autograd.Function):
     def backward(ctx: Any, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, None]:
         (F,) = ctx.saved_tensors
         return ctx.slope(F, F_bar, Q_bar), None
+
+
+def _structure(part: Part) -> tuple | None:
+    """Of a part of an expression: its class, and where its hyper-parameters are in theta."""
+    kind = type(part.kernel)
+    if part.children:
+        found = tuple(_structure(child) for child in part.children)
+        return None if kind not in (Sum, Product) or None in found else (kind, *found)
+    if kind not in _AFFINE:
+        return None
+    places = (None if place is None else place.start for _, place, _ in part.params)
+    return kind, getattr(part.kernel, "nu", None), *places
 
 
 def _count_parameters(groups: Sequence[Sequence[Primitive]]) -> int:

@@ -17,8 +17,9 @@ a sum without cancellation. The derivatives are closed forms: with :math:`r_i = 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,12 +38,23 @@ class Block:
     """
 
     def __init__(
-        self, variance: float, primitives: Sequence[Primitive], rates: Sequence[float]
+        self,
+        variance: float,
+        primitives: Sequence[Primitive],
+        rates: Sequence[float],
+        moving: Sequence[bool] | None = None,
     ) -> None:
         self.variance = variance
         self.primitives = tuple(primitives)
         self.rates = tuple(rates)
+        #: Which derivatives a covariance is asked for: in the log variance, then the log rates.
+        self.moving = (True,) * (1 + len(self.rates)) if moving is None else tuple(moving)
         self.n_states = math.prod(p.n_states for p in self.primitives)
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether its covariance is a function of lags alone."""
+        return all(p.is_stationary for p in self.primitives)
 
     @cached_property
     def horizon(self) -> float:
@@ -91,32 +103,44 @@ class Block:
             q.mul_(self.variance)
 
     def covariance(
-        self, lags: np.ndarray, since: np.ndarray | None = None
-    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        self,
+        lags: np.ndarray,
+        since: np.ndarray | None = None,
+        known: dict[Any, np.ndarray] | None = None,
+    ) -> tuple[np.ndarray, list[np.ndarray | None], list[np.ndarray]]:
         """Return k, its derivatives in the log rates and in log shapes, in the shape of lags.
 
         `since` is the time from the origin to the earlier of two, for what is not stationary.
+        Correlations at rates that do not move are kept in `known`, for these lags; derivatives in
+        such are None.
         """
         if not self.primitives:
             return np.full_like(lags, self.variance), [], []
-        parts = [
-            p.correlation(r * lags) if since is None else p.covariance(r * lags, r * since)
-            for p, r in zip(self.primitives, self.rates, strict=True)
-        ]
-        values, slopes = zip(*parts, strict=True)
+        values, slopes = zip(*self._correlations(lags, since, known), strict=True)
         shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
-        if len(values) == 1:
-            by_shape = [self.variance * slope for slope in shaped.values()]
-            return self.variance * values[0], [self.variance * slopes[0]], by_shape
         others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
         return (
             self.variance * reduce(np.multiply, values),
             [
-                self.variance * reduce(np.multiply, rest, slope)
+                None if slope is None else self.variance * reduce(np.multiply, rest, slope)
                 for slope, rest in zip(slopes, others, strict=True)
             ],
             [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
         )
+
+    def _correlations(
+        self, lags: np.ndarray, since: np.ndarray | None, known: dict[Any, np.ndarray] | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Of each factor, with its derivative in the log rate where that moves."""
+        for p, r, moves in zip(self.primitives, self.rates, self.moving[1:], strict=True):
+            if not moves and known is not None and (p, r) in known:
+                yield known[p, r], None
+                continue
+            at = r * lags
+            k, slope = p.correlation(at) if since is None else p.covariance(at, r * since)
+            if not moves and known is not None and not p.has_shape:
+                known[p, r] = k
+            yield k, slope if moves else None
 
     def gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> tuple[Tensor, Tensor]:
         """Return the contraction with d/dlog variance and with each d/dlog rate."""

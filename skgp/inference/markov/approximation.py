@@ -53,7 +53,7 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
 
 def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tensor]:
     """K (m, m) of the kernel, and that of the form less K."""
-    lags = Lags.between(times.diff(prepend=times[:1]))
+    table = Lags.between(times.diff(prepend=times[:1])).tables[0]
     parts, m = summands(form.kernel), len(times)
     K, error = times.new_zeros(m, m), times.new_zeros(m, m)
     for part in parts:
@@ -61,6 +61,6 @@ def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tens
         exact = gram(part, times[:, None])
         K += exact
         if own.error():
-            approximate, _ = own.at().covariance(lags.values)
-            error += torch.from_numpy(approximate.take(lags.pairs)) - exact
+            approximate, _ = own.at().covariance(table.lags)
+            error += torch.from_numpy(approximate.take(table.pairs)) - exact
     return K, error

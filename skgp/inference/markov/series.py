@@ -15,7 +15,7 @@ nothing.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -35,6 +35,8 @@ from skgp.inference.defaults import (
 )
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import tile_rows
+
+_ROUNDING = 2.0**-43  # mathematical: of times, relative to their span, with digits to spare
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Series:
             return self._lags
         if dynamics.origin not in self._lags_since:
             dynamics.gaps(self.times)  # ValueError before the origin
-            since = (self.times.numpy() - dynamics.origin)[_pairs(len(self.times))[1]]
-            self._lags_since[dynamics.origin] = replace(self._lags, since=since)
+            since = self.times.numpy() - dynamics.origin
+            self._lags_since[dynamics.origin] = self._lags.after(since)
         return self._lags_since[dynamics.origin]
 
     @cached_property
@@ -164,26 +166,60 @@ def _merge(x: Tensor, y: Tensor, weight: Tensor | None, log_exposure: Tensor | N
 
 
 @dataclass(frozen=True)
-class Lags:
-    """Distances between the times of a short series, one for each pair of the m."""
+class LagTable:
+    """Some distances (k,), and which of them each pair of m times has."""
 
-    values: np.ndarray  # (p,), p = m (m + 1) / 2
+    lags: np.ndarray  # (k,)
+    pairs: np.ndarray  # (m, m) the distance of each entry
+    folded: np.ndarray | None = None  # (p,) the distance of each pair; None where it has its own
+    since: np.ndarray | None = None  # (k,) time from an origin to the earlier of each pair
+    known: dict = field(default_factory=dict)  # correlations of what does not move
+
+    def fold(self, upper: np.ndarray) -> np.ndarray:
+        """Sums (k,) over the pairs (p,) of each distance."""
+        if self.folded is None:
+            return upper
+        return np.bincount(self.folded, upper, len(self.lags))
+
+
+@dataclass(frozen=True)
+class Lags:
+    """Distances between the times of a short series: of its m (m + 1) / 2 pairs, p.
+
+    On a regular grid there are m distances, which the covariance of a stationary process is a
+    function of; one with an origin has them of all pairs.
+    """
+
     places: np.ndarray  # (p,) of the pairs in the upper triangle of an (m, m) matrix, flat
     pairs: np.ndarray  # (m, m) the pair of each entry
-    since: np.ndarray | None = None  # (p,) time from an origin to the earlier of each pair
+    tables: tuple[LagTable, ...]  # of stationary processes first, of others last
 
     @staticmethod
     def between(gaps: Tensor) -> "Lags":
         """Of a series (m,) in one piece."""
         times = np.cumsum(np.append(0.0, gaps.numpy()[1:]))
-        row, column, *places = _pairs(len(times))
-        return Lags(times[row] - times[column], *places)
+        row, column, places, pairs = _pairs(len(times))
+        lags, apart = np.linspace(0.0, times[-1], len(times)), row - column
+        if np.abs(times - lags).max() <= _ROUNDING * times[-1]:
+            return Lags(places, pairs, (LagTable(lags, apart.take(pairs), apart),))
+        return Lags(places, pairs, (LagTable(times[row] - times[column], pairs),))
 
     @staticmethod
     def of(gaps: Tensor) -> "Lags | None":
         """Of a series (m,) in main memory and of one piece."""
         whole = gaps.device.type == "cpu" and bool(gaps[1:].isfinite().all())
         return Lags.between(gaps) if whole else None
+
+    def after(self, since: np.ndarray) -> "Lags":
+        """The same with times (m,) since an origin."""
+        row, column, *_ = _pairs(len(since))
+        every = LagTable(since[row] - since[column], self.pairs, since=since[column])
+        stationary = self.tables[0]
+        return replace(self, tables=(every,) if stationary.folded is None else (stationary, every))
+
+    def table_of(self, is_stationary: bool) -> int:
+        """Which of them the covariance of a process is a function of."""
+        return 0 if is_stationary else len(self.tables) - 1
 
 
 def few_times(n_states: int) -> float:

@@ -28,7 +28,8 @@ however short the series. It keeps fewer digits where the weights are large (see
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,15 +63,27 @@ from skgp.linalg.small_matrices import (
 )
 
 
+_Slope = tuple[int, np.ndarray | None]
+
+
 class DensePrior:
     """The covariance K (m, m) of a short series, made once for whatever sites it is given."""
 
     def __init__(self, dynamics: Dynamics, lags: Lags) -> None:
-        self._lags = lags
-        k, self._slopes = dynamics.covariance(
-            lags.values, lags.since
-        )  # (p,), of each parameter (p,)
-        self.K = k.take(lags.pairs)
+        self._lags, values = lags, list[Any]([None] * len(lags.tables))
+        by_variance, by_rate, by_shape = list[_Slope](), list[_Slope](), list[_Slope]()
+        for _, block in dynamics.blocks:
+            i = lags.table_of(block.is_stationary)
+            table = lags.tables[i]
+            k, rates, shapes = block.covariance(table.lags, table.since, table.known)
+            values[i] = k if values[i] is None else values[i] + k
+            by_variance.append((i, k if block.moving[0] else None))
+            by_rate += [(i, each) for each in rates]
+            by_shape += [(i, each) for each in shapes]
+        #: Of each parameter, the derivative of k and its table; None where it does not move.
+        self._slopes = by_variance + by_rate + by_shape
+        known = [pair for pair in zip(values, lags.tables, strict=True) if pair[0] is not None]
+        self.K = reduce(np.add, (k.take(table.pairs) for k, table in known))  # (m, m)
 
     def suits(self, weight: Tensor) -> bool:
         """Whether weights (m,) are neither negative nor large."""
@@ -78,25 +91,29 @@ class DensePrior:
         return bool(w.min() >= 0 and w.max() * self.K.diagonal().max() <= MAX_RATIO)
 
     def contract(self, bar: np.ndarray) -> Tensor:
-        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read."""
+        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read.
+
+        0 in a parameter that does not move.
+        """
         upper = bar.take(self._lags.places)
         upper[self._lags.pairs.diagonal()] *= 0.5  # the others stand for both triangles
-        return torch.tensor([slope @ upper for slope in self._slopes], dtype=torch.float64)
+        sums = [table.fold(upper) for table in self._lags.tables]
+        found = [0.0 if slope is None else slope @ sums[i] for i, slope in self._slopes]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def derivative(self, direction: np.ndarray) -> np.ndarray:
+        """Of K (m, m), along a direction (q,) of the parameters that move."""
+        squares = [
+            (c * slope).take(self._lags.tables[i].pairs)
+            for c, (i, slope) in zip(direction, self._slopes, strict=True)
+            if c and slope is not None
+        ]
+        return reduce(np.add, squares, np.zeros_like(self.K))
 
     @property
     def covariance(self) -> Tensor:
         """K."""
         return torch.from_numpy(self.K)
-
-    @property
-    def slopes(self) -> list[np.ndarray]:
-        """Derivatives of K in each of the q parameters, one entry a pair."""
-        return self._slopes
-
-    @property
-    def pairs(self) -> np.ndarray:
-        """The pair of each entry of K, (m, m)."""
-        return self._lags.pairs
 
     def pull(self, bar: Tensor) -> Tensor:
         """`contract`, of a tensor."""
@@ -204,7 +221,7 @@ class DensePosterior:
         """
         prior, inverse = self._prior, np.tril(self._inverse)
         S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
-        parts = [S @ slope.take(prior.pairs) for slope in slopes @ np.stack(prior.slopes)]
+        parts = [S @ prior.derivative(slope) for slope in slopes]
         parts.append(S / self._root**2)
         found = np.empty((len(parts), len(parts)))
         for i, right in enumerate(parts):

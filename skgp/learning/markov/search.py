@@ -276,6 +276,8 @@ class Climb:
 
 def _beside(place: Tensor, *vectors: Tensor) -> list[Tensor]:
     """Vectors on the device and in the dtype of a place; of another device, in one transfer."""
+    if all(each.device == place.device and each.dtype == place.dtype for each in vectors):
+        return list(vectors)
     far = [each for each in vectors if each.device != place.device]
     moved = iter(torch.cat(far).to(place).split([len(each) for each in far]) if far else ())
     return [each.to(place) if each.device == place.device else next(moved) for each in vectors]
