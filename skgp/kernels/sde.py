@@ -34,7 +34,6 @@ from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
 from .specs import SHO, Cosine, LocalLinearTrend
 
-
 #: Whose parameters are affine in theta, with slopes that their values do not decide.
 _AFFINE = (ConstantKernel, Cosine, LocalLinearTrend, Matern, RBF, SHO)
 

@@ -62,7 +62,6 @@ from skgp.linalg.small_matrices import (
     symmetrize,
 )
 
-
 _Slope = tuple[int, np.ndarray | None]
 
 

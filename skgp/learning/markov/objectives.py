@@ -125,7 +125,7 @@ class Component:
         """Of the form, (q,), without a graph."""
         if self.slopes is None:
             return self.form.parameters(theta).detach()
-        moved = self.slopes.numpy() @ (theta.numpy() - self.theta.numpy())  # a third of torch's time
+        moved = self.slopes.numpy() @ (theta - self.theta).numpy()
         return torch.from_numpy(self._level.numpy() + moved)
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:

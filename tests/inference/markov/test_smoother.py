@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import series as layout
 from skgp.inference.markov.smoother import DensePrior, evidence
+from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError
 from tests.reference.state_space import (
@@ -233,6 +234,52 @@ def test_next_to_no_noise_and_long_series_are_not_for_the_dense_route():
     assert prior.suits(weight) and not (prior.suits(1e10 * weight) or prior.suits(-weight))
     assert layout.Lags.of(gap) is None
     assert layout.few_times(2) < 450 < layout.few_times(50) < layout.few_times(10**6) < 2000
+
+
+@pytest.mark.parametrize("route", ["dense"], indirect=True)
+@pytest.mark.parametrize("times", [0.1 * np.arange(12) + 3.0, np.arange(12.0) ** 1.5])
+def test_dense_covariances_are_those_of_transitions_with_an_origin_or_without(times):
+    season = 0.7 * Cosine(0.4, "fixed") * Matern(3.0, nu=0.5)
+    trend = LocalLinearTrend(0.3, 2.0, 0.5, level_bounds="fixed", origin=times[0] - 1)
+    x = torch.from_numpy(times)
+    series = layout.make_series(x, torch.zeros_like(x))
+    bar = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bar = bar + bar.T
+    for kernel in (SUM + season, season + trend):
+        form = state_space(kernel)
+        dynamics = form.at()
+        lags = series.lags_of(dynamics)
+        assert len(lags.tables[0].lags) == (12 if times[0] else 78)
+        found, F = DensePrior(dynamics, lags), series_covariance(dynamics, x)
+        torch.testing.assert_close(found.covariance, F, rtol=1e-11, atol=1e-12)
+        slopes = found.pull(bar)
+        for i, slope in enumerate(slopes.tolist()):
+            ends = []
+            for h in (-1e-5, 1e-5):
+                moved = form.parameters().clone()
+                moved[i] += h
+                ends.append(0.5 * float((bar * series_covariance(form.at(moved), x)).sum()))
+            assert slope == pytest.approx((ends[1] - ends[0]) / 2e-5, rel=1e-6, abs=1e-6)
+        asked = [i % 2 == 0 for i in range(len(slopes))]
+        for _ in range(2):  # what does not move is kept
+            some = DensePrior(form.at(moving=asked), lags)
+            torch.testing.assert_close(some.covariance, found.covariance, rtol=1e-14, atol=0)
+            torch.testing.assert_close(some.pull(bar), slopes * torch.tensor(asked))
+
+
+def series_covariance(dynamics, times):
+    """K (m, m) by the transitions between all pairs of times, from the state at the first."""
+    H, m = dynamics.observation, len(times)
+    first = dynamics.gaps(times)[:1]
+    F, Q = (each[..., 0] for each in dynamics.transition(first))
+    P0 = F @ dynamics.stationary @ F.T + Q
+    F, Q = dynamics.transition(times - times[0])
+    K = torch.zeros(m, m, dtype=torch.float64)
+    for j in range(m):
+        P = F[..., j] @ P0 @ F[..., j].T + Q[..., j]
+        ahead, _ = dynamics.transition(times[j:] - times[j])
+        K[j:, j] = K[j, j:] = torch.einsum("a,abn,bc,c->n", H, ahead, P, H)
+    return K
 
 
 def test_evidence_may_enter_a_graph():

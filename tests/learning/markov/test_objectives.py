@@ -13,7 +13,7 @@ from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.smoother import DensePosterior
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.sde import state_space
-from skgp.learning.markov.objectives import GaussianEvidence
+from skgp.learning.markov.objectives import Component, GaussianEvidence
 from skgp.likelihoods import Gaussian
 
 KERNEL = 0.8 * Matern(0.5, nu=1.5)
@@ -114,3 +114,15 @@ def test_weights_of_rows_enter_as_repetitions():
     pairs = zip(found.gradients(), expected.gradients(), strict=True)
     for a, b in (*pairs, (found.likelihood_gradient, expected.likelihood_gradient)):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_slopes_of_one_structure_serve_forms_of_other_values():
+    kernels = [c * Matern(s, nu=1.5) + Matern(2 * s, "fixed") for c, s in ((1.0, 0.3), (7.0, 11.0))]
+    kernels += [2.0 * Matern(0.3, nu=0.5) + Matern(2.0), 2.0 * Matern(0.3) * Matern(2.0)]
+    for kernel in kernels:
+        component = Component(kernel)
+        theta = component.theta + torch.linspace(-0.5, 0.5, len(component.theta)).double()
+        expected = component.form.parameters(theta)
+        torch.testing.assert_close(component.parameters(theta), expected, rtol=0, atol=1e-14)
+    same = [Component(kernel).slopes for kernel in kernels]
+    assert same[0] is same[1] and same[0] is not same[2]
