@@ -148,24 +148,10 @@ class OnlineLaplace(TensorState):
     1500 rows, 256 Fourier features, is .198 from one batch, .204 to .205 from batches of 100 rows
     and .207 to .209 from single rows, in either of two orders.
 
-    Parameters
-    ----------
-    basis : Basis
-        Features of m weights; up to about 2000.
-    offset : Tensor of shape (c,)
-        Constants :math:`o_j` of the latent functions, e.g. the link of the base rates of the first
-        batch. They stay: what later batches say otherwise is left to the weights.
-    likelihood : PointLikelihood
-        Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
-
-    Attributes
-    ----------
-    weights : Tensor of shape (m, c)
-        Posterior means :math:`w_t`, float64.
-    precision : Tensor of shape (c, m, m)
-        :math:`H_t`, float64.
-    n_iter : int
-        Newton steps of the last update, of the column that took most.
+    Of a basis of up to about 2000 features, with constants :math:`o_j`, e.g. the link of the base
+    rates of the first batch. They stay: what later batches say otherwise is left to the weights.
+    The state is the means :math:`w_t` (m, c) and precisions :math:`H_t` (c, m, m), float64, and
+    `n_iter`, the Newton steps of the last update, of the column that took most.
 
     Notes
     -----

@@ -41,40 +41,18 @@ from skgp.linalg.runtime import TensorState
 
 @dataclass(frozen=True)
 class KrigingModel(LocalPredictor):
-    r"""Training rows, and what they say about others near them.
+    r"""Training rows, and what they say about others near them."""
 
-    Attributes
-    ----------
-    kernel : sklearn kernel expression without noise
-    noise : float
-        :math:`\sigma^2`, the variance of an observation of weight 1.
-    X : Tensor of shape (M, d)
-        Distinct rows.
-    targets : Tensor of shape (M, c)
-    weight : Tensor of shape (M,) or None
-        Positive; None counts every row once.
-    offset : Tensor of shape (c,)
-        m, the prior means of the targets.
-    n_neighbors : int
-        H; all rows where there are fewer.
-    link : LabelLink or None
-        Of a classifier.
-    neighbors : {"auto", "exact", "faiss"}
-        See :class:`~skgp.inference.neighbors.search.NeighborSearch`.
-    n_scales : int
-        Scales that share the neighbours (:mod:`skgp.inference.neighbors.conditionals`).
-    """
-
-    kernel: Any
-    noise: float
-    X: Tensor
-    targets: Tensor
-    weight: Tensor | None
-    offset: Tensor
-    n_neighbors: int
-    link: Any = None
-    neighbors: str = "auto"
-    n_scales: int = 1
+    kernel: Any  # without noise
+    noise: float  # sigma^2, the variance of an observation of weight 1
+    X: Tensor  # (M, d), distinct rows
+    targets: Tensor  # (M, c)
+    weight: Tensor | None  # (M,), positive; None counts every row once
+    offset: Tensor  # (c,); m, the prior means of the targets
+    n_neighbors: int  # H; all rows where there are fewer
+    link: Any = None  # `LabelLink` of a classifier
+    neighbors: str = "auto"  # "auto", "exact" or "faiss": see `NeighborSearch`
+    n_scales: int = 1  # that share the neighbours
 
     points = property(lambda self: self.X)
     values = property(lambda self: self.targets - self.offset)

@@ -45,26 +45,12 @@ _METHODS = ("auto", "exact", "faiss")
 class NeighborSearch:
     """Search for the nearest of a fixed set of points under a kernel's metric.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    Z : Tensor of shape (M, d)
-        The points; held by reference.
-    method : {"auto", "exact", "faiss"}, default="auto"
-        "auto" and "exact" are as above. Only "auto" may miss a neighbour, and only where there are
-        more than 50 columns, at least 4096 points and principal components, a quarter of the
-        columns or fewer, that hold nine tenths of their variance: of 32 neighbours of an MNIST
-        digit it finds 99.6%. "faiss" leaves the candidates to the library of that name.
-    part : bool, default=False
-        Whether Z is part of a larger set, so that all of it may be equally near.
-
-    Raises
-    ------
-    ValueError
-        If the kernel gives all points the same correlation, or the method is unknown or unable to
-        use the kernel's metric.
-    ImportError
-        If faiss is asked for and not installed.
+    "auto" and "exact" are as above. Only "auto" may miss a neighbour, and only where there are more
+    than 50 columns, at least 4096 points and principal components, a quarter of the columns or
+    fewer, that hold nine tenths of their variance: of 32 neighbours of an MNIST digit it finds
+    99.6%. "faiss" leaves the candidates to the library of that name. Points Z (M, d) that are
+    `part` of a larger set may all be equally near; else a ValueError refuses a kernel that gives
+    all points the same correlation.
 
     Notes
     -----
@@ -105,22 +91,9 @@ class NeighborSearch:
     def query(self, X: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:
         """Indices of the k points nearest to each row.
 
-        Parameters
-        ----------
-        X : Tensor of shape (n, d)
-        k : int
-        exclude : Tensor of int64, shape (n,), optional
-            The index of a point that is not to be returned for a row; -1 for none.
-
-        Returns
-        -------
-        Tensor of int64, shape (n, k)
-            Nearest first; of equally near points the smaller index first.
-
-        Raises
-        ------
-        ValueError
-            If there are not k points to return, or shapes do not fit.
+        Nearest first; of equally near points the smaller index first. `exclude` (n,) of int64 is
+        the index of a point that is not to be returned for a row; -1 for none. A ValueError says
+        where there are not k points to return, or shapes do not fit.
 
         Notes
         -----

@@ -69,25 +69,16 @@ class FourierBasis:
 
     Random access to a block costs O(block) and nothing of size m x d is stored, for m up to 1e7 and
     beyond.
-
-    Parameters
-    ----------
-    fourier : FourierFeatures
-        Scaled such that Phi Phi' is about K.
-    dtype : torch.dtype, default=torch.float64
-        Of what the methods return.
-    device : torch.device or str, default="cpu"
-        Where X and theta lie, and what the methods return.
     """
 
     diagonal_precision = True
 
     def __init__(
         self,
-        fourier: FourierFeatures,
+        fourier: FourierFeatures,  # scaled such that Phi Phi' is about K
         *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float64,  # of what the methods return
+        device: torch.device | str = "cpu",  # where X and theta lie, and what the methods return
     ) -> None:
         self.fourier = fourier
         self.dtype, self.device = dtype, torch.device(device)
@@ -124,17 +115,6 @@ class InducingBasis:
 
     With Z = X (m = n) the prior and the posterior mean are those of the exact GP (appendix I.2).
     Each inducing point is a sampling unit.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        Without noise.
-    Z : Tensor or ndarray of shape (m, d)
-        Inducing points; a memory map is read row by row.
-    dtype : torch.dtype, default=torch.float64
-        Of what the methods return.
-    device : torch.device or str, default="cpu"
-        Where X and theta lie, and what the methods return.
     """
 
     diagonal_precision = False
@@ -143,11 +123,11 @@ class InducingBasis:
 
     def __init__(
         self,
-        kernel: Any,
-        Z: Array,
+        kernel: Any,  # without noise
+        Z: Array,  # (m, d), inducing points; a memory map is read row by row
         *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float64,  # of what the methods return
+        device: torch.device | str = "cpu",  # where X and theta lie, and what the methods return
     ) -> None:
         self.kernel = kernel
         self.Z = Z

@@ -156,18 +156,6 @@ class StochasticSolver:
     """Minibatch iterations on an objective; a subclass says what `iterate` does.
 
     `rules` are called with (iteration, entries of the history) when the host looks; True stops.
-
-    Parameters
-    ----------
-    X, y : Tensor or ndarray of shape (n, d) and (n,) or (n, c)
-        A memory map is read by rows, as they are sampled; it is never loaded. Tensors lie on the
-        device of the basis.
-    basis : StochasticBasis
-        Its ``dtype`` and ``device`` are those of all parameters.
-    state : SolverState
-        Changed in place.
-    options : SGDOptions
-    generator : torch.Generator
     """
 
     default_decay: ClassVar[float]
@@ -175,10 +163,10 @@ class StochasticSolver:
 
     def __init__(
         self,
-        X: Array,
-        y: Array,
-        basis: StochasticBasis,
-        state: Any,
+        X: Array,  # (n, d); a memory map is read by rows, as they are sampled
+        y: Array,  # (n,) or (n, c)
+        basis: StochasticBasis,  # its dtype and device are those of all parameters
+        state: Any,  # a `SolverState`, changed in place
         options: SGDOptions,
         generator: torch.Generator,
     ) -> None:

@@ -278,15 +278,10 @@ def _factor_of(kernel: Any, U: Tensor, theta: Tensor | None, jitter: float) -> T
 class LowRankControlVariate:
     r"""Control variate of :math:`v^T M v` for the columns v of V, with running sums :math:`B V`.
 
-    Parameters
-    ----------
-    factor : callable
-        Columns of B (see `support_features` and `nystrom_factor`), which B_i and B_j are.
-    sums : Tensor of shape (rank, q)
-        B V; kept, and moved by whoever moves V (Proposition 3). float64 whatever the precision of
-        V, because rounding errors would add up.
-    weights : Tensor of shape (rank, rank), optional
-        A (`projection_weights`); the identity by default.
+    `factor` gives columns of B (`support_features`, `nystrom_factor`), `weights` are A
+    (`projection_weights`), the identity by default. The sums B V (rank, q) are kept, and moved by
+    whoever moves V (Proposition 3): in float64 whatever the precision of V, because rounding errors
+    would add up.
     """
 
     def __init__(self, factor: Factor, sums: Tensor, *, weights: Tensor | None = None) -> None:

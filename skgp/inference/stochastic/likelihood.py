@@ -113,20 +113,7 @@ class LikelihoodSolver(StochasticSolver):
     :math:`-\tfrac12 \log|S|` for a dense S), and "support_log_prob", the mean log-density of the
     support rows at the exact latent mean, NaN while hyper-parameters are learned.
 
-    Parameters
-    ----------
-    X, y, basis, options, generator
-        As for `StochasticSolver`.
-    state : LikelihoodState
-    likelihood : Likelihood
-        Log-concave in the latent value.
-    bound : {"plug-in", "strict"}, default="plug-in"
-        See the module.
-
-    Raises
-    ------
-    ValueError
-        For an option out of range, named with its value and the remedy.
+    Other arguments are those of `StochasticSolver`.
 
     Notes
     -----
@@ -164,9 +151,9 @@ class LikelihoodSolver(StochasticSolver):
         state: LikelihoodState,
         options: SGDOptions,
         generator: torch.Generator,
-        likelihood: Likelihood,
+        likelihood: Likelihood,  # log-concave in the latent value
         *,
-        bound: str = "plug-in",
+        bound: str = "plug-in",  # or "strict": see the module
     ) -> None:
         super().__init__(X, y, basis, state, options, generator)
         self.likelihood, self.bound = likelihood, bound

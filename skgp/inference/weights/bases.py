@@ -36,21 +36,9 @@ class WhitenedInducingBasis(TensorState):
     in which the prior of the weights is ``N(0, I)``:
     :math:`\Phi \Phi^T = k(X, Z) k(Z, Z)^{-1} k(Z, X)`.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    Z : Tensor of shape (m, d)
-        Inducing points; m up to about 1e4.
-
-    Attributes
-    ----------
-    jitter : float
-        Added to the diagonal of ``k(Z, Z)``, absolute.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        If ``k(Z, Z)`` is singular beyond what jitter repairs, e.g. by duplicated points.
+    Z (m, d) are up to about 1e4 points; `jitter` is what was added to the diagonal of ``k(Z, Z)``,
+    absolute. A NotPositiveDefiniteError says that this is singular beyond what jitter repairs, e.g.
+    by duplicated points.
 
     Notes
     -----

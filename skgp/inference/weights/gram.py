@@ -37,17 +37,8 @@ from skgp.linalg.runtime import TensorState
 class StreamingGram(TensorState):
     r"""Running :math:`A = \Phi^T W \Phi` and :math:`b = \Phi^T W y` of all rows seen.
 
-    Parameters
-    ----------
-    basis : Basis
-        Features with prior weights ``N(0, I)``.
-    dtype : torch.dtype, default=torch.float64
-        Precision of the features and of the products within a chunk of rows. With float32 (twice
-        as fast) chunks have at most 4096 rows and their sums are added in float64, which leaves a
-        relative error of about 1e-6 in A.
-    shift : float, default=0.0
-        Near the targets: sums are of :math:`y - \mathrm{shift}`, whose squares keep the digits of
-        the variance.
+    With float32 features (twice as fast) chunks have at most 4096 rows and their sums are added in
+    float64, which leaves a relative error of about 1e-6 in A.
 
     Attributes
     ----------
@@ -82,10 +73,10 @@ class StreamingGram(TensorState):
 
     def __init__(
         self,
-        basis: Basis,
+        basis: Basis,  # with prior weights N(0, I)
         *,
-        dtype: torch.dtype = torch.float64,
-        shift: float = 0.0,
+        dtype: torch.dtype = torch.float64,  # of the features and of products within a chunk
+        shift: float = 0.0,  # near the targets: squares of y - shift keep their digits
     ):
         self.basis, self.shift, self.dtype = basis, shift, dtype
         m = basis.n_features

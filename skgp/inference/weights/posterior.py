@@ -42,14 +42,8 @@ from skgp.linalg.runtime import TensorState
 class WeightGaussian(TensorState):
     r"""The Gaussian :math:`q(w) = N(\mu, C C^T)` with a chevron factor C.
 
-    Parameters
-    ----------
-    mean : Tensor of shape (m,)
-        :math:`\mu`.
-    columns : Tensor of shape (m, k)
-        Dense columns of C, ``0 <= k <= m``: lower triangular with a positive diagonal.
-    tail_std : Tensor of shape (m - k,)
-        Diagonal of C in the other columns, positive.
+    `mean` (m,), the dense columns of C (m, k), lower triangular with a positive diagonal, and
+    `tail_std` (m - k,), the diagonal of C in the other columns, positive.
 
     Notes
     -----
@@ -210,16 +204,9 @@ class ClassifierPosterior(TensorState):
 
     .. math:: f_j(x) = o_j + \phi(x)^T w_j, \qquad w_j \sim N(\mu_j, C_j C_j^T).
 
-    Parameters
-    ----------
-    basis : Basis
-    weights : Tensor of shape (m, c)
-        :math:`\mu_j`.
-    offset : Tensor of shape (c,)
-        :math:`o_j`.
-    covariance : sequence of c WeightGaussian, optional
-        Their factors :math:`C_j`, of the same number k of dense columns; their means are not used.
-        Without it the weights are known exactly, and every variance is 0.
+    The factors :math:`C_j` are those of c `covariance` Gaussians of the same number k of dense
+    columns, whose means are not used. Without them the weights are known exactly, and every
+    variance is 0.
 
     Notes
     -----
@@ -232,8 +219,8 @@ class ClassifierPosterior(TensorState):
     def __init__(
         self,
         basis: Basis,
-        weights: Tensor,
-        offset: Tensor,
+        weights: Tensor,  # (m, c); mu_j
+        offset: Tensor,  # (c,); o_j
         covariance: Sequence[WeightGaussian] | None = None,
     ):
         m, c = basis.n_features, offset.shape[0]

@@ -51,33 +51,15 @@ STOCHASTIC_GRADIENTS = ("bmc", "smooth_bmc", "ups")
 
 @dataclass(frozen=True)
 class Objective:
-    """What to minimise and over what.
-
-    Attributes
-    ----------
-    likelihood : Likelihood
-        The likelihood and its free parameters.
-    name : {"log_loss", "elbo", "fitc", "square_loss"}
-    beta : float
-        Weight of the KL divergence, not negative.
-    unit : float
-        Of "square_loss", the noise variance in units of the prior variance at which beta counts as
-        1 (see :func:`skgp.inference.collapsed.evidence_ratio`).
-    gradient : {"exact", "bmc", "smooth_bmc", "ups"}
-        Of the log-expectations of "log_loss"; "exact" is a closed form or quadrature.
-    n_gradient_samples : int
-        Samples of the others, for each row and iteration.
-    learn_kernel, learn_likelihood, learn_inducing : bool
-        Whether theta, the parameters of the likelihood and Z are minimised over too.
-    """
+    """What to minimise and over what."""
 
     likelihood: Likelihood
-    name: str = "log_loss"
-    beta: float = 1.0
-    unit: float = 1.0
-    gradient: str = "exact"
-    n_gradient_samples: int = 10
-    learn_kernel: bool = True
+    name: str = "log_loss"  # or "elbo", "fitc", "square_loss"
+    beta: float = 1.0  # weight of the KL divergence, not negative
+    unit: float = 1.0  # noise over prior variance at which beta counts as 1, of "square_loss"
+    gradient: str = "exact"  # or "bmc", "smooth_bmc", "ups", of the log-expectations
+    n_gradient_samples: int = 10  # of each row and iteration
+    learn_kernel: bool = True  # whether theta is minimised over too; likewise the next two
     learn_likelihood: bool = True
     learn_inducing: bool = True
 

@@ -54,24 +54,13 @@ from skgp.optim.stopping import StopRecorder
 
 @dataclass(frozen=True)
 class Training:
-    """Where a search ended.
-
-    Attributes
-    ----------
-    state : SparseState
-    loss : float
-        The objective, in nats (squared units of y for the square loss), summed over the rows.
-    history : list of float
-        The same an observation, after each iteration.
-    converged, stopped : bool
-        Whether the tolerance, or the callback, ended the search.
-    """
+    """Where a search ended."""
 
     state: SparseState
-    loss: float
-    history: list[float] = field(default_factory=list)
-    converged: bool = False
-    stopped: bool = False
+    loss: float  # the objective, in nats (squared units of y for the square loss)
+    history: list[float] = field(default_factory=list)  # the same an observation
+    converged: bool = False  # whether the tolerance ended the search
+    stopped: bool = False  # whether the callback did
 
 
 class SparseCoordinates(Coordinates):
