@@ -1,14 +1,11 @@
 """QSGPRegressor: the contracts of every regressor, and what is its own."""
 
 import pickle
-import signal
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -19,8 +16,7 @@ from sklearn.gaussian_process.kernels import (
 
 from skgp import QSGPRegressor
 from skgp.learning.selection import held_out_rows
-from skgp.linalg import NumericalWarning
-from tests.contracts.estimators import Recorder, RegressorContract
+from tests.contracts.estimators import RegressorContract
 from tests.same import assert_same
 
 #: Every (basis, n_basis, solver, covariance) there is; n_basis=None is one function a row.
@@ -50,7 +46,6 @@ SOLVERS = [
     dict(basis=basis, n_basis=n_basis, solver=solver)
     for basis, n_basis, solver, _ in dict.fromkeys((*c[:3], None) for c in COMBINATIONS)
 ]
-ITERATIVE = [options for options in SOLVERS if options["solver"] != "cholesky"]
 
 
 def name(options):
@@ -201,29 +196,6 @@ def test_evidence_of_an_earlier_fit_is_forgotten(data):
 
 
 # ---- watching, stopping, going on -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", ITERATIVE, ids=name)
-def test_progress_bar_and_early_stop(options, data, X_new, capsys):
-    pytest.importorskip("rich")
-    bar = pytest.importorskip("sklearn.callback").ProgressBar()
-    estimator = make(**options, tol=1e-12).set_callbacks(bar, Recorder(stop_after=1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)  # stopped short of tol, as asked
-        estimator.fit(*data)
-    assert "QSGPRegressor" in capsys.readouterr().out
-    assert estimator.n_iter_ == 1 and not estimator.interrupted_
-    assert np.isfinite(estimator.predict(X_new, return_std=True)).all()
-
-
-@pytest.mark.parametrize("options", ITERATIVE, ids=name)
-def test_ctrl_c_leaves_a_usable_estimator(options, data, X_new):
-    recorder = Recorder(on_iteration=lambda: signal.raise_signal(signal.SIGINT))
-    estimator = make(**options, tol=1e-12).set_callbacks(recorder)
-    with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C"):
-        estimator.fit(*data)
-    assert estimator.interrupted_ and estimator.n_iter_ == 1
-    assert np.isfinite(estimator.predict(X_new, return_std=True)).all()
 
 
 @pytest.mark.parametrize("basis", ["fourier", "inducing"])
