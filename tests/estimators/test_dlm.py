@@ -17,7 +17,6 @@ from skgp.learning import defaults
 from tests.contracts.estimators import (
     CountRegressorContract,
     CountRegressorPredictions,
-    Recorder,
     RegressorContract,
     RegressorPredictions,
     rbf_kernel,
@@ -222,18 +221,6 @@ def test_noise_free_targets_are_interpolated_closely():
 
 
 # ---- beta ----------------------------------------------------------------------------------------
-
-
-def test_beta_auto_reports_its_path_and_costs_few_fits():
-    X, y = wave()
-    counts = Recorder(), Recorder()
-    single = DLMGPRegressor(KERNEL, **QUICK).set_callbacks(counts[0]).fit(X, y)
-    model = DLMGPRegressor(KERNEL, beta="auto", **QUICK).set_callbacks(counts[1]).fit(X, y)
-    assert model.beta_ in model.beta_path_
-    assert list(model.beta_path_) == [beta for beta in defaults.BETAS if beta in model.beta_path_]
-    n_single, n_path = (recorder.ended.count("iteration") for recorder in counts)
-    assert n_path <= 4 * n_single
-    assert single.beta_ == 1.0 and single.beta_path_ == {}
 
 
 def many_points_for_few_rows():
@@ -470,16 +457,6 @@ def test_rates_are_learned_and_intervals_cover(link):
     lower, upper = fit.predict_interval(X[200:], coverage=0.9)
     covered = ((lower <= y[200:]) & (y[200:] <= upper)).mean()
     assert 0.85 < covered < 0.97
-
-
-@links
-def test_loss_is_that_of_the_predictions_and_the_divergence(link, count_data):
-    divergence = []
-    for beta in (1e-3, 0.5):
-        fit = kept_counting(beta=beta, link=link).fit(*count_data)
-        rows = -fit.log_predictive_density(*count_data).sum()
-        divergence.append((fit.loss_ - rows) / beta)
-    assert divergence[0] > divergence[1] > 0
 
 
 @links

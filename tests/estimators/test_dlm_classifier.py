@@ -137,18 +137,6 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
 # ---- the loss ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("likelihood", ["probit", "logit"])
-def test_loss_is_that_of_the_predictions_and_the_divergence(likelihood, moons):
-    X, y = moons[:2]
-    divergence = []
-    for beta in (1e-3, 0.5):
-        options = dict(kernel=4.0 * RBF(1.0), optimizer=None, beta=beta, likelihood=likelihood)
-        model = DLMGPClassifier(**QUICK, **options).fit(X, y)
-        rows = -model.log_predictive_density(X, y).sum()
-        divergence.append((model.loss_ - rows) / beta)
-    assert divergence[0] > divergence[1] > 0
-
-
 def test_auto_beta_is_of_its_path(moons):
     model = DLMGPClassifier(beta="auto", **QUICK).fit(*moons[:2])
     assert model.beta_ in model.beta_path_ and len(model.beta_path_) >= 3
@@ -203,6 +191,3 @@ def test_state_does_not_grow_with_the_rows(moons):
         for X, y in (moons[:2], moons[2:])
     ]
     assert sizes[1] < sizes[0] + 5000
-
-
-# ---- bad input -----------------------------------------------------------------------------------

@@ -17,17 +17,16 @@ from skgp.inference.collapsed import (
 from skgp.learning import defaults
 from skgp.learning.defaults import BETAS
 from skgp.learning.sparse.objective import (
-    BestState,
     Objective,
     Problem,
     Settings,
     held_out_losses,
 )
-from skgp.learning.sparse.search import Blend, Training, fit_all_rows
+from skgp.learning.sparse.search import Blend, fit_all_rows
 from skgp.learning.sparse.start import start_state
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from skgp.models import dlm as module
-from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, minimise
+from skgp.models.dlm import fit_beta_path, fit_sparse, minimise
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 from tests.reference.sparse import GAUSSIAN, LIKELIHOODS
@@ -447,83 +446,6 @@ def test_fit_sparse_by_the_square_loss_of_constant_targets_is_finite():
 PROBIT = Bernoulli("probit")
 
 
-# ---- the order ----------------------------------------------------------------------------------
-
-
-def stub_path(losses, monkeypatch):
-    """Run a path of stubs: the state that a fit finds is its beta, with the loss ``losses[beta]``.
-
-    Returns the fit, the path, and what was minimised: (state to begin with, objective).
-    """
-    calls = []
-
-    def minimise(state, data, objective, problem, watch=None):
-        calls.append((state, objective))
-        return Training(State(objective.beta), 1.0, [objective.beta])
-
-    def score(watch, state):
-        watch.best_state = state
-        return False
-
-    def fit_sparse(problem):
-        objective = problem.objective
-        state = State(objective.beta)
-        return SparseFit(state, objective, 0.0, 0.0, 0.0, history={"start": [], "solve": []})
-
-    def held_out_losses(state, *_):
-        return torch.full((4,), losses[state], dtype=torch.float64)
-
-    for name, stub in (
-        ("minimise", minimise),
-        ("fit_sparse", fit_sparse),
-        ("held_out_losses", held_out_losses),
-    ):
-        monkeypatch.setattr(module, name, stub)
-    monkeypatch.setattr(BestState, "score", score)
-    problem = dense.make_problem()
-    start = problem.state()
-    fit, path = run_path(problem, Objective(GAUSSIAN, name="elbo"), start=start)
-    return fit, path, calls, start
-
-
-class State(float):
-    """A state that is its beta."""
-
-    kernel = None
-
-
-def losses_of(**given):
-    """Losses of all betas: of those named by their number in BETAS, else great ones."""
-    return {beta: given.get(f"b{i}", 100.0 - i) for i, beta in enumerate(BETAS)}
-
-
-def tried_in_order(calls):
-    return list(dict.fromkeys(objective.beta for _, objective in calls))
-
-
-def test_path_runs_down_from_1_then_up_from_it_and_begins_where_the_last_ended(monkeypatch):
-    losses = {beta: 10.0 - abs(3 - i) for i, beta in enumerate(BETAS)}
-    _, path, calls, start = stub_path(losses, monkeypatch)
-    assert list(path) == list(BETAS) == sorted(BETAS, reverse=True)
-    assert path == losses
-    assert tried_in_order(calls) == [*BETAS[3:], *BETAS[2::-1]]
-    assert calls[0][0] is start
-    begun = {objective.beta: state for state, objective in calls[::2]}
-    assert [begun[beta] for beta in BETAS[4:]] == list(BETAS[3:-1])
-    assert [begun[beta] for beta in (2.0, 4.0, 8.0)] == [1.0, 2.0, 4.0]
-
-
-def test_path_stops_after_two_rises_either_way(monkeypatch):
-    losses = losses_of(b3=3.0, b4=2.0, b5=2.5, b6=2.6, b7=1.0, b2=3.1, b1=3.2, b0=1.0)
-    fit, path, calls, _ = stub_path(losses, monkeypatch)
-    assert tried_in_order(calls) == [1.0, 0.5, 0.25, 0.125, 2.0, 4.0]
-    assert list(path) == [4.0, 2.0, 1.0, 0.5, 0.25, 0.125]
-    assert fit.state == 0.5 and fit.objective.beta == 0.5
-
-
-# ---- real fits ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("made", "target", "name"),
     [
@@ -595,14 +517,6 @@ def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
     assert 1 <= fit.n_iter <= len(calls) and len(path) >= 1
     mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
     assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
-
-
-@pytest.mark.parametrize("target", ["gaussian", "labels"])
-def test_parts_have_one_purpose_each(target):
-    problem = dense.make_problem(n=120, target=target)
-    parts = module._four_parts(problem_for(problem, Objective(GAUSSIAN)))
-    assert [len(part) for part in parts] == [84, 12, 12, 12]
-    assert len(torch.cat([part.X for part in parts]).unique(dim=0)) == 120
 
 
 def test_the_loss_reported_is_that_of_new_data():

@@ -136,30 +136,6 @@ def test_kernel_that_suits_the_labels_is_kept():
     assert search_label_kernel(fine, [fine.kernel], data, **options) is fine
 
 
-def test_both_families_begin_at_the_scales_found(monkeypatch):
-    """And neighbours are near among as many rows as inducing points can know of."""
-    starts, settings = [], []
-
-    def recorded(kernel, *args, **options):
-        starts.append(kernel)
-        settings.append(options["settings"])
-        return HyperparameterFit(kernel)
-
-    monkeypatch.setattr(module, "fit_leave_one_out", recorded)
-    data = labelled(2500, 2)
-    smooth = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0])
-    rough = ConstantKernel(4.0, (1e-3, 1e6)) * Matern([3.0, 3.0], nu=1.5)
-    found = smooth.clone_with_theta(np.log([9.0, 0.5, 20.0]))
-    options = {"n_neighbors": 16, "generator": torch.Generator().manual_seed(0)}
-    search_label_kernel(HyperparameterFit(found), [smooth, rough], data, n_points=25, **options)
-    kinds = [type(start.k1.k2) for start in starts[:2]]
-    assert kinds == [RBF, Matern]
-    for start in starts[:2]:
-        np.testing.assert_allclose(start.k1.k2.length_scale, [0.5, 20.0])
-        assert start.k1.k1.constant_value == pytest.approx(1.0)
-    assert {each.max_candidates for each in settings} == {250}
-
-
 # ---- link ---------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,6 @@ from skgp.inference.collapsed import (
 )
 from skgp.inference.sparse import SparseState
 from skgp.learning import defaults
-from skgp.learning.sparse import search as module
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.learning.sparse.search import (
     Blend,
@@ -113,13 +112,6 @@ def test_fit_all_rows_lowers_its_objective(likelihood, name):
     assert found.loss == pytest.approx(expected, rel=1e-8)
     assert len(found.history) == 15 and not found.converged
     assert found.history[-1] * problem.data.total == pytest.approx(found.loss, rel=1e-9)
-
-
-@pytest.mark.parametrize("max_iter", [1, 2, 30, 31, 45, 60, 61, 200])
-def test_rounds_add_up_to_the_iterations(max_iter):
-    rounds = list(module._rounds(max_iter))
-    assert sum(rounds) == max_iter and all(n >= 1 for n in rounds)
-    assert len(rounds) <= 4
 
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
