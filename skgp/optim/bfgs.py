@@ -229,7 +229,6 @@ def minimize_batch(
     max_iter: int = 100,  # rounds, of one evaluation of each search
     tol: float = 1e-6,
     callback: Callback | None = None,  # callback(round, {"loss": least value}); True stops
-    metrics: np.ndarray | None = None,  # H of each to begin with, (k, p, p)
 ) -> BatchMinimum:
     """Search a minimum from each of the starts.
 
@@ -239,7 +238,7 @@ def minimize_batch(
     low, high = bounds.T
     x = np.clip(np.asarray(starts, float), low, high)
     value, gradient = function(x)
-    state = _Searches(x, value, gradient, low, high, metrics)
+    state = _Searches(x, value, gradient, low, high)
     stopped, n_evaluations, n_rounds = False, len(x), 0
     while n_rounds < max_iter and not stopped:
         running = state.running(tol)
@@ -259,12 +258,12 @@ def minimize_batch(
 class _Searches:
     """Points, gradients, inverse Hessians and step lengths of all searches."""
 
-    def __init__(self, x, value, gradient, low, high, H=None) -> None:
+    def __init__(self, x, value, gradient, low, high) -> None:
         self.x, self.value, self.gradient = x, np.array(value, float), np.array(gradient, float)
         self._low, self._high = low, high
         k, p = x.shape
-        self._H = np.broadcast_to(np.eye(p), (k, p, p)).copy() if H is None else H
-        self._fresh = np.full(k, H is None)  # no curvature seen yet
+        self._H = np.broadcast_to(np.eye(p), (k, p, p)).copy()
+        self._fresh = np.ones(k, dtype=bool)  # no curvature seen yet
         self._t = np.ones(k)
         self._ended = ~np.isfinite(self.value)
         self.converged = np.zeros(k, dtype=bool)

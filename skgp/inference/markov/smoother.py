@@ -26,7 +26,7 @@ however short the series. It keeps fewer digits where the weights are large (see
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -81,8 +81,7 @@ class DensePrior:
             by_shape += [(i, each) for each in shapes]
         #: Of each parameter, the derivative of k and its table; None where it does not move.
         self._slopes = by_variance + by_rate + by_shape
-        known = [pair for pair in zip(values, lags.tables, strict=True) if pair[0] is not None]
-        self.K = reduce(np.add, (k.take(table.pairs) for k, table in known))  # (m, m)
+        self.K = self._square(values)  # (m, m)
 
     def suits(self, weight: Tensor) -> bool:
         """Whether weights (m,) are neither negative nor large."""
@@ -101,13 +100,17 @@ class DensePrior:
         return torch.tensor(found, dtype=torch.float64)
 
     def derivative(self, direction: np.ndarray) -> np.ndarray:
-        """Of K (m, m), along a direction (q,) of the parameters that move."""
-        squares = [
-            (c * slope).take(self._lags.tables[i].pairs)
-            for c, (i, slope) in zip(direction, self._slopes, strict=True)
-            if c and slope is not None
-        ]
-        return reduce(np.add, squares, np.zeros_like(self.K))
+        """Of K (m, m), along a direction (q,) in which some parameter moves."""
+        sums = list[Any]([None] * len(self._lags.tables))
+        for c, (i, slope) in zip(direction, self._slopes, strict=True):
+            if c and slope is not None:
+                sums[i] = c * slope if sums[i] is None else sums[i] + c * slope
+        return self._square(sums)
+
+    def _square(self, values: Sequence[np.ndarray | None]) -> np.ndarray:
+        """The matrix (m, m) of a function of distances, given its values of each table, or None."""
+        pairs = zip(values, self._lags.tables, strict=True)
+        return reduce(np.add, (k.take(table.pairs) for k, table in pairs if k is not None))
 
     @property
     def covariance(self) -> Tensor:
@@ -216,12 +219,14 @@ class DensePosterior:
 
         `slopes` (p, q) are the derivatives of the log parameters of the dynamics. It is
         :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j` with
-        :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3).
+        :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3), in
+        float32, of which a search that starts with it needs no more.
         """
-        prior, inverse = self._prior, np.tril(self._inverse)
+        inverse = np.tril(self._inverse)
         S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
-        parts = [S @ prior.derivative(slope) for slope in slopes]
-        parts.append(S / self._root**2)
+        S = S.astype(np.float32)
+        parts = [S @ self._prior.derivative(slope).astype(np.float32) for slope in slopes]
+        parts.append(S / (self._root**2).astype(np.float32))
         found = np.empty((len(parts), len(parts)))
         for i, right in enumerate(parts):
             turned = np.ascontiguousarray(right.T)
@@ -229,6 +234,20 @@ class DensePosterior:
                 0.5 * np.vdot(P, turned) for P in parts[: i + 1]
             ]
         return found
+
+    def average_information(self, slopes: np.ndarray) -> np.ndarray:
+        r"""The mean of Fisher's and the observed one, (p + 1, p + 1), of what is linear in Sigma.
+
+        .. math:: \tfrac12 (\dot\Sigma_i \alpha)^\top \Sigma^{-1} (\dot\Sigma_j \alpha), \qquad
+                  \alpha = \Sigma^{-1} y,
+
+        what the curvature of a quadratic form in :math:`\Sigma^{-1}` leaves where the terms in
+        :math:`\ddot\Sigma` are left out. As `information`, in O(p m^2).
+        """
+        parts = [self._prior.derivative(slope) @ self._alpha for slope in slopes]
+        U = self._root * np.stack([*parts, self._alpha / self._root**2])  # (p + 1, m)
+        half, _ = lapack.dtrtrs(self._L, U.T, lower=True)
+        return 0.5 * half.T @ half
 
     @cached_property
     def _inverse(self) -> np.ndarray:

@@ -6,12 +6,19 @@ consecutive ones (which shows quick motion), and all rows say which is right. Fr
 compete on some 20000 rows of that kind. Few rows tell less, and labels less than numbers: scales
 far below the gaps between them are not tried, nor are kernels of many hyper-parameters.
 
-Where a series is short searches start from Fisher's information, which few steps then follow: half
-the evaluations that L-BFGS takes, whose first step knows no scale.
+Where a series is short searches are by scoring [1]_: steps by the inverse of Fisher's information
+at the start, and from there on of the average information, the mean of Fisher's and the observed
+one, which is O(m^2) for each hyper-parameter. Where L-BFGS takes 10 to 15 evaluations these are 6
+to 10, and they end nearer to the maximum.
+
+References
+----------
+.. [1] Gilmour, Thompson and Cullis (1995), Average information REML, Biometrics 51.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,10 +42,10 @@ from skgp.learning.defaults import (
     SERIES_SCALE_ROWS,
     START_TOL,
 )
-from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.learning.markov.search import Callback, Climb, Search, maximise
 from skgp.likelihoods import Likelihood
-from skgp.optim.bfgs import minimize_batch
+from skgp.optim.scoring import Scored, minimize_scored
 
 __all__ = ["choose_kernel", "plain_climb", "short_climb"]
 
@@ -170,54 +177,53 @@ def scored_climb(
     parameters: Tensor | None,
     worth: float,
 ) -> Search | None:
-    """The same by BFGS from Fisher's information at the start; None where that is not at hand.
+    """The same by scoring; None where no information is at hand.
 
     It ends where a step is expected to gain less than a hundredth of a nat, and where some times
     the last gains do not reach `worth`.
     """
-    if not (likelihood.is_gaussian and len(component.theta)):
+    if not (likelihood.is_gaussian and len(component.theta) and component.slopes is not None):
         return None
     climb, total = Climb([component], objective, likelihood), objective.total
     start, values = climb.start(parameters), list[float]()
-    bounds = torch.stack(climb.bounds(start), 1).numpy()
-    start = start.clamp(*torch.from_numpy(bounds).unbind(1))
-    evaluation = climb.evaluate(climb.thetas(start)[0], start)
-    first = climb.loss_of(evaluation, start)
-    information = getattr(evaluation.posterior, "information", None)
-    if information is None or component.slopes is None:
+    bounds = torch.stack(climb.bounds(start), 1)
+    start, slopes = start.clamp(*bounds.unbind(1)), component.slopes.T.numpy()
+    first = climb.evaluate(climb.thetas(start)[0], start)
+    if not hasattr(first.posterior, "information"):
         return None
-    known = {start.numpy().tobytes(): first}
+    known: list[Evaluation] = [first]
 
-    def function(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def function(x: np.ndarray) -> Scored:
+        """Minus the evidence, its gradient, and what is expected of its curvature."""
+        place = torch.from_numpy(x)
         try:
-            found = known.pop(x[0].tobytes(), None)
-            loss, slope = found or climb.loss({"place": torch.from_numpy(x[0].copy())})
+            found = known.pop() if known else climb.evaluate(climb.thetas(place)[0], place)
         except ValueError:
-            return np.array([math.inf]), np.zeros_like(x)
-        return np.array([total * loss]), total * slope["place"].numpy()[None]
+            return math.inf, np.zeros_like(x), None
+        loss, slope = climb.loss_of(found, place)
+        kind = "information" if found is first else "average_information"
+        information = getattr(found.posterior, kind, None)
+        hessian = None if information is None else partial(_ridged, information, slopes)
+        return total * loss, total * slope["place"].numpy(), hessian
 
-    def hopeless(_: int, info: dict) -> bool:
-        values.append(-info["loss"])
+    def hopeless(loss: float) -> bool:
+        values.append(-loss)
         gains = np.diff(values[-3:])
         return len(gains) == 2 and values[-1] + OUTLOOK * gains.max() < worth
 
-    metric = information(component.slopes.T.numpy())
-    metric = np.linalg.inv(metric + FISHER_RIDGE * np.eye(len(metric)))
-    found = minimize_batch(
-        function,
-        start.numpy()[None],
-        bounds=bounds,
-        max_iter=CHOICE_ITER,
-        tol=CHOICE_NATS,
-        callback=hopeless,
-        metrics=metric[None],
-    )
-    place = torch.from_numpy(found.x[0])
+    options: dict[str, Any] = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
+    x, loss = minimize_scored(function, start.numpy(), bounds.numpy(), tell=hopeless, **options)
+    place = torch.from_numpy(x)
     (theta,), _ = climb.thetas(place)
     moved = [component.at(theta.clamp(component.low, component.high))]
     history = [value / total for value in values]
-    value = -float(found.value[0])
-    return Search(moved, climb.parameters(place).clone(), value, len(values), history)
+    return Search(moved, climb.parameters(place).clone(), -loss, len(values), history)
+
+
+def _ridged(information: Callable[[np.ndarray], np.ndarray], slopes: np.ndarray) -> np.ndarray:
+    found = information(slopes)
+    found.flat[:: len(found) + 1] += FISHER_RIDGE
+    return found
 
 
 def _telling_scales(component: Component, series: Series) -> Tensor:

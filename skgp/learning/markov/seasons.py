@@ -52,6 +52,7 @@ from skgp.learning.defaults import (
 from skgp.learning.markov.search import Search
 
 _OVERSAMPLED = 4  # mathematical: frequencies a resolution
+_ROUNDING = 1e-12  # mathematical: of sums of squares
 Behind = Callable[[np.ndarray, np.ndarray], tuple[Dynamics, Series, float]]
 
 
@@ -235,8 +236,12 @@ def _refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> fl
     for width in (0.5, 0.05):  # mathematical: of the resolution
         grid = peak + width / t[-1] * np.linspace(-1, 1, 21)
         grid = grid[grid > 0]
-        left = [_without(t[some], y[some], f, orders)[0].var() for f in grid]
-        peak = float(grid[int(np.argmin(left))])
+        designs = _waves(t[some], grid, orders)  # (f, n, p)
+        across = designs.transpose(0, 2, 1)
+        A, b = across @ designs, across @ (y[some] - y[some].mean())
+        A += _ROUNDING * len(t) * np.eye(A.shape[1])  # of half a cycle a step there is no sine
+        explained = (b * np.linalg.solve(A, b[..., None])[..., 0]).sum(1)
+        peak = float(grid[int(np.argmax(explained))])
     return peak
 
 
@@ -254,12 +259,18 @@ def _snapped(frequency: float, periods: list[float], step: float, span: float) -
     return 1 / whole if abs(1 / whole - frequency) < SNAP_TO_STEP / span else frequency
 
 
+def _waves(t: np.ndarray, frequencies: np.ndarray, orders: list[int]) -> np.ndarray:
+    """A constant, cosines and sines of harmonics of frequencies (f,) at times (n,), (f, n, p)."""
+    phase = 2 * math.pi * frequencies[:, None, None] * np.multiply.outer(t, orders)
+    one = np.ones((*phase.shape[:2], 1))
+    return np.concatenate([one, np.cos(phase), np.sin(phase)], 2)
+
+
 def _without(
     t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int]
 ) -> tuple[np.ndarray, list[float]]:
     """What harmonics leave of y, and the variance of each."""
-    phase = 2 * math.pi * frequency * np.multiply.outer(t, orders)
-    design = np.hstack([np.ones((len(t), 1)), np.cos(phase), np.sin(phase)])
+    (design,) = _waves(t, np.array([frequency]), orders)
     weights = np.linalg.lstsq(design, y, rcond=None)[0]
     squares = (weights[1:] ** 2).reshape(2, -1).sum(0) / 2
     return y - design @ weights, squares.tolist()

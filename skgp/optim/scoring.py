@@ -1,0 +1,74 @@
+r"""Minimisation with an approximate Hessian at every point, such as Fisher's information.
+
+A step is :math:`d = -(M(x))^{-1} g(x)` with a positive definite M; one that falls short (Armijo) is
+shortened by a parabola. Coordinates at a bound that d leaves are held there [1]_.
+
+References
+----------
+.. [1] Bertsekas (1982), Projected Newton methods for optimization problems with simple constraints.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from skgp.optim.defaults import ARMIJO, LONGEST_STEP, SHORTEST_STEP
+
+#: At x (p,): the loss, inf where there is none; its gradient (p,); and what makes the Hessian
+#: (p, p), None where that of the point before is to serve.
+Scored = tuple[float, np.ndarray, Callable[[], np.ndarray] | None]
+
+
+def minimize_scored(
+    function: Callable[[np.ndarray], Scored],
+    start: np.ndarray,  # (p,), inside the bounds
+    bounds: np.ndarray,  # (p, 2)
+    *,
+    max_evaluations: int,  # besides that at the start
+    tol: float,
+    tell: Callable[[float], bool] = lambda loss: False,
+) -> tuple[np.ndarray, float]:
+    """The best point (p,) and its loss.
+
+    The search ends where the fall that the quadratic model expects of a whole step,
+    :math:`g^T M^{-1} g / 2`, is less than `tol`, or where `tell`, which hears of the least loss
+    after each evaluation, says True.
+    """
+    (low, high), x = bounds.T, start
+    loss, gradient, hessian = function(x)
+    if hessian is None or not math.isfinite(loss):
+        return x, loss
+    M = hessian()
+    d, slope, t = _step(M, x, gradient, low, high)
+    for _ in range(max_evaluations):
+        if -0.5 * slope < tol or t < SHORTEST_STEP:
+            break
+        trial = np.minimum(np.maximum(x + t * d, low), high)
+        value, at_trial, hessian = function(trial)
+        expected = float(gradient @ (trial - x))
+        if value <= loss + ARMIJO * min(expected, 0.0):
+            x, loss, gradient = trial, value, at_trial
+            M = M if hessian is None else hessian()
+            d, slope, t = _step(M, x, gradient, low, high)
+        else:  # the parabola through the value and slope at x and the value of the trial
+            excess = value - loss - expected
+            best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
+            t *= min(max(best, 0.1), 0.5)
+        if tell(loss):
+            break
+    return x, loss
+
+
+def _step(
+    M: np.ndarray, x: np.ndarray, gradient: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """Direction, slope along it, and the length to begin with."""
+    held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
+    if held.any():
+        free, d = np.flatnonzero(~held), np.zeros_like(gradient)
+        d[free] = -np.linalg.solve(M[np.ix_(free, free)], gradient[free])
+    else:
+        d = -np.linalg.solve(M, gradient)
+    longest = float(np.abs(d).max(initial=0.0))
+    return d, float(gradient @ d), min(1.0, LONGEST_STEP / longest) if longest > 0 else 1.0
