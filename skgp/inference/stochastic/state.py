@@ -72,7 +72,7 @@ class SGDState(SolverState):
             precision_sums=torch.zeros_like(sums[:0] if basis.diagonal_precision else sums),
             square_sums=weights.new_zeros(m),
             square_rows=weights.new_zeros(m),
-            column_scale=weights.new_ones(1 + n_dense),
+            column_scale=_unit(basis) * weights.new_ones(1 + n_dense),
             optimizer=make_optimizer(optimizer, n_support, weights),
         )
         if n_dense:
@@ -214,7 +214,7 @@ class LikelihoodState(SolverState):
             weights=weights,
             precision=weights.new_zeros(0, c),
             visits=weights.new_zeros(m, dtype=torch.int32),
-            column_scale=weights.new_ones(c * (1 + n_dense)),
+            column_scale=_unit(basis) * weights.new_ones(c * (1 + n_dense)),
             offset=offset,
             X_support=take_rows(X, rows, dtype, device),
             y_support=take_rows(y, rows, dtype, device).reshape(len(rows), c),
@@ -271,3 +271,15 @@ class LikelihoodState(SolverState):
         columns = weights[:, c + column * k : c + (column + 1) * k]
         tail = self.precision[k:first, column].rsqrt()
         return WeightGaussian(weights[:, column].clone(), columns.clone(), tail)
+
+
+def _unit(basis: StochasticBasis) -> float:
+    """Steps of a mean that change f alike whatever the variance of the kernel.
+
+    Fourier features are as large as the prior's standard deviation; k(z, .) is its square.
+    """
+    if basis.diagonal_precision:
+        return 1.0
+    size = min(defaults.LIKELIHOOD_START_FUNCTIONS, basis.n_features)
+    some = torch.linspace(0, basis.n_features - 1, size, dtype=torch.float64).long()
+    return 1 / float(basis.precision_diag(some.to(basis.device)).mean())
