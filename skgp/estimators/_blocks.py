@@ -24,15 +24,7 @@ from sklearn.utils import check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skgp.blocks import (
-    ArrayBlocks,
-    Blocks,
-    DaskBlocks,
-    aligned,
-    dask_rows,
-    is_dask,
-    some_numbers,
-)
+from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask, some_numbers
 from skgp.data import Data
 from skgp.estimators._validation import distinct_labels, natural_dtype
 from skgp.estimators.defaults import (

@@ -46,12 +46,7 @@ from skgp.estimators._parameters import (
     warn_caller,
     warn_of_idle_options,
 )
-from skgp.estimators.defaults import (
-    FEW_PREDICTED,
-    LEAST_GPU_ROWS,
-    MANY_ROWS,
-    SECONDS_A_LINE,
-)
+from skgp.estimators.defaults import FEW_PREDICTED, LEAST_GPU_ROWS, MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg.runtime import memory_limit, one_thread
 
 #: What defines the model; an estimator has some of them.

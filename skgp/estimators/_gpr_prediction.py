@@ -9,10 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from scipy.stats import norm
-from sklearn.gaussian_process.kernels import (
-    RBF,
-    ConstantKernel,
-)
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 

@@ -36,13 +36,7 @@ from skgp.inference import defaults
 from skgp.inference.gaussian_mixture import mixture_moments
 from skgp.inference.inverses import ExactInverse, Inverse, IterativeInverse, nystrom_root
 from skgp.inference.pathwise import affordable_rank, pivots_of, prior_draws
-from skgp.kernels import (
-    FourierFeatures,
-    gram_tile,
-    has_spectral_density,
-    split_noise,
-    stationary,
-)
+from skgp.kernels import FourierFeatures, gram_tile, has_spectral_density, split_noise, stationary
 from skgp.kernels.defaults import STORED_SHARE
 from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
@@ -50,13 +44,7 @@ from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import Callback
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
-from skgp.linalg.runtime import (
-    TensorState,
-    memory_budget,
-    require_memory,
-    tile_rows,
-    to_arrays,
-)
+from skgp.linalg.runtime import TensorState, memory_budget, require_memory, tile_rows, to_arrays
 
 RNG = np.random.Generator | np.random.RandomState
 

@@ -1,12 +1,6 @@
 """A scikit-learn kernel expression as Gram matrix, spectral density or state-space model."""
 
-from .expression import (
-    check_kernel,
-    register_kernel,
-    split_noise,
-    split_theta,
-    stationary,
-)
+from .expression import check_kernel, register_kernel, split_noise, split_theta, stationary
 from .gram import gram, gram_diag, gram_tile
 from .sde import StateSpace, has_state_space, state_space
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend

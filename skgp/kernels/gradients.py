@@ -19,11 +19,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from sklearn.gaussian_process.kernels import (
-    ConstantKernel,
-    Kernel,
-    Sum,
-)
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Sum
 from torch import Tensor
 
 from skgp.linalg.runtime import tile_rows

@@ -24,13 +24,7 @@ from skgp.linalg.runtime import asks_for_gradients, large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
-from .expression import (
-    Node,
-    bind,
-    check_kernel,
-    factors,
-    registered_function,
-)
+from .expression import Node, bind, check_kernel, factors, registered_function
 from .leaves import LEAVES, squared_exponential
 from .specs import ActiveDims
 

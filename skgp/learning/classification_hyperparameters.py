@@ -39,12 +39,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
-from skgp.learning.search import (
-    Callback,
-    HyperparameterFit,
-    SearchSettings,
-    fit_leave_one_out,
-)
+from skgp.learning.search import Callback, HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.learning.starts import latent_start
 from skgp.optim.stopping import StopRecorder
 

@@ -45,12 +45,7 @@ from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.defaults import EVIDENCE_TOL, LONG, MOST_GROUPED, SHORT
-from skgp.learning.kernel_family import (
-    ChoiceSettings,
-    Family,
-    LeaveOneOut,
-    leave_one_out,
-)
+from skgp.learning.kernel_family import ChoiceSettings, Family, LeaveOneOut, leave_one_out
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
 from skgp.linalg.runtime import Callback

@@ -9,13 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from skgp.learning.defaults import (
-    BATCH_NUMBERS,
-    BATCH_TOL,
-    EXACT_GTOL,
-    EXACT_ITERATIONS,
-    EXACT_TOL,
-)
+from skgp.learning.defaults import BATCH_NUMBERS, BATCH_TOL, EXACT_GTOL, EXACT_ITERATIONS, EXACT_TOL
 from skgp.optim.bfgs import minimize_batch, minimize_within
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]

@@ -39,12 +39,7 @@ from skgp.inference.weights.posterior import (
 )
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
-from skgp.learning.defaults import (
-    CALIBRATION_ROWS,
-    DIVERGED,
-    MAX_RESTARTS,
-    MODERATION_ROWS,
-)
+from skgp.learning.defaults import CALIBRATION_ROWS, DIVERGED, MAX_RESTARTS, MODERATION_ROWS
 from skgp.learning.plan import Fit, Options, Plan, Problem
 from skgp.learning.selection import held_out_rows, hold_out
 from skgp.linalg import NumericalWarning

@@ -55,12 +55,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.collapsed import (
-    calibrated_state,
-    dense_posterior,
-    evidence_ratio,
-    statistics,
-)
+from skgp.inference.collapsed import calibrated_state, dense_posterior, evidence_ratio, statistics
 from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
 from skgp.learning import defaults
@@ -74,13 +69,7 @@ from skgp.learning.sparse.objective import (
     held_out_losses,
     split,
 )
-from skgp.learning.sparse.search import (
-    Training,
-    blended,
-    choose_blend,
-    fit_all_rows,
-    fit_minibatch,
-)
+from skgp.learning.sparse.search import Training, blended, choose_blend, fit_all_rows, fit_minibatch
 from skgp.learning.sparse.start import grown, start_log_loss, start_state
 from skgp.linalg.runtime import require_memory
 

@@ -70,13 +70,7 @@ from skgp.inference.neighbors.system import LocalSystem, full_system, local_syst
 from skgp.learning import defaults
 from skgp.learning.calibration import best_coupling
 from skgp.learning.local.bound import Objective, total_bound
-from skgp.learning.local.minibatch import (
-    Search,
-    fit_minibatch,
-    of_all,
-    of_minibatches,
-    polish,
-)
+from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
 from skgp.linalg.runtime import Callback

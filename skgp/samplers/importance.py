@@ -39,12 +39,7 @@ from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
 from skgp.linalg.runtime import WithinBudget
 from skgp.samplers import defaults as tuned
-from skgp.samplers.diagnostics import (
-    Callback,
-    cholesky_factor,
-    effective_sample_size,
-    pareto_k,
-)
+from skgp.samplers.diagnostics import Callback, cholesky_factor, effective_sample_size, pareto_k
 
 LogDensity = Callable[[np.ndarray], Any]
 

@@ -6,13 +6,7 @@ from sklearn.gaussian_process.kernels import RBF
 
 from skgp import QSGPRegressor
 from skgp.estimators.defaults import LEAST_GPU_ROWS
-from tests.devices.common import (
-    PRETENDED,
-    assert_few_transfers,
-    cases,
-    check,
-    fit_counts,
-)
+from tests.devices.common import PRETENDED, assert_few_transfers, cases, check, fit_counts
 from tests.devices.pretended_cuda import CUDA
 
 CASES = cases(

@@ -17,12 +17,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from sklearn.gaussian_process.tests._mini_sequence_kernel import MiniSeqKernel
 
-from skgp import (
-    GaussianProcessClassifier,
-    QSGPClassifier,
-    StateSpaceGPClassifier,
-    SWSGPClassifier,
-)
+from skgp import GaussianProcessClassifier, QSGPClassifier, StateSpaceGPClassifier, SWSGPClassifier
 from skgp.estimators import _front_door
 
 RNG = np.random.default_rng(0)

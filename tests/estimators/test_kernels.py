@@ -9,11 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 from skgp.data import Data
-from skgp.estimators._kernels import (
-    column_spreads,
-    default_classification_kernels,
-    default_kernels,
-)
+from skgp.estimators._kernels import column_spreads, default_classification_kernels, default_kernels
 from skgp.kernels import gram, split_noise
 from skgp.learning.evidence import ExactEvidence
 

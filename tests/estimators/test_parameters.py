@@ -4,12 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.gaussian_process.kernels import (
-    ConstantKernel,
-    DotProduct,
-    Matern,
-    WhiteKernel,
-)
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,

@@ -14,11 +14,7 @@ from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.weights import directions as directions_module
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.directions import (
-    CGDirections,
-    exact_directions,
-    subsampled_factor,
-)
+from skgp.inference.weights.directions import CGDirections, exact_directions, subsampled_factor
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning

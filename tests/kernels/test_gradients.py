@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import (
-    RBF,
-    ConstantKernel,
-    Matern,
-    RationalQuadratic,
-)
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, RationalQuadratic
 
 from skgp.kernels import gram
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient

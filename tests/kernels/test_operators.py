@@ -9,11 +9,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.kernels import ActiveDims, gram, gram_tile, operators
-from skgp.kernels.operators import (
-    KernelOperator,
-    RowOperator,
-    kernel_matmul,
-)
+from skgp.kernels.operators import KernelOperator, RowOperator, kernel_matmul
 from skgp.linalg.runtime import memory_limit
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.reference.kernels import naive_gram

@@ -16,14 +16,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skgp.kernels import (
-    ActiveDims,
-    Cosine,
-    FourierFeatures,
-    gram,
-    has_spectral_density,
-    spectral,
-)
+from skgp.kernels import ActiveDims, Cosine, FourierFeatures, gram, has_spectral_density, spectral
 from skgp.kernels.spectra import GAUSSIAN_ROWS
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.same import assert_same

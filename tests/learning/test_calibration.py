@@ -7,11 +7,7 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from skgp.learning.calibration import (
-    choose_moderation,
-    class_log_density,
-    mean_scores,
-)
+from skgp.learning.calibration import choose_moderation, class_log_density, mean_scores
 from skgp.learning.defaults import FEW_ROWS_MODERATION, MODERATIONS
 from skgp.likelihoods import Bernoulli
 

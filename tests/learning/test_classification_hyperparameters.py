@@ -18,11 +18,7 @@ from skgp.learning.classification_hyperparameters import (
     stratified_order,
     subset_rows,
 )
-from skgp.learning.search import (
-    HyperparameterFit,
-    SearchSettings,
-    fit_leave_one_out,
-)
+from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.likelihoods import Bernoulli
 
 QUICK = ClassificationSettings(

@@ -27,12 +27,7 @@ from skgp.learning.plan import (
     resolve_relevance,
     streaming_plan,
 )
-from skgp.learning.routes import (
-    COVARIANCES,
-    affordable_features,
-    resolve,
-    stored_solve_bytes,
-)
+from skgp.learning.routes import COVARIANCES, affordable_features, resolve, stored_solve_bytes
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import memory_limit
 

@@ -12,13 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    HESSIAN_BYTES,
-    MADE_FLOPS,
-    MADE_PASSES,
-    MAX_CG,
-    REFRESH_STEPS,
-)
+from skgp.inference.defaults import HESSIAN_BYTES, MADE_FLOPS, MADE_PASSES, MAX_CG, REFRESH_STEPS
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import tile_rows

@@ -34,12 +34,7 @@ from skgp.inference.natural import Posterior, fit_sites
 from skgp.inference.neighbors import search
 from skgp.inference.neighbors.assembly import compressed_rows
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.system import (
-    LocalSystem,
-    RowWeights,
-    nested_systems,
-    row_weights,
-)
+from skgp.inference.neighbors.system import LocalSystem, RowWeights, nested_systems, row_weights
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
 from skgp.learning.defaults import (
@@ -160,19 +155,13 @@ def find_prior(
     kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
     parts = slice(len(kept)), slice(len(kept), None)
     tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
-    learned, held_out = (data.take(part) for part in parts)
-    everything = None
-    if keeps_points := len(points) == len(Z):
-        system, everything = nested_systems(tiles, kl_weight=kl_weight, weight=data.weight)
-        rows = everything.rows.last(len(held_out))
-    else:
-        (system,) = nested_systems(tiles[:1], kl_weight=kl_weight, weight=learned.weight)
-        rows = row_weights(tiles[1])
+    keeps_points = len(points) == len(Z)
+    system, everything, rows = _systems(tiles, data, kl_weight, keeps_points)
     found = choose_prior(
         system,
-        learned,
+        data.take(parts[0]),
         rows,
-        held_out,
+        data.take(parts[1]),
         likelihood,
         offset,
         amplitudes=amplitudes,
@@ -191,6 +180,19 @@ def find_prior(
         found.q if keeps_points else _of_all_points(found, rows, own, others, offset),
         found.history,
     )
+
+
+def _systems(
+    tiles: list[Tiles], data: Data, kl_weight: float, keeps_points: bool
+) -> tuple[LocalSystem, LocalSystem | None, RowWeights]:
+    """Of the rows that are learned from; of all, if they keep the points; A of those held out."""
+    n, n_out = (len(each.X) for each in tiles)
+    if keeps_points:
+        system, everything = nested_systems(tiles, kl_weight=kl_weight, weight=data.weight)
+        return system, everything, everything.rows.last(n_out)
+    weight = None if data.weight is None else data.weight[:n]
+    (system,) = nested_systems(tiles[:1], kl_weight=kl_weight, weight=weight)
+    return system, None, row_weights(tiles[1])
 
 
 def _of_all_points(

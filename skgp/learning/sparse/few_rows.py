@@ -41,10 +41,7 @@ from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.search import SearchSettings, fit_hyperparameters
-from skgp.learning.sparse.objective import (
-    Objective,
-    Problem,
-)
+from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.learning.starts import latent_start
 from skgp.likelihoods import Likelihood

@@ -32,16 +32,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.collapsed import (
-    evidence_ratio,
-    square_loss_path,
-    statistics,
-)
-from skgp.inference.sparse import (
-    FixedFeatures,
-    ReferenceGaussian,
-    SparseState,
-)
+from skgp.inference.collapsed import evidence_ratio, square_loss_path, statistics
+from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState
 from skgp.learning import defaults
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
 from skgp.learning.selection import choose

@@ -16,13 +16,7 @@ from skgp.inference.sparse import SparseState, whitened_features
 from skgp.learning import defaults
 from skgp.learning.selection import choose
 from skgp.learning.sparse.few_rows import optimal_posterior, other_start, start_of_few
-from skgp.learning.sparse.objective import (
-    Objective,
-    Problem,
-    Settings,
-    held_out_losses,
-    split,
-)
+from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses, split
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.linalg.cholesky import jittered_cholesky
 

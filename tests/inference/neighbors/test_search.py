@@ -5,13 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import (
-    RBF,
-    ConstantKernel,
-    DotProduct,
-    ExpSineSquared,
-    Matern,
-)
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, ExpSineSquared, Matern
 
 from skgp.inference.neighbors import search as neighbors
 from skgp.inference.neighbors.search import (

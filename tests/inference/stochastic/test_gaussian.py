@@ -13,23 +13,14 @@ from skgp.data import Data
 from skgp.inference import defaults as constants
 from skgp.inference.stochastic.basis import FourierBasis, InducingBasis, everything, index_set
 from skgp.inference.stochastic.engine import NonFiniteStepError, SGDOptions
-from skgp.inference.stochastic.estimators import (
-    nystrom_factor,
-    sample_design,
-    support_features,
-)
+from skgp.inference.stochastic.estimators import nystrom_factor, sample_design, support_features
 from skgp.inference.stochastic.gaussian import SGDSolver, Side, validation_rule
 from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures, gram
 from skgp.learning.plan import Options as FitOptions
 from skgp.learning.plan import Plan
 from tests.inference.stochastic_problems import NOISE as PROBLEM_NOISE
-from tests.inference.stochastic_problems import (
-    all_rows,
-    all_samples,
-    make_problem,
-    z_score,
-)
+from tests.inference.stochastic_problems import all_rows, all_samples, make_problem, z_score
 from tests.models.qsgp_problems import fit_regression
 from tests.reference import qsgp as reference
 from tests.same import assert_same
