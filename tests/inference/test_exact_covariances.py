@@ -23,7 +23,6 @@ from skgp.linalg.runtime import memory_limit
 from tests.inference.dense_problems import KERNELS, NOISE, make_problem
 from tests.inference.stochastic_problems import z_score
 from tests.reference import qsgp as reference
-from tests.reference import variational as variational_reference
 
 each_kernel = pytest.mark.parametrize("name", KERNELS)
 each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -50,7 +49,7 @@ def test_diagonal_is_the_optimum_of_a_dense_optimiser(name, weighted):
     Phi, _, K = problem.weighted_basis()
     covariance = fitted(problem, "diagonal")
     C = covariance.q.factor().numpy()
-    optimum, best_C = variational_reference.minimise_covariance_objective(Phi, NOISE, K, 0)
+    optimum, best_C = reference.minimise_covariance_objective(Phi, NOISE, K, 0)
     value = reference.loss_sigma(Phi, K, C, NOISE)
     np.testing.assert_allclose(value, optimum, rtol=1e-8)
     np.testing.assert_allclose(C, best_C, rtol=1e-5, atol=1e-8)
@@ -67,7 +66,7 @@ def test_chevron_is_the_optimum_of_a_dense_optimiser(name, n_dense, weighted):
     Phi, _, K = problem.weighted_basis()
     covariance = fitted(problem, "chevron", n_dense_columns=n_dense)
     C = covariance.q.factor().numpy()
-    optimum, best_C = variational_reference.minimise_covariance_objective(Phi, NOISE, K, n_dense)
+    optimum, best_C = reference.minimise_covariance_objective(Phi, NOISE, K, n_dense)
     assert reference.loss_sigma(Phi, K, C, NOISE) <= optimum + 1e-9 * abs(optimum)
     k = problem.kernel(problem.X_test.numpy(), problem.X.numpy())
     np.testing.assert_allclose(variance_of(covariance, problem), ((k @ C) ** 2).sum(1), rtol=1e-10)

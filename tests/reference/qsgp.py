@@ -5,6 +5,9 @@ uniformly without replacement, with the paper's weights m / len(i).
 """
 
 import numpy as np
+from scipy import optimize
+
+from tests.reference.sparse import divergence
 
 
 def loss_mu(Phi, S, y, mu, noise):
@@ -30,6 +33,46 @@ def elbo(Phi, S, y, mu, C, noise):
     """Eq. (2)."""
     parts = loss_mu(Phi, S, y, mu, noise), loss_sigma(Phi, S, C, noise), loss_const(S, y, noise)
     return -0.5 * sum(parts)
+
+
+def elbo_by_definition(mean, C, Phi, y, noise_variance, S):
+    """E_q[log p(y | w)] - KL(q || p), each from its own dense definition."""
+    Sigma = C @ C.T
+    n = len(y)
+    expected = -0.5 * n * np.log(2 * np.pi * noise_variance)
+    expected -= np.sum((y - Phi @ mean) ** 2) / (2 * noise_variance)
+    expected -= np.trace(Phi @ Sigma @ Phi.T) / (2 * noise_variance)
+    return expected - divergence(mean, Sigma, np.linalg.inv(S))
+
+
+def minimise_covariance_objective(Phi, noise_variance, S, n_dense):
+    """L_Sigma minimised by L-BFGS over the free entries of C; returns the value and C."""
+    m = len(S)
+    free = np.tril(np.ones((m, m), dtype=bool))
+    free[:, n_dense:] = np.eye(m, dtype=bool)[:, n_dense:]
+    G = Phi.T @ Phi / noise_variance + S
+
+    def unpack(parameters):
+        C = np.zeros((m, m))
+        C[free] = parameters
+        C[np.diag_indices(m)] = np.exp(np.diag(C))
+        return C
+
+    def value_and_gradient(parameters):
+        C = unpack(parameters)
+        gradient = 2 * G @ C
+        on_diagonal = np.diag(gradient) * np.diag(C) - 2  # in log c_rr
+        gradient[np.diag_indices(m)] = on_diagonal
+        return loss_sigma(Phi, S, C, noise_variance), gradient[free]
+
+    result = optimize.minimize(
+        value_and_gradient,
+        np.zeros(free.sum()),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-16, "gtol": 1e-9, "maxcor": 50},
+    )
+    return result.fun, unpack(result.x)
 
 
 def posterior(Phi, S, y, noise):
