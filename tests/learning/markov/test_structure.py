@@ -74,6 +74,17 @@ def test_noise_and_slow_motion_have_no_period():
     assert proposals <= 1  # of 40 series
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_random_walk_is_forecast_as_one(seed):
+    """From where a search of level and slope begins, the slope takes all at another maximum."""
+    rng = np.random.default_rng(seed)
+    t, y = np.arange(60.0), np.cumsum(rng.standard_normal(60))
+    model = StateSpaceGPRegressor().fit(t[:, None], y)
+    mean, std = model.predict(t[-1] + np.array([[1.0], [15.0]]), return_std=True)
+    assert abs(mean[0] - y[-1]) < 1.0 and 0.8 < std[0] < 1.3
+    assert 0.7 * 15**0.5 < std[1] < 2.5 * 15**0.5
+
+
 def test_few_or_constant_values_have_no_period():
     t = np.arange(30.0)
     assert periods(t, np.sin(t)) == []
