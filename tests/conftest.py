@@ -50,11 +50,3 @@ def generator():
 def dtype(request):
     """Both precisions that the core supports."""
     return request.param
-
-
-@pytest.fixture
-def smooth_data(rng):
-    """Ninety rows of a smooth function: ``X (90, 2)``, ``y (90,)``, standard deviation 0.1."""
-    X = rng.uniform(-2.0, 2.0, size=(90, 2))
-    y = np.sin(2.0 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.standard_normal(90)
-    return X, y

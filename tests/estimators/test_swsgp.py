@@ -21,9 +21,6 @@ from tests.contracts.estimators import (
 )
 from tests.same import assert_same
 
-QUICK = dict(n_inducing=12, n_neighbors=6, random_state=0)
-LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
-
 
 class SWSGP:
     """What the contracts ask of every kind of fit."""

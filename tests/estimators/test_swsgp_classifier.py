@@ -16,7 +16,6 @@ from skgp.learning.calibration import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 
 KERNEL = 4.0 * RBF(1.0)
-LOWERED = "ignore:n_inducing=.* is more than the:UserWarning"
 methods = pytest.mark.parametrize("method", ["variational", "kriging"])
 
 

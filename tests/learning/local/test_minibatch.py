@@ -181,17 +181,6 @@ def test_fit_minibatch_with_nothing_else_free_keeps_the_rest_and_searches_once(m
     assert calls[-1] != calls[1]  # the search sees the kernel that was reached
 
 
-def test_fit_minibatch_respects_bounds():
-    state, data, search, objective = problem()
-    found = fit_minibatch(
-        state, data, search, objective, learning_rate=0.5, max_iter=30, generator=seeded()
-    )[0]
-    low, high = found.kernel.bounds.T
-    assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
-    (low,), (high,) = (each.tolist() for each in LIKELIHOOD.box(found.Z))
-    assert low - 1e-12 <= float(found.likelihood[0]) <= high + 1e-12
-
-
 def test_fit_minibatch_depends_on_its_generator_only_and_leaves_its_start_alone():
     state, data, search, objective = problem()
     before = state.mean.clone()

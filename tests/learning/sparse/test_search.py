@@ -233,17 +233,6 @@ def test_fit_minibatch_by_sampled_gradients_comes_near_exact_ones(gradient):
     assert losses[1] < losses[0] + 5 < exact.total(state, data) - 20
 
 
-def test_fit_minibatch_respects_bounds():
-    data, state, objective = minibatch_problem()
-    found = fit_minibatch(
-        state, data, objective, learning_rate=1.0, batch_size=20, max_iter=30, generator=seeded()
-    ).state
-    low, high = found.kernel.bounds.T
-    assert (found.kernel.theta >= low - 1e-12).all() and (found.kernel.theta <= high + 1e-12).all()
-    (low,), (high,) = (bound.tolist() for bound in SMALL.box(found.Z))
-    assert low - 1e-12 <= float(found.likelihood[0]) <= high + 1e-12
-
-
 def test_fit_minibatch_of_q_alone_keeps_the_rest():
     data, state, objective = minibatch_problem()
     alone = replace(objective, learn_kernel=False, learn_likelihood=False, learn_inducing=False)
