@@ -24,9 +24,6 @@ PROBIT = Bernoulli("probit")
 ZERO = torch.zeros(1, dtype=torch.float64)
 
 
-weights = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-
-
 def problem_for(problem, objective, settings, *, kernels=None, callback=None, offset=ZERO, seed=0):
     return Problem(
         kernels or [problem.kernel],
