@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from skgp.estimators._swsgp import SWSGPRegressor
     from skgp.estimators._swsgp_classifier import SWSGPClassifier
     from skgp.estimators._vecchia import VecchiaGPRegressor
+    from skgp.estimators._vecchia_classifier import VecchiaGPClassifier
 
 __version__ = "0.1.0.dev0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "SWSGPRegressor",
     "StateSpaceGPClassifier",
     "StateSpaceGPRegressor",
+    "VecchiaGPClassifier",
     "VecchiaGPRegressor",
 ]
 
@@ -50,6 +52,7 @@ _MODULES = {
     "SWSGPRegressor": "skgp.estimators._swsgp",
     "StateSpaceGPClassifier": "skgp.estimators._state_space_classifier",
     "StateSpaceGPRegressor": "skgp.estimators._state_space",
+    "VecchiaGPClassifier": "skgp.estimators._vecchia_classifier",
     "VecchiaGPRegressor": "skgp.estimators._vecchia",
 }
 

@@ -154,42 +154,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             self._learn(data, session, backend)
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ):
-        """Add observations to the posterior, as the notes above say; the first call is a `fit`.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        classes : array-like of shape (n_classes,), optional
-            All labels there will be; by default those of the first call.
-        sample_weight : array-like of shape (n,), optional
-
-        Returns
-        -------
-        object
-            The estimator.
-        """
-        self._check_parameters(stream=True)
-        first = not self._has_stream
-        if not first:
-            self._check_goes_on()
-        data = self._validate_batch(X, y, sample_weight, classes=classes, first=first)
-        backend = self._resolve_backend()
-        if first:
-            with fit_session(self, X, y, sample_weight=sample_weight) as session:
-                self._learn(data, session, backend, stream=True)
-        else:
-            self._update(data, backend)
-        return self
-
     @over_rows
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable class of each row.
@@ -329,10 +293,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         ]
         return torch.cat(parts).numpy()
 
-    @abstractmethod
-    def _update(self, data: Data, backend: Backend) -> None:
-        """Change the posterior by observations beyond those of the last call."""
-
     def _validate_training(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> Data:
@@ -370,45 +330,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             n_classes = len(self.classes_)
             Y, weight = one_vs_rest(np.arange(n_classes), n_classes), self._mass
         self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
-
-    def _validate_batch(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        classes: ArrayLike | None = None,
-        first: bool,
-    ) -> Data:
-        """As `_validate_training`, for one call of ``partial_fit``.
-
-        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
-        """
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
-                "partial_fit; give a dictionary, or use fit."
-            )
-        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
-        asked = None if classes is None else distinct_labels(classes, "classes")
-        if first:
-            known = distinct_labels(labels, "y") if asked is None else asked
-            if len(known) < 2:
-                raise ValueError(
-                    f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
-                    "two classes or more. Name all of them by classes= in the first call."
-                )
-        else:
-            known = self.classes_
-            if asked is not None and not np.array_equal(asked, known):
-                raise ValueError(
-                    f"classes={asked.tolist()} differs from that of the first call of "
-                    f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
-                )
-        data = self._coded(X, labels, known, weight)
-        if first:
-            self._begin_fit(informed=len(data.y.unique()) > 1)
-        return data
 
     def _validate_rows(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
@@ -471,6 +392,89 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         # Beside a great common part the sum of the classes would be lost to rounding.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
         return log_proba - logsumexp(log_proba, axis=1, keepdims=True)
+
+
+class StreamingGPClassifier(BaseGPClassifier):
+    """A classifier that observations may be added to."""
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ):
+        """Add observations to the posterior, as the notes above say; the first call is a `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        classes : array-like of shape (n_classes,), optional
+            All labels there will be; by default those of the first call.
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        object
+            The estimator.
+        """
+        self._check_parameters(stream=True)
+        first = not self._has_stream
+        if not first:
+            self._check_goes_on()
+        data = self._validate_batch(X, y, sample_weight, classes=classes, first=first)
+        backend = self._resolve_backend()
+        if first:
+            with fit_session(self, X, y, sample_weight=sample_weight) as session:
+                self._learn(data, session, backend, stream=True)
+        else:
+            self._update(data, backend)
+        return self
+
+    @abstractmethod
+    def _update(self, data: Data, backend: Backend) -> None:
+        """Change the posterior by observations beyond those of the last call."""
+
+    def _validate_batch(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+        first: bool,
+    ) -> Data:
+        """As `_validate_training`, for one call of ``partial_fit``.
+
+        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
+        """
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
+                "partial_fit; give a dictionary, or use fit."
+            )
+        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
+        asked = None if classes is None else distinct_labels(classes, "classes")
+        if first:
+            known = distinct_labels(labels, "y") if asked is None else asked
+            if len(known) < 2:
+                raise ValueError(
+                    f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
+                    "two classes or more. Name all of them by classes= in the first call."
+                )
+        else:
+            known = self.classes_
+            if asked is not None and not np.array_equal(asked, known):
+                raise ValueError(
+                    f"classes={asked.tolist()} differs from that of the first call of "
+                    f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
+                )
+        data = self._coded(X, labels, known, weight)
+        if first:
+            self._begin_fit(informed=len(data.y.unique()) > 1)
+        return data
 
 
 def check_classes(classes: np.ndarray, n_rows: int, weighted: bool) -> None:

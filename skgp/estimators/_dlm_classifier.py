@@ -6,7 +6,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays
-from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
@@ -19,7 +19,7 @@ from skgp.likelihoods import Bernoulli
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
 
 
-class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
+class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     r"""Sparse Gaussian process classification trained on the loss that it is judged by.
 
     The latent function of class j is a sparse GP around :math:`o_j`, which predicts the base rate,
@@ -165,7 +165,7 @@ class DLMGPClassifier(SparseGPMixin, BaseGPClassifier):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPClassifier._parameter_constraints,
+        **StreamingGPClassifier._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
         # Those of the regressor are known so that they can be refused with advice.
         "objective": [StrOptions({"log_loss", "elbo", *_REGRESSION_OBJECTIVES})],

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, replicates
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
@@ -44,7 +44,7 @@ _NO_WEIGHTS = (
 )
 
 
-class QSGPClassifier(QSGPMixin, BaseGPClassifier):
+class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
 
     The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
@@ -186,7 +186,7 @@ class QSGPClassifier(QSGPMixin, BaseGPClassifier):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPClassifier._parameter_constraints,
+        **StreamingGPClassifier._parameter_constraints,
         **CONSTRAINTS,
         "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
         "likelihood": [StrOptions({"logit", "probit"})],

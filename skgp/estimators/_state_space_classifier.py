@@ -9,7 +9,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import BaseGPClassifier
+from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
@@ -21,7 +21,7 @@ from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
 
 
-class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
+class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     r"""Gaussian process classification of time series and in additive models, in O(n).
 
     The latent functions are those of `StateSpaceGPRegressor`; more than two classes are learned one
@@ -152,7 +152,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     _start_variance = SERIES_LINK_VARIANCE
     _parameter_constraints: dict = {
-        **BaseGPClassifier._parameter_constraints,
+        **StreamingGPClassifier._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
         "likelihood": [StrOptions({"logit", "probit"})],
     }
@@ -263,9 +263,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, BaseGPClassifier):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    predict = framed("class")(BaseGPClassifier.predict)
+    predict = framed("class")(StreamingGPClassifier.predict)
     predict_proba = framed("probability", columns=lambda self, _: self.classes_)(
-        BaseGPClassifier.predict_proba
+        StreamingGPClassifier.predict_proba
     )
 
     _latent_mean = StateSpaceMixin._means

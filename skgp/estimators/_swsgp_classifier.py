@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import BaseGPClassifier, coded_columns
+from skgp.estimators._base_classifier import StreamingGPClassifier, coded_columns
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import (
     default_classification_kernels,
@@ -44,7 +44,7 @@ from skgp.learning.local.hyperparameters import (
 from skgp.likelihoods import Bernoulli
 
 
-class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
+class SWSGPClassifier(SWSGPMixin, StreamingGPClassifier):
     r"""Sparse-within-sparse Gaussian process classification: many inducing points, few a row.
 
     The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and
@@ -236,7 +236,7 @@ class SWSGPClassifier(SWSGPMixin, BaseGPClassifier):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPClassifier._parameter_constraints,
+        **StreamingGPClassifier._parameter_constraints,
         **SWSGPMixin._swsgp_constraints,
         "init": [StrOptions({"auto", *INITIALISERS})],
         "likelihood": [StrOptions({"probit", "logit"})],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
-
 import numpy as np
 import torch
 
@@ -11,21 +9,15 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
-from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators.defaults import (
-    VECCHIA_MAXIMIN_COLUMNS,
-    VECCHIA_NEIGHBORS,
-    VECCHIA_PREDICTIVE,
-    VECCHIA_ROWS,
-)
+from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._vecchia_common import VecchiaMixin
+from skgp.estimators.defaults import VECCHIA_NEIGHBORS, VECCHIA_ROWS
 from skgp.inference.vecchia.posterior import VecchiaPosterior
-from skgp.learning.vecchia import VecchiaSettings
 from skgp.linalg.runtime import to_arrays
 from skgp.models.vecchia import fit_vecchia
 
 
-class VecchiaGPRegressor(BaseGPRegressor):
+class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
     r"""Gaussian process regression by Vecchia's approximation, beyond what a dense matrix allows.
 
     The joint density of the observations as a product of densities, each given H of the
@@ -107,6 +99,7 @@ class VecchiaGPRegressor(BaseGPRegressor):
 
     See Also
     --------
+    VecchiaGPClassifier : The same for labels.
     SWSGPRegressor : Neighbours among inducing points, for other likelihoods and streams.
     QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
 
@@ -138,16 +131,8 @@ class VecchiaGPRegressor(BaseGPRegressor):
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
-        "n_neighbors": [Interval(Integral, 0, None, closed="left")],
-        "n_inducing": [Interval(Integral, 0, None, closed="left")],
-        "ordering": [StrOptions({"auto", "maximin", "random"})],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
-        "dtype": [StrOptions({"float64"})],
+        **VecchiaMixin._vecchia_constraints,
     }
-
-    _option_rules = (options("max_iter tol batch_size", optimizer=("auto",)),)
 
     _posterior: VecchiaPosterior
 
@@ -188,48 +173,24 @@ class VecchiaGPRegressor(BaseGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
-    def _check_parameters(self, *, stream: bool = False) -> None:
-        super()._check_parameters(stream=stream)
-        if not (self.n_neighbors or self.n_inducing):
-            raise ValueError(
-                "n_neighbors=0 needs inducing points, without which all rows would be independent; "
-                "got n_inducing=0. Give n_neighbors or n_inducing at least 1."
-            )
-
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         kernels = self._kernels(*arrays(data))
         data = merged(data, backend.device, replicates=True)
-        n, d = data.X.shape
-        few = d <= VECCHIA_MAXIMIN_COLUMNS
-        self.ordering_ = self.ordering
-        if self.ordering == "auto":
-            self.ordering_ = "maximin" if few else "random"
-        if self.n_inducing > n:
-            warn_of_few_rows(self.n_inducing, n)
-        self.n_neighbors_ = min(self.n_neighbors, n - 1)
-        settings = VecchiaSettings(
-            self.n_neighbors_,
-            min(self.n_inducing, n),
-            n_rows=self.batch_size,
-            max_iter=self.max_iter,
-            tol=self.tol,
-        )
+        settings = self._settings(data)
         with session.stage("hyperparameters") as callback:
             fit = fit_vecchia(
                 kernels,
                 data,
                 settings,
                 ordering=self.ordering_,
-                n_predictive=max(1, VECCHIA_PREDICTIVE * self.n_neighbors_),
+                n_predictive=self._n_predictive,
                 learns=self._learns,
                 generator=torch.Generator().manual_seed(backend.seed),
                 callback=callback,
             )
-        self._posterior = fit.posterior
-        self.inducing_points_ = fit.posterior.Z.cpu().numpy()
-        self.n_inducing_ = len(self.inducing_points_)
+        self._keep_posterior(fit.posterior)
         self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
         self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
         self._likelihood, self._noise_variance = None, fit.noise
@@ -238,11 +199,6 @@ class VecchiaGPRegressor(BaseGPRegressor):
             warn_at_bounds(self.kernel_, self.kernel)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
-
-    def _bytes_per_row(self) -> int:
-        size = self._posterior.neighborhood.size
-        d, m = self.n_features_in_, self.n_inducing_
-        return 8 * size * (4 * size + d + m) + 64 * m
 
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         return self._evaluate("mean", X)[0][:, 0]

@@ -361,3 +361,13 @@ THIN_DEGREE, THIN_NEIGHBORS = 2, 6
 # as neighbours. Of 1200 rows 100 or 400 had full weight and the others 1e-12 to 1e-4 of it: errors
 # 1.0 and 1.25 times those of the dense GP, 2.6 and 1.8 without. 0.1 leaves 100 and 1e-4 as it was.
 LEAST_INFORMATION = 0.5
+# Latent values: jitter, a variance in squared units of the link; points up to which factors
+# are dense, and exact; draws of the posterior of more; conjugate gradients at most; residual
+# of probes and draws, relative.
+LATENT_JITTER = 1e-6
+LATENT_DENSE = 500
+LATENT_DRAWS = 50
+LATENT_CG = 500
+PROBE_TOL = 1e-3
+# Newton's method for the mode: relative gradient, and steps at most.
+LATENT_TOL, LATENT_STEPS = 1e-8, 50

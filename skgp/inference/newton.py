@@ -21,7 +21,7 @@ features.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from skgp.inference.defaults import EXACT_FLOPS, PRECONDITIONER_DRAWS
 from skgp.inference.newton_loop import Callback, Modes, newton_steps
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
+
+Directions = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Direction]
 
 
 class PointLikelihood(Protocol):
@@ -54,12 +56,12 @@ def fit_newton(
     problem: "NewtonProblem",
     *,
     start: Tensor | None = None,
-    solver: str = "auto",
+    solver: str | Directions = "auto",
     tol: float = 1e-4,
     loss_tol: float = 1e-5,
     max_iter: int = 30,
     preconditioner_rows: int = PRECONDITIONER_DRAWS,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> NewtonFit:
     r"""Find the mode of the weights of c problems that share their features.
@@ -70,8 +72,9 @@ def fit_newton(
         See :func:`newton_problem`.
     start : Tensor of shape (m, c), optional
         First weights; costs two more passes. Zero by default.
-    solver : {"auto", "exact", "cg"}, default="auto"
-        How the Newton equations are solved; "auto" is "exact" up to 1e10 flops a step.
+    solver : {"auto", "exact", "cg"} or callable, default="auto"
+        How the Newton equations are solved; "auto" is "exact" up to 1e10 flops a step. A callable
+        takes and returns what :func:`.exact_directions` does.
     tol : float, default=1e-4
         A column ends when its gradient is that small relative to the one at zero weights.
     loss_tol : float, default=1e-5
@@ -82,7 +85,7 @@ def fit_newton(
     preconditioner_rows : int, default=6000
         Rows expected in the subsampled Hessian that preconditions "cg".
     generator : torch.Generator
-        Draws the rows of the preconditioner.
+        Draws the rows of the preconditioner of "cg".
     callback : callable, optional
         ``callback(step, info)`` after each step, with ``loss`` (sum over the columns),
         ``gradient_norm`` (largest, before the step), ``n_active`` (columns that moved), ``n_cg``
@@ -119,10 +122,12 @@ def fit_newton(
     >>> fit.converged, bool((fit.latent.sign() == Y).all())
     (True, True)
     """
-    design, solve = problem.design, exact_directions
+    design, solve = problem.design, solver if callable(solver) else exact_directions
     c = problem.Y.shape[1]
     flops = c * (design.n_rows + design.n_features / 3) * design.n_features**2
     if solver == "cg" or (solver == "auto" and flops > EXACT_FLOPS):
+        if generator is None:
+            raise ValueError(f"solver={solver!r} draws rows of the features; give a generator.")
         solve = CGDirections(preconditioner_rows, generator).solve
     at = _InMemory(problem, start, solve)
     modes = newton_steps(at, tol=tol, loss_tol=loss_tol, max_iter=max_iter, callback=callback)

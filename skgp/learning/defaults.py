@@ -498,3 +498,7 @@ VECCHIA_MOVED = 0.05
 #: neighbours of the predictions. Of satellite_temps Matern 1/2 has .02 nats less likelihood an
 #: observation than Matern 3/2, and 60% of its error across gaps.
 VECCHIA_BLOCKS, VECCHIA_BLOCK_SHARE, VECCHIA_HELD_NEIGHBORS = 20, 5e-3, 20
+#: Probes of a log-determinant, of all columns.
+VECCHIA_PROBES = 20
+#: Points left out in turn to choose how probabilities are moderated.
+VECCHIA_LEFT_OUT = 2_000

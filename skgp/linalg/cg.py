@@ -71,6 +71,8 @@ class CGResult:
     converged: bool  # every column's true residual is within ten times the requested tolerance
     left: Tensor  # (n, k), B - A X
     history: list[float] = field(default_factory=list)  # largest recursive residual, by iteration
+    #: Of each iteration the step and conjugation (1, k), 0 of columns that have ended.
+    coefficients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 def block_cg(
@@ -124,7 +126,7 @@ def block_cg(
             NumericalWarning,
             stacklevel=2,
         )
-    return CGResult(cg.X, cg.n_iter, true, converged, left, history)
+    return CGResult(cg.X, cg.n_iter, true, converged, left, history, cg.coefficients)
 
 
 def _broke_down(energy: Tensor, best: Tensor) -> bool:
@@ -142,6 +144,7 @@ class _Recursion:
     def __init__(self, matmul, preconditioner, B, X, R, tol, *, dim: int):
         self._matmul, self._precondition, self._dim = matmul, preconditioner or torch.clone, dim
         self.tol, self.n_iter, self.stalled = tol, 0, False
+        self.coefficients: list[tuple[Tensor, Tensor]] = []
         norm = torch.linalg.vector_norm(B, dim=dim, keepdim=True)
         self._scale = torch.where(norm > 0, norm, torch.ones_like(norm))
         self._B, self.X, self.R = B, X, R
@@ -209,6 +212,7 @@ class _Recursion:
         ratio = torch.where(active & (self._rz > 0), rz / self._rz, 0.0)
         self._direction = Z + ratio * self._direction
         self._rz = rz
+        self.coefficients.append((step, ratio))
         return increment
 
     def keep(self, k: int) -> None:

@@ -56,13 +56,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.vecchia.neighbors import informative, maximin_order
+from skgp.inference.vecchia.neighbors import informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise, theta_places
-from skgp.kernels.scales import robust_std
 from skgp.learning.vecchia import (
     VecchiaEvidence,
     VecchiaSettings,
@@ -145,14 +143,3 @@ def fit_vecchia(
     )
     density = float(sums.log_density() + data.log_power(noise).sum())
     return VecchiaFit(posterior, kernel, level, density, max(1, len(history)), history)
-
-
-def order_of(X: Tensor, ordering: str, generator: torch.Generator) -> Tensor:
-    """The order (n,) of rows X (n, d): at random, or spread evenly, columns in standard units."""
-    n = len(X)
-    order = torch.randperm(n, generator=generator, device=generator.device).to(X.device)
-    if ordering == "random":
-        return order
-    spread = X.new_tensor(robust_std(X.cpu().numpy()))
-    scaled = X / torch.where(spread > 0, spread, 1.0)
-    return order[maximin_order(scaled[order])]

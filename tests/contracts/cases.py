@@ -35,6 +35,7 @@ ESTIMATORS = {
     "StateSpaceGPRegressor": {"max_iter": 4},
     "StateSpaceGPClassifier": {"max_iter": 4},
     "VecchiaGPRegressor": {},
+    "VecchiaGPClassifier": {},
     "BayesianGPRegressor": {"n_samples": 64, "n_keep": 8, "n_warmup": 5},
 }
 

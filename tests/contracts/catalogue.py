@@ -13,6 +13,7 @@ from skgp import (
     StateSpaceGPRegressor,
     SWSGPClassifier,
     SWSGPRegressor,
+    VecchiaGPClassifier,
     VecchiaGPRegressor,
 )
 
@@ -29,6 +30,7 @@ CHEAP = {
     StateSpaceGPClassifier: {"max_iter": 3},
     BayesianGPRegressor: {"optimizer": "map"},
     VecchiaGPRegressor: {"n_neighbors": 6, "n_inducing": 5},
+    VecchiaGPClassifier: {"n_neighbors": 6, "n_inducing": 5},
 }
 
 

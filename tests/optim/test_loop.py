@@ -295,5 +295,5 @@ print(json.dumps({
 def test_fits_load_no_compiler_and_leave_no_filter():
     command = [sys.executable, "-c", FITS]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    expected = {"n": 12, "loaded": [], "environment": True, "filters": []}
+    expected = {"n": 13, "loaded": [], "environment": True, "filters": []}
     assert json.loads(found.stdout.splitlines()[-1]) == expected

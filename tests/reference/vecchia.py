@@ -72,3 +72,20 @@ def predict(kernel, X, Y, noise, sets, x, near, Z=None):
     C = covariance(Q, S, [*sets, near])
     weights = np.linalg.solve(C[:n, :n], C[:n, n])
     return weights @ Y, C[n, n] - weights @ C[:n, n]
+
+
+def laplace(C, y, offset=0.0, weight=1.0):
+    """Laplace's approximation of labels y (n,) in {-1, 1} under logit and f ~ N(0, C).
+
+    The mode (n,) without the offset, the posterior covariance and the log evidence, in nats.
+    """
+    f, n = np.zeros(len(C)), len(C)
+    for _ in range(100):
+        p = 1 / (1 + np.exp(y * (f + offset)))
+        W = weight * p * (1 - p)
+        f = C @ np.linalg.solve(np.eye(n) + W[:, None] * C, W * f + weight * y * p)
+    p = 1 / (1 + np.exp(y * (f + offset)))
+    W = weight * p * (1 - p)
+    B = np.eye(n) + W[:, None] * C
+    density = (weight * np.log(1 - p)).sum() - 0.5 * f @ np.linalg.solve(C, f)
+    return f, C @ np.linalg.inv(B), density - 0.5 * np.linalg.slogdet(B)[1]

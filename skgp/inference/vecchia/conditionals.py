@@ -41,6 +41,7 @@ from torch import Tensor
 from skgp.inference.defaults import CACHED_NUMBERS, SHARED_JITTER
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.runtime import tile_rows
 
@@ -183,7 +184,11 @@ class Conditionals:
         if left.any():
             A.masked_fill_(left[:, :, None] | left[:, None, :], 0.0)
             A.diagonal(dim1=1, dim2=2).masked_fill_(left, 1.0)
-        L = jittered_cholesky(A).factor
+        try:
+            L = jittered_cholesky(A).factor
+        except NotPositiveDefiniteError:
+            jittered_cholesky(K)  # where the kernel is no covariance, its error says so
+            raise
         last = L[:, -1, :-1, None]  # L_NN^-1 A_Ni
         B = torch.linalg.solve_triangular(L[:, :-1, :-1].mT, last, upper=True)[..., 0]
         b = (

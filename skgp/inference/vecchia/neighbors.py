@@ -29,6 +29,7 @@ from skgp.inference.defaults import (
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
+from skgp.kernels.scales import robust_std
 from skgp.linalg.runtime import tile_rows
 
 
@@ -68,6 +69,17 @@ def _thinned(X: Tensor) -> tuple[Tensor, Tensor]:
         kept |= open_ & first
         open_ &= ~(kept | (near & kept[index]).any(1))
     return kept, torch.where(kept[index], distance, math.inf).amin(1)
+
+
+def order_of(X: Tensor, ordering: str, generator: torch.Generator) -> Tensor:
+    """The order (n,) of rows X (n, d): at random, or spread evenly, columns in standard units."""
+    n = len(X)
+    order = torch.randperm(n, generator=generator, device=generator.device).to(X.device)
+    if ordering == "random":
+        return order
+    spread = X.new_tensor(robust_std(X.cpu().numpy()))
+    scaled = X / torch.where(spread > 0, spread, 1.0)
+    return order[maximin_order(scaled[order])]
 
 
 @torch.no_grad()

@@ -92,11 +92,17 @@ class VecchiaPosterior(TensorState):
         parts = []
         for rows in X.split(self._tile_rows):
             active, weights, variance, phi, contrast = self._weights(rows)
-            whitened = torch.linalg.solve_triangular(self.root, contrast.mT, upper=False)
             mean = self._mean(active, weights, phi)
-            parts.append((mean, variance + whitened.square().sum(0)))
+            parts.append((mean, self._variance(variance, active, weights, contrast)))
         mean, var = map(torch.cat, zip(*parts, strict=True))
         return mean, var
+
+    def _variance(
+        self, residual: Tensor, active: Tensor, weights: Tensor, contrast: Tensor
+    ) -> Tensor:
+        """V[f] (t,) or (t, c): that of the residual (t,), and what is not known of u."""
+        whitened = torch.linalg.solve_triangular(self.root, contrast.mT, upper=False)
+        return residual + whitened.square().sum(0)
 
     @torch.no_grad()
     def mean_and_covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,86 @@
+"""What estimators on Vecchia approximations share: the approximation's parameters and sizes."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+from skgp.data import Data
+from skgp.estimators._base import BaseGP
+from skgp.estimators._parameters import Interval, StrOptions, options
+from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators.defaults import (
+    VECCHIA_INDUCING,
+    VECCHIA_MAXIMIN_COLUMNS,
+    VECCHIA_PREDICTIVE,
+)
+from skgp.learning.vecchia import VecchiaSettings
+
+
+class VecchiaMixin(BaseGP):
+    """Neighbours, inducing points and order."""
+
+    _vecchia_constraints: dict[str, list[Any]] = {
+        "n_neighbors": [Interval(Integral, 0, None, closed="left")],
+        "n_inducing": [Interval(Integral, 0, None, closed="left")],
+        "ordering": [StrOptions({"auto", "maximin", "random"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "dtype": [StrOptions({"float64"})],
+    }
+
+    _option_rules = (options("max_iter tol batch_size", optimizer=("auto",)),)
+
+    #: Of a search, each with neighbours and inducing points as the kernel before it sees them.
+    _n_search_stages = 3
+
+    n_neighbors: int
+    n_inducing: int | None
+    ordering: str
+    max_iter: int
+    tol: float
+    batch_size: int | None
+
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        if not self.n_neighbors and self.n_inducing == 0:
+            raise ValueError(
+                "n_neighbors=0 needs inducing points, without which all rows would be independent; "
+                "got n_inducing=0. Give n_neighbors or n_inducing at least 1."
+            )
+
+    def _settings(self, data: Data) -> VecchiaSettings:
+        """Of distinct observations; sets ``ordering_`` and ``n_neighbors_``."""
+        n, d = data.X.shape
+        few = d <= VECCHIA_MAXIMIN_COLUMNS
+        self.ordering_ = self.ordering
+        if self.ordering == "auto":
+            self.ordering_ = "maximin" if few else "random"
+        n_inducing = VECCHIA_INDUCING if self.n_inducing is None else self.n_inducing
+        if self.n_inducing is not None and n_inducing > n:
+            warn_of_few_rows(n_inducing, n)
+        self.n_neighbors_ = min(self.n_neighbors, n - 1)
+        return VecchiaSettings(
+            self.n_neighbors_,
+            min(n_inducing, n),
+            n_rows=self.batch_size,
+            n_stages=self._n_search_stages,
+            max_iter=self.max_iter,
+            tol=self.tol,
+        )
+
+    @property
+    def _n_predictive(self) -> int:
+        """Neighbours of a prediction."""
+        return max(1, VECCHIA_PREDICTIVE * self.n_neighbors_)
+
+    def _keep_posterior(self, posterior: Any) -> None:
+        self._posterior = posterior
+        self.inducing_points_ = posterior.Z.cpu().numpy()
+        self.n_inducing_ = len(self.inducing_points_)
+
+    def _bytes_per_row(self) -> int:
+        size = self._posterior.neighborhood.size
+        d, m = self.n_features_in_, self.n_inducing_
+        return 8 * size * (4 * size + d + m) + 64 * m

@@ -1,0 +1,192 @@
+r"""Laplace's approximation under a Vecchia prior: solves, log-determinants and draws.
+
+In the coordinates of :mod:`skgp.inference.vecchia.root` the posterior precision of column j is
+
+.. math:: H_j = I + R^T W_j R, \qquad |H_j| = |I + \Sigma W_j|,
+
+:math:`W_j` the curvatures of its log-likelihood. Conjugate gradients solve with it, two sparse
+substitutions an iteration, preconditioned by the approximation that :math:`(I - B)^{-1} \approx I`
+where W stands, in the coordinates of f the "VADU" preconditioner
+:math:`(I - B)^T (D^{-1} + W) (I - B)` of [1]_, and with inducing points that of [2]_:
+
+.. math:: P_j = I + \tilde R^T W_j \tilde R, \quad \tilde R = (I - B) R = [E, D^{1/2}], \qquad
+          |P_j| = |M_j| \prod_i (1 + D_i W_i), \quad
+          M_j = I + E^T \frac{W_j}{1 + D W_j} E .
+
+From probes :math:`z = \epsilon + \tilde R^T W^{1/2} \epsilon' \sim N(0, P)` come an unbiased
+:math:`\log |P^{-1} H|` (:mod:`skgp.linalg.lanczos`) and pairs :math:`x = H^{-1} z`,
+:math:`y = P^{-1} z` of which :math:`E[x y^T] = H^{-1}`. Up to some hundred points a dense Cholesky
+factor takes their place, and everything is exact.
+
+References
+----------
+.. [1] Kuendig and Sigrist (2024), Iterative methods for Vecchia-Laplace approximations for latent
+   Gaussian process models.
+.. [2] Gyger, Furrer and Sigrist (2025), Vecchia-inducing-points full-scale approximations for
+   Gaussian processes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skgp.inference.defaults import LATENT_CG, LATENT_DENSE, PROBE_TOL
+from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.inference.weights.directions import Direction
+from skgp.linalg.cg import block_cg
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.lanczos import log_quadrature
+
+
+class Pairs(NamedTuple):
+    r"""Vectors of which the sums :math:`\sum_s x_s y_s^T` are the inverse Hessians of c columns.
+
+    k of each column, one column after the other; `prior` are of the same noise without data, of
+    which the expectation is the identity, None where the sums are exact.
+    """
+
+    log_det: Tensor  # (c,), log |H|
+    x: Tensor  # (N, c k)
+    y: Tensor  # (N, c k)
+    prior: Tensor | None  # (N, c k)
+    scale: float  # that the products are to be multiplied by
+
+
+class DenseHessian:
+    """The Hessians of c columns by Cholesky factors, O(c (m + n)^3).
+
+    Parameters
+    ----------
+    root : VecchiaRoot
+    curvature : Tensor of shape (n, c)
+        W, not negative.
+    """
+
+    def __init__(self, root: VecchiaRoot, curvature: Tensor) -> None:
+        R = root.matmul(torch.eye(root.n_features, dtype=curvature.dtype, device=root.device))
+        H = R.mT @ (curvature.mT[:, :, None] * R)  # (c, N, N)
+        H.diagonal(dim1=1, dim2=2).add_(1.0)
+        self._factors = [jittered_cholesky(each).factor for each in H]
+
+    def solve(self, B: Tensor, tol: float | Tensor = 0.0) -> tuple[Tensor, int]:
+        """H^-1 B, (N, c k), and iterations."""
+        parts = B.chunk(len(self._factors), 1)
+        found = [cho_solve(L, part) for L, part in zip(self._factors, parts, strict=True)]
+        return torch.cat(found, 1), 0
+
+    def pairs(self, probes: tuple[Tensor, Tensor]) -> Pairs:
+        """The exact ones."""
+        identity = torch.eye(len(self._factors[0])).to(self._factors[0])
+        y = identity.repeat(1, len(self._factors))
+        dets = torch.stack([log_det(L) for L in self._factors])
+        return Pairs(dets, self.solve(y)[0], y, None, 1.0)
+
+    def spread(self, probes: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Roots (N, c, N) of the inverses."""
+        identity = torch.eye(len(self._factors[0])).to(self._factors[0])
+        return torch.stack(
+            [torch.linalg.solve_triangular(L.mT, identity, upper=True) for L in self._factors], 1
+        )
+
+
+class SparseHessian:
+    """The Hessians of c columns by conjugate gradients; parameters as of `DenseHessian`."""
+
+    def __init__(self, root: VecchiaRoot, curvature: Tensor) -> None:
+        self.root, self.curvature = root, curvature
+        weighted = root.std[:, None] * curvature.sqrt()  # (D W)^1/2, (n, c)
+        self._weighted, self._share = weighted, 1 / (1 + weighted.square())
+        E, inner = root.contrasts, curvature * self._share
+        M = E.mT @ (inner.mT[:, :, None] * E)  # (c, m, m)
+        M.diagonal(dim1=1, dim2=2).add_(1.0)
+        self._factors = [jittered_cholesky(each).factor for each in M]
+
+    def solve(self, B: Tensor, tol: float | Tensor) -> tuple[Tensor, int]:
+        """H^-1 B, (N, c k), to a relative residual, and iterations."""
+        found = block_cg(
+            self._matmul, B, preconditioner=self._precondition, tol=tol, max_iter=LATENT_CG
+        )
+        return found.solution, found.n_iter
+
+    def pairs(self, probes: tuple[Tensor, Tensor]) -> Pairs:
+        """Of probes as of `probes`."""
+        prior, other = self._repeated(probes)
+        z = prior + self._image_of_noise(other)
+        y = self._precondition(z)
+        found = block_cg(
+            self._matmul, z, preconditioner=self._precondition, tol=PROBE_TOL, max_iter=LATENT_CG
+        )
+        c = self.curvature.shape[1]
+        quadratures = (z * y).sum(0) * log_quadrature(found.coefficients)
+        of_preconditioner = -self._share.log().sum(0)
+        of_preconditioner = of_preconditioner + torch.stack([log_det(L) for L in self._factors])
+        dets = of_preconditioner + quadratures.reshape(c, -1).mean(1)
+        return Pairs(dets, found.solution, y, prior, c / z.shape[1])
+
+    def spread(self, probes: tuple[Tensor, Tensor]) -> Tensor:
+        """Posterior draws (N, c, k) about the mean, divided by the root of k."""
+        prior, other = self._repeated(probes)
+        noise = self._by_columns(self.curvature.sqrt(), other)
+        draws = self.solve(prior + self.root.rmatmul(noise), PROBE_TOL)[0]
+        k = probes[0].shape[1]
+        return draws.reshape(len(draws), -1, k) / k**0.5
+
+    def _repeated(self, probes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same numbers for each column."""
+        c = self.curvature.shape[1]
+        return probes[0].repeat(1, c), probes[1].repeat(1, c)
+
+    def _by_columns(self, factor: Tensor, V: Tensor) -> Tensor:
+        """factor (n, c) times V (n, c k), each column its k."""
+        c = factor.shape[1]
+        return (factor[:, :, None] * V.reshape(len(V), c, -1)).reshape(len(V), -1)
+
+    def _matmul(self, V: Tensor) -> Tensor:
+        return V + self.root.rmatmul(self._by_columns(self.curvature, self.root.matmul(V)))
+
+    def _image_of_noise(self, other: Tensor) -> Tensor:
+        """R~' W^1/2 other, (N, c k)."""
+        local = self._by_columns(self._weighted, other)
+        of_u = self.root.contrasts.mT @ self._by_columns(self.curvature.sqrt(), other)
+        return torch.cat([of_u, local])
+
+    def _precondition(self, V: Tensor) -> Tensor:
+        """P^-1 V, by eliminating the local coordinates."""
+        m, E = self.root.n_inducing, self.root.contrasts
+        if not m:
+            return self._by_columns(self._share, V)
+        # D^1/2 W / (1 + D W) couples both
+        coupling = self.root.std[:, None] * self.curvature * self._share
+        right = V[:m] - E.mT @ self._by_columns(coupling, V[m:])
+        parts = right.chunk(len(self._factors), 1)
+        u = torch.cat([cho_solve(L, p) for L, p in zip(self._factors, parts, strict=True)], 1)
+        local = self._by_columns(self._share, V[m:]) - self._by_columns(coupling, E @ u)
+        return torch.cat([u, local])
+
+
+def hessian(root: VecchiaRoot, curvature: Tensor) -> DenseHessian | SparseHessian:
+    """Of columns of curvatures W (n, c): dense for few points."""
+    dense = root.n_rows <= LATENT_DENSE
+    return DenseHessian(root, curvature) if dense else SparseHessian(root, curvature)
+
+
+def probes(root: VecchiaRoot, n_probes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Standard normal numbers (N, k) and (n, k), on the root's device."""
+    sizes = (root.n_features, n_probes), (root.n_rows, n_probes)
+    drawn = (
+        torch.randn(size, generator=generator, device=generator.device, dtype=torch.float64)
+        for size in sizes
+    )
+    first, second = (numbers.to(root.device) for numbers in drawn)
+    return first, second
+
+
+def directions(
+    root: VecchiaRoot, precision: Tensor, curvature: Tensor, B: Tensor, forcing: Tensor
+) -> Direction:
+    """Newton directions of k columns: :func:`skgp.inference.newton.fit_newton`'s solver."""
+    weights, n_iter = hessian(root, curvature).solve(B, forcing[None])
+    return Direction(weights, root.matmul(weights), n_iter, n_iter)

@@ -1,0 +1,68 @@
+r"""f given observations through a likelihood, by Laplace's approximation under a Vecchia prior.
+
+An input depends on f at its neighbours and on u as in :mod:`skgp.inference.vecchia.posterior`, and
+these are now uncertain themselves: with C a root of their posterior covariance, exact for few
+points and k posterior draws for many,
+
+.. math:: E[f] = o + \phi^T \hat u + a^T (\hat f_N - \Phi_N \hat u), \qquad
+          V[f] = R_{xx} - a^T R_{Nx} + \big| a^T C_N + E^T C_u \big|^2 .
+
+The draws are fixed, so that predictions are a continuous function of x and equal for a row whatever
+rows come with it; the variance that they estimate has a relative standard error of
+:math:`(2 / k)^{1/2}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skgp.inference.defaults import LATENT_DRAWS
+from skgp.inference.vecchia.conditionals import Conditionals
+from skgp.inference.vecchia.hessian import hessian, probes
+from skgp.inference.vecchia.posterior import VecchiaPosterior
+from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.linalg.runtime import tile_rows
+
+
+@dataclass(frozen=True)
+class LatentPosterior(VecchiaPosterior):
+    """Predictions of c latent functions; `targets` are the modes, `root` that of no precision."""
+
+    offset: Tensor  # (c,); o
+    group: Tensor  # (n, H + 1) of int32; neighbours and, last, the point itself
+    curvature: Tensor  # (n, c); W
+    seed: int  # of the draws
+
+    def _lasting(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._lasting().items() if name != "spread"}
+
+    @cached_property
+    @torch.no_grad()
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Roots of the posterior covariance of f at the points (n, c k), and of u (m, c k)."""
+        group = self.group.long()
+        root = VecchiaRoot(Conditionals(self.kernel, self.X, group, self.noises, self.Z))
+        numbers = probes(root, LATENT_DRAWS, torch.Generator().manual_seed(self.seed))
+        found = hessian(root, self.curvature).spread(numbers).flatten(1)
+        return root.matmul(found), found[: len(self.Z)].contiguous()
+
+    @property
+    def _tile_rows(self) -> int:
+        numbers = self.neighborhood.size * self.spread[0].shape[1]
+        return min(super()._tile_rows, tile_rows(16 * numbers))
+
+    def _mean(self, active: Tensor, weights: Tensor, phi: Tensor) -> Tensor:
+        return self.offset + super()._mean(active, weights, phi)
+
+    def _variance(
+        self, residual: Tensor, active: Tensor, weights: Tensor, contrast: Tensor
+    ) -> Tensor:
+        at_points, of_u = self.spread
+        unknown = (weights[:, None] @ at_points[active])[:, 0] + contrast @ of_u  # (t, c k)
+        each = unknown.reshape(len(unknown), len(self.offset), -1)
+        return residual[:, None] + each.square().sum(2)

@@ -1,0 +1,169 @@
+"""VecchiaGPClassifier: the contracts, dense limits, several classes, weights, model selection."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_moons
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import shuffle
+
+from skgp import GaussianProcessClassifier, VecchiaGPClassifier
+from skgp.inference.defaults import LATENT_JITTER
+from skgp.learning.defaults import COUPLINGS, MODERATIONS
+from skgp.models.vecchia_laplace import left_out
+from tests.contracts.classifiers import ClassifierContract
+from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
+from tests.reference import vecchia
+
+KERNEL = 4.0 * Matern([0.4, 0.7], nu=1.5)
+FIXED = {"optimizer": None, "random_state": 0}
+
+
+class TestContract(ClassifierContract):
+    offers_state = False
+
+    def make(self, **params):
+        params.pop("dtype", None)  # float64 is all there is
+        return VecchiaGPClassifier(**{"random_state": 0, **params})
+
+
+def labels(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.random((n, 2))
+    return X, np.where(np.sin(6 * X[:, 0]) + 0.5 * rng.standard_normal(n) > 0, 1, -1)
+
+
+def halves(X, y):
+    """As many rows of each class, so that the prior mean is 0."""
+    size = min((y > 0).sum(), (y < 0).sum())
+    rows = np.r_[np.flatnonzero(y > 0)[:size], np.flatnonzero(y < 0)[:size]]
+    return X[rows], y[rows]
+
+
+@pytest.mark.parametrize("sizes", [{"n_neighbors": 1000, "n_inducing": 0}, {"n_neighbors": 3}])
+def test_all_neighbors_or_inducing_points_are_the_dense_classifier(sizes):
+    X, y = halves(*labels())
+    model = VecchiaGPClassifier(KERNEL, **sizes, **FIXED).fit(X, y)
+    jitter = WhiteKernel(LATENT_JITTER, "fixed")
+    exact = GaussianProcessClassifier(KERNEL + jitter, optimizer=None).fit(X, y)
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=1e-8
+    )
+    x = np.vstack([X[:4] + 0.05, [[3.0, 0.0], [1e6, 1e6]]])
+    mean, var = exact.latent_mean_and_variance(x)
+    found = model.latent_mean_and_variance(x)
+    np.testing.assert_allclose(found[0], mean, atol=1e-7)
+    np.testing.assert_allclose(found[1], var - LATENT_JITTER, atol=1e-7)
+
+
+def test_left_out_moments_are_those_without_the_site():
+    _, sets, _ = conditionals(4, 0)
+    X, y, weight = problem()
+    mode = mode_of(conditionals(4, 0)[0])
+    mean, var = left_out(mode)
+    Q, R = vecchia.parts(KERNEL, X, None)
+    C = vecchia.covariance(Q, R + LATENT_JITTER * np.eye(len(X)), sets)
+    W = mode.curvature.numpy()
+    slope = mode.problem.slope(mode.latent).numpy()
+    for j in range(2):
+        numbers = (mode.latent - OFFSET).numpy()[:, j] + slope[:, j] / W[:, j]  # of Gaussian sites
+        for i in range(0, len(X), 7):
+            rest = np.delete(np.arange(len(X)), i)
+            A = C[np.ix_(rest, rest)] + np.diag(1 / W[rest, j])
+            a = np.linalg.solve(A, C[rest, i])
+            expected = float(OFFSET[j]) + a @ numbers[rest], C[i, i] - a @ C[rest, i]
+            np.testing.assert_allclose((mean[i, j], var[i, j]), expected, atol=1e-6)
+
+
+def test_draws_stand_for_the_covariance_of_many_rows(monkeypatch):
+    X, y = labels(400)
+    model = VecchiaGPClassifier(KERNEL, n_neighbors=8, n_inducing=5, **FIXED)
+    exact = clone(model).fit(X, y)
+    monkeypatch.setattr("skgp.inference.vecchia.hessian.LATENT_DENSE", 0)
+    drawn = model.fit(X, y)
+    x = np.random.default_rng(1).random((300, 2))
+    mean, var = exact.latent_mean_and_variance(x)
+    found = drawn.latent_mean_and_variance(x)
+    np.testing.assert_allclose(found[0], mean, atol=1e-5)
+    assert abs(np.mean(found[1] / var) - 1) < 0.15
+    assert np.std(found[1] / var) < 0.35  # (2 / 50)^1/2 = 0.2
+    evidences = [each.log_marginal_likelihood_value_ for each in (exact, drawn)]
+    assert abs(evidences[0] - evidences[1]) < 3
+    assert exact.moderation_ == drawn.moderation_
+
+
+def test_predictions_are_continuous():
+    X, y = labels(300)
+    model = VecchiaGPClassifier(KERNEL, n_neighbors=5, n_inducing=10, **FIXED).fit(X, y)
+    line = np.column_stack([np.linspace(0, 1, 4001), np.full(4001, 0.4)])
+    steps = np.abs(np.diff(model.decision_function(line)))
+    assert steps.max() < 20 * np.median(steps)
+
+
+def test_weights_are_repetitions_and_draws_are_reproducible():
+    X, y = labels(40)
+    counts = 1 + np.arange(40) % 3
+    model = VecchiaGPClassifier(KERNEL, n_neighbors=6, n_inducing=4, **FIXED)
+    weighted = clone(model).fit(X, y, sample_weight=counts)
+    twice = clone(model).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+    np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-10)
+    again = clone(model).fit(X, y, sample_weight=counts)
+    np.testing.assert_array_equal(again.predict_proba(X), weighted.predict_proba(X))
+
+
+def test_ten_classes():
+    X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
+    model = VecchiaGPClassifier(400.0 * RBF(30.0), **FIXED).fit(X[:600], y[:600])
+    assert model.score(X[600:1000], y[600:1000]) > 0.93
+    assert -model.log_predictive_density(X[600:1000], y[600:1000]).mean() < 0.3
+    assert model.coupling_ in COUPLINGS and model.moderation_ in MODERATIONS
+    mean, var = model.latent_mean_and_variance(X[:5])
+    assert mean.shape == var.shape == (5, 10)
+    assert (
+        len(pickle.dumps(model)) < 8 * 600 * (64 + 10 * 55) + 2_500_000
+    )  # the inputs, draws there and of u
+
+
+def test_search_raises_the_evidence():
+    X, y = make_moons(700, noise=0.3, random_state=0)
+    start = 4.0 * RBF([3.0, 3.0])
+    settings = {"n_neighbors": 8, "n_inducing": 20, "batch_size": 600, "random_state": 0}
+    few = {"n_neighbors": 8, "n_inducing": 20, **FIXED}
+    kept = VecchiaGPClassifier(start, **few).fit(X, y)
+    model = VecchiaGPClassifier(start, **settings).fit(X, y)
+    gain = model.log_marginal_likelihood_value_ - kept.log_marginal_likelihood_value_
+    assert gain > 20 and len(model.history_["hyperparameters"]) > 3
+    assert model.history_["solve"][-1] <= model.history_["solve"][0]
+
+
+def test_grid_search_in_a_pipeline():
+    X, y = labels(60)
+    grid = {
+        "vecchiagpclassifier__n_neighbors": [2, 8],
+        "vecchiagpclassifier__n_inducing": [0, 5],
+        "vecchiagpclassifier__ordering": ["random", "maximin"],
+    }
+    pipeline = make_pipeline(StandardScaler(), VecchiaGPClassifier(KERNEL, **FIXED))
+    search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss", error_score="raise")
+    search.fit(X, y)
+    assert np.ptp(search.cv_results_["mean_test_score"]) > 0
+    assert search.predict(X).shape == (60,)
+
+
+def test_neither_neighbors_nor_inducing_points_are_refused():
+    with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
+        VecchiaGPClassifier(n_neighbors=0, n_inducing=0).fit(*labels(10))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("n_neighbors", -1), ("n_inducing", 2.5), ("ordering", "sorted"), ("dtype", "float32")],
+)
+def test_wrong_values_are_named(parameter, value):
+    with pytest.raises(ValueError, match=f"'{parameter}' parameter of VecchiaGPClassifier"):
+        VecchiaGPClassifier(**{parameter: value}).fit(*labels(10))
