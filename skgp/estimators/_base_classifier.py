@@ -47,8 +47,6 @@ works in logarithms: probabilities near 0 keep their digits. A fit reads::
         self.moderation_ = ...
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial

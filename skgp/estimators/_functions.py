@@ -1,7 +1,5 @@
 """Predictions of the latent function f: moments, joint draws, and gradients in X."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quadruply stochastic GP classification: the estimator of :mod:`skgp.models.qsgp`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast

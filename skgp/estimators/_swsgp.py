@@ -1,7 +1,5 @@
 """Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
