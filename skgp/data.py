@@ -181,25 +181,16 @@ def merge_replicates(
 
 
 def distinct_observations(
-    X: np.ndarray,
-    y: np.ndarray,
-    sample_weight: np.ndarray | None,
+    X: np.ndarray,  # (n, d)
+    y: np.ndarray,  # (n,)
+    sample_weight: np.ndarray | None,  # (n,), positive
     device: torch.device,
-    offset: np.ndarray | None = None,
+    offset: np.ndarray | None = None,  # (n,)
 ) -> Data:
     """Merge rows of equal inputs, target and offset, which every likelihood allows. O(n d log n).
 
     Rows of equal inputs and different targets stay apart: :func:`merge_replicates` merges these
     too, which only Gaussian noise allows.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-    sample_weight : ndarray of shape (n,) or None
-        Positive.
-    device : torch.device
-    offset : ndarray of shape (n,), optional
     """
     d = X.shape[1]
     columns = [X, y] if offset is None else [X, y, offset]

@@ -229,11 +229,7 @@ def _stationary_leaf(part: Part) -> _StationaryLeaf | None:
 class PairwiseKernel:
     """A kernel expression over fixed rows.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        A checked expression without WhiteKernel.
-    X : Tensor of shape (n, d)
+    The expression is checked and without WhiteKernel, X is (n, d).
 
     Notes
     -----

@@ -230,16 +230,8 @@ class Laplace(NumericLikelihood):
 def expected_absolute_residual(y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     r"""Mean of a folded normal variable, :math:`E_{f \sim N(m, v)} |y - f|`.
 
-    Parameters
-    ----------
-    y, mean, var : Tensor of shapes that broadcast to (...)
-        In the units of y, and of y squared; ``var >= 0``.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        Its average over the rows is the scale of Laplace noise that maximises the expected
-        log-likelihood.
+    Shape (...), of y, mean and var >= 0 that broadcast to it. Its average over the rows is the
+    scale of Laplace noise that maximises the expected log-likelihood.
     """
     std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
     z = (y - mean) / std

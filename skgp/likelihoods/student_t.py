@@ -254,11 +254,7 @@ def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     .. math:: G(u) = -(\sinh u - \rho)^2 / 2 \tau^2, \qquad T(u) = -\nu \log \cosh u.
 
-    Returns
-    -------
-    low, high : Tensor of shape (...)
-    is_hard : Tensor of shape (...), bool
-        Whether a peak may be narrow beside the window.
+    Of shape (...) each; the last says whether a peak may be narrow beside the window.
     """
     mode, peak = _highest_peak(rho, tau, df)
     room = STUDENT_T_DROP - peak

@@ -300,28 +300,20 @@ class FullRows(Rows):
 class BlocksProblem:
     """What `skgp.inference.natural.natural_steps` ask of rows in blocks.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        Of which `Data` as the likelihood takes them are read, on the device and in the dtype of Z.
-    rows : LocalRows or FullRows
-    cg_tol, cg_max_iter
-        As of `skgp.inference.natural.fit_sites`.
-    callback : callable, optional
-        Hears of the rows read; True ends the steps within a pass, before which all stays, once a
-        first step has been taken.
+    The callback's True ends the steps within a pass, before which all stays, once a first step has
+    been taken.
     """
 
     haste = 1.0  # a pass takes longer than the digits of a mean
 
     def __init__(
         self,
-        blocks: Any,
+        blocks: Any,  # of which `Data` are read, on the device and in the dtype of Z
         rows: LocalRows | FullRows,
         *,
-        cg_tol: float,
+        cg_tol: float,  # as of `natural.fit_sites`; likewise the next
         cg_max_iter: int,
-        callback: Callback | None = None,
+        callback: Callback | None = None,  # hears of the rows read
     ) -> None:
         self.blocks, self.rows, self.callback = blocks, rows, callback
         self.options = {"tol": cg_tol, "max_iter": cg_max_iter, "warn": False}
