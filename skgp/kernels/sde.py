@@ -98,11 +98,14 @@ class StateSpace:
         self.kernel = copy.deepcopy(kernel)  # later changes by the caller must not reach it
         self.tolerance = tolerance
         self._bind = Binder(self.kernel)
-        self._own = components = self._expand(None).components
+        own = self._expand(None)
+        self._own = components = own.components
         self._primitives = [[f.primitive for f in c.factors] for c in components]
         self.n_parameters = _count_parameters(self._primitives)
         self.origin = origin_of(self.kernel)  # None of what is stationary
         sizes = (math.prod(p.n_states for p in group) for group in self._primitives)
+        #: Whether it is the kernel itself, whatever the values of its hyper-parameters.
+        self.is_exact = own.error == 0 and self.structure is not None
         self.order = _slices(sizes)
         self.n_states = self.order[-1].stop
 

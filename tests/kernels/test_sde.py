@@ -349,3 +349,18 @@ def test_parameters_of_another_shape_are_refused():
     form = state_space(Matern(nu=1.5))
     with pytest.raises(ValueError, match=r"parameters must have shape \(2,\), got \(3,\)"):
         form.at(torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "kernel, exact",
+    [
+        (2.0 * Matern(0.5, nu=1.5) + Cosine(3.0) * Matern(2.0, nu=0.5), True),
+        (Matern() + RBF(0.3), False),
+        (Matern() + ExpSineSquared(1.0, 2.0), False),  # the error is that of its length scale
+    ],
+)
+def test_exact_forms_have_no_error_at_any_hyper_parameters(kernel, exact):
+    form = state_space(kernel)
+    assert form.is_exact == exact
+    if exact:
+        assert form.error(torch.randn(len(kernel.theta), dtype=torch.float64)) == 0

@@ -63,7 +63,10 @@ def _finest_needed(found: Search, series: Series, error: float) -> tuple[Compone
 
 
 def _error(found: Search, series: Series) -> float:
-    form = state_space(found.kernel, tolerance=found.components[0].form.tolerance)
+    own = found.components[0].form
+    if own.is_exact:
+        return 0.0
+    form = state_space(found.kernel, tolerance=own.tolerance)
     return evidence_error(form, series, _noise(found))
 
 
