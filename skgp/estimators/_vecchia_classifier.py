@@ -53,12 +53,12 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     max_iter : int, default=4
-        Iterations of L-BFGS-B, at most, by which the evidence improves on the hyper-parameters of
-        a dense GP on fewer rows.
+        Iterations of L-BFGS-B, at most, by which the evidence of more than 2500 rows improves on
+        amplitude and common length scale of a dense GP on fewer.
     tol : float, default=1e-5
         Relative change of the evidence at which they end.
     batch_size : int or None, default=2000
-        Rows, at random, from which the hyper-parameters are learned. None takes all.
+        Rows, at random, whose evidence that is. None takes all.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500

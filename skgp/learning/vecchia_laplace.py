@@ -3,8 +3,11 @@ r"""Hyper-parameters of latent Vecchia models by Laplace's evidence.
 Labels have no density of their own given neighbours' labels alone, f has: the evidence is of the
 observations taken, with their neighbours among these (:mod:`skgp.inference.vecchia.laplace`).
 L-BFGS-B maximises it on a random subset; its probes are the same at every theta, and so is the
-mode's start, in f. A dense Laplace approximation of fewer observations, by which kernels are chosen
-(:mod:`skgp.learning.classification_hyperparameters`), is where it begins.
+mode's start, in f. A dense Laplace approximation of up to 1000 observations, by which kernels are
+chosen (:mod:`skgp.learning.classification_hyperparameters`), is where it begins; its ratios of
+length scales stay, as they do not gain: of 10000 rows of kin40k above the median the mean log-loss
+rises from .203 to .223 where each moves by the evidence of 2000. Up to `SearchSettings.exact_rows`
+observations it decides alone.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from skgp.learning.classification_hyperparameters import (
     stratified_order,
 )
 from skgp.learning.defaults import VECCHIA_MOVED, VECCHIA_PROBES
-from skgp.learning.search import HyperparameterFit
+from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
@@ -148,7 +151,7 @@ def fit_latent_likelihood(
     )
     kernel: Any = found.kernel
     history = list(found.history)
-    if recorder.stopped or kernel.n_dims == 0:
+    if recorder.stopped or kernel.n_dims == 0 or len(data) <= SearchSettings.exact_rows:
         return found
     order = stratified_order(data.y, generator)
     some = data.take(order[: settings.n_rows].sort().values)

@@ -130,7 +130,7 @@ def test_ten_classes():
 
 
 def test_search_raises_the_evidence():
-    X, y = make_moons(700, noise=0.3, random_state=0)
+    X, y = make_moons(2600, noise=0.3, random_state=0)
     start = 4.0 * RBF([3.0, 3.0])
     settings = {"n_neighbors": 8, "n_inducing": 20, "batch_size": 600, "random_state": 0}
     few = {"n_neighbors": 8, "n_inducing": 20, **FIXED}
