@@ -55,8 +55,8 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     max_iter : int, default=4
         Iterations of L-BFGS-B, at most, by which the evidence of more than 2500 rows improves on
         amplitude and common length scale of a dense GP on fewer.
-    tol : float, default=1e-5
-        Relative change of the evidence at which they end.
+    tol : float, default=1e-3
+        Relative change of the evidence at which they end; its estimates are no finer.
     batch_size : int or None, default=2000
         Rows, at random, whose evidence that is. None takes all.
     random_state : int, RandomState instance or None, default=None
@@ -157,7 +157,7 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
         class_weight=None,
         optimizer="auto",
         max_iter=4,
-        tol=1e-5,
+        tol=1e-3,
         batch_size=VECCHIA_LABELS,
         random_state=None,
         device="auto",
