@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import ndimage, signal
+from scipy import ndimage
+from torch import Tensor
 
 from skgp.inference.markov.columns import columns_of
 from skgp.inference.markov.series import Series, make_series
@@ -121,7 +122,7 @@ def _periodogram(
         # Of half a cycle a step there is no sine.
         count = min(math.ceil(0.5 / step / spacing) - 1, 2 * _OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
-        power = signal.lombscargle(t, y - y.mean(), 2 * math.pi * frequencies)
+        power = _lomb(t, y - y.mean(), frequencies)
         means, waves = [t, y], frequencies
     else:
         cell = (t * (WAVE_ROWS / span)).astype(int).clip(max=WAVE_ROWS - 1)
@@ -183,9 +184,33 @@ def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind
             (cosine, sine),
         )
         by, bz, A, B, C = (g @ (a * b) for a, b in products)
-        both = (B * by**2 - 2 * C * by * bz + A * bz**2) / (A * B - C**2)
-        gains.append(0.5 * both.nan_to_num(0.0).clamp(0.0, float(g @ y_white[:, 0] ** 2)))
+        gains.append(_likelihood_ratio(by, bz, A, B, C, most=float(g @ y_white[:, 0] ** 2)))
     return torch.cat(gains).numpy()
+
+
+def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Lomb's and Scargle's periodogram, (f,)."""
+    times, values = torch.from_numpy(t), torch.from_numpy(y)
+    power = []
+    for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
+        phase = some[:, None] * times
+        cosine, sine = phase.cos(), phase.sin()  # (f, n)
+        by, bz = cosine @ values, sine @ values
+        pairs = (cosine, cosine), (sine, sine), (cosine, sine)
+        A, B, C = (torch.linalg.vecdot(*pair) for pair in pairs)
+        power.append(_likelihood_ratio(by, bz, A, B, C, most=float(values @ values)))
+    return torch.cat(power).numpy()
+
+
+def _likelihood_ratio(
+    by: Tensor, bz: Tensor, A: Tensor, B: Tensor, C: Tensor, most: float
+) -> Tensor:
+    """b' [[A, C], [C, B]]^-1 b / 2 of cosine and sine at each frequency, (f,)."""
+    both, det = B * by**2 - 2 * C * by * bz + A * bz**2, A * B - C**2
+    # Of half a cycle a step there is no sine.
+    alone = det <= _ROUNDING * (A + B) ** 2
+    found = torch.where(alone, (by**2 + bz**2) / (A + B), both / det)
+    return 0.5 * found.nan_to_num(0.0).clamp(0.0, most)
 
 
 def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:

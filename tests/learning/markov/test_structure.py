@@ -10,7 +10,7 @@ from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.defaults import WAVE_ROWS
-from skgp.learning.markov.seasons import propose_seasons
+from skgp.learning.markov.seasons import _lomb, propose_seasons
 from skgp.learning.markov.structure import Background
 from skgp.likelihoods import Gaussian
 
@@ -72,6 +72,19 @@ def test_noise_and_slow_motion_have_no_period():
         proposals += bool(periods(t, np.linalg.cholesky(C) @ rng.standard_normal(150)))
         proposals += bool(periods(t, rng.standard_normal(150)))
     assert proposals <= 1  # of 40 series
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+def test_the_periodogram_is_what_least_squares_explains(irregular):
+    rng = np.random.default_rng(0)
+    t = np.sort(rng.uniform(0, 80, 80)) if irregular else np.arange(80.0)
+    y, frequencies = rng.standard_normal(80), np.array([0.003, 0.11, 0.37, 0.5 - 1e-3, 0.5])
+    explained = []
+    for f in frequencies:
+        wave = np.stack([np.cos(2 * np.pi * f * t), np.sin(2 * np.pi * f * t)], 1)
+        left = y - wave @ np.linalg.lstsq(wave, y, rcond=1e-9)[0]
+        explained.append(0.5 * (y @ y - left @ left))
+    np.testing.assert_allclose(_lomb(t, y, frequencies), explained, rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
