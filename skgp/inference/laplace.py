@@ -148,10 +148,11 @@ class OnlineLaplace(TensorState):
     1500 rows, 256 Fourier features, is .198 from one batch, .204 to .205 from batches of 100 rows
     and .207 to .209 from single rows, in either of two orders.
 
-    Of a basis of up to about 2000 features, with constants :math:`o_j`, e.g. the link of the base
-    rates of the first batch. They stay: what later batches say otherwise is left to the weights.
-    The state is the means :math:`w_t` (m, c) and precisions :math:`H_t` (c, m, m), float64, and
-    `n_iter`, the Newton steps of the last update, of the column that took most.
+    The basis has up to about 2000 features, the likelihood is log-concave in f. The constants
+    :math:`o_j`, e.g. the link of the base rates of the first batch, stay: what later batches say
+    otherwise is left to the weights. Attributes are the means :math:`w_t` (m, c) and precisions
+    :math:`H_t` (c, m, m), in float64, and `n_iter`, the Newton steps of the last update, of the
+    column that took most.
 
     Notes
     -----
@@ -172,8 +173,9 @@ class OnlineLaplace(TensorState):
     def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> "OnlineLaplace":
         """Add a batch of rows, in place; the state moves to the device of X.
 
-        X (n, d), Y (n, c) and weights (n,) or (n, c), not negative; no rows change nothing, nor
-        does a gradient that is not finite: a FloatingPointError.
+        X is (n, d), Y (n, c), weights are (n,) or (n, c) and not negative. A batch without rows
+        changes nothing. A gradient that is not finite raises a FloatingPointError, and changes
+        nothing either.
 
         Notes
         -----

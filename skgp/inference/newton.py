@@ -84,8 +84,8 @@ def fit_newton(
         Newton steps.
     preconditioner_rows : int, default=6000
         Rows expected in the subsampled Hessian that preconditions "cg".
-    generator : torch.Generator
-        Draws the rows of the preconditioner of "cg".
+    generator : torch.Generator, optional
+        Draws the rows of the preconditioner of "cg", which requires it.
     callback : callable, optional
         ``callback(step, info)`` after each step, with ``loss`` (sum over the columns),
         ``gradient_norm`` (largest, before the step), ``n_active`` (columns that moved), ``n_cg``
@@ -95,6 +95,11 @@ def fit_newton(
     -------
     NewtonFit
         The loss of no column ever rises from step to step.
+
+    Raises
+    ------
+    ValueError
+        If "cg" is asked for, or chosen by "auto", without a generator.
 
     Warns
     -----

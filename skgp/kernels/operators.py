@@ -35,7 +35,7 @@ class KernelOperator:
 
     Entries and products have the `dtype`. Entries are computed in float64 before they are rounded:
     the expansion of squared distances loses digits to cancellation, which float32 cannot spare when
-    ``n * variance / noise`` exceeds about 1e6. X has the shape (n, d), the kernel no noise.
+    ``n * variance / noise`` exceeds about 1e6. X is (n, d); the kernel has no WhiteKernel.
 
     Attributes
     ----------
@@ -119,6 +119,11 @@ class RowOperator:
     dtype : torch.dtype
     inputs : Tensor of shape (n, d)
         X in the dtype that distances take at the last theta.
+
+    Raises
+    ------
+    RuntimeError
+        On a product before the first :meth:`set_theta`.
 
     Notes
     -----

@@ -268,8 +268,8 @@ class FourierFeatures:
     ) -> Tensor:
         """Features of one block.
 
-        Shape (n, b), in the dtype of X (n, d), written to `out` where that is given and no
-        gradients are recorded; gradients flow to theta (n_dims,), by default the kernel's own. Over
+        Shape (n, b), in the dtype of X (n, d), written to `out` where that is given (a ValueError
+        refuses it while gradients are recorded). Gradients flow to theta (n_dims,), by default the kernel's own. Over
         all blocks, the sum of Phi Phi' approximates K, so that weights have the prior N(0, I).
 
         Notes

@@ -94,8 +94,9 @@ def log_expectation_loss(
 
     In nats, of shape (...). Its value is exact, or as exact as quadrature, for "exact",
     "quadrature" and "ups"; :math:`-\log L^{-1} \sum_l p_l`, which is too large on average, for
-    "bmc"; and :math:`-\log(L^{-1} \sum_l p_l + \nu)` for "smooth_bmc". A ValueError names an option
-    that is none.
+    "bmc"; and :math:`-\log(L^{-1} \sum_l p_l + \nu)` for "smooth_bmc". A ValueError refuses an
+    unknown `gradient` or `form`, `n_samples` below 1, a generator that is missing, and what
+    ``likelihood.log_predictive`` refuses.
 
     Examples
     --------

@@ -33,9 +33,9 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     `max_jitter` that does (eps of ``A.dtype``). In a batch only the matrices that fail are raised.
 
     The lower triangle of A (..., n, n) is read, and A not modified. The factor is differentiable in
-    A (the jitter counts as a constant), which is for the caller to record and warn about. A
-    NotPositiveDefiniteError refuses NaN or inf, or a matrix for which `max_jitter` is not enough,
-    and names likely causes.
+    A, with the jitter as a constant. The jitter, :math:`\epsilon` times the mean diagonal, is for
+    the caller to record and warn about. A NotPositiveDefiniteError refuses NaN or inf, or a matrix
+    for which `max_jitter` is not enough, and names likely causes.
 
     Notes
     -----

@@ -45,7 +45,7 @@ from skgp.linalg.defaults import (
     TILE_SHARE,
 )
 
-#: Hears of an iteration: its number, and what is known by then; True stops.
+#: Called with the number of an iteration and what is known by then, by name; True ends the search.
 Callback = Callable[[int, dict], bool | None]
 
 # ---- threads

@@ -143,14 +143,14 @@ def climb(
     start: tuple[Tensor, Tensor] | None = None,  # sites (m,), (m,) to begin with
     max_iter: int = 50,  # evaluations, at least 1
     tol: float = 1e-6,  # expected gain, in nats an observation, below which the search ends
-    callback: Callback | None = None,  # told "loss", minus the ELBO, and "step" after every step up
+    callback: Callback | None = None,  # told "loss", minus the ELBO, and "step" after a rise
 ) -> SiteFit:
     """Maximise an ELBO by natural-gradient steps, and return the highest found.
 
     A start that gives no valid posterior is left aside. By default it is parabolas that touch the
     rows' log-densities at their modes, or at the prior mean where there is none (labels, a count of
-    0): the optimum for Gaussian noise. A NonFiniteLossError refuses an ELBO that is not finite
-    there.
+    0): the optimum for Gaussian noise. A NonFiniteLossError says that the ELBO is not finite where
+    the search begins, a ValueError that the likelihood refuses a value of y.
     """
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1; got {max_iter}.")

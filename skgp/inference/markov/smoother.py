@@ -220,7 +220,7 @@ class DensePosterior:
         `slopes` (p, q) are the derivatives of the log parameters of the dynamics. It is
         :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j` with
         :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3), in
-        float32, of which a search that starts with it needs no more.
+        float32, whose digits suffice for the first step of a search.
         """
         inverse = np.tril(self._inverse)
         S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
@@ -236,13 +236,14 @@ class DensePosterior:
         return found
 
     def average_information(self, slopes: np.ndarray) -> np.ndarray:
-        r"""The mean of Fisher's and the observed one, (p + 1, p + 1), of what is linear in Sigma.
+        r"""The average information, (p + 1, p + 1), of the parameters of `information`.
 
         .. math:: \tfrac12 (\dot\Sigma_i \alpha)^\top \Sigma^{-1} (\dot\Sigma_j \alpha), \qquad
                   \alpha = \Sigma^{-1} y,
 
-        what the curvature of a quadratic form in :math:`\Sigma^{-1}` leaves where the terms in
-        :math:`\ddot\Sigma` are left out. As `information`, in O(p m^2).
+        is the mean of Fisher's and the observed information where :math:`\Sigma` is linear in the
+        parameters: terms in :math:`\ddot\Sigma` are left out (Gilmour, Thompson and Cullis, 1995).
+        O(p m^2).
         """
         parts = [self._prior.derivative(slope) @ self._alpha for slope in slopes]
         U = self._root * np.stack([*parts, self._alpha / self._root**2])  # (p + 1, m)

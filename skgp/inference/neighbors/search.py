@@ -46,9 +46,10 @@ class NeighborSearch:
     "auto" and "exact" are as above. Only "auto" may miss a neighbour, and only where there are more
     than 50 columns, at least 4096 points and principal components, a quarter of the columns or
     fewer, that hold nine tenths of their variance: of 32 neighbours of an MNIST digit it finds
-    99.6%. "faiss" leaves the candidates to the library of that name. Points Z (M, d) that are
-    `part` of a larger set may all be equally near; else a ValueError refuses a kernel that gives
-    all points the same correlation.
+    99.6%. "faiss" leaves the candidates to the library of that name; an ImportError says where it
+    is not installed. Points Z (M, d), held by reference, may all be equally near where they are
+    `part` of a larger set; else a ValueError refuses a kernel that gives all points the same
+    correlation. Another refuses a method that is unknown, or cannot use the kernel's metric.
 
     Notes
     -----

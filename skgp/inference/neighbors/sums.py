@@ -300,8 +300,8 @@ class FullRows(Rows):
 class BlocksProblem:
     """What `skgp.inference.natural.natural_steps` ask of rows in blocks.
 
-    The callback's True ends the steps within a pass, before which all stays, once a first step has
-    been taken.
+    Where the callback returns True within a pass, the steps end with the state before that pass,
+    once a first step has been taken.
     """
 
     haste = 1.0  # a pass takes longer than the digits of a mean

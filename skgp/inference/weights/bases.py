@@ -37,8 +37,8 @@ class WhitenedInducingBasis(TensorState):
     :math:`\Phi \Phi^T = k(X, Z) k(Z, Z)^{-1} k(Z, X)`.
 
     Z (m, d) are up to about 1e4 points; `jitter` is what was added to the diagonal of ``k(Z, Z)``,
-    absolute. A NotPositiveDefiniteError says that this is singular beyond what jitter repairs, e.g.
-    by duplicated points.
+    in squared units of f. A NotPositiveDefiniteError says that ``k(Z, Z)`` is singular beyond what
+    jitter repairs, e.g. by duplicated points.
 
     Notes
     -----

@@ -245,7 +245,7 @@ def optimal_gaussian(
     noise_variance: float | Tensor,
     prior_precision: Tensor,  # S, (m,) or (m, m)
     *,
-    n_dense: int,  # 0 for the diagonal structure, m for the full one
+    n_dense: int,  # k: 0 for the diagonal structure, m for the full one, else chevron
 ) -> tuple[WeightGaussian, float]:
     r"""Maximiser of the ELBO of eq. (2) among the q with `n_dense` dense columns.
 
@@ -259,7 +259,7 @@ def optimal_gaussian(
     the full optimum, for which :math:`C C^T = G^{-1}`. A diagonal one follows from Proposition 1.
     With :math:`G = U U^T`, U upper triangular, the full optimum is :math:`U^{-T}`.
 
-    With what had to be added to the diagonal of G, 0.0 almost always.
+    Returned are q and the jitter that was added to the diagonal of G, 0.0 almost always.
 
     Notes
     -----

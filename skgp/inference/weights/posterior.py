@@ -42,8 +42,8 @@ from skgp.linalg.runtime import TensorState
 class WeightGaussian(TensorState):
     r"""The Gaussian :math:`q(w) = N(\mu, C C^T)` with a chevron factor C.
 
-    `mean` (m,), the dense columns of C (m, k), lower triangular with a positive diagonal, and
-    `tail_std` (m - k,), the diagonal of C in the other columns, positive.
+    `mean` is :math:`\mu` (m,); `columns` (m, k) are the dense columns of C, lower triangular with a
+    positive diagonal; `tail_std` (m - k,), positive, is the diagonal of C in the others.
 
     Notes
     -----

@@ -77,11 +77,14 @@ def fit_robust(
     scale: float | None = None,  # b to start from or to keep; else half the mean deviation
     sample_weight: Tensor | None = None,  # (n,), positive; a row of weight 2 counts as two rows
     learn_scale: bool = True,  # whether b is learned
-    tol: float = 1e-4,  # rise of the bound by a full step, in nats per unit of weight
+    tol: float = 1e-4,  # rise of the ELBO by a full step, in nats a unit of weight, that ends it
     max_iter: int = 50,  # passes over the data
     callback: Callback | None = None,  # told "loss", minus the ELBO a unit of weight, and "scale"
 ) -> RobustFit:
     r"""Fit a Gaussian over the weights, and b, to targets with Laplace noise.
+
+    Sums and factorisations are in float64 whatever the dtype of the design. A ValueError refuses
+    shapes that disagree, and a scale, weight or target that is not valid.
 
     Notes
     -----

@@ -129,8 +129,8 @@ def fit_minibatch(
 ) -> tuple[SWSGPState, list[float]]:
     r"""Learn q(u), and what `objective` lets free, from minibatches.
 
-    With `settle` the rate falls over half as many steps as it was kept for, `max_iter` in all at
-    most. The history is minus the estimated bound of each step, in nats an observation; the
+    With `settle` the rate falls over half as many steps as it was kept for, at most `max_iter` in
+    all. The history is minus the estimated bound of each step, in nats an observation; the
     callback hears of the mean since the last call. A NonFiniteLossError refuses a bound or gradient
     that is not finite.
 

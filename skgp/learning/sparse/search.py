@@ -49,7 +49,7 @@ class Training:
     """Where a search ended."""
 
     state: SparseState
-    loss: float  # the objective, in nats (squared units of y for the square loss)
+    loss: float  # the objective, in nats (squared units of y for the square loss), of all rows
     history: list[float] = field(default_factory=list)  # the same an observation
     converged: bool = False  # whether the tolerance ended the search
     stopped: bool = False  # whether the callback did
