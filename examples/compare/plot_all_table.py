@@ -34,6 +34,7 @@ regressors = {
     "QSGP": skgp.QSGPRegressor(random_state=0),
     "DLMGP": skgp.DLMGPRegressor(random_state=0),
     "SWSGP": skgp.SWSGPRegressor(random_state=0),
+    "VecchiaGP": skgp.VecchiaGPRegressor(random_state=0),
     "StateSpaceGP, additive": skgp.StateSpaceGPRegressor(),
     "BayesianGP": skgp.BayesianGPRegressor(kernel + WhiteKernel(), random_state=0),
 }
@@ -44,6 +45,7 @@ classifiers = {
     "QSGP": skgp.QSGPClassifier(random_state=0),
     "DLMGP": skgp.DLMGPClassifier(random_state=0),
     "SWSGP": skgp.SWSGPClassifier(random_state=0),
+    "VecchiaGP": skgp.VecchiaGPClassifier(random_state=0),
     "StateSpaceGP, additive": skgp.StateSpaceGPClassifier(),
 }
 folds = list(KFold(3, shuffle=True, random_state=0).split(X))

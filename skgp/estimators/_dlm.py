@@ -151,8 +151,10 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
 
     Notes
     -----
-    Noise with outliers that is learned from few rows, all of which are inducing points: the ELBO
-    takes the place of the log-loss at beta = 1, which would fit q(u) to the outliers.
+    Where Student-t noise is learned from up to 500 rows, at most two for each inducing point, the
+    ELBO takes the place of the default objective, the log-loss at ``beta=1``, which would fit q(u)
+    to the outliers. With another ``beta`` or ``gradient``, or ``early_stopping`` given in a joint
+    search, the log-loss is minimised.
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. Later calls keep the hyper-parameters, inducing points and standardisation of the first;

@@ -94,6 +94,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     --------
     sklearn.gaussian_process.GaussianProcessClassifier : The model.
     QSGPClassifier, SWSGPClassifier, StateSpaceGPClassifier : The other methods and their options.
+    VecchiaGPClassifier : Thousands of rows, boundaries of fine and coarse detail.
 
     Examples
     --------

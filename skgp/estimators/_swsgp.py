@@ -184,6 +184,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
     SWSGPClassifier : The same for classes.
     DLMGPRegressor : Some hundred inducing points, all used by each row, trained by the log-loss.
     QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
+    VecchiaGPRegressor : Neighbours among the rows themselves, by a joint likelihood; no streams.
 
     Notes
     -----

@@ -194,6 +194,7 @@ class SWSGPClassifier(SWSGPMixin, StreamingGPClassifier):
     SWSGPRegressor : The same for quantities and counts.
     DLMGPClassifier : Some hundred inducing points, all used by each row, trained by the log-loss.
     QSGPClassifier : Many basis functions, used by each row, and Laplace's approximation.
+    VecchiaGPClassifier : Neighbours among the rows themselves, and Laplace's approximation.
 
     Notes
     -----

@@ -269,8 +269,9 @@ class FourierFeatures:
         """Features of one block.
 
         Shape (n, b), in the dtype of X (n, d), written to `out` where that is given (a ValueError
-        refuses it while gradients are recorded). Gradients flow to theta (n_dims,), by default the kernel's own. Over
-        all blocks, the sum of Phi Phi' approximates K, so that weights have the prior N(0, I).
+        refuses it while gradients are recorded). Gradients flow to theta (n_dims,), by default the
+        kernel's own. Over all blocks, the sum of Phi Phi' approximates K, so that weights have the
+        prior N(0, I).
 
         Notes
         -----
