@@ -12,10 +12,10 @@ from torch import Tensor
 from skgp.inference import defaults
 from skgp.kernels import gram_tile
 from skgp.kernels.operators import RowOperator
-from skgp.linalg.cg import Callback, block_cg
+from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner
-from skgp.linalg.runtime import asks_for_gradients
+from skgp.linalg.runtime import Callback, asks_for_gradients
 
 
 class ExactInverse:

@@ -42,9 +42,15 @@ from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
-from skgp.linalg.cg import Callback
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
-from skgp.linalg.runtime import TensorState, memory_budget, require_memory, tile_rows, to_arrays
+from skgp.linalg.runtime import (
+    Callback,
+    TensorState,
+    memory_budget,
+    require_memory,
+    tile_rows,
+    to_arrays,
+)
 
 RNG = np.random.Generator | np.random.RandomState
 

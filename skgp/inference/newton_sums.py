@@ -23,12 +23,12 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import MADE_OF
 from skgp.inference.newton import PointLikelihood, check_start, newton_problem, prior_variances
-from skgp.inference.newton_loop import Callback, Modes, newton_steps
+from skgp.inference.newton_loop import Modes, newton_steps
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import Direction
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import Callback, tile_rows
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,19 @@ class FourierFeatures:
     ) -> tuple[Tensor, Tensor]:
         """Frequencies of a block and the amplitudes of their features.
 
-        W (b, d) in radians per unit of X and sqrt(a_t / N_t) (b,), float64; gradients flow to theta
-        (n_dims,).
+        Parameters
+        ----------
+        block : int
+        theta : Tensor of shape (kernel.n_dims,), optional
+            Gradients flow to it.
+        device : torch.device, optional
+
+        Returns
+        -------
+        W : Tensor of shape (b, d), float64
+            Radians per unit of X.
+        amplitude : Tensor of shape (b,), float64
+            sqrt(a_t / N_t) of each frequency.
         """
         draws, counts = self._draws(block, device), self._block_counts(block)
         terms = self._terms(theta, device)
@@ -268,10 +279,27 @@ class FourierFeatures:
     ) -> Tensor:
         """Features of one block.
 
-        Shape (n, b), in the dtype of X (n, d), written to `out` where that is given (a ValueError
-        refuses it while gradients are recorded). Gradients flow to theta (n_dims,), by default the
-        kernel's own. Over all blocks, the sum of Phi Phi' approximates K, so that weights have the
-        prior N(0, I).
+        Parameters
+        ----------
+        X : Tensor of shape (n, d)
+            float32 or float64.
+        block : int
+        theta : Tensor of shape (kernel.n_dims,), optional
+            Logarithms of the free hyper-parameters; gradients flow to it. None takes the
+            kernel's own values.
+        out : Tensor of shape (n, b), optional
+            Storage to write to, in the dtype of X; not while gradients are recorded.
+
+        Returns
+        -------
+        Tensor of shape (n, b)
+            In the dtype of X. Over all blocks, the sum of Phi Phi' approximates K, so that
+            weights have the prior N(0, I).
+
+        Raises
+        ------
+        ValueError
+            If X has another number of columns, or `out` is given while gradients are recorded.
 
         Notes
         -----

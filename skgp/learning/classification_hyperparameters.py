@@ -39,8 +39,9 @@ from skgp.kernels.gram import gram_diag
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
-from skgp.learning.search import Callback, HyperparameterFit, SearchSettings, fit_leave_one_out
+from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.learning.starts import latent_start
+from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
 
 _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
@@ -77,7 +78,11 @@ def fit_classification_hyperparameters(
     settings: ClassificationSettings | None = None,
     callback: Callback | None = None,  # told "loss", in nats per row; True ends with the best
 ) -> HyperparameterFit:
-    """Choose one of several kernels and learn its hyper-parameters."""
+    """Choose one of several kernels and learn its hyper-parameters.
+
+    The ``score`` is as above, in nats; ``log_marginal_likelihood`` is the mean evidence of a column
+    on the subset, in nats. The amplitude is that of the subset: more rows support a larger one.
+    """
     settings = settings or ClassificationSettings()
     for kernel in kernels:
         check_no_noise(kernel)

@@ -18,11 +18,12 @@ from skgp.linalg.defaults import TRIANGULAR_COLUMNS
 
 
 class UnitLower:
-    """I - B (n, n): row i has b (H,) in the columns index (H,) < i; its own index is no place.
+    """I - B (n, n), factored once: row i of B has the numbers b_i in the columns index_i.
 
     Parameters
     ----------
     index : Tensor of int64, shape (n, H)
+        Columns below i; another, as i itself, stands for no entry.
     b : Tensor of float64, shape (n, H)
     """
 

@@ -37,9 +37,9 @@ import torch
 from joblib import Parallel, delayed
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
-from skgp.linalg.runtime import WithinBudget
+from skgp.linalg.runtime import Callback, WithinBudget
 from skgp.samplers import defaults as tuned
-from skgp.samplers.diagnostics import Callback, cholesky_factor, effective_sample_size, pareto_k
+from skgp.samplers.diagnostics import cholesky_factor, effective_sample_size, pareto_k
 
 LogDensity = Callable[[np.ndarray], Any]
 

@@ -173,7 +173,7 @@ class LagTable:
     pairs: np.ndarray  # (m, m) the distance of each entry
     folded: np.ndarray | None = None  # (p,) the distance of each pair; None where it has its own
     since: np.ndarray | None = None  # (k,) time from an origin to the earlier of each pair
-    known: dict = field(default_factory=dict)  # correlations of what does not move
+    known: dict = field(default_factory=dict)  # correlations (k,) at rates that are fixed
 
     def fold(self, upper: np.ndarray) -> np.ndarray:
         """Sums (k,) over the pairs (p,) of each distance."""
@@ -184,10 +184,10 @@ class LagTable:
 
 @dataclass(frozen=True)
 class Lags:
-    """Distances between the times of a short series: of its m (m + 1) / 2 pairs, p.
+    """Distances between the times of a short series, of p = m (m + 1) / 2 pairs.
 
-    On a regular grid there are m distances, which the covariance of a stationary process is a
-    function of; one with an origin has them of all pairs.
+    On a regular grid there are m distances, of which the covariance of a stationary process is a
+    function; that of a process with an origin takes the distances of all pairs.
     """
 
     places: np.ndarray  # (p,) of the pairs in the upper triangle of an (m, m) matrix, flat

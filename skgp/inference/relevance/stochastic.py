@@ -58,7 +58,7 @@ from skgp.inference.stochastic.basis import (
     everything,
     take_rows,
 )
-from skgp.inference.stochastic.engine import Callback, SGDOptions, StochasticSolver
+from skgp.inference.stochastic.engine import SGDOptions, StochasticSolver
 from skgp.inference.stochastic.estimators import (
     LowRankControlVariate,
     quadratic_loss,
@@ -68,6 +68,7 @@ from skgp.inference.stochastic.estimators import (
 from skgp.inference.stochastic.optimizers import SparseAdam
 from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import LinearWeightsPosterior
+from skgp.linalg.runtime import Callback
 from skgp.optim import host_generator, sample_without_replacement
 
 

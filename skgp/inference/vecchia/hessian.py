@@ -44,15 +44,15 @@ from skgp.linalg.lanczos import log_quadrature
 class Pairs(NamedTuple):
     r"""Vectors of which the sums :math:`\sum_s x_s y_s^T` are the inverse Hessians of c columns.
 
-    k of each column, one column after the other; `prior` are of the same noise without data, of
-    which the expectation is the identity, None where the sums are exact.
+    There are k for each column, one column after the other. `prior` are the :math:`\epsilon` of the
+    probes, N(0, I), for a control variate; None where the sums are exact.
     """
 
     log_det: Tensor  # (c,), log |H|
     x: Tensor  # (N, c k)
     y: Tensor  # (N, c k)
     prior: Tensor | None  # (N, c k)
-    scale: float  # that the products are to be multiplied by
+    scale: float  # by which x_s y_s' is multiplied: 1 / k of probes
 
 
 class DenseHessian:
@@ -112,7 +112,7 @@ class SparseHessian:
         return found.solution, found.n_iter
 
     def pairs(self, probes: tuple[Tensor, Tensor]) -> Pairs:
-        """Of probes as of `probes`."""
+        """Estimates from random numbers of :func:`probes`."""
         prior, other = self._repeated(probes)
         z = prior + self._image_of_noise(other)
         y = self._precondition(z)

@@ -43,8 +43,9 @@ from skgp.learning.defaults import (
     START_TOL,
 )
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
-from skgp.learning.markov.search import Callback, Climb, Search, maximise
+from skgp.learning.markov.search import Climb, Search, maximise
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.scoring import Scored, minimize_scored
 
 __all__ = ["choose_kernel", "plain_climb", "short_climb"]
