@@ -37,8 +37,6 @@ from skgp.kernels.scales import (
 from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
 from skgp.learning.evidence import ExactEvidence
 
-__all__ = ["latent_start", "likeliest_start", "starts", "with_noises"]
-
 
 def starts(kernel, data: Data, *, known: int = 1) -> list:
     """Expressions of other length scales, in the order of these, each with noises of the grid.

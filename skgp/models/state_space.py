@@ -100,8 +100,6 @@ from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood
 from skgp.optim.stopping import StopRecorder
 
-__all__ = ["Fit", "fit_additive", "fit_additive_statistics", "fit_series"]
-
 Callback = Callable[[int, dict], bool | None]
 
 _POSTERIORS = ("auto", "mean_field", "joint")

@@ -35,8 +35,6 @@ from skgp.learning.posterior.modes import bounded_inverse, hessian_by_difference
 from skgp.learning.posterior.priors import default_priors
 from skgp.likelihoods import Likelihood
 
-__all__ = ["Average", "SeriesPosterior", "average", "leaves_open"]
-
 
 @dataclass(frozen=True)
 class Average:

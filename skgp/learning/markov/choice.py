@@ -48,8 +48,6 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.scoring import Scored, minimize_scored
 
-__all__ = ["choose_kernel", "plain_climb", "short_climb"]
-
 
 def choose_kernel(
     kernels: Sequence[Any],

@@ -12,8 +12,6 @@ from skgp.learning.markov.objectives import find_sites
 from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 
-__all__ = ["averaged_state", "state_of"]
-
 
 def averaged_state(
     points: Average,

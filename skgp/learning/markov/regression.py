@@ -26,8 +26,6 @@ from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 
-__all__ = ["RegressionElbo", "RegressionEvidence", "TermComponent", "left_by_terms", "with_terms"]
-
 Sites = tuple[Tensor, Tensor]
 
 

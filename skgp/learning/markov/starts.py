@@ -20,8 +20,6 @@ from skgp.learning.sparse.few_rows import white_kernel
 from skgp.learning.starts import latent_start, likeliest_start
 from skgp.likelihoods import Likelihood
 
-__all__ = ["column_starts", "from_likeliest_start", "likeliest_starts"]
-
 
 def from_likeliest_start(
     found: Search,
