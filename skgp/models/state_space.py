@@ -98,9 +98,8 @@ from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import with_structure
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 _POSTERIORS = ("auto", "mean_field", "joint")
 

@@ -176,10 +176,10 @@ def scored_climb(
     parameters: Tensor | None,
     worth: float,
 ) -> Search | None:
-    """The same by scoring; None where no information is at hand.
+    """The same by scoring; None where the information is not known in closed form.
 
     It ends where a step is expected to gain less than a hundredth of a nat, and where some times
-    the last gains do not reach `worth`.
+    (`OUTLOOK`) the greater of the last two gains would not reach the log evidence `worth`.
     """
     if not (likelihood.is_gaussian and len(component.theta) and component.slopes is not None):
         return None
@@ -193,7 +193,7 @@ def scored_climb(
     known: list[Evaluation] = [first]
 
     def function(x: np.ndarray) -> Scored:
-        """Minus the evidence, its gradient, and what is expected of its curvature."""
+        """Minus the log evidence, its gradient, and its information matrix."""
         place = torch.from_numpy(x)
         try:
             found = known.pop() if known else climb.evaluate(climb.thetas(place)[0], place)
@@ -220,6 +220,7 @@ def scored_climb(
 
 
 def _ridged(information: Callable[[np.ndarray], np.ndarray], slopes: np.ndarray) -> np.ndarray:
+    """The information (p + 1, p + 1) plus a ridge, a weak normal prior on the logarithms."""
     found = information(slopes)
     found.flat[:: len(found) + 1] += FISHER_RIDGE
     return found

@@ -34,10 +34,9 @@ from skgp.learning.defaults import (
 from skgp.learning.markov.objectives import Evaluation, Knots, Processes
 from skgp.learning.markov.search import Climb, Search
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
 
 
 def fit_minibatches(

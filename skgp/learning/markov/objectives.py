@@ -155,7 +155,7 @@ class Component:
 
 
 class _Form:
-    """A form that equals others of its structure, of which one then stands for all."""
+    """A form as the key of a cache: forms of one structure are equal, and one stands for all."""
 
     def __init__(self, form: StateSpace) -> None:
         self.form, self._key = form, form.structure
@@ -174,7 +174,7 @@ def _slopes_of(form: StateSpace) -> Tensor | None:
 
 @lru_cache(maxsize=128)
 def _known_slopes(known: _Form) -> Tensor | None:
-    """Whole numbers, which no rounding of one form's hyper-parameters is to show in."""
+    """Those of a structure: whole numbers, rounded so that they are the same from any form."""
     found = _find_slopes(known.form)
     return None if found is None else found.round()
 

@@ -1,7 +1,7 @@
 """Hyper-parameters of state-space models by their evidence: L-BFGS-B over theta and likelihood."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -16,9 +16,8 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
-
-Callback = Callable[[int, dict], bool | None]
 
 _LEAST = 1e-12  # mathematical: beside 1
 

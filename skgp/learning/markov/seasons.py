@@ -119,7 +119,7 @@ def _periodogram(
     span = t[-1]
     spacing, lowest = 1 / (_OVERSAMPLED * span), LEAST_CYCLES / (span + step)
     if len(t) <= WAVE_ROWS:
-        # Of half a cycle a step there is no sine.
+        # Below the Nyquist frequency, at which the sine is 0.
         count = min(math.ceil(0.5 / step / spacing) - 1, 2 * _OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = _lomb(t, y - y.mean(), frequencies)
@@ -189,7 +189,7 @@ def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind
 
 
 def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Lomb's and Scargle's periodogram, (f,)."""
+    """The Lomb-Scargle periodogram (f,), not normalised, of y (n,) at times t (n,)."""
     times, values = torch.from_numpy(t), torch.from_numpy(y)
     power = []
     for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
@@ -207,7 +207,7 @@ def _likelihood_ratio(
 ) -> Tensor:
     """b' [[A, C], [C, B]]^-1 b / 2 of cosine and sine at each frequency, (f,)."""
     both, det = B * by**2 - 2 * C * by * bz + A * bz**2, A * B - C**2
-    # Of half a cycle a step there is no sine.
+    # At the Nyquist frequency of a regular grid the sine is 0 at every time.
     alone = det <= _ROUNDING * (A + B) ** 2
     found = torch.where(alone, (by**2 + bz**2) / (A + B), both / det)
     return 0.5 * found.nan_to_num(0.0).clamp(0.0, most)
@@ -264,7 +264,7 @@ def _refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> fl
         designs = _waves(t[some], grid, orders)  # (f, n, p)
         across = designs.transpose(0, 2, 1)
         A, b = across @ designs, across @ (y[some] - y[some].mean())
-        A += _ROUNDING * len(t) * np.eye(A.shape[1])  # of half a cycle a step there is no sine
+        A += _ROUNDING * len(t) * np.eye(A.shape[1])  # at the Nyquist frequency the sine is 0
         explained = (b * np.linalg.solve(A, b[..., None])[..., 0]).sum(1)
         peak = float(grid[int(np.argmax(explained))])
     return peak

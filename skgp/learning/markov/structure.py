@@ -69,7 +69,7 @@ def with_structure(
         background.known = _without(found, len(parts))
         if criterion(found) > criterion(trending):
             trending, seasons = found, parts
-    if not seasons:  # a level that wanders and a slope that does are two maxima
+    if not seasons:  # a varying level and a varying slope are two maxima
         trending = max(trending, climb(total(trend)), key=criterion)
     allowed = math.log(TREND_START) + 0.5 * math.log(n)
     if seasons:
