@@ -224,9 +224,10 @@ class DensePosterior:
         """
         inverse = np.tril(self._inverse)
         S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
+        by_noise = (S / self._root**2).astype(np.float32)  # a quotient of what float32 has not
         S = S.astype(np.float32)
         parts = [S @ self._prior.derivative(slope).astype(np.float32) for slope in slopes]
-        parts.append(S / (self._root**2).astype(np.float32))
+        parts.append(by_noise)
         found = np.empty((len(parts), len(parts)))
         for i, right in enumerate(parts):
             turned = np.ascontiguousarray(right.T)

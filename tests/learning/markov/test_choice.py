@@ -52,6 +52,22 @@ def test_information_is_the_expected_curvature(name):
     np.testing.assert_allclose(found, expected, rtol=tol, atol=tol)
 
 
+def test_information_takes_weights_that_single_precision_does_not():
+    """Such as weights that decay exponentially with age: those points tell nothing."""
+    x, age = np.linspace(0, 10, 50), np.linspace(300, -10, 50).clip(0)
+    y, weight = np.sin(2 * x), np.exp(-age)  # from 1e-130
+    component, found = Component(KERNELS["matern"]), []
+    for seen in (weight > 0, weight > 1e-20):
+        columns = (torch.tensor(each[seen]) for each in (x, y, weight))
+        climb = Climb([component], GaussianEvidence(make_series(*columns)), LIKELIHOOD)
+        q = climb.evaluate(climb.thetas(climb.start())[0], climb.start()).posterior
+        slopes = component.slopes.T.numpy()
+        found.append([q.information(slopes), q.average_information(slopes)])
+    for every, heavy in zip(*found, strict=True):  # the scale of noise is seen in each weight
+        np.testing.assert_allclose(every[:-1, :-1], heavy[:-1, :-1], rtol=1e-5, atol=1e-12)
+        assert np.isfinite(every).all()
+
+
 @each_kernel
 def test_average_information_is_the_mean_of_the_observed_and_the_expected_one(name):
     objective, component = problem(), Component(KERNELS[name])
