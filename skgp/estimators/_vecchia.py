@@ -43,9 +43,10 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
         H, of the rows before it that a row is given; all there are if that is fewer. Predictions
         use twice as many of all rows, at least one, which fade with their distance; and as many
         more of the rows of large weight, where others tell little.
-    n_inducing : int, default=0
+    n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
-        in. Lowered to the number of distinct rows, with a warning.
+        in. None takes 0 or 400, a quarter of the rows if that is fewer: whichever makes the
+        targets likelier. Lowered to the number of distinct rows, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
         Order of the rows: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
@@ -134,6 +135,8 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
         **VecchiaMixin._vecchia_constraints,
     }
 
+    _chooses_inducing = True
+
     _posterior: VecchiaPosterior
 
     def __init__(
@@ -141,7 +144,7 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
         kernel=None,
         *,
         n_neighbors=VECCHIA_NEIGHBORS,
-        n_inducing=0,
+        n_inducing=None,
         ordering="auto",
         optimizer="auto",
         normalize_y=True,

@@ -138,7 +138,6 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
         **VecchiaMixin._vecchia_constraints,
-        "n_inducing": [*VecchiaMixin._vecchia_constraints["n_inducing"], None],
         "likelihood": [StrOptions({"logit", "probit"})],
     }
 

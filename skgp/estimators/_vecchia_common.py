@@ -9,11 +9,8 @@ from skgp.data import Data
 from skgp.estimators._base import BaseGP
 from skgp.estimators._parameters import Interval, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators.defaults import (
-    VECCHIA_INDUCING,
-    VECCHIA_MAXIMIN_COLUMNS,
-    VECCHIA_PREDICTIVE,
-)
+from skgp.estimators.defaults import VECCHIA_MAXIMIN_COLUMNS, VECCHIA_PREDICTIVE
+from skgp.learning.defaults import VECCHIA_INDUCING
 from skgp.learning.vecchia import VecchiaSettings
 
 
@@ -22,7 +19,7 @@ class VecchiaMixin(BaseGP):
 
     _vecchia_constraints: dict[str, list[Any]] = {
         "n_neighbors": [Interval(Integral, 0, None, closed="left")],
-        "n_inducing": [Interval(Integral, 0, None, closed="left")],
+        "n_inducing": [Interval(Integral, 0, None, closed="left"), None],
         "ordering": [StrOptions({"auto", "maximin", "random"})],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -34,6 +31,9 @@ class VecchiaMixin(BaseGP):
 
     #: Of a search, each with neighbours and inducing points as the kernel before it sees them.
     _n_search_stages = 3
+
+    #: Whether observations decide on inducing points by default.
+    _chooses_inducing = False
 
     n_neighbors: int
     n_inducing: int | None
@@ -57,13 +57,17 @@ class VecchiaMixin(BaseGP):
         self.ordering_ = self.ordering
         if self.ordering == "auto":
             self.ordering_ = "maximin" if few else "random"
-        n_inducing = VECCHIA_INDUCING if self.n_inducing is None else self.n_inducing
-        if self.n_inducing is not None and n_inducing > n:
-            warn_of_few_rows(n_inducing, n)
         self.n_neighbors_ = min(self.n_neighbors, n - 1)
+        n_inducing = self.n_inducing
+        if n_inducing is not None:
+            if n_inducing > n:
+                warn_of_few_rows(n_inducing, n)
+            n_inducing = min(n_inducing, n)
+        elif not (self._chooses_inducing and self.n_neighbors_):
+            n_inducing = min(VECCHIA_INDUCING, n)
         return VecchiaSettings(
             self.n_neighbors_,
-            min(n_inducing, n),
+            n_inducing,
             n_rows=self.batch_size,
             n_stages=self._n_search_stages,
             max_iter=self.max_iter,

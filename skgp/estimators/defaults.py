@@ -178,10 +178,8 @@ MANY_PLACES = 10_000
 VECCHIA_NEIGHBORS, VECCHIA_PREDICTIVE = 20, 2
 #: Rows that stand for all in a search.
 VECCHIA_ROWS = 10_000
-#: Of labels: rows from which hyper-parameters are learned, and inducing points by default. The mean
-#: log-loss of spambase is .171 with 200 of these and .208 with none, of 10000 rows of kin40k above
-#: the median .203 and .235 (tests/benchmarks/bench_vecchia_classes.py).
-VECCHIA_LABELS, VECCHIA_INDUCING = 2_000, 400
+#: Labels from which hyper-parameters are learned.
+VECCHIA_LABELS = 2_000
 #: Columns up to which the order is maximin: 1.5 s for 100,000 rows of 2 columns, 27 s of 8, where
 #: it takes 5% off the KL divergence in place of a third (tests/benchmarks/bench_vecchia.py).
 VECCHIA_MAXIMIN_COLUMNS = 4

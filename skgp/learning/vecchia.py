@@ -41,8 +41,10 @@ from skgp.learning.defaults import (
     VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
+    VECCHIA_GAIN,
     VECCHIA_GREEDY_ROWS,
     VECCHIA_HELD_NEIGHBORS,
+    VECCHIA_INDUCING,
     VECCHIA_MOVED,
     VECCHIA_START_ROWS,
 )
@@ -61,7 +63,7 @@ class VecchiaSettings:
     """The approximation, and how long and on how many rows hyper-parameters are searched for."""
 
     n_neighbors: int = 20  # H
-    n_inducing: int = 0  # m
+    n_inducing: int | None = 0  # m; None for none or some, as observations are likelier
     n_rows: int | None = 10_000  # of a stage; None for all
     n_stages: int = 3  # at most
     max_iter: int = 30  # of L-BFGS-B, a stage
@@ -162,6 +164,23 @@ def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generat
     n_rows = max(VECCHIA_GREEDY_ROWS, 2 * n_inducing)
     some = X[order[:n_rows].sort().values.to(X.device)]
     return some[greedy_variance(signal, some, min(n_inducing, len(some)))]
+
+
+def likelier_size(
+    kernel, data: Data, settings: VecchiaSettings, *, generator: torch.Generator
+) -> int:
+    """`VECCHIA_INDUCING` inducing points where they make observations likelier, or none.
+
+    Both approximate the process of one kernel, and that which gives its observations the greater
+    density on average has the smaller Kullback-Leibler divergence from it.
+    """
+    search = _Search(data, settings, generator, None)
+    some = min(VECCHIA_INDUCING, len(data) // 4)
+    losses = [
+        _value(search.evidence(kernel, replace(settings, n_inducing=m)).value, kernel.theta)
+        for m in (0, some)
+    ]
+    return some if losses[1] < losses[0] - VECCHIA_GAIN else 0
 
 
 def neighbors_of(
@@ -271,9 +290,9 @@ class _Search:
                 *with_noises(*split_noise(kernel)),
                 *starts(kernel, self.data, known=VECCHIA_START_ROWS),
             ]
-            value = self._evidence(kernel, replace(settings, n_rows=VECCHIA_START_ROWS)).value
+            value = self.evidence(kernel, replace(settings, n_rows=VECCHIA_START_ROWS)).value
             kernel = min([kernel, *others], key=lambda each: _value(value, each.theta))
-        evidence = self._evidence(kernel, settings)
+        evidence = self.evidence(kernel, settings)
         theta, loss = minimize_within(
             evidence,
             kernel.theta,
@@ -295,11 +314,11 @@ class _Search:
 
         return min(trials, key=loss)
 
-    def _evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
+    def evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""
         signal, X = split_noise(kernel)[0], self.data.X
         rows = self._order[: settings.n_rows].sort().values
-        Z = choose_inducing(signal, X, settings.n_inducing, self.generator)
+        Z = choose_inducing(signal, X, settings.n_inducing or 0, self.generator)
         index = neighbors_of(signal, X, settings.n_neighbors, Z, rows)
         return VecchiaEvidence(kernel, self.data, rows, index, Z)
 

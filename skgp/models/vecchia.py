@@ -27,7 +27,8 @@ predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
 1. *Order.* Observations in random order, or in one that spreads every prefix evenly; last those
    of so much noise that they tell little (`informative`).
 2. *Hyper-parameters* by the joint likelihood (:mod:`skgp.learning.vecchia`), on some of many rows.
-3. *Inducing points and neighbours* as the kernel found sees them.
+3. *Inducing points and neighbours* as the kernel found sees them; none of the former where
+   observations are likelier so (`likelier_size`).
 4. *Sums* over all observations: the log marginal likelihood and the posterior of u.
 
 Deviations
@@ -66,6 +67,7 @@ from skgp.learning.vecchia import (
     VecchiaSettings,
     choose_inducing,
     fit_joint_likelihood,
+    likelier_size,
     neighbors_of,
 )
 
@@ -125,7 +127,10 @@ def fit_vecchia(
         )
         kernel, history = found.kernel, found.history
     signal, level = split_noise(kernel)[0], theta_places(kernel)[2]
-    Z = choose_inducing(signal, data.X, settings.n_inducing, generator)  # step 3
+    size = settings.n_inducing  # step 3
+    if size is None:
+        size = likelier_size(kernel, data, settings, generator=generator)
+    Z = choose_inducing(signal, data.X, size, generator)
     index = neighbors_of(signal, data.X, settings.n_neighbors, Z)
     everyone = torch.arange(len(data), device=data.X.device)
     evidence = VecchiaEvidence(kernel, data, everyone, index, Z)

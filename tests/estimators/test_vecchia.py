@@ -145,7 +145,7 @@ def test_more_inducing_points_than_rows_are_lowered():
 
 def test_neither_neighbors_nor_inducing_points_are_refused():
     with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
-        VecchiaGPRegressor(n_neighbors=0).fit(*problem(10))
+        VecchiaGPRegressor(n_neighbors=0, n_inducing=0).fit(*problem(10))
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,20 @@ def test_neither_neighbors_nor_inducing_points_are_refused():
 def test_wrong_values_are_named(parameter, value):
     with pytest.raises(ValueError, match=f"'{parameter}' parameter of VecchiaGPRegressor"):
         VecchiaGPRegressor(**{parameter: value}).fit(*problem(10))
+
+
+def test_observations_decide_on_inducing_points(rng):
+    """Smooth functions gain by them, rough ones do not."""
+    X = rng.uniform(0, 1, (3500, 2))
+    f = np.sin(6 * X[:, 0]) * np.cos(5 * X[:, 1])
+    y = f + 0.3 * rng.standard_normal(len(X))
+    kernel = RBF(0.25) + WhiteKernel(0.1)
+    errors = {}
+    for n_inducing in (None, 0):
+        model = VecchiaGPRegressor(kernel, n_inducing=n_inducing, optimizer=None, random_state=0)
+        errors[n_inducing] = np.sqrt(np.mean((model.fit(X, y).predict(X) - f) ** 2))
+        assert bool(model.n_inducing_) == (n_inducing is None)
+    assert errors[None] < 0.7 * errors[0]
+    rough = Matern(length_scale=0.02, nu=0.5) + WhiteKernel(0.01)
+    y = rng.standard_normal(len(X))
+    assert VecchiaGPRegressor(rough, optimizer=None, random_state=0).fit(X, y).n_inducing_ == 0
