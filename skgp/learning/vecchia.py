@@ -41,6 +41,7 @@ from skgp.learning.defaults import (
     VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
+    VECCHIA_FEATURES,
     VECCHIA_GAIN,
     VECCHIA_GREEDY_ROWS,
     VECCHIA_HELD_NEIGHBORS,
@@ -169,13 +170,13 @@ def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generat
 def likelier_size(
     kernel, data: Data, settings: VecchiaSettings, *, generator: torch.Generator
 ) -> int:
-    """`VECCHIA_INDUCING` inducing points where they make observations likelier, or none.
+    """`VECCHIA_INDUCING` inducing points, fewer for many rows, or none if observations gain little.
 
     Both approximate the process of one kernel, and that which gives its observations the greater
     density on average has the smaller Kullback-Leibler divergence from it.
     """
     search = _Search(data, settings, generator, None)
-    some = min(VECCHIA_INDUCING, len(data) // 4)
+    some = min(VECCHIA_INDUCING, len(data) // 4, VECCHIA_FEATURES // len(data))
     losses = [
         _value(search.evidence(kernel, replace(settings, n_inducing=m)).value, kernel.theta)
         for m in (0, some)
