@@ -8,9 +8,9 @@ between the stages of a search, as length scales move.
    and shorter length scales (:mod:`skgp.learning.starts`), where the joint likelihood is greater.
 2. *Family.* Each a few iterations by the density of some rows given their neighbours among all
    observations, without inducing points, whose sum over a random subset is an unbiased estimate of
-   the whole. The one goes on that predicts held-out observations best, half of them single ones
-   and half in blocks (`held_out_densities`): where a kernel fits badly at some scale, the
-   likelihood weighs the spacing of the inputs, and predictions across gaps do not.
+   the whole. The likeliest goes on of those that predict held-out observations as well as any,
+   half of them single ones and half in blocks (`held_out_densities`): where a kernel fits badly at
+   some scale, the likelihood weighs the spacing of the inputs, and predictions across gaps do not.
 3. *Stages* on more rows, each with its own neighbours and inducing points.
 
 Up to `SearchSettings.exact_rows` observations the exact evidence decides
@@ -50,6 +50,7 @@ from skgp.learning.defaults import (
     VECCHIA_START_ROWS,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
+from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import StopRecorder
@@ -305,15 +306,13 @@ class _Search:
         return _Trial(kernel.clone_with_theta(theta), loss)
 
     def best(self, trials: list[_Trial]) -> _Trial:
-        """The trial that predicts held-out observations best."""
+        """The likeliest of those that predict held-out observations no worse than the best."""
+        trials = sorted(trials, key=lambda trial: trial.loss)
         if len(trials) == 1 or self.recorder.stopped:
-            return min(trials, key=lambda trial: trial.loss)
-        rows, outside = held_out_rows(self.data.X, self._order)
-
-        def loss(trial: _Trial) -> float:
-            return -float(held_out_densities(trial.kernel, self.data, rows, outside).mean())
-
-        return min(trials, key=loss)
+            return trials[0]
+        held = held_out_rows(self.data.X, self._order)
+        found = [held_out_densities(trial.kernel, self.data, *held) for trial in trials]
+        return trials[choose(-torch.stack(found))]
 
     def evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""

@@ -163,7 +163,7 @@ def fit_latent_likelihood(
     moves = directions(kernel, max_free=1)
     for _ in range(settings.n_stages):
         before = kernel.theta
-        Z = choose_inducing(kernel, some.X, settings.n_inducing, generator)
+        Z = choose_inducing(kernel, some.X, settings.n_inducing or 0, generator)
         index = neighbors_of(kernel, some.X, settings.n_neighbors, Z)
         objective = LatentEvidence(kernel, some, index, Z, likelihood, offset, generator)
         kernel = _climbed(kernel, objective, moves, settings, tell)

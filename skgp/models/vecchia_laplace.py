@@ -121,7 +121,7 @@ def fit_vecchia_classifier(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
-    Z = choose_inducing(kernel, data.X, settings.n_inducing, generator)  # step 3
+    Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)  # step 3
     index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
     problem = LatentEvidence(kernel, data, index, Z, likelihood, offset, generator)
     solve: list[float] = []

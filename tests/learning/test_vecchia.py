@@ -11,6 +11,8 @@ from skgp.learning.search import fit_hyperparameters
 from skgp.learning.vecchia import (
     VecchiaEvidence,
     VecchiaSettings,
+    _Search,
+    _Trial,
     choose_inducing,
     fit_joint_likelihood,
     held_out_densities,
@@ -156,3 +158,17 @@ def test_held_out_densities_are_those_of_the_nearest():
             assert float(density) == pytest.approx(
                 -0.5 * (np.log(2 * np.pi * D) + e**2 / D), abs=1e-9
             )
+
+
+@pytest.mark.parametrize("likelier", [0, 1])
+def test_family_is_the_likeliest_of_those_that_predict_alike(likelier, rng):
+    """A gain on held-out observations within its noise is none; beyond it decides."""
+    X = torch.tensor(rng.uniform(0, 1, (2000, 2)))
+    f = torch.sin(6 * X[:, 0]) * torch.cos(5 * X[:, 1])
+    data = Data(X, f + 0.3 * torch.tensor(rng.standard_normal(2000)))
+    search = _Search(data, VecchiaSettings(), torch.Generator().manual_seed(0), None)
+    alike = [RBF(scale) + WhiteKernel(0.09) for scale in (0.25, 0.2501)]
+    trials = [_Trial(kernel, float(i != likelier)) for i, kernel in enumerate(alike)]
+    assert search.best(trials).kernel == alike[likelier]
+    poor = _Trial(RBF(0.01) + WhiteKernel(0.09), -1.0)
+    assert search.best([poor, *trials]).kernel == alike[likelier]
