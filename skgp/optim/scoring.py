@@ -15,8 +15,8 @@ import numpy as np
 
 from skgp.optim.defaults import ARMIJO, LONGEST_STEP, SHORTEST_STEP
 
-#: At x (p,): the loss, inf where there is none; its gradient (p,); and what makes the Hessian
-#: (p, p), None where that of the point before is to serve.
+#: At x (p,): the loss, inf where it is not defined; its gradient (p,); and a function that returns
+#: the approximate Hessian (p, p), or None to keep the one before.
 Scored = tuple[float, np.ndarray, Callable[[], np.ndarray] | None]
 
 
@@ -32,8 +32,8 @@ def minimize_scored(
     """The best point (p,) and its loss.
 
     The search ends where the fall that the quadratic model expects of a whole step,
-    :math:`g^T M^{-1} g / 2`, is less than `tol`, or where `tell`, which hears of the least loss
-    after each evaluation, says True.
+    :math:`g^T M^{-1} g / 2`, is less than `tol`, or where `tell`, called with the least loss after
+    each evaluation, returns True.
     """
     (low, high), x = bounds.T, start
     loss, gradient, hessian = function(x)
