@@ -168,8 +168,8 @@ PLACES = 3
 #: Rows from which regression on so few columns is that of "vecchia". NLPD in discs held out of
 #: 4260 satellite temperatures .74 and .79 by "qsgp", .70 and .77 by "vecchia", of california 1.08
 #: and 1.15, 1.11 and 1.17; of rows at random .27 and .27, .29 and .29, and 1.14 and 1.05, 1.15 and
-#: 1.05. Of all temperatures 1.01 in discs and -.62 at random by "qsgp" (neighbours, 94 s), .60 and
-#: -.56 by "vecchia" (15 s).
+#: 1.05. Of all temperatures 1.01 in discs and -.62 at random by "qsgp" (neighbours, 94 s), .55 and
+#: -.56 by "vecchia" (inducing points by default, 89 s; .60 and -.56 without, 15 s).
 MANY_PLACES = 10_000
 
 # -- Vecchia approximations

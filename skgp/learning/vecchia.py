@@ -52,12 +52,9 @@ from skgp.learning.defaults import (
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import StopRecorder
-
-Callback = Callable[[int, dict], bool | None]
-
-__all__ = ["VecchiaEvidence", "VecchiaSettings", "choose_inducing", "fit_joint_likelihood"]
 
 
 @dataclass(frozen=True)

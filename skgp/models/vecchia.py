@@ -52,7 +52,6 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +69,7 @@ from skgp.learning.vecchia import (
     likelier_size,
     neighbors_of,
 )
-
-Callback = Callable[[int, dict], bool | None]
+from skgp.linalg.runtime import Callback
 
 
 @dataclass(frozen=True)
