@@ -100,7 +100,7 @@ class SparseHessian:
         weighted = root.std[:, None] * curvature.sqrt()  # (D W)^1/2, (n, c)
         self._weighted, self._share = weighted, 1 / (1 + weighted.square())
         E, inner = root.contrasts, curvature * self._share
-        M = E.mT @ (inner.mT[:, :, None] * E)  # (c, m, m)
+        M = torch.stack([E.mT @ (each[:, None] * E) for each in inner.mT])  # (c, m, m)
         M.diagonal(dim1=1, dim2=2).add_(1.0)
         self._factors = [jittered_cholesky(each).factor for each in M]
 

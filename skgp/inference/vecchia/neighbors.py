@@ -158,6 +158,10 @@ def _most_correlated(
     kernel, X: Tensor, features: Tensor, rows: Tensor, near: Tensor, H: int
 ) -> Tensor:
     """Of candidates (b, c) the H of greatest squared residual correlation with rows (b,)."""
+    step = tile_rows(16 * near.shape[1] * features.shape[1], 8 * NEIGHBOR_TILE)
+    if len(rows) > step:  # b c m numbers
+        tiles = zip(rows.split(step), near.split(step), strict=True)
+        return torch.cat([_most_correlated(kernel, X, features, *tile, H) for tile in tiles])
     cross = gram(kernel, X[near], X[rows, None])[..., 0]
     cross = cross - torch.einsum("bcm,bm->bc", features[near], features[rows])
     variance = gram_diag(kernel, X[near]) - features[near].square().sum(-1)

@@ -35,11 +35,11 @@ class VecchiaRoot:
 
     @torch.no_grad()
     def __init__(self, conditionals: Conditionals) -> None:
-        tiles = list(conditionals)
-        self.std = torch.cat([tile.variance for tile in tiles]).sqrt()  # D^1/2, (n,)
-        self.contrasts = torch.cat([tile.features for tile in tiles])  # E, (n, m)
+        # A tile's basis and factor, H times as large as what is kept, go with it.
+        parts = [(tile.b, tile.variance, tile.features) for tile in conditionals]
+        b, variance, self.contrasts = map(torch.cat, zip(*parts, strict=True))  # E, (n, m)
+        self.std = variance.sqrt()  # D^1/2, (n,)
         self.features = conditionals.features  # Phi, (n, m)
-        b = torch.cat([tile.b for tile in tiles])
         self._group, self._b = conditionals.group, b
         self._unit = UnitLower(conditionals.group[:, :-1], -b[:, :-1])
         self.n_rows, self.n_inducing = self.features.shape

@@ -1,5 +1,7 @@
 """Laplace's approximation under a Vecchia prior against dense NumPy, and its probes by z-tests."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +129,22 @@ def test_draws_have_the_posterior_covariance(H, m, iterative):
     var = np.einsum("iic->ic", C)
     scale = np.sqrt((var[:, None] * var[None] + C**2) / n_draws)
     assert np.abs((found - C) / scale).max() < 4.5  # of 3200
+
+
+def test_a_root_keeps_no_tile(monkeypatch):
+    monkeypatch.setattr("skgp.inference.vecchia.conditionals.CACHED_NUMBERS", 500)
+    found, left = conditionals(4, 6)[0], []
+
+    class Watched:
+        group, features = found.group, found.features
+
+        def __iter__(self):
+            tiles = []
+            for tile in found:
+                tiles.append(weakref.ref(tile))
+                yield tile
+                del tile
+                left.append(sum(each() is not None for each in tiles))
+
+    VecchiaRoot(Watched())
+    assert len(left) > 3 and max(left) <= 1

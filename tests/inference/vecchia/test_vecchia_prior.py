@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
+from skgp.inference.vecchia import neighbors
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, maximin_order
 from skgp.inference.vecchia.prior import VecchiaPrior, latent_conditionals
@@ -63,6 +64,22 @@ def test_neighbors_of_many_points_are_found_in_prefixes():
     line = torch.linspace(0, 1, 900, dtype=torch.float64)[:, None]
     index = earlier_neighbors(1.0 * RBF(0.1), line, 3)
     assert torch.equal(index[3:], torch.arange(3, 900)[:, None] - torch.tensor([1, 2, 3]))
+
+
+def test_correlations_of_candidates_are_taken_in_tiles(monkeypatch):
+    X, Z, limit, sizes = points(), points(20, seed=1), 2000, []
+    expected = earlier_neighbors(KERNEL, torch.tensor(X), 6, features(X, Z))
+    kernel_of = neighbors.gram
+
+    def watched(kernel, A, *rest):
+        sizes.append((len(A), 8 * A[..., 0].numel() * len(Z)))
+        return kernel_of(kernel, A, *rest)
+
+    monkeypatch.setattr(neighbors, "NEIGHBOR_TILE", limit)
+    monkeypatch.setattr(neighbors, "gram", watched)
+    found = earlier_neighbors(KERNEL, torch.tensor(X), 6, features(X, Z))
+    assert torch.equal(found, expected)
+    assert sizes and all(size <= 8 * limit or n == 1 for n, size in sizes)
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
