@@ -371,3 +371,7 @@ LATENT_CG = 500
 PROBE_TOL = 1e-3
 # Newton's method for the mode: relative gradient, and steps at most.
 LATENT_TOL, LATENT_STEPS = 1e-8, 50
+# Of the prior variance at a point, what rounding leaves uncertain of a residual beside inducing
+# points, in units of eps: without it the factors of DotProduct() + RBF() on columns of 1e9 fail
+# (tests/estimators/test_vecchia_classifier.py).
+RESIDUAL_ROUNDING = 100

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
-from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
-from skgp import GaussianProcessClassifier, VecchiaGPClassifier
+from skgp import GaussianProcessClassifier, VecchiaGPClassifier, VecchiaGPRegressor
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.learning.defaults import COUPLINGS, MODERATIONS
 from skgp.models.vecchia_laplace import left_out
@@ -153,6 +153,19 @@ def test_grid_search_in_a_pipeline():
     search.fit(X, y)
     assert np.ptp(search.cv_results_["mean_test_score"]) > 0
     assert search.predict(X).shape == (60,)
+
+
+@pytest.mark.parametrize("scale", [1e9, 1e12])
+@pytest.mark.parametrize("n_inducing", [7, 20])
+def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
+    X = scale * np.random.default_rng(0).standard_normal((20, 2))
+    y = (X[:, 0] > 0).astype(int)
+    kernel, settings = DotProduct() + RBF(), {"n_inducing": n_inducing, **FIXED}
+    model = VecchiaGPClassifier(kernel, **settings).fit(X, y)
+    assert model.score(X, y) > 0.7
+    assert np.isfinite(model.predict_log_proba(X)).all()
+    quantity = VecchiaGPRegressor(kernel + WhiteKernel(), **settings).fit(X, X[:, 0] / scale)
+    assert quantity.score(X, X[:, 0] / scale) > 0.9
 
 
 def test_neither_neighbors_nor_inducing_points_are_refused():

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import CACHED_NUMBERS, SHARED_JITTER
+from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JITTER
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram
 from skgp.linalg import NotPositiveDefiniteError
@@ -86,6 +86,19 @@ def global_features(kernel, X: Tensor, Z: Tensor, L: Tensor, theta: Tensor | Non
     if not len(Z):
         return X.new_zeros(len(X), 0)
     return torch.linalg.solve_triangular(L, gram(kernel, Z, X, theta), upper=False).mT
+
+
+def residual_covariance(K: Tensor, basis: Tensor, noise: Tensor) -> Tensor:
+    """S (t, H, H) of kernel matrices K, features Phi (t, H, m) and noise variances (t, H).
+
+    Beside features the noise is at least what rounding leaves of the prior variance.
+    """
+    if not basis.shape[2]:
+        return K.diagonal_scatter(K.diagonal(dim1=1, dim2=2) + noise, dim1=1, dim2=2)
+    least = RESIDUAL_ROUNDING * torch.finfo(K.dtype).eps * K.diagonal(dim1=1, dim2=2)
+    A = K - basis @ basis.mT
+    A.diagonal(dim1=1, dim2=2).add_(noise.maximum(least))
+    return A
 
 
 class Conditionals:
@@ -175,10 +188,8 @@ class Conditionals:
 
     def _tile(self, rows: slice, K: Tensor) -> Tile:
         group = self.group[rows]
-        A, basis = K.clone(), self.features[group]
-        if len(self.Z):
-            A -= basis @ basis.mT
-        A.diagonal(dim1=1, dim2=2).add_(self.noise[group])
+        basis = self.features[group]
+        A = residual_covariance(K, basis, self.noise[group])
         left = group == group[:, -1:]  # places without a neighbour
         left[:, -1] = False
         if left.any():

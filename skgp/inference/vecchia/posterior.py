@@ -32,7 +32,11 @@ from skgp.inference.neighbors.conditionals import (
     joint_errors,
     sparse_rows,
 )
-from skgp.inference.vecchia.conditionals import global_features, inducing_factor
+from skgp.inference.vecchia.conditionals import (
+    global_features,
+    inducing_factor,
+    residual_covariance,
+)
 from skgp.inference.vecchia.neighbors import informative
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import cho_solve
@@ -132,8 +136,7 @@ class VecchiaPosterior(TensorState):
         active, influence = self.neighborhood.find(X)
         points, features = self.X[active], self.features[active]  # (t, H, d), (t, H, m)
         phi = global_features(self.kernel, X, self.Z, self.factor)
-        K = gram(self.kernel, points) - features @ features.mT
-        K.diagonal(dim1=1, dim2=2).add_(self.noises[active])
+        K = residual_covariance(gram(self.kernel, points), features, self.noises[active])
         cross = gram(self.kernel, points, X[:, None])[..., 0] - (features @ phi[..., None])[..., 0]
         prior = gram_diag(self.kernel, X) - phi.square().sum(1)
         weights, variance = fading_weights(K, cross, prior, influence)
