@@ -111,10 +111,10 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
 
     Notes
     -----
-    Rows of equal inputs and labels are merged. Posterior variances are exact for up to 500 rows,
-    else estimated from 50 draws at the rows, which ``random_state`` decides: predictions are the
-    same for a row whatever rows come with it. With H or m as many as the rows this is the dense
-    classifier, at a higher cost.
+    Rows of equal inputs and labels are merged. Posterior variances are exact for up to some 1700
+    rows of two classes, else estimated from 50 draws at the rows, which ``random_state`` decides:
+    predictions are the same for a row whatever rows come with it. With H or m as many as the rows
+    this is the dense classifier, at a higher cost.
 
     References
     ----------

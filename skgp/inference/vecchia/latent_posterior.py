@@ -1,8 +1,8 @@
 r"""f given observations through a likelihood, by Laplace's approximation under a Vecchia prior.
 
 An input depends on f at its neighbours and on u as in :mod:`skgp.inference.vecchia.posterior`, and
-these are now uncertain themselves: with C a root of their posterior covariance, exact for few
-points and k posterior draws for many,
+these are now uncertain themselves: with C a root of their posterior covariance, exact up to some
+thousand points (`LATENT_CUBES`) and k posterior draws of more,
 
 .. math:: E[f] = o + \phi^T \hat u + a^T (\hat f_N - \Phi_N \hat u), \qquad
           V[f] = R_{xx} - a^T R_{Nx} + \big| a^T C_N + E^T C_u \big|^2 .
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LATENT_DRAWS
+from skgp.inference.defaults import LATENT_CUBES, LATENT_DRAWS
 from skgp.inference.vecchia.conditionals import Conditionals
-from skgp.inference.vecchia.hessian import hessian, probes
+from skgp.inference.vecchia.hessian import DenseHessian, SparseHessian, probes
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.linalg.runtime import tile_rows
@@ -47,8 +47,11 @@ class LatentPosterior(VecchiaPosterior):
         """Roots of the posterior covariance of f at the points (n, c k), and of u (m, c k)."""
         group = self.group.long()
         root = VecchiaRoot(Conditionals(self.kernel, self.X, group, self.noises, self.Z))
-        numbers = probes(root, LATENT_DRAWS, torch.Generator().manual_seed(self.seed))
-        found = hessian(root, self.curvature).spread(numbers).flatten(1)
+        if self.curvature.shape[1] * root.n_features**3 <= LATENT_CUBES:
+            found = DenseHessian(root, self.curvature).spread().flatten(1)
+        else:
+            numbers = probes(root, LATENT_DRAWS, torch.Generator().manual_seed(self.seed))
+            found = SparseHessian(root, self.curvature).spread(numbers).flatten(1)
         return root.matmul(found), found[: len(self.Z)].contiguous()
 
     @property
