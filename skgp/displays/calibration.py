@@ -3,6 +3,8 @@
 The diagram itself is `sklearn.calibration.CalibrationDisplay`, which draws any classifier here.
 """
 
+from __future__ import annotations
+
 from numbers import Integral
 
 import numpy as np

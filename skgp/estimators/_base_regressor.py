@@ -43,6 +43,8 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 `skgp.estimators._kernels.refuse_noise`.
 """
 
+from __future__ import annotations
+
 import itertools
 from abc import abstractmethod
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Exact GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
 from numbers import Integral, Real

@@ -1,5 +1,7 @@
 """Sparse GP regression trained on the loss that it is judged by (:mod:`skgp.models.dlm`)."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

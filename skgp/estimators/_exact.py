@@ -1,5 +1,7 @@
 """What the exact regressor and classifier share: starts, optimizers, and checks of inputs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from operator import itemgetter

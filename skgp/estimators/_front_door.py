@@ -1,5 +1,7 @@
 """Which family serves `GaussianProcessRegressor` and `...Classifier`, and its set-up."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Quadruply stochastic Gaussian processes: the estimator of :mod:`skgp.models.qsgp`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Real
 from typing import Any, cast

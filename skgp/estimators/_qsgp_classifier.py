@@ -1,5 +1,7 @@
 """Quadruply stochastic GP classification: the estimator of :mod:`skgp.models.qsgp`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """What `QSGPRegressor` and `QSGPClassifier` share: parameters, fitted state and warm starts."""
 
+from __future__ import annotations
+
 from numbers import Integral, Real
 from typing import Any
 

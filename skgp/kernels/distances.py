@@ -7,6 +7,8 @@ what is computed of one row does not depend on the rows beside it. Scaled inputs
 that no distance overflows: rows beyond the bound, which lie infinitely far from all data, are one.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import NamedTuple

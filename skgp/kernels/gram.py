@@ -5,6 +5,8 @@ Values and gradients with respect to ``theta`` agree with scikit-learn's
 ``method="direct"``). `gram_tile` is the fast way to large blocks without gradients.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (

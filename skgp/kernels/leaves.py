@@ -17,6 +17,8 @@ RationalQuadratic       :math:`(1+t)^{-\alpha}`     :math:`-k / 2 (1+t)`
 A new leaf is a class here and an entry in `LEAVES`.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

@@ -14,6 +14,8 @@ a sum without cancellation. The derivatives are closed forms: with :math:`r_i = 
           \frac{\partial Q}{\partial \log v} = Q.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce

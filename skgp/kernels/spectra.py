@@ -17,6 +17,8 @@ References
    ICML 2013.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import NamedTuple

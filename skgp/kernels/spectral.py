@@ -9,6 +9,8 @@ given to each. Frequencies come in blocks that are regenerated from (seed, block
 needed, so that their number is not limited by memory.
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from collections import OrderedDict

@@ -14,6 +14,8 @@ strings and graphs, ``PairwiseKernel``, ``CompoundKernel``, classes of a user's 
     W (k, n, n), tensors; where ``gram.has_many`` is true.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -20,9 +20,8 @@ all_estimators = pytest.mark.parametrize("make", CHEAP, ids=lambda c: c.__name__
 streaming = pytest.mark.parametrize(
     "make", [c for c in CHEAP if hasattr(c, "partial_fit")], ids=lambda c: c.__name__
 )
-warm_estimators = pytest.mark.parametrize(
-    "make", [c for c in CHEAP if "warm_start" in c().get_params()], ids=lambda c: c.__name__
-)
+WARM = [c for c in CHEAP if "warm_start" in c().get_params()]
+warm_estimators = pytest.mark.parametrize("make", WARM, ids=lambda c: c.__name__)
 
 
 # ---- a fit replaces the fitted state as a whole, or leaves the estimator exactly as it was ----
@@ -176,7 +175,7 @@ def test_warm_start_takes_another_number_of_columns(make):
     assert_same(warm.fit(X, y), cheap(make).fit(X, y), X)
 
 
-@pytest.mark.parametrize("make", [c for c in CHEAP if hasattr(c, "predict_proba")])
+@pytest.mark.parametrize("make", [c for c in WARM if hasattr(c, "predict_proba")])
 def test_warm_start_takes_other_classes(make):
     X, y = rows(make)
     options = {"kernel": one_kernel(make, 1.0), "optimizer": None}

@@ -4,6 +4,8 @@ Each proposes candidates by a fast search and measures them anew in float64; a p
 candidate lies beyond the `reach` of the fast search, up to its rounding.
 """
 
+from __future__ import annotations
+
 import importlib
 from typing import Any
 

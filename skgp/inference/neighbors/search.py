@@ -27,6 +27,8 @@ References
 .. [1] Jolliffe (2002), Principal Component Analysis, section 2.1.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from torch import Tensor

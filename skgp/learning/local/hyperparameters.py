@@ -32,6 +32,8 @@ numbers, the same search ended at worse kernels after three times as many steps 
 delayed or not: 0.41 to 0.54 nats a label left out, and not 0.36).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
