@@ -44,7 +44,7 @@ def pivot_posterior(kernel, X: Tensor, y: Tensor, row_noise: Tensor) -> PivotPos
     """
     Z = X[greedy_variance(kernel, X, len(X), tol=PIVOT_TOLERANCE)]
     L = inducing_factor(kernel, Z, jitter=0.0)
-    Phi = tri_solve(L, gram(kernel, Z, X), upper=False).T  # (n, r)
+    Phi = tri_solve(L, gram(kernel, X, Z).mT, upper=False).T  # (n, r)
     ridge = ridge_by_rows(Phi, y, row_noise)
     log_det = row_noise.log().sum() - 2 * ridge.root.diagonal().log().sum()
     evidence = -0.5 * float(ridge.misfit + log_det + len(X) * math.log(2 * math.pi))
@@ -79,5 +79,5 @@ class PivotCovariance(TensorState):
         return prior + spread.T @ spread
 
     def _features(self, kernel, X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
-        phi = tri_solve(self.factor, gram(kernel, Z, X), upper=False)  # (r, p)
+        phi = tri_solve(self.factor, gram(kernel, X, Z).mT, upper=False)  # (r, p)
         return phi, self.root.T @ phi

@@ -94,7 +94,7 @@ class VecchiaEvidence:
         used, self._group = slice(None), group
         if len(rows) < len(data):  # else all take part
             used, self._group = group.unique(return_inverse=True)
-        self.kernel, self._Z = kernel, Z
+        self.kernel, self.rows, self.Z = kernel, rows, Z
         self._signal = split_noise(kernel)[0]
         self._places, self._noise_place, self._noise = theta_places(kernel)
         self._data, self._some = data, data.take(used)
@@ -108,7 +108,7 @@ class VecchiaEvidence:
             self._some.X,
             self._group,
             noise,
-            self._Z,
+            self.Z,
             self._some.X.new_tensor(theta[self._places]),
         )
 
@@ -165,21 +165,30 @@ def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generat
     return some[greedy_variance(signal, some, min(n_inducing, len(some)))]
 
 
-def likelier_size(
-    kernel, data: Data, settings: VecchiaSettings, *, generator: torch.Generator
-) -> int:
-    """`VECCHIA_INDUCING` inducing points, fewer for many rows, or none if observations gain little.
+def approximation(
+    kernel, data: Data, settings: VecchiaSettings, generator: torch.Generator
+) -> VecchiaEvidence:
+    """That of all observations, with neighbours and inducing points as the kernel sees them.
 
-    Both approximate the process of one kernel, and that which gives its observations the greater
-    density on average has the smaller Kullback-Leibler divergence from it.
+    By default `VECCHIA_INDUCING` inducing points, fewer for many rows, where they make `n_rows`
+    observations likelier, or none: of two approximations of one process that which gives its
+    observations the greater density on average has the smaller Kullback-Leibler divergence from it.
     """
-    search = _Search(data, settings, generator, None)
-    some = min(VECCHIA_INDUCING, len(data) // 4, VECCHIA_FEATURES // len(data))
-    losses = [
-        _value(search.evidence(kernel, replace(settings, n_inducing=m)).value, kernel.theta)
-        for m in (0, some)
-    ]
-    return some if losses[1] < losses[0] - VECCHIA_GAIN else 0
+    search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
+    if settings.n_inducing is None:
+        sizes.append(min(VECCHIA_INDUCING, len(data) // 4, VECCHIA_FEATURES // len(data)))
+    else:
+        settings = replace(settings, n_rows=None)
+    trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]
+    found = trials[0]
+    if len(trials) > 1:
+        without, beside = (_value(trial.value, kernel.theta) for trial in trials)
+        found = trials[beside < without - VECCHIA_GAIN]
+    if len(found.rows) == len(data):
+        return found
+    rows = torch.arange(len(data), device=data.X.device)
+    index = neighbors_of(split_noise(kernel)[0], data.X, settings.n_neighbors, found.Z)
+    return VecchiaEvidence(kernel, data, rows, index, found.Z)
 
 
 def neighbors_of(

@@ -73,22 +73,22 @@ class LatentEvidence:
     ) -> None:
         own = torch.arange(len(data), device=index.device)[:, None]
         self.kernel, self.data, self.group = kernel, data, torch.cat([index, own], 1)
-        self._Z, self._likelihood, self._offset = Z, likelihood, offset
+        self.Z, self._likelihood, self.offset = Z, likelihood, offset
         self._generator, self._probes = generator, tuple[Tensor, ...]()
         self._last: tuple[Tensor, Tensor] | None = None  # f without offset (n, c) and u (m, c)
 
     def some(self, kernel, rows: Tensor) -> LatentEvidence:
         """Of sorted rows alone, with the neighbours that this kernel sees among them."""
         data = self.data.take(rows)
-        index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, self._Z)
-        model = self._likelihood, self._offset, self._generator
-        return LatentEvidence(kernel, data, index, self._Z, *model)
+        index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, self.Z)
+        model = self._likelihood, self.offset, self._generator
+        return LatentEvidence(kernel, data, index, self.Z, *model)
 
     def conditionals(self, theta: np.ndarray) -> Conditionals:
         """Of f at theta."""
         X = self.data.X
         noise = X.new_full((len(X),), LATENT_JITTER)
-        return Conditionals(self.kernel, X, self.group, noise, self._Z, X.new_tensor(theta))
+        return Conditionals(self.kernel, X, self.group, noise, self.Z, X.new_tensor(theta))
 
     def mode(self, conditionals: Conditionals, callback: Callback | None = None) -> LatentMode:
         """From that of the last theta."""
@@ -98,12 +98,12 @@ class LatentEvidence:
             root,
             data.y,
             self._likelihood,
-            self._offset,
+            self.offset,
             data.weight,
             start=start,
             callback=callback,
         )
-        self._last = mode.latent - self._offset, mode.weights[: root.n_inducing]
+        self._last = mode.latent - self.offset, mode.weights[: root.n_inducing]
         return mode
 
     def probes(self, root: VecchiaRoot) -> tuple[Tensor, Tensor]:

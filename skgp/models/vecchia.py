@@ -28,7 +28,7 @@ predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
    of so much noise that they tell little (`informative`).
 2. *Hyper-parameters* by the joint likelihood (:mod:`skgp.learning.vecchia`), on some of many rows.
 3. *Inducing points and neighbours* as the kernel found sees them; none of the former where
-   observations are likelier so (`likelier_size`).
+   observations are likelier so (`approximation`).
 4. *Sums* over all observations: the log marginal likelihood and the posterior of u.
 
 Deviations
@@ -61,14 +61,7 @@ from skgp.data import Data
 from skgp.inference.vecchia.neighbors import informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise, theta_places
-from skgp.learning.vecchia import (
-    VecchiaEvidence,
-    VecchiaSettings,
-    choose_inducing,
-    fit_joint_likelihood,
-    likelier_size,
-    neighbors_of,
-)
+from skgp.learning.vecchia import VecchiaSettings, approximation, fit_joint_likelihood
 from skgp.linalg.runtime import Callback
 
 
@@ -124,22 +117,16 @@ def fit_vecchia(
             kernels, data, settings, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
-    signal, level = split_noise(kernel)[0], theta_places(kernel)[2]
-    size = settings.n_inducing  # step 3
-    if size is None:
-        size = likelier_size(kernel, data, settings, generator=generator)
-    Z = choose_inducing(signal, data.X, size, generator)
-    index = neighbors_of(signal, data.X, settings.n_neighbors, Z)
-    everyone = torch.arange(len(data), device=data.X.device)
-    evidence = VecchiaEvidence(kernel, data, everyone, index, Z)
+    evidence = approximation(kernel, data, settings, generator)  # step 3
     sums = evidence.sums(evidence.conditionals(kernel.theta))  # step 4
+    signal, level = split_noise(kernel)[0], theta_places(kernel)[2]
     noise = data.X.new_tensor(level)
     posterior = VecchiaPosterior(
         signal,
         data.X,
         data.y.reshape(len(data), -1),
         data.row_noise(noise).contiguous(),
-        Z,
+        evidence.Z,
         sums.mean,
         sums.root,
         n_predictive,

@@ -129,20 +129,7 @@ def fit_vecchia_classifier(
         problem.conditionals(kernel.theta), lambda step, info: solve.append(info["loss"])
     )
     density = float(evidence(mode, problem.probes(mode.root))[0].sum())
-    posterior = LatentPosterior(
-        kernel,
-        data.X,
-        mode.latent - offset,
-        data.X.new_full((len(data),), LATENT_JITTER),
-        Z,
-        mode.weights[: len(Z)],
-        torch.eye(len(Z)).to(Z),
-        n_predictive,
-        offset,
-        problem.group.to(torch.int32),
-        mode.curvature,
-        int(torch.randint(2**31, (), generator=generator)),
-    )
+    posterior = latent_posterior(problem, mode, kernel, n_predictive, generator)
     moderation, coupling = calibrated(problem, mode, kernel, generator)  # step 5
     return VecchiaLaplaceFit(
         posterior,
@@ -153,6 +140,27 @@ def fit_vecchia_classifier(
         max(1, len(history)),
         history,
         solve or [float(mode.loss.sum())],
+    )
+
+
+def latent_posterior(
+    problem: LatentEvidence, mode: LatentMode, kernel, n_neighbors: int, generator: torch.Generator
+) -> LatentPosterior:
+    """Predictions from `n_neighbors` of the points of a problem (n, c), given their mode."""
+    data, Z, offset = problem.data, problem.Z, problem.offset
+    return LatentPosterior(
+        kernel,
+        data.X,
+        mode.latent - offset,
+        data.X.new_full((len(data),), LATENT_JITTER),
+        Z,
+        mode.weights[: len(Z)],
+        torch.eye(len(Z)).to(Z),
+        n_neighbors,
+        offset,
+        problem.group.to(torch.int32),
+        mode.curvature,
+        int(torch.randint(2**31, (), generator=generator)),
     )
 
 

@@ -194,8 +194,7 @@ def company_scale(case, estimator, near, alone):
     and by their quotient with the noise, the condition number of K + D: of a signal of 1e5 over
     noise of 1e-10, which nearly equal rows of unlike targets ask for, no digit is left, and none of
     a linear kernel of inputs of 1e9. Labels are as good as noise of at least 1, the inverse of the
-    largest curvature of probit. A periodic kernel sees the phase of x, which has eps |x| fewer
-    digits: a last bit of a distance of 1e10 is 2e-6 of a period of 1.
+    largest curvature of probit.
     """
     var = alone["latent variance"].max()
     loss = 1e4 if case.kernel == "noise-free" or case.is_ill_conditioned else 1.0
@@ -207,8 +206,6 @@ def company_scale(case, estimator, near, alone):
     rounding = np.finfo(float).eps * prior / noise if noise > 0 else 0.0
     # Singular up to rounding, it says nothing of where in the span of y a prediction is.
     loss += 1e7 * rounding if case.n * rounding < 0.1 else np.inf
-    if case.kernel == "periodic":
-        loss += 1e7 * np.finfo(float).eps * np.abs(near).max()
     std = np.sqrt(var) + 1e-300
     # Of a rate exp f the relative error is the error of f.
     rates = {n: 1 + np.abs(alone[n]) for n in ("mean", "std", "quantiles") if case.counts}

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
-from skgp.inference.nearly_exact import pivot_posterior
+from skgp.inference.nearly_exact import PivotCovariance, pivot_posterior
 
 REGRESSORS = [DLMGPRegressor, QSGPRegressor, SWSGPRegressor]
 KERNEL = 1.0 * RBF(1.0) + WhiteKernel(1e-10)
@@ -51,3 +51,15 @@ def test_pivot_posterior_has_the_evidence_of_independent_noises():
     np.testing.assert_allclose(found.evidence, expected, rtol=1e-9)
     np.testing.assert_allclose(found.mean, [mean], rtol=1e-9)
     np.testing.assert_allclose(found.root.square(), [[1 / precision]], rtol=1e-9)
+
+
+def test_variance_of_a_row_does_not_depend_on_other_rows():
+    # 1e8 periods away a last bit of the distance is 1e-8: that which is taken must be the same one.
+    kernel, (X, rows) = ExpSineSquared(), torch.tensor(np.random.default_rng(0).random((2, 20, 1)))
+    found = pivot_posterior(kernel, X, X[:, 0], torch.full((20,), 1e-3, dtype=torch.float64))
+    covariance = PivotCovariance(found.factor, found.root, augment=True)
+    rows += 1e8
+    company = torch.cat([rows, torch.tensor([[0.0123]], dtype=torch.float64)])
+    together = covariance.variance(kernel, company, found.Z)[:20]
+    alone = covariance.variance(kernel, rows, found.Z)
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-13)

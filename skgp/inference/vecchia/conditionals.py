@@ -85,7 +85,8 @@ def global_features(kernel, X: Tensor, Z: Tensor, L: Tensor, theta: Tensor | Non
     """Phi (n, m) of rows X (n, d): K(X, Z) L^-T; differentiable."""
     if not len(Z):
         return X.new_zeros(len(X), 0)
-    return torch.linalg.solve_triangular(L, gram(kernel, Z, X, theta), upper=False).mT
+    K = gram(kernel, X, Z, theta)  # with the origin of Z, whatever rows X holds
+    return torch.linalg.solve_triangular(L, K.mT, upper=False).mT
 
 
 def residual_covariance(K: Tensor, basis: Tensor, noise: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class LatentPosterior(VecchiaPosterior):
         """Roots of the posterior covariance of f at the points (n, c k), and of u (m, c k)."""
         group = self.group.long()
         root = VecchiaRoot(Conditionals(self.kernel, self.X, group, self.noises, self.Z))
-        if self.curvature.shape[1] * root.n_features**3 <= LATENT_CUBES:
+        if self._is_dense:
             found = DenseHessian(root, self.curvature).spread().flatten(1)
         else:
             numbers = probes(root, LATENT_DRAWS, torch.Generator().manual_seed(self.seed))
@@ -55,15 +55,24 @@ class LatentPosterior(VecchiaPosterior):
         return root.matmul(found), found[: len(self.Z)].contiguous()
 
     @property
+    def n_spread(self) -> int:
+        """Columns c k of `spread`."""
+        k = len(self.X) + len(self.Z) if self._is_dense else LATENT_DRAWS
+        return len(self.offset) * k
+
+    @property
+    def _is_dense(self) -> bool:
+        return len(self.offset) * (len(self.X) + len(self.Z)) ** 3 <= LATENT_CUBES
+
+    @property
     def _tile_rows(self) -> int:
-        numbers = self.neighborhood.size * self.spread[0].shape[1]
-        return min(super()._tile_rows, tile_rows(16 * numbers))
+        return min(super()._tile_rows, tile_rows(16 * self.neighborhood.size * self.n_spread))
 
     def _mean(self, active: Tensor, weights: Tensor, phi: Tensor) -> Tensor:
         return self.offset + super()._mean(active, weights, phi)
 
     def _variance(
-        self, residual: Tensor, active: Tensor, weights: Tensor, contrast: Tensor
+        self, active: Tensor, weights: Tensor, contrast: Tensor, residual: Tensor
     ) -> Tensor:
         at_points, of_u = self.spread
         unknown = (weights[:, None] @ at_points[active])[:, 0] + contrast @ of_u  # (t, c k)

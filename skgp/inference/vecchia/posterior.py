@@ -18,6 +18,7 @@ come with them, and its diagonal is the variance above.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,21 +89,20 @@ class VecchiaPosterior(TensorState):
     @differentiable_in_rows
     def mean(self, X: Tensor) -> Tensor:
         """E[f], (n, c), of rows X (n, d)."""
-        return self.mean_and_variance(X)[0]
+        return torch.cat([self._mean(*tile[:3]) for tile in self._tiles(X)])
 
     @differentiable_in_rows
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """E[f] (n, c) and V[f] (n,) of rows X (n, d); O(n H^2 (H + d + m))."""
-        parts = []
-        for rows in X.split(self._tile_rows):
-            active, weights, variance, phi, contrast = self._weights(rows)
-            mean = self._mean(active, weights, phi)
-            parts.append((mean, self._variance(variance, active, weights, contrast)))
+        parts = [
+            (self._mean(active, weights, phi), self._variance(active, weights, contrast, residual))
+            for active, weights, phi, contrast, residual in self._tiles(X)
+        ]
         mean, var = map(torch.cat, zip(*parts, strict=True))
         return mean, var
 
     def _variance(
-        self, residual: Tensor, active: Tensor, weights: Tensor, contrast: Tensor
+        self, active: Tensor, weights: Tensor, contrast: Tensor, residual: Tensor
     ) -> Tensor:
         """V[f] (t,) or (t, c): that of the residual (t,), and what is not known of u."""
         whitened = torch.linalg.solve_triangular(self.root, contrast.mT, upper=False)
@@ -111,8 +111,7 @@ class VecchiaPosterior(TensorState):
     @torch.no_grad()
     def mean_and_covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Joint prediction of rows X (n, d): mean (n, c) and the covariance (n, n)."""
-        parts = [self._weights(rows) for rows in X.split(self._tile_rows)]
-        active, weights, _, phi, contrast = map(torch.cat, zip(*parts, strict=True))
+        active, weights, phi, contrast, _ = map(torch.cat, zip(*self._tiles(X), strict=True))
         index, position = active.unique(return_inverse=True)
         A = sparse_rows(position, weights, len(index))
         # Errors under K; those under R = K - Q are E E' less.
@@ -131,8 +130,11 @@ class VecchiaPosterior(TensorState):
         local = torch.einsum("th,thc->tc", weights, self.residuals[active])
         return phi @ self.mean_inducing + local
 
+    def _tiles(self, X: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        return map(self._weights, X.split(self._tile_rows))
+
     def _weights(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Neighbours and a (t, H), the residual's variance (t,), phi and E (t, m)."""
+        """Neighbours and a (t, H), phi and E (t, m), and the residual's variance (t,)."""
         active, influence = self.neighborhood.find(X)
         points, features = self.X[active], self.features[active]  # (t, H, d), (t, H, m)
         phi = global_features(self.kernel, X, self.Z, self.factor)
@@ -141,4 +143,4 @@ class VecchiaPosterior(TensorState):
         prior = gram_diag(self.kernel, X) - phi.square().sum(1)
         weights, variance = fading_weights(K, cross, prior, influence)
         contrast = phi - (weights[:, None] @ features)[:, 0]
-        return active, weights, variance, phi, contrast
+        return active, weights, phi, contrast, variance

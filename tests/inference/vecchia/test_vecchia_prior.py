@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, Matern
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
 from skgp.inference.vecchia import neighbors
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
@@ -162,3 +162,14 @@ def test_divergence_from_the_exact_process_falls(d):
         assert (np.diff(by_neighbors) < 0).all()
     by_points = [divergence(5, m) for m in (0, 10, 30, 80)]
     assert (np.diff(by_points) < 0).all()
+
+
+def test_features_of_a_row_do_not_depend_on_other_rows():
+    # 1e8 periods away a last bit of the distance is 1e-8: that which is taken must be the same one.
+    kernel = ExpSineSquared()
+    Z = torch.tensor(points(20, 1))
+    L = inducing_factor(kernel, Z)
+    rows = 1e8 + torch.tensor(points(20, 1, seed=1))
+    company = torch.cat([rows, torch.tensor([[0.0123]], dtype=torch.float64)])
+    together = global_features(kernel, company, Z, L)[:20]
+    torch.testing.assert_close(global_features(kernel, rows, Z, L), together, rtol=0, atol=1e-13)
