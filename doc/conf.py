@@ -107,7 +107,7 @@ def write_defaults():
     }
     with open(HERE / "methods" / "defaults.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["", *(name.replace("GP", "GP ") for name in parameters)])
+        writer.writerow(["", *(re.sub("(?=Process|Regr|Class)", " ", name) for name in parameters)])
         for name, row in rows.items():
             if len(set(row) - {""}) > 1:
                 writer.writerow([name, *row])
