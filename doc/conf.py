@@ -28,6 +28,7 @@ exclude_patterns = ["_build", "_templates"]
 autodoc_typehints = "none"  # numpydoc's sections state the types
 autodoc_member_order = "bysource"
 autosummary_generate = True
+default_role = "py:obj"  # names in single quotes are code, and links where they are documented
 numpydoc_show_class_members = False  # the template of classes chooses the members
 
 sphinx_gallery_conf = {
@@ -50,6 +51,7 @@ sphinx_gallery_conf = {
     "doc_module": ("skgp",),
     "download_all_examples": False,
     "show_signature": False,
+    "capture_repr": ("_repr_html_",),
     "write_computation_times": False,
 }
 

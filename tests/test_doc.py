@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, page by page, in the order of the page."""
+"""Every Python block runs: of the documentation, in the order of the page, and of README."""
 
 import os
 import re
@@ -9,14 +9,16 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-DOC = Path(__file__).parents[1] / "doc"
+ROOT = Path(__file__).parents[1]
+DOC = ROOT / "doc"
 BLOCK = re.compile(r"^( *)\.\. code-block:: python\n\n((?:(?:\1   .*)?\n)+)", re.MULTILINE)
+FENCED = re.compile(r"^()```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(page):
+def blocks(page, pattern=BLOCK):
     """Line numbers and sources of a page's Python blocks."""
     text = page.read_text(encoding="utf-8") + "\n"
-    for found in BLOCK.finditer(text):
+    for found in pattern.finditer(text):
         yield text.count("\n", 0, found.start(2)), textwrap.dedent(found[2])
 
 
@@ -29,12 +31,28 @@ def pages():
             yield pytest.param(page, marks=marks, id=str(page))
 
 
-@pytest.mark.parametrize("page", list(pages()))
-def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def readme():
+    """Blocks of README; that of ten digits fits more, and is slow."""
+    for line, source in blocks(ROOT / "README.md", FENCED):
+        marks = [pytest.mark.slow] if "load_digits" in source else []
+        yield pytest.param(line, source, marks=marks, id=f"line {line}")
+
+
+def run(page, found, folder, monkeypatch):
+    """Run blocks in one name space, in a folder of their own."""
+    monkeypatch.chdir(folder)
     with matplotlib.rc_context({"backend": "agg"}):
         names = {"__name__": "page"}
-        for line, source in blocks(DOC / page):
-            code = compile("\n" * line + source, os.fspath(DOC / page), "exec")
-            exec(code, names)
+        for line, source in found:
+            exec(compile("\n" * line + source, os.fspath(page), "exec"), names)
         plt.close("all")
+
+
+@pytest.mark.parametrize("page", list(pages()))
+def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    run(DOC / page, blocks(DOC / page), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("line", "source"), list(readme()))
+def test_a_block_of_readme_runs_by_itself(line, source, tmp_path, monkeypatch):
+    run(ROOT / "README.md", [(line, source)], tmp_path, monkeypatch)

@@ -32,12 +32,13 @@ models = {
     "QSGPRegressor": skgp.QSGPRegressor(random_state=0),
     "DLMGPRegressor": skgp.DLMGPRegressor(random_state=0),
     "SWSGPRegressor": skgp.SWSGPRegressor(random_state=0),
+    "VecchiaGPRegressor": skgp.VecchiaGPRegressor(random_state=0),
     "StateSpaceGPRegressor": skgp.StateSpaceGPRegressor(),
     "BayesianGPRegressor": skgp.BayesianGPRegressor(1.0 * RBF() + WhiteKernel(0.1), random_state=0),
 }
 
-figure, axes = plt.subplots(3, 2, figsize=(9, 8), sharex=True, sharey=True, layout="constrained")
-for axis, (name, model) in zip(axes.ravel(), models.items(), strict=True):
+figure, axes = plt.subplots(4, 2, figsize=(9, 10), sharex=True, sharey=True, layout="constrained")
+for axis, (name, model) in zip(axes.ravel(), models.items(), strict=False):
     start = time.perf_counter()
     model.fit(x, y)
     seconds = time.perf_counter() - start
@@ -49,6 +50,7 @@ for axis, (name, model) in zip(axes.ravel(), models.items(), strict=True):
     axis.plot(x, y, ".", color="0.5", ms=2)
     axis.set_title(name, fontsize="medium")
     print(f"{name:<26} RMSE of f {error:.3f}, {seconds:.2f} s, {model.kernel_}")
-axes[0, 0].legend(fontsize="small", loc="lower left")
 axes[0, 0].set_ylim(-3, 3)
+axes[-1, -1].axis("off")
+axes[-1, -1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
 plt.show()

@@ -96,7 +96,7 @@ def resolve_device(
         if str(device).startswith("cuda") and not torch.cuda.is_available():
             reason = "needs CUDA, and torch finds none on this machine."
         else:
-            reason = f"cannot be used for arrays of float64: {error}"
+            reason = f"cannot be used for arrays of float64: {str(error).rstrip('.')}."
         raise ValueError(
             f'device={device!r} {reason} Use device="auto" or "cpu", or install a build of torch '
             "for the device."
@@ -235,8 +235,8 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
             kernel(X[:1])
         except ValueError as error:
             raise ValueError(
-                f"kernel={kernel} does not fit X of {X.shape[1]} columns: {error} "
-                "Give one length scale, or one a column."
+                f"kernel={kernel} does not fit X of {X.shape[1]} columns: "
+                f"{str(error).rstrip('.')}. Give one length scale, or one a column."
             ) from error
         return at_origin(kernel, X)
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from scipy.sparse import issparse
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from skgp.estimators._base import BaseGP
 from skgp.estimators._kernels import split_terms
 from skgp.estimators._time import Times, absent, check_resolution, is_dates, table_columns
-from skgp.estimators._validation import listing
+from skgp.estimators._validation import listing, told_of_text
 from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Term, Terms
 
@@ -125,7 +126,8 @@ class SeriesInputs(BaseGP):
         if alone:
             return super()._validated(numbers, *y, reset=reset, **checks)
         check = check_X_y if y else check_array
-        return check(numbers, *y, dtype=np.float64, estimator=self, **checks)
+        with told_of_text(None):
+            return check(numbers, *y, dtype=np.float64, estimator=self, **checks)
 
     def _read(self, X: Any, columns: list[Any] | None) -> Table | None:
         """How the columns of a fit are taken; None where they are numbers alike."""
@@ -317,6 +319,6 @@ def _levels(column: Any, name: Any) -> np.ndarray:
 def _check_numbers(X: Any) -> None:
     """Refuse a column of times whose type cannot tell them apart."""
     shape: tuple[int, ...] = getattr(X, "shape", ())
-    if len(shape) == 2 and shape[1] == 1:
+    if len(shape) == 2 and shape[1] == 1 and not issparse(X):
         columns = table_columns(X)
         check_resolution(np.asarray(X)[:, 0] if columns is None else np.asarray(columns[0]))

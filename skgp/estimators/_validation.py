@@ -18,6 +18,10 @@ from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_R
 from skgp.linalg.runtime import memory_budget, require_memory
 
 _ADVICE = {
+    "input": "Drop or correct such rows, or impute what is missing in a pipeline, by "
+    "sklearn.impute.SimpleImputer.",
+    "target": "Drop the rows without a target; in a series, StateSpaceGPRegressor takes NaN for "
+    "what was not observed.",
     "missing": "Drop or impute such rows.",
     "negative": "Correct or drop such rows, or take a likelihood for real numbers.",
     "fractional": "Round them if they are counts, give the counts of rates with their exposure, or "
@@ -35,35 +39,31 @@ def validate_training_data(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y of a fit as the estimator's ``_validated`` does.
 
-    ValueError as it raises, with a remedy where y holds NaN or several targets; where the targets
-    of a regression are dates; and for an input too large to be squared, naming value, row and
-    column.
+    ValueError as it raises, with a remedy where y holds several targets; where the targets of a
+    regression are dates; and for an input too large to be squared, naming value, row and column.
     """
-    if params.get("y_numeric"):
+    numeric, name = bool(params.get("y_numeric")), type(estimator).__name__
+    if numeric:
         refuse_dates(y)
     try:
         inputs, targets = estimator._validated(X, y, **params)
     except ValueError as error:
-        if params.get("y_numeric") and "y should be a 1d array" in str(error):
-            raise ValueError(
-                f"{error} {type(estimator).__name__} takes one target; of several, "
-                f"sklearn.multioutput.MultiOutputRegressor({type(estimator).__name__}(...)) fits "
-                "one model each, and GaussianProcessRegressor one kernel for all."
-            ) from error
-        if "Input y contains NaN" not in str(error):
+        if "y should be a 1d array" not in str(error):
             raise
+        each = f"sklearn.multioutput.MultiOutput{'Regressor' if numeric else 'Classifier'}"
+        shared = ", and GaussianProcessRegressor one kernel for all" if numeric else ""
         raise ValueError(
-            "Input y contains NaN. Drop the rows without a target; in a series, "
-            "StateSpaceGPRegressor takes NaN for what was not observed."
+            f"{error} {name} takes one target; of several, {each}({name}(...)) fits one model "
+            f"each{shared}."
         ) from error
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 
 @contextmanager
 def told_of_text(X: Any, y: Any = None) -> Iterator[None]:
-    """ValueError of numeric targets y (None: labels) that are text, and of X: it names the columns.
+    """ValueError with a remedy where scikit-learn refuses X or y, or numeric y is text.
 
-    Of X where scikit-learn fails to make numbers of it.
+    y is None where it holds labels. Of text, dates, NaN and infinity in X it names the columns.
     """
     found = None if y is None or is_dask(y) else _first_text(y)
     if found is not None:
@@ -74,10 +74,30 @@ def told_of_text(X: Any, y: Any = None) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        advice = _advice_on_text(X)
+        advice = _advice_on_text(X) or _advice_on_missing(X, str(error))
         if not advice:
             raise
         raise ValueError(advice) from error
+
+
+def _advice_on_missing(X: Any, message: str) -> str:
+    """Where X or y holds NaN or infinity, and the remedy; "" of other errors."""
+    if message.startswith("Input y contains NaN"):
+        return f"Input y contains NaN. {_ADVICE['target']}"
+    if not message.startswith("Input X contains"):
+        return ""
+    try:
+        missing = ~np.isfinite(np.asarray(X, dtype=np.float64))
+    except (TypeError, ValueError):  # absent values of other kinds
+        return ""
+    if missing.ndim != 2:
+        return ""
+    rows = np.asarray(missing.any(1))
+    names = np.asarray(getattr(X, "columns", np.arange(missing.shape[1])))[missing.any(0)]
+    return (
+        f"{message.splitlines()[0].rstrip('.')}, in the column(s) {listing(names.tolist())}; first "
+        f"in row {int(rows.argmax())} ({rows.sum()} of {len(rows)} rows). {_ADVICE['input']}"
+    )
 
 
 def _advice_on_text(X: Any) -> str:

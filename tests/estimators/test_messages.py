@@ -3,8 +3,10 @@
 import inspect
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_array
 from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
 
 import skgp
@@ -58,7 +60,27 @@ def test_a_likelihood_of_other_estimators_names_them(name, likelihood, takers):
         getattr(skgp, name)(likelihood=likelihood).fit(X, Y)
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if name.endswith("Regressor")])
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_inputs_are_found(name):
+    table = pd.DataFrame({"a": X[:, 0], "b": np.where(np.isin(np.arange(20), (7, 9)), np.nan, 1.0)})
+    y = (Y > 0.5).astype(int) if name.endswith("Classifier") else Y
+    model = getattr(skgp, name)(optimizer=None)
+    with pytest.raises(ValueError, match=r"NaN, in the column\(s\) 'b'; first in row 7 \(2 of 20"):
+        model.fit(table, y)
+    model.fit(table[["a"]], y)
+    with pytest.raises(ValueError, match=r"infinity.*column\(s\) 'a'; first in row 1 .*Imputer"):
+        model.predict(pd.DataFrame({"a": [0.0, np.inf, 1.0]}))
+    with pytest.raises((TypeError, ValueError), match="Sparse data was passed"):
+        model.fit(csr_array(X), y)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name.endswith("Classifier")])
+def test_several_labels_lead_to_a_model_each(name):
+    with pytest.raises(ValueError, match=rf"takes one target.*MultiOutputClassifier\({name}"):
+        getattr(skgp, name)().fit(X, np.stack([Y > 0, Y > 0.5], 1))
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
 def test_missing_targets_lead_to_the_estimator_that_takes_them(name):
     y = np.where(np.arange(20) == 7, np.nan, Y)
     if name == "StateSpaceGPRegressor":
