@@ -149,7 +149,7 @@ class StateSpace:
             return self._expand(theta).error
 
     def at(
-        self, parameters: Tensor | None = None, moving: Sequence[bool] | None = None
+        self, parameters: Tensor | np.ndarray | None = None, moving: Sequence[bool] | None = None
     ) -> Dynamics:
         """Matrices at parameters (q,); by default those of the kernel's own hyper-parameters.
 
@@ -157,12 +157,13 @@ class StateSpace:
         """
         if parameters is None:
             parameters = self.parameters()
+        parameters = np.asarray(parameters.detach() if torch.is_tensor(parameters) else parameters)
         if parameters.shape != (self.n_parameters,):
             raise ValueError(
                 f"parameters must have shape ({self.n_parameters},), got "
                 f"{tuple(parameters.shape)}; StateSpace.parameters makes them."
             )
-        values = iter(np.exp(parameters.detach().numpy()).tolist())
+        values = iter(np.exp(parameters).tolist())
         variances = [next(values) for _ in self._primitives]
         rates = [[next(values) for _ in group] for group in self._primitives]
         groups = [[p.at(next(values)) if p.has_shape else p for p in g] for g in self._primitives]

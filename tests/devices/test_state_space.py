@@ -6,7 +6,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.series import Lags
-from skgp.inference.markov.smoother import DensePrior, DevicePrior
+from skgp.inference.markov.short import DensePrior, DevicePrior
 from skgp.kernels import Cosine, state_space
 from skgp.learning.markov.objectives import BinnedEvidence
 from skgp.learning.markov.search import Climb

@@ -62,7 +62,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import BIN_MATRICES, CELLS, FEWEST_BINS
 from skgp.inference.markov.series import Lags
-from skgp.inference.markov.smoother import DensePrior, DevicePrior, Prior
+from skgp.inference.markov.short import DensePrior, DevicePrior, Prior
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.runtime import TensorState, constant, memory_budget
 

@@ -39,7 +39,8 @@ from skgp.inference.markov.conditional_chain import scan_affine
 from skgp.inference.markov.passes import Moments
 from skgp.inference.markov.posterior import time_before
 from skgp.inference.markov.series import Lags
-from skgp.inference.markov.smoother import DensePrior, Smoother
+from skgp.inference.markov.short import DensePrior
+from skgp.inference.markov.smoother import Smoother
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matmul
@@ -265,7 +266,8 @@ class DenseColumns:
     def half_trace(self) -> Tensor:
         """(q,), tr V^-1 dK / 2."""
         inverse = lapack.dpotri(self._L, lower=True)[0]
-        return self._prior.contract(self._root[:, None] * inverse.T * self._root)
+        slopes = self._prior.contract(self._root[:, None] * inverse.T * self._root)
+        return torch.from_numpy(slopes)
 
     def whiten(self, C: Tensor) -> tuple[Tensor, Tensor]:
         """As of `SeriesColumns`."""
@@ -295,6 +297,6 @@ def columns_of(
     """
     if lags is not None and math.isfinite(float(weight.sum())):
         prior = DensePrior(dynamics, lags)
-        if prior.suits(weight):
+        if prior.suits(weight.numpy()):
             return DenseColumns(prior, weight)
     return SeriesColumns(dynamics, gaps, weight)

@@ -47,7 +47,8 @@ from torch import Tensor
 
 from skgp.inference.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, SITES_TILE
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
+from skgp.inference.markov.short import DensePosterior, DensePrior
+from skgp.inference.markov.smoother import Evidence, evidence
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError

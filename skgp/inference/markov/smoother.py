@@ -13,30 +13,18 @@ is the number of these: :math:`D_n / \omega_n` are the pivots of :math:`K + \Ome
 datum may thus make good for an earlier one, and the covariances of the filter be indefinite in
 between.
 
-A short series, :math:`\omega \ge 0`, takes one Cholesky factor instead, in O(m^3):
-
-.. math::
-    B = I + \Omega^{1/2} K \Omega^{1/2}, \quad S = \Omega^{1/2} B^{-1} \Omega^{1/2}, \quad
-    V = K - K S K, \quad m = V \beta, \quad \frac{\partial \log Z}{\partial K}
-    = \tfrac12 \left(\alpha \alpha^\top - S\right), \quad \alpha = \beta - \Omega m.
-
-Up to two hundred times this takes some forty calls of NumPy, where a sweep takes 1000 of torch
-however short the series. It keeps fewer digits where the weights are large (see
-`DensePrior.suits`).
+A short series takes one Cholesky factor instead (:mod:`.short`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import Any
+from functools import cached_property
 
-import numpy as np
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.defaults import LEAST_PIVOT, MAX_RATIO, MISFIT
+from skgp.inference.defaults import LEAST_PIVOT, MISFIT
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,
@@ -51,9 +39,9 @@ from skgp.inference.markov.passes import (
     smooth_chunks,
 )
 from skgp.inference.markov.series import Chunks, Lags, Steps, Transitions, few_times
+from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import (
     identity_plus,
     inverse_and_log_det,
@@ -61,199 +49,6 @@ from skgp.linalg.small_matrices import (
     matvec,
     symmetrize,
 )
-
-_Slope = tuple[int, np.ndarray | None]
-
-
-class DensePrior:
-    """The covariance K (m, m) of a short series, made once for whatever sites it is given."""
-
-    def __init__(self, dynamics: Dynamics, lags: Lags) -> None:
-        self._lags, values = lags, list[Any]([None] * len(lags.tables))
-        by_variance, by_rate, by_shape = list[_Slope](), list[_Slope](), list[_Slope]()
-        for _, block in dynamics.blocks:
-            i = lags.table_of(block.is_stationary)
-            table = lags.tables[i]
-            k, rates, shapes = block.covariance(table.lags, table.since, table.known)
-            values[i] = k if values[i] is None else values[i] + k
-            by_variance.append((i, k if block.moving[0] else None))
-            by_rate += [(i, each) for each in rates]
-            by_shape += [(i, each) for each in shapes]
-        #: Of each parameter, the derivative of k and its table; None where it does not move.
-        self._slopes = by_variance + by_rate + by_shape
-        self.K = self._square(values)  # (m, m)
-
-    def suits(self, weight: Tensor) -> bool:
-        """Whether weights (m,) are neither negative nor large."""
-        w = weight.numpy()
-        return bool(w.min() >= 0 and w.max() * self.K.diagonal().max() <= MAX_RATIO)
-
-    def contract(self, bar: np.ndarray) -> Tensor:
-        """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read.
-
-        0 in a parameter that does not move.
-        """
-        upper = bar.take(self._lags.places)
-        upper[self._lags.pairs.diagonal()] *= 0.5  # the others stand for both triangles
-        sums = [table.fold(upper) for table in self._lags.tables]
-        found = [0.0 if slope is None else slope @ sums[i] for i, slope in self._slopes]
-        return torch.tensor(found, dtype=torch.float64)
-
-    def derivative(self, direction: np.ndarray) -> np.ndarray:
-        """Of K (m, m), along a direction (q,) in which some parameter moves."""
-        sums = list[Any]([None] * len(self._lags.tables))
-        for c, (i, slope) in zip(direction, self._slopes, strict=True):
-            if c and slope is not None:
-                sums[i] = c * slope if sums[i] is None else sums[i] + c * slope
-        return self._square(sums)
-
-    def _square(self, values: Sequence[np.ndarray | None]) -> np.ndarray:
-        """The matrix (m, m) of a function of distances, given its values of each table, or None."""
-        pairs = zip(values, self._lags.tables, strict=True)
-        return reduce(np.add, (k.take(table.pairs) for k, table in pairs if k is not None))
-
-    @property
-    def covariance(self) -> Tensor:
-        """K."""
-        return torch.from_numpy(self.K)
-
-    def pull(self, bar: Tensor) -> Tensor:
-        """`contract`, of a tensor."""
-        return self.contract(bar.numpy())
-
-
-class DevicePrior:
-    """The covariance (m, m) of f at a few times (m,) of a device, by the transitions there."""
-
-    def __init__(self, dynamics: Dynamics, times: Tensor) -> None:
-        m = len(times)
-        row, column = torch.tril_indices(m, m, device=times.device)
-        self._dynamics, self._pairs = dynamics, (row, column)
-        self._lags = times[row] - times[column]  # (p,), p = m (m + 1) / 2
-        H, P0 = dynamics.observation_at(times), dynamics.prior_at(times)
-        self._slope = torch.outer(H, P0 @ H)[..., None]  # (d, d, 1), of k in F
-        F, _ = dynamics.transition(self._lags)
-        self._parts = [
-            (self._slope[s, s] * F[s, s]).sum((0, 1)) for s, _ in dynamics.blocks
-        ]  # (p,) of each block
-        self.covariance = times.new_empty(m, m)
-        self.covariance[row, column] = self.covariance[column, row] = sum(self._parts)
-
-    def pull(self, bar: Tensor) -> Tensor:
-        """As of `DensePrior`."""
-        row, column = self._pairs
-        upper = torch.where(row == column, 0.5, 1.0) * bar[row, column]
-        F_bar = self._slope * upper
-        gradient = self._dynamics.transition_gradient(self._lags, F_bar, torch.zeros_like(F_bar))
-        by_variance = torch.stack([part @ upper for part in self._parts])
-        gradient[: len(by_variance)] += by_variance
-        H, F = self._dynamics.observation_at(bar), None
-        for i, (_, dP) in enumerate(reversed(self._dynamics.shape_slopes), 1):
-            F = self._dynamics.transition(self._lags)[0] if F is None else F
-            slope = torch.outer(H, constant_like(dP, bar) @ H)[..., None]
-            gradient[-i] += (slope * F).sum((0, 1)) @ upper
-        return gradient
-
-
-Prior = DensePrior | DevicePrior
-
-
-class DensePosterior:
-    r"""Log normaliser of sites (m,), its slopes, and the marginals of f; see `Evidence`.
-
-    Of sites divided by their values at c, the `centre` (m,) of `evidence`, which leaves
-    :math:`\beta' = \beta - \omega c`, in terms of :math:`e = c - K \beta'`:
-
-    .. math:: \log Z = -\tfrac12 e^\top S e - \beta'^\top c + \tfrac12 \beta'^\top K \beta'
-              - \tfrac12 \log |B|, \qquad \alpha = \beta' + S e, \qquad m = K \alpha.
-    """
-
-    def __init__(
-        self, prior: DensePrior, beta: Tensor, weight: Tensor, centre: Tensor | None
-    ) -> None:
-        K, rest, w = prior.K, beta.numpy(), weight.numpy()
-        c = np.zeros_like(rest) if centre is None else centre.numpy()
-        rest = rest - w * c
-        root = np.sqrt(w)
-        B = root[:, None] * K  # (m, m)
-        B *= root
-        B.flat[:: len(w) + 1] += 1.0
-        L, failed = lapack.dpotrf(B.T, lower=True, overwrite_a=True)
-        if failed:
-            raise NotPositiveDefiniteError(
-                "The covariance of a series is not finite or indefinite."
-            )
-        K_rest = K @ rest
-        e = c - K_rest
-        Se = root * lapack.dpotrs(L, root * e, lower=True)[0]
-        value = -0.5 * (e @ Se) - rest @ c + 0.5 * (rest @ K_rest)
-        self._prior, self._root, self._L, self._alpha = prior, root, L, rest + Se
-        self.log_normalizer = float(value - np.log(L.diagonal()).sum())
-        self.mean = torch.from_numpy(K @ self._alpha)
-
-    @cached_property
-    def var(self) -> Tensor:
-        """(m,)."""
-        K = self._prior.K
-        half, _ = lapack.dtrtrs(self._L, self._root[:, None] * K, lower=True)
-        return torch.from_numpy(np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0))
-
-    @property
-    def spread(self) -> float:
-        """The trace of V Omega, which is that of I - B^-1."""
-        return float((1.0 - self._inverse.diagonal()).sum())
-
-    def gradients(self) -> list[Tensor]:
-        """As of `Evidence`."""
-        return [self.parameter_gradient]
-
-    @cached_property
-    def parameter_gradient(self) -> Tensor:
-        """(q,)."""
-        root, alpha = self._root, self._alpha
-        # LAPACK leaves the lower triangle of the inverse, which is the upper one of its transpose.
-        return self._prior.contract(alpha[:, None] * alpha - root[:, None] * self._inverse.T * root)
-
-    def information(self, slopes: np.ndarray) -> np.ndarray:
-        r"""Fisher's information of p parameters and of the log noise, (p + 1, p + 1).
-
-        `slopes` (p, q) are the derivatives of the log parameters of the dynamics. It is
-        :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j` with
-        :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3), in
-        float32, whose digits suffice for the first step of a search.
-        """
-        inverse = np.tril(self._inverse)
-        S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
-        by_noise = (S / self._root**2).astype(np.float32)  # a quotient of what float32 has not
-        S = S.astype(np.float32)
-        parts = [S @ self._prior.derivative(slope).astype(np.float32) for slope in slopes]
-        parts.append(by_noise)
-        found = np.empty((len(parts), len(parts)))
-        for i, right in enumerate(parts):
-            turned = np.ascontiguousarray(right.T)
-            found[i, : i + 1] = found[: i + 1, i] = [
-                0.5 * np.vdot(P, turned) for P in parts[: i + 1]
-            ]
-        return found
-
-    def average_information(self, slopes: np.ndarray) -> np.ndarray:
-        r"""The average information, (p + 1, p + 1), of the parameters of `information`.
-
-        .. math:: \tfrac12 (\dot\Sigma_i \alpha)^\top \Sigma^{-1} (\dot\Sigma_j \alpha), \qquad
-                  \alpha = \Sigma^{-1} y,
-
-        is the mean of Fisher's and the observed information where :math:`\Sigma` is linear in the
-        parameters: terms in :math:`\ddot\Sigma` are left out (Gilmour, Thompson and Cullis, 1995).
-        O(p m^2).
-        """
-        parts = [self._prior.derivative(slope) @ self._alpha for slope in slopes]
-        U = self._root * np.stack([*parts, self._alpha / self._root**2])  # (p + 1, m)
-        half, _ = lapack.dtrtrs(self._L, U.T, lower=True)
-        return 0.5 * half.T @ half
-
-    @cached_property
-    def _inverse(self) -> np.ndarray:
-        return lapack.dpotri(self._L, lower=True)[0]
 
 
 @dataclass(frozen=True)
@@ -264,11 +59,21 @@ class Evidence:
     parameter_gradient: Tensor  # (q,), in the log variances and log rates of the dynamics
     mean: Tensor  # (n,) of f given all sites: the derivative in beta
     var: Tensor  # (n,); the derivative in omega is -(mean^2 + var) / 2
-    spread: float  # sum of weight * var
+    weight: Tensor  # (n,) of the sites
+
+    @property
+    def spread(self) -> float:
+        """Sum of weight * var."""
+        return float(self.weight @ self.var)
 
     def gradients(self) -> list[Tensor]:
         """Derivative of the log normaliser in the parameters of the dynamics, (q,), the only."""
         return [self.parameter_gradient]
+
+    def misfit(self, centre: Tensor) -> float:
+        """Weighted sum of squares of the mean less some values (n,) of f."""
+        residual = self.mean - centre
+        return float((self.weight * residual) @ residual)
 
 
 def evidence(
@@ -295,8 +100,9 @@ def evidence(
     if prior is None and dynamics.origin is None and len(gaps) <= few_times(dynamics.n_states):
         lags = Lags.of(gaps)
         prior = None if lags is None else DensePrior(dynamics, lags)
-    if prior is not None and prior.suits(weight):
-        return DensePosterior(prior, beta, weight, centre)
+    if prior is not None and prior.suits(weight.numpy()):
+        c = None if centre is None else centre.numpy()
+        return DensePosterior(prior, beta.numpy(), weight.numpy(), c)
     chunks = Chunks(len(gaps), dynamics.n_states)
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))
@@ -310,7 +116,7 @@ def evidence(
             mean[:, tile], var[:, tile] = smoother.smooth(tile, steps, run, moments)
         gradient = moments.gradient()
     mean, var = chunks.gather(mean), chunks.gather(var)
-    return Evidence(value, gradient.clone(), mean, var, float(weight @ var))
+    return Evidence(value, gradient.clone(), mean, var, weight)
 
 
 class Smoother:

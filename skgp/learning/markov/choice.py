@@ -35,6 +35,7 @@ from skgp.learning.defaults import (
     FISHER_RIDGE,
     INNER,
     LEAST_SCALE,
+    N_SCORED,
     N_STRETCHES,
     OUTLOOK,
     ROWS_A_PARAMETER,
@@ -42,8 +43,8 @@ from skgp.learning.defaults import (
     SERIES_SCALE_ROWS,
     START_TOL,
 )
-from skgp.learning.markov.objectives import Component, Evaluation, Objective
-from skgp.learning.markov.search import Climb, Search, maximise
+from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.search import Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.scoring import Scored, minimize_scored
@@ -181,42 +182,75 @@ def scored_climb(
     It ends where a step is expected to gain less than a hundredth of a nat, and where some times
     (`OUTLOOK`) the greater of the last two gains would not reach the log evidence `worth`.
     """
-    if not (likelihood.is_gaussian and len(component.theta) and component.slopes is not None):
+    assess = getattr(single(objective), "assess", None)
+    if assess is None or not len(component.theta) or component.slopes is None:
         return None
-    climb, total = Climb([component], objective, likelihood), objective.total
-    start, values = climb.start(parameters), list[float]()
-    bounds = torch.stack(climb.bounds(start), 1)
-    start, slopes = start.clamp(*bounds.unbind(1)), component.slopes.T.numpy()
-    first = climb.evaluate(climb.thetas(start)[0], start)
-    if not hasattr(first.posterior, "information"):
+    if parameters is None:
+        parameters = likelihood.initial(component.theta)
+    ends = zip((component.low, component.high), likelihood.box(component.theta), strict=True)
+    bounds = np.stack([np.concatenate(end) for end in ends], 1)
+    start = np.concatenate([component.theta, parameters]).clip(*bounds.T)
+    slopes, values = component.slopes.T.numpy(), list[float]()
+
+    def evaluate(x: np.ndarray) -> tuple[float, float, Any]:
+        return assess([component.affine_dynamics(x[:-1])], math.exp(x[-1]))
+
+    first = evaluate(start)
+    if not hasattr(first[-1], "information"):
         return None
-    known: list[Evaluation] = [first]
+    known = [first]
 
     def function(x: np.ndarray) -> Scored:
         """Minus the log evidence, its gradient, and its information matrix."""
-        place = torch.from_numpy(x)
         try:
-            found = known.pop() if known else climb.evaluate(climb.thetas(place)[0], place)
+            found = known.pop() if known else evaluate(x)
         except ValueError:
             return math.inf, np.zeros_like(x), None
-        loss, slope = climb.loss_of(found, place)
-        kind = "information" if found is first else "average_information"
-        information = getattr(found.posterior, kind, None)
-        hessian = None if information is None else partial(_ridged, information, slopes)
-        return total * loss, total * slope["place"].numpy(), hessian
+        value, slope, q = found
+        if not hasattr(q, "information"):
+            (gradient,) = q.gradients()
+            return -value, -np.append(slopes @ gradient.numpy(), slope), None
+        information = q.information if found is first else q.average_information
+        return -value, -np.append(slopes @ q.slopes, slope), partial(_ridged, information, slopes)
 
     def hopeless(loss: float) -> bool:
         values.append(-loss)
-        gains = np.diff(values[-3:])
-        return len(gains) == 2 and values[-1] + OUTLOOK * gains.max() < worth
+        if len(values) < 3:
+            return False
+        first, second, third = values[-3:]
+        return third + OUTLOOK * max(second - first, third - second) < worth
 
     options: dict[str, Any] = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
-    x, loss = minimize_scored(function, start.numpy(), bounds.numpy(), tell=hopeless, **options)
-    place = torch.from_numpy(x)
-    (theta,), _ = climb.thetas(place)
+    x, loss = minimize_scored(function, start, bounds, tell=hopeless, **options)
+    theta, noise = torch.from_numpy(x).tensor_split([-1])
     moved = [component.at(theta.clamp(component.low, component.high))]
-    history = [value / total for value in values]
-    return Search(moved, climb.parameters(place).clone(), -loss, len(values), history)
+    history = [value / objective.total for value in values]
+    return Search(moved, noise.clone(), -loss, len(values), history)
+
+
+def promised_gain(found: Search, part: Component, objective: Objective) -> float:
+    """Nats that a process beside those where a search ended promises, whatever its length scale.
+
+    By `DensePosterior.gains`; infinite where that is not known.
+    """
+    evidence, (component, *_) = single(objective), found.components
+    if not hasattr(evidence, "dense_prior") or component.slopes is None or part.slopes is None:
+        return math.inf
+    _, _, q = evidence.assess([component.dynamics()], math.exp(float(found.parameters[0])))
+    if not hasattr(q, "gains"):
+        return math.inf
+    low, high = part.low[part.is_length_scale], part.high[part.is_length_scale]
+    thetas = part.theta.repeat(N_SCORED, 1)
+    share = torch.linspace(0, 1, N_SCORED + 2, dtype=torch.float64)[1:-1, None]
+    thetas[:, part.is_length_scale] = low + share * (high - low)
+    priors = [evidence.dense_prior(part.dynamics(theta)) for theta in thetas]
+    return float(q.gains(component.slopes.T.numpy(), priors, FISHER_RIDGE).max())
+
+
+def single(objective: Any) -> Any:
+    """The evidence of the only latent process, else None."""
+    objectives = getattr(objective, "objectives", [objective])
+    return objectives[0] if len(objectives) == 1 else None
 
 
 def _ridged(information: Callable[[np.ndarray], np.ndarray], slopes: np.ndarray) -> np.ndarray:

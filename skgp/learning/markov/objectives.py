@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,8 @@ from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
-from skgp.inference.markov.smoother import DensePosterior, DensePrior, Evidence, evidence
+from skgp.inference.markov.short import DensePosterior, DensePrior
+from skgp.inference.markov.smoother import Evidence, evidence
 from skgp.kernels.hyperparameters import bounds_of, theta_of
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
@@ -125,13 +127,20 @@ class Component:
         """Of the form, (q,), without a graph."""
         if self.slopes is None:
             return self.form.parameters(theta).detach()
-        moved = self.slopes.numpy() @ (theta - self.theta).numpy()
-        return torch.from_numpy(self._level.numpy() + moved)
+        return torch.from_numpy(self._affine(theta.numpy()))
+
+    def _affine(self, theta: np.ndarray) -> np.ndarray:
+        """The same in NumPy, where they are affine."""
+        return self._level.numpy() + cast(Tensor, self.slopes).numpy() @ (theta - self.theta.numpy())
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:
         """The form at theta (t,), by default the component's own."""
         parameters = self.parameters(self.theta if theta is None else theta)
         return self.form.at(parameters, self._moving)
+
+    def affine_dynamics(self, theta: np.ndarray) -> Dynamics:
+        """The same in NumPy, where the parameters are affine."""
+        return self.form.at(self._affine(theta), self._moving)
 
     def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
         """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
@@ -203,18 +212,21 @@ class ClosedForm:
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         """As of `Objective`, exact."""
-        noise = math.exp(float(parameters[0]))
+        value, slope, q = self.assess(dynamics, math.exp(float(parameters[0])))
+        return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
+
+    def assess(self, dynamics: Processes, noise: float) -> tuple[float, float, Any]:
+        """The value, its derivative in the log noise, and the posterior."""
         q = self._condition(dynamics, noise)
         constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
-        slope = 0.5 * (self._misfit(q) / noise + q.spread - self.total)
-        value = q.log_normalizer + constant
-        return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
+        slope = 0.5 * (self._misfit(q, noise) / noise + q.spread - self.total)
+        return q.log_normalizer + constant, slope, q
 
     def _condition(self, dynamics: Processes, noise: float) -> Any:
         """The posterior."""
         raise NotImplementedError
 
-    def _misfit(self, q: Any) -> float:
+    def _misfit(self, q: Any, noise: float) -> float:
         """Weighted sum of the squares of y less the posterior mean."""
         raise NotImplementedError
 
@@ -229,19 +241,29 @@ class GaussianEvidence(ClosedForm):
         deviation = series.y - series.at_rows(self._centre)
         self._squares = float(series.sums(deviation**2).sum())
 
-    def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
-        (process, *_), (beta, weight) = dynamics, self.series.gaussian_sites(noise)
-        lags, prior = self.series.lags_of(process), None
-        if lags is not None:
-            prior = DensePrior(process, lags)
-            if prior.suits(weight):
-                return DensePosterior(prior, beta, weight, self._centre)
-        gaps = self.series.gaps_of(process)
-        return evidence(process, gaps, beta, weight, self._centre, prior=prior)
+    def dense_prior(self, process: Dynamics) -> DensePrior | None:
+        """The covariance at all times, of a short series."""
+        lags = self.series.lags_of(process)
+        return None if lags is None else DensePrior(process, lags)
 
-    def _misfit(self, q: Evidence | DensePosterior) -> float:
-        residual = q.mean - self._centre
-        return float((self.series.counts * residual) @ residual) + self._squares
+    def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
+        process, *_ = dynamics
+        prior = self.dense_prior(process)
+        if prior is not None:
+            totals, counts, centre = self._arrays
+            weight = counts / noise
+            if prior.suits(weight):
+                return DensePosterior(prior, totals / noise, weight, centre)
+        sites, gaps = self.series.gaussian_sites(noise), self.series.gaps_of(process)
+        return evidence(process, gaps, *sites, self._centre, prior=prior)
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """Weighted sums of y, weights and means of each time, (m,), of a series in main memory."""
+        return tuple(t.numpy() for t in (self.series.totals, self.series.counts, self._centre))
+
+    def _misfit(self, q: Evidence | DensePosterior, noise: float) -> float:
+        return noise * q.misfit(self._centre) + self._squares
 
 
 class VariationalEvidence:
@@ -337,7 +359,7 @@ class BinnedEvidence(ClosedForm):
         tables = Tables(self._cross, 1 / noise, self._sums / noise)
         return AdditivePosterior(bin_priors(dynamics, self._bins.columns), tables, self._joint)
 
-    def _misfit(self, q: AdditivePosterior) -> float:
+    def _misfit(self, q: AdditivePosterior, noise: float) -> float:
         return self._squares - float(q.mean @ (2 * self._sums - self._cross @ q.mean))
 
     def state(self, kernels: Sequence[Any], q: AdditivePosterior) -> AdditiveState:
@@ -361,7 +383,7 @@ class RowsEvidence(ClosedForm):
             self._rows.prior(dynamics), self._linear / noise, self._curved / noise
         )
 
-    def _misfit(self, q: RowsPosterior) -> float:
+    def _misfit(self, q: RowsPosterior, noise: float) -> float:
         residual = self._y - q.mean[self._rows.index]
         return float(self._rows.weighted(residual**2).sum())
 

@@ -88,7 +88,7 @@ class RegressionEvidence(ClosedForm):
 
     _condition = condition
 
-    def _misfit(self, q: RegressionPosterior) -> float:
+    def _misfit(self, q: RegressionPosterior, noise: float) -> float:
         return float(self.series.counts @ (q.mean - self.series.y) ** 2)
 
 

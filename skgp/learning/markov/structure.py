@@ -29,8 +29,8 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.defaults import SEASON_LEAST_ROWS, STRUCTURE_ROWS
-from skgp.learning.markov.choice import plain_climb, short_climb
+from skgp.learning.defaults import SCORE_OUTLOOK, SEASON_LEAST_ROWS, STRUCTURE_ROWS
+from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
@@ -77,8 +77,11 @@ def with_structure(
         found = climb(*start, max(criterion(best), criterion(trending) + allowed))
         best = max(best, found, key=criterion)
     noise, first = float(trending.parameters[0].exp()), trending
+    promised = SCORE_OUTLOOK * promised_gain(first, Component(make.short()), objective)
     for part in (make.short(), make.rough(noise)):
         least = max(criterion(trending), criterion(best) - allowed)
+        if criterion(first) + promised - cost(Component(part)) < least:
+            continue
         found = climb(first.kernel + part, first.parameters, least)
         trending = max(trending, found, key=criterion)
     return trending if criterion(trending) + allowed >= criterion(best) else best

@@ -6,7 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import series as layout
-from skgp.inference.markov.smoother import DensePrior, evidence
+from skgp.inference.markov.short import DensePrior
+from skgp.inference.markov.smoother import evidence
 from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError
@@ -231,7 +232,8 @@ def test_next_to_no_noise_and_long_series_are_not_for_the_dense_route():
     weight = torch.ones_like(gaps)
     gap = gaps.index_fill(0, torch.tensor([20]), torch.inf)
     prior = DensePrior(dynamics, layout.Lags.of(gaps))
-    assert prior.suits(weight) and not (prior.suits(1e10 * weight) or prior.suits(-weight))
+    w = weight.numpy()
+    assert prior.suits(w) and not (prior.suits(1e10 * w) or prior.suits(-w))
     assert layout.Lags.of(gap) is None
     assert layout.few_times(2) < 450 < layout.few_times(50) < layout.few_times(10**6) < 2000
 

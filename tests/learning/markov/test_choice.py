@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.inference.markov.series import make_series
-from skgp.inference.markov.smoother import DensePosterior
+from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.learning.markov.choice import short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.sites import fit_sites
-from skgp.inference.markov.smoother import DensePosterior
+from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import Component, GaussianEvidence
@@ -84,7 +84,7 @@ def test_short_series_of_little_noise_take_one_factor_with_the_digits_of_the_fil
         return GaussianEvidence(make_series(*map(torch.from_numpy, (x, y))))(*at)
 
     dense = evaluate()
-    monkeypatch.setattr("skgp.inference.markov.smoother.MAX_RATIO", 0.0)
+    monkeypatch.setattr("skgp.inference.markov.short.MAX_RATIO", 0.0)
     filtered = evaluate()
     assert isinstance(dense.posterior, DensePosterior)
     assert not isinstance(filtered.posterior, DensePosterior)
