@@ -5,6 +5,7 @@ of products for longer than the evidence of sixty observations takes. A class ha
 always.
 """
 
+import copy
 import functools
 from typing import Any
 
@@ -57,7 +58,36 @@ def bounds_of(kernel: Kernel) -> np.ndarray:
 
 def _free(kernel: Kernel) -> list[tuple[Kernel, Any]]:
     """The hyper-parameters that are not fixed, and the leaves that own them."""
+    return [(leaf, hyper) for leaf, hyper in owned(kernel) if not hyper.fixed]
+
+
+def owned(kernel: Kernel) -> list[tuple[Kernel, Any]]:
+    """All hyper-parameters, and the leaves that own them."""
     children = children_of(kernel)
     if children:
-        return [pair for child in children for pair in _free(child)]
-    return [(kernel, hyper) for hyper in hyperparameters_of(kernel) if not hyper.fixed]
+        return [pair for child in children for pair in owned(child)]
+    return [(kernel, hyper) for hyper in hyperparameters_of(kernel)]
+
+
+def copied(kernel: Kernel) -> Any:
+    """A deep copy."""
+    if type(kernel) in (Sum, Product):
+        return type(kernel)(*map(copied, children_of(kernel)))
+    if type(kernel).__module__ != Kernel.__module__:  # may keep what it likes
+        return copy.deepcopy(kernel)
+    other = object.__new__(type(kernel))
+    other.__dict__.update(kernel.__dict__)
+    for name, value in vars(kernel).items():
+        if not isinstance(value, float | int | str | tuple):
+            other.__dict__[name] = copy.deepcopy(value)
+    return other
+
+
+def with_theta(kernel: Kernel, theta: np.ndarray) -> Any:
+    """``kernel.clone_with_theta(theta)``."""
+    other, start = copied(kernel), 0
+    for leaf, hyper in _free(other):
+        values = np.exp(theta[start : start + hyper.n_elements])
+        start += hyper.n_elements
+        leaf.set_params(**{hyper.name: values if hyper.n_elements > 1 else values[0]})
+    return other

@@ -12,7 +12,6 @@ That of a sum is the concatenation of states, with block-diagonal matrices: see 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
@@ -21,21 +20,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product, Sum
+from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.linalg.runtime import asks_for_gradients, constant_like
 from skgp.linalg.small_matrices import matmul
 
-from .expression import Binder, Part, check_kernel, summands
+from .expression import Binder, check_kernel, summands
+from .hyperparameters import copied, owned
+from .sde_affine import affine_form, log_parameters
 from .sde_block import Block
 from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
-from .specs import SHO, Cosine, LocalLinearTrend
-
-#: Whose parameters are affine in theta, with slopes that their values do not decide.
-_AFFINE = (ConstantKernel, Cosine, LocalLinearTrend, Matern, RBF, SHO)
 
 
 def has_state_space(kernel: Kernel) -> bool:
@@ -95,19 +92,36 @@ class StateSpace:
     """
 
     def __init__(self, kernel: Kernel, tolerance: float | None = None) -> None:
-        self.kernel = copy.deepcopy(kernel)  # later changes by the caller must not reach it
+        self.kernel = copied(kernel)  # later changes by the caller must not reach it
         self.tolerance = tolerance
-        self._bind = Binder(self.kernel)
-        own = self._expand(None)
-        self._own = components = own.components
-        self._primitives = [[f.primitive for f in c.factors] for c in components]
-        self.n_parameters = _count_parameters(self._primitives)
         self.origin = origin_of(self.kernel)  # None of what is stationary
-        sizes = (math.prod(p.n_states for p in group) for group in self._primitives)
+        hypers = owned(self.kernel)
+        self._free = [hyper for _, hyper in hypers if not hyper.fixed]
+        #: Its hyper-parameters, and their bounds: logarithms.
+        self.theta = _logarithms([getattr(leaf, h.name) for leaf, h in hypers if not h.fixed])
+        self.bounds = _logarithms([hyper.bounds for hyper in self._free]).reshape(-1, 2)
+        #: Slopes (q, t) of the parameters in theta where they are known to be affine.
+        self.slopes: np.ndarray | None = None
         #: Whether it is the kernel itself, whatever the values of its hyper-parameters.
-        self.is_exact = own.error == 0 and self.structure is not None
-        self.order = _slices(sizes)
+        self.is_exact = False
+        logs = _logarithms([getattr(leaf, hyper.name) for leaf, hyper in hypers])
+        known = None
+        if all(hyper.n_elements == 1 for _, hyper in hypers) and np.isfinite(logs).all():
+            known = affine_form(self.kernel, tolerance)
+        if known is None:
+            self._own = log_parameters(components := self._expand(None).components)
+            self._primitives = [[f.primitive for f in c.factors] for c in components]
+        else:
+            self._own = torch.from_numpy(known.level + known.slopes @ logs)
+            self.slopes = known.slopes[:, [not hyper.fixed for _, hyper in hypers]]
+            self.is_exact, self._primitives = known.is_exact, known.primitives
+        self.n_parameters = _count_parameters(self._primitives)
+        self.order = _slices(math.prod(p.n_states for p in each) for each in self._primitives)
         self.n_states = self.order[-1].stop
+
+    @cached_property
+    def _bind(self) -> Binder:
+        return Binder(self.kernel)
 
     def _expand(self, theta: Tensor | None):
         return expand(self._bind(theta, dtype=torch.float64), self.tolerance)
@@ -117,31 +131,15 @@ class StateSpace:
 
         Gradients flow to theta (t,); None takes the kernel's own values.
         """
-        components = self._own if theta is None else self._expand(theta).components
-        variances, factors = zip(*((c.log_variance, c.factors) for c in components), strict=True)
-        rates = [f.log_rate for each in factors for f in each]
-        shapes = [f.log_shape for each in factors for f in each if f.log_shape is not None]
-        return torch.stack([*variances, *rates, *shapes])
-
-    @property
-    def structure(self) -> tuple | None:
-        """What `parameters` is a function of besides theta; None where it asks for more.
-
-        Forms of equal structure have equal slopes where their parameters are affine in theta.
-        """
-        found = _structure(self._bind.part)
-        return None if found is None else (self.tolerance, found)
+        if theta is None:
+            return self._own
+        return log_parameters(self._expand(theta).components)
 
     @property
     def is_length_scale(self) -> np.ndarray:
         """Which entries of theta, (t,), are length scales."""
-        parts, names = [self._bind.part], dict[int, str]()
-        for part in parts:
-            parts += part.children
-            for name, place, _ in part.params:
-                if place is not None:
-                    names |= dict.fromkeys(range(place.start, place.stop), name)
-        return np.array([names[i] == "length_scale" for i in range(len(names))], dtype=bool)
+        found = ([h.name == "length_scale"] * h.n_elements for h in self._free)
+        return np.array([each for part in found for each in part], dtype=bool)
 
     def error(self, theta: Tensor | None = None) -> float:
         """Bound of the greatest ``abs(k - k_approximate)``; 0 for kernels with an exact form."""
@@ -371,16 +369,14 @@ class _Transition(torch.autograd.Function):
         return ctx.slope(F, F_bar, Q_bar), None
 
 
-def _structure(part: Part) -> tuple | None:
-    """Of a part of an expression: its class, and where its hyper-parameters are in theta."""
-    kind = type(part.kernel)
-    if part.children:
-        found = tuple(_structure(child) for child in part.children)
-        return None if kind not in (Sum, Product) or None in found else (kind, *found)
-    if kind not in _AFFINE:
-        return None
-    places = (None if place is None else place.start for _, place, _ in part.params)
-    return kind, getattr(part.kernel, "nu", None), *places
+def _logarithms(values: list[Any]) -> np.ndarray:
+    """Of numbers and arrays, one after the other."""
+    with np.errstate(divide="ignore"):
+        return (
+            np.log(np.concatenate([np.ravel(each) for each in values], dtype=float))
+            if values
+            else np.empty(0)
+        )
 
 
 def _count_parameters(groups: Sequence[Sequence[Primitive]]) -> int:

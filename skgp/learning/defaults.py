@@ -458,8 +458,9 @@ CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, START_TOL = 25, 0.01, 1e-5, 1e-3
 #: What is added to Fisher's information of a short series, a standard deviation of 3 in logarithms;
 #: times the last gains that a search may hope for (60 to 300 times: ends within .1 nats).
 FISHER_RIDGE, OUTLOOK = 0.1, 6.0
-#: Times the gain that a score test promises beside a trend that a search of a part more may hope
-#: for (40 to 250 times: at most 2.4 times, in XXXX searches), and length scales that it looks at.
+#: Times the gain that a score test promises that a search with a part more may hope for, and length
+#: scales that it looks at. Of 634 searches beside trends and seasons (ten kinds of series of 40 to
+#: 250 times) 408 are left out by it, none of which would have been chosen, nor with 3.
 SCORE_OUTLOOK, N_SCORED = 4.0, 7
 #: That a kernel besides the first needs, of a curvature of at most 1: a choice by 60 numbers
 #: predicts better than the first kernel, and one by 320 labels does not yet.

@@ -175,6 +175,8 @@ def minimize_within(
     tol: float,
     gtol: float = 1e-4,
     refuse_far: bool = True,
+    strict: bool = False,
+    n_pairs: int = 10,
     tell: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[np.ndarray, float]:
     """The best point (p,) that L-BFGS-B sees, and its loss; infinite where the start is not usable.
@@ -182,11 +184,11 @@ def minimize_within(
     The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
     iteration below which to stop, absolute below a loss of 1, `gtol` the greatest element of the
     projected gradient at which to; `refuse_far` bounds losses far above the best, which are those
-    of nearly singular covariances; `tell` hears of the loss of each evaluation, and ends the search
-    by True.
+    of nearly singular covariances; `strict` passes an error at the start on; `tell` hears of the
+    loss of each evaluation, and ends the search by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    guarded = _Refusing(objective, start, refuse_far=refuse_far, tell=tell)
+    guarded = _Refusing(objective, start, strict=strict, refuse_far=refuse_far, tell=tell)
     if len(start) == 0:
         guarded(start)
         return start, guarded.best
@@ -197,7 +199,7 @@ def minimize_within(
             jac=True,
             method="L-BFGS-B",
             bounds=Bounds(*bounds.T),
-            options={"maxiter": max_iter, "ftol": tol, "gtol": gtol},
+            options={"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol},
         )
     except StopIteration:
         pass

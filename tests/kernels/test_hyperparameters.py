@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims
-from skgp.kernels.hyperparameters import bounds_of, n_dims_of, theta_of
+from skgp.kernels.hyperparameters import bounds_of, copied, n_dims_of, theta_of, with_theta
 
 
 class Named(RBF):
@@ -40,3 +40,13 @@ def test_hyperparameters_are_those_of_scikit_learn(kernel: Kernel):
     assert n_dims_of(kernel) == kernel.n_dims
     np.testing.assert_array_equal(theta_of(kernel), kernel.theta)
     np.testing.assert_array_equal(bounds_of(kernel), kernel.bounds.reshape(-1, 2))
+    theta = kernel.theta + np.linspace(-1, 1, kernel.n_dims)
+    assert with_theta(kernel, theta) == kernel.clone_with_theta(theta)
+
+
+def test_copies_share_nothing_that_can_change():
+    kernel = 2.0 * RBF(np.array([1.0, 2.0])) + Matern(3.0, nu=0.5)
+    other = copied(kernel)
+    other.k1.k2.length_scale[0], other.k2.length_scale, other.k1.k1.constant_value = 9.0, 9.0, 9.0
+    assert kernel == 2.0 * RBF([1.0, 2.0]) + Matern(3.0, nu=0.5)
+    assert other == 9.0 * RBF([9.0, 2.0]) + Matern(9.0, nu=0.5)

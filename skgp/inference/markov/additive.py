@@ -53,8 +53,8 @@ from skgp.inference.markov.additive_bins import (
 from skgp.inference.markov.additive_rows import RowsPrior
 from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.point_covariances import PointCovariances
-from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.short import Prior
+from skgp.inference.markov.sites import SiteBound, SiteFit
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Likelihood

@@ -101,8 +101,8 @@ def evidence(
         lags = Lags.of(gaps)
         prior = None if lags is None else DensePrior(dynamics, lags)
     if prior is not None and prior.suits(weight.numpy()):
-        c = None if centre is None else centre.numpy()
-        return DensePosterior(prior, beta.numpy(), weight.numpy(), c)
+        at = None if centre is None else centre.numpy()
+        return DensePosterior(prior, beta.numpy(), weight.numpy(), at)
     chunks = Chunks(len(gaps), dynamics.n_states)
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))

@@ -19,7 +19,7 @@ References
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.search import Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
+from skgp.optim.bfgs import minimize_within
+from skgp.optim.defaults import N_PAIRS
 from skgp.optim.scoring import Scored, minimize_scored
 
 
@@ -165,9 +167,14 @@ def plain_climb(
     parameters: Tensor | None = None,
 ) -> Search:
     """A short search by L-BFGS."""
-    tol = max(CHOICE_TOL, CHOICE_NATS / objective.total)
+    tol, loss = max(CHOICE_TOL, CHOICE_NATS / objective.total), SeriesLoss.of(component, objective)
     options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
-    return maximise([component], objective, likelihood, parameters=parameters, **options)
+    if loss is None:
+        return maximise([component], objective, likelihood, parameters=parameters, **options)
+    start, bounds = loss.start(likelihood, parameters)
+    options |= {"gtol": 1e-8, "refuse_far": False, "strict": True, "n_pairs": N_PAIRS}
+    x, least = minimize_within(loss.an_observation, start, bounds, **options)
+    return loss.search(x, -least * objective.total)
 
 
 def scored_climb(
@@ -182,50 +189,85 @@ def scored_climb(
     It ends where a step is expected to gain less than a hundredth of a nat, and where some times
     (`OUTLOOK`) the greater of the last two gains would not reach the log evidence `worth`.
     """
-    assess = getattr(single(objective), "assess", None)
-    if assess is None or not len(component.theta) or component.slopes is None:
+    loss, values = SeriesLoss.of(component, objective), list[float]()
+    if loss is None or not len(component.theta):
         return None
-    if parameters is None:
-        parameters = likelihood.initial(component.theta)
-    ends = zip((component.low, component.high), likelihood.box(component.theta), strict=True)
-    bounds = np.stack([np.concatenate(end) for end in ends], 1)
-    start = np.concatenate([component.theta, parameters]).clip(*bounds.T)
-    slopes, values = component.slopes.T.numpy(), list[float]()
-
-    def evaluate(x: np.ndarray) -> tuple[float, float, Any]:
-        return assess([component.affine_dynamics(x[:-1])], math.exp(x[-1]))
-
-    first = evaluate(start)
+    start, bounds = loss.start(likelihood, parameters)
+    first = loss(start)
     if not hasattr(first[-1], "information"):
         return None
     known = [first]
 
     def function(x: np.ndarray) -> Scored:
-        """Minus the log evidence, its gradient, and its information matrix."""
+        """The loss, its gradient, and its information matrix."""
         try:
-            found = known.pop() if known else evaluate(x)
+            found = known.pop() if known else loss(x)
         except ValueError:
             return math.inf, np.zeros_like(x), None
-        value, slope, q = found
-        if not hasattr(q, "information"):
-            (gradient,) = q.gradients()
-            return -value, -np.append(slopes @ gradient.numpy(), slope), None
-        information = q.information if found is first else q.average_information
-        return -value, -np.append(slopes @ q.slopes, slope), partial(_ridged, information, slopes)
+        kind = "information" if found is first else "average_information"
+        information = getattr(found[-1], kind, None)
+        return *found[:2], information and partial(_ridged, information, loss.slopes)
 
-    def hopeless(loss: float) -> bool:
-        values.append(-loss)
+    def hopeless(least: float) -> bool:
+        values.append(-least)
         if len(values) < 3:
             return False
         first, second, third = values[-3:]
         return third + OUTLOOK * max(second - first, third - second) < worth
 
     options: dict[str, Any] = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
-    x, loss = minimize_scored(function, start, bounds, tell=hopeless, **options)
-    theta, noise = torch.from_numpy(x).tensor_split([-1])
-    moved = [component.at(theta.clamp(component.low, component.high))]
-    history = [value / objective.total for value in values]
-    return Search(moved, noise.clone(), -loss, len(values), history)
+    x, least = minimize_scored(function, start, bounds, tell=hopeless, **options)
+    return loss.search(x, -least, values)
+
+
+class SeriesLoss:
+    """Minus the log evidence of one series under Gaussian noise, at x (t + 1,).
+
+    That is theta and the log noise, in NumPy: torch's overhead is more than the evidence of few
+    rows takes.
+    """
+
+    def __init__(self, component: Component, assess: Callable, total: float) -> None:
+        self._component, self._assess, self._total = component, assess, total
+        self.slopes = cast(Tensor, component.slopes).T.numpy()  # (t, q) of the dynamics
+
+    @staticmethod
+    def of(component: Component, objective: Objective) -> "SeriesLoss | None":
+        """None where the evidence has no closed form, or the dynamics are not affine in theta."""
+        assess = getattr(single(objective), "assess", None)
+        if assess is None or component.slopes is None:
+            return None
+        return SeriesLoss(component, assess, objective.total)
+
+    def start(
+        self, likelihood: Likelihood, parameters: Tensor | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where a search starts, and the bounds (t + 1, 2)."""
+        component, theta = self._component, self._component.theta
+        parameters = likelihood.initial(theta) if parameters is None else parameters
+        ends = zip((component.low, component.high), likelihood.box(theta), strict=True)
+        bounds = np.stack([np.concatenate(end) for end in ends], 1)
+        return np.concatenate([theta, parameters]).clip(*bounds.T), bounds
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray, Any]:
+        """The loss, its gradient (t + 1,), and the posterior."""
+        dynamics = self._component.affine_dynamics(x[:-1])
+        value, slope, q = self._assess([dynamics], math.exp(x[-1]))
+        gradient = np.empty_like(x)
+        gradient[:-1], gradient[-1] = self.slopes @ q.gradients()[0].numpy(), slope
+        return -value, -gradient, q
+
+    def an_observation(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss an observation, and its gradient."""
+        loss, gradient, _ = self(x)
+        return loss / self._total, gradient / self._total
+
+    def search(self, x: np.ndarray, value: float, values: Sequence[float] = ()) -> Search:
+        """A search that ended at x, and had some values on its way."""
+        theta, noise = torch.from_numpy(x.copy()).tensor_split([-1])
+        moved = self._component.at(theta.clamp(self._component.low, self._component.high))
+        history = [each / self._total for each in values]
+        return Search([moved], noise, value, len(values), history)
 
 
 def promised_gain(found: Search, part: Component, objective: Objective) -> float:

@@ -17,7 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -40,10 +40,10 @@ from skgp.inference.markov.additive_bins import (
 from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.short import DensePosterior, DensePrior
+from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import Evidence, evidence
-from skgp.kernels.hyperparameters import bounds_of, theta_of
+from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
@@ -89,11 +89,14 @@ class Component:
 
     def __init__(self, kernel: Any, tolerance: float | None = None) -> None:
         self.kernel, self.form = kernel, state_space(kernel, tolerance=tolerance)
-        self.theta = torch.from_numpy(theta_of(kernel))  # (t,)
-        self.low, self.high = torch.from_numpy(bounds_of(kernel)).unbind(1)
+        self.theta = torch.from_numpy(self.form.theta)  # (t,)
+        self.low, self.high = torch.from_numpy(self.form.bounds).unbind(1)
         self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
         self._level = self.form.parameters()
-        self.slopes = _slopes_of(self.form)  # (q, t)
+        known = self.form.slopes
+        self.slopes = (
+            _find_slopes(self.form) if known is None else torch.from_numpy(known)
+        )  # (q, t)
         self._moving = None if self.slopes is None else (self.slopes != 0).any(1).tolist()
 
     @staticmethod
@@ -104,7 +107,7 @@ class Component:
     def at(self, theta: Tensor) -> "Component":
         """The component with other hyper-parameters."""
         if self.slopes is None:  # the form may need other states there
-            return Component(self.kernel.clone_with_theta(theta.numpy()), self.form.tolerance)
+            return Component(with_theta(self.kernel, theta.numpy()), self.form.tolerance)
         other = copy.copy(self)
         other.__dict__.pop("kernel", None)  # made when asked for
         other.theta, other._level = theta, self.parameters(theta)
@@ -113,7 +116,7 @@ class Component:
     @cached_property
     def kernel(self) -> Any:
         """The expression, with these hyper-parameters."""
-        return self.form.kernel.clone_with_theta(self.theta.numpy())
+        return with_theta(self.form.kernel, self.theta.numpy())
 
     @property
     def is_amplitude(self) -> Tensor:
@@ -131,7 +134,9 @@ class Component:
 
     def _affine(self, theta: np.ndarray) -> np.ndarray:
         """The same in NumPy, where they are affine."""
-        return self._level.numpy() + cast(Tensor, self.slopes).numpy() @ (theta - self.theta.numpy())
+        return self._level.numpy() + cast(Tensor, self.slopes).numpy() @ (
+            theta - self.theta.numpy()
+        )
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:
         """The form at theta (t,), by default the component's own."""
@@ -163,33 +168,9 @@ class Component:
         return self.at(self.scaled((theirs.mean() - mine.mean()).exp()[None])[0])
 
 
-class _Form:
-    """A form as the key of a cache: forms of one structure are equal, and one stands for all."""
-
-    def __init__(self, form: StateSpace) -> None:
-        self.form, self._key = form, form.structure
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Form) and self._key == other._key
-
-
-def _slopes_of(form: StateSpace) -> Tensor | None:
-    """Slopes (q, t) of a form's parameters in theta where they are affine, or None."""
-    return _find_slopes(form) if form.structure is None else _known_slopes(_Form(form))
-
-
-@lru_cache(maxsize=128)
-def _known_slopes(known: _Form) -> Tensor | None:
-    """Those of a structure: whole numbers, rounded so that they are the same from any form."""
-    found = _find_slopes(known.form)
-    return None if found is None else found.round()
-
-
 def _find_slopes(form: StateSpace) -> Tensor | None:
-    at, theta = form.parameters, torch.from_numpy(theta_of(form.kernel))
+    """Slopes (q, t) of a form's parameters in theta where they are affine, or None."""
+    at, theta = form.parameters, torch.from_numpy(form.theta)
     level, steps = at(theta), torch.eye(len(theta), dtype=torch.float64)
     slopes = level.new_zeros(len(level), len(steps))
     for i, step in enumerate(steps):

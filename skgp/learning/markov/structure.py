@@ -21,6 +21,7 @@ References
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,15 +61,10 @@ def with_structure(
         part = Component(kernel)
         return short_climb(part, objective, likelihood, start, least + cost(part))
 
-    trend, seasons = [make.trend(), make.wander()], list[Any]()
-    trending = found = plain_climb(Component(total(trend)), objective, likelihood)
-    background = Background(found, len(series.times), likelihood)
-    for season in propose_seasons(series, background):
-        parts = [*seasons, make.season(season.period, season.variances)]
-        found = climb(total([*trend, *parts]))
-        background.known = _without(found, len(parts))
-        if criterion(found) > criterion(trending):
-            trending, seasons = found, parts
+    trend = [make.trend(), make.wander()]
+    trending = plain_climb(Component(total(trend)), objective, likelihood)
+    background = Background(trending, n, likelihood)
+    trending, seasons = _with_seasons(trending, trend, series, background, climb, criterion)
     if not seasons:  # a varying level and a varying slope are two maxima
         trending = max(trending, climb(total(trend)), key=criterion)
     allowed = math.log(TREND_START) + 0.5 * math.log(n)
@@ -76,15 +72,34 @@ def with_structure(
         start = total([best.kernel, *seasons]), best.parameters
         found = climb(*start, max(criterion(best), criterion(trending) + allowed))
         best = max(best, found, key=criterion)
-    noise, first = float(trending.parameters[0].exp()), trending
-    promised = SCORE_OUTLOOK * promised_gain(first, Component(make.short()), objective)
-    for part in (make.short(), make.rough(noise)):
+    noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
+    hoped = SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
+    hoped += criterion(first) - cost(Component(short))
+    for part in (short, make.rough(noise)):
         least = max(criterion(trending), criterion(best) - allowed)
-        if criterion(first) + promised - cost(Component(part)) < least:
-            continue
-        found = climb(first.kernel + part, first.parameters, least)
-        trending = max(trending, found, key=criterion)
+        if hoped > least:
+            found = climb(first.kernel + part, first.parameters, least)
+            trending = max(trending, found, key=criterion)
     return trending if criterion(trending) + allowed >= criterion(best) else best
+
+
+def _with_seasons(
+    trending: Search,
+    trend: Sequence[Any],
+    series: Series,
+    background: "Background",
+    climb: Callable[[Any], Search],
+    criterion: Callable[[Search], float],
+) -> tuple[Search, list[Any]]:
+    """The best of a trend and of it with the seasons that the periodogram proposes, and these."""
+    make, seasons = parts_of(series), list[Any]()
+    for season in propose_seasons(series, background):
+        parts = [*seasons, make.season(season.period, season.variances)]
+        found = climb(total([*trend, *parts]))
+        background.known = _without(found, len(parts))
+        if criterion(found) > criterion(trending):
+            trending, seasons = found, parts
+    return trending, seasons
 
 
 @dataclass

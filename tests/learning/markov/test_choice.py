@@ -1,5 +1,7 @@
 """Short searches from Fisher's information: where they start, where they end, when they give up."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import Cosine, LocalLinearTrend
-from skgp.learning.markov.choice import short_climb
+from skgp.learning.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
+from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence
 from skgp.learning.markov.search import Climb, maximise
 from skgp.likelihoods import Gaussian
@@ -111,3 +114,64 @@ def test_a_search_that_cannot_win_ends_early():
     assert early.n_iter == 3 < whole.n_iter
     enough = short_climb(component, objective, LIKELIHOOD, worth=whole.value - 1.0)
     assert enough.value == pytest.approx(whole.value, abs=1e-9)
+
+
+@each_kernel
+def test_searches_by_lbfgs_in_numpy_are_those_in_torch(name):
+    objective, component = problem(), Component(KERNELS[name])
+    found = plain_climb(component, objective, LIKELIHOOD)
+    options = {"tol": max(CHOICE_TOL, CHOICE_NATS / objective.total), "max_iter": CHOICE_ITER}
+    expected = maximise([component], objective, LIKELIHOOD, **options)
+    np.testing.assert_allclose(found.components[0].theta, expected.components[0].theta, rtol=1e-5)
+    np.testing.assert_allclose(found.parameters, expected.parameters, rtol=1e-5)
+    assert found.value == pytest.approx(expected.value, abs=1e-6)
+
+
+@each_kernel
+def test_promised_gains_are_those_of_a_score_test(name):
+    objective, component, noise = problem(), Component(KERNELS[name]), 0.02
+    scales = [0.1, 0.7, 3.0]
+    others = [0.4 * Matern(scale, nu=0.5) for scale in scales]
+    priors = [objective.dense_prior(Component(each).dynamics()) for each in others]
+    _, _, q = objective.assess([component.dynamics()], noise)
+    slopes = component.slopes.T.numpy()
+    found = q.gains(slopes, priors, 0.01)
+    x, series = objective.series.times.numpy()[:, None], objective.series
+    y, counts = (series.totals / series.counts).numpy(), series.counts.numpy()
+
+    def C(u):
+        return component.kernel.clone_with_theta(u[:-1])(x) + np.diag(np.exp(u[-1]) / counts)
+
+    at, h = np.append(component.theta, math.log(noise)), 1e-5
+    S = np.linalg.inv(C(at))
+    slopes = [(C(at + step) - C(at - step)) / (2 * h) for step in h * np.eye(len(at))]
+    for other, gain in zip(others, found, strict=True):
+        K = other(x)
+        u = 0.5 * (y @ S @ K @ S @ y - np.trace(S @ K))
+        A = np.array(
+            [[0.5 * y @ S @ a @ S @ b @ S @ y for b in [*slopes, K]] for a in [*slopes, K]]
+        )
+        A[:-1, :-1] += 0.01 * np.eye(len(slopes))
+        expected = max(u, 0.0) ** 2 * np.linalg.inv(A)[-1, -1] / 2
+        assert gain == pytest.approx(expected, rel=0.02 if name == "rbf" else 1e-4, abs=1e-7)
+    assert max(found) > 0
+
+
+def test_what_a_part_promises_is_about_what_it_gains():
+    """Of an autoregressive process about a line: half to three times as much."""
+    rng, n = np.random.default_rng(0), 200
+    y = rng.standard_normal(n)
+    for i in range(1, n):
+        y[i] += 0.6 * y[i - 1]
+    columns = torch.arange(n).double(), torch.from_numpy(0.05 * np.arange(n) + y)
+    objective = GaussianEvidence(make_series(*columns))
+    trend = LocalLinearTrend(1e-9, 10.0, 1.0, level_bounds="fixed", slope_bounds="fixed", origin=-9)
+    first = short_climb(Component(trend), objective, LIKELIHOOD)
+    part = ConstantKernel(1.0) * Matern(3.0, (0.1, 1e3), nu=0.5)
+    promised = promised_gain(first, Component(part), objective)
+    whole = short_climb(Component(first.kernel + part), objective, LIKELIHOOD, first.parameters)
+    assert whole.value - first.value > 5.0
+    assert promised / 3 < whole.value - first.value < 4 * promised
+    nothing = GaussianEvidence(make_series(columns[0], torch.from_numpy(rng.standard_normal(n))))
+    first = short_climb(Component(trend), nothing, LIKELIHOOD)
+    assert promised_gain(first, Component(part), nothing) < 3.0
