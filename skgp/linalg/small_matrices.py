@@ -4,12 +4,18 @@ The batch comes last and contiguous. Products of small matrices are unrolled int
 multiply-adds over the whole batch, which keeps vector units (or a GPU) busy where a batched matrix
 product would spend its time in the loop over the batch; larger ones go to ``torch.matmul``. That
 result lies batch-first in memory under a batch-last view, and further products take it as it is.
+
+References
+----------
+.. [1] Osborne (1960), On pre-conditioning of matrices, Journal of the ACM 7.
 """
 
 import torch
 from torch import Tensor
 
 UNROLLED = 6  # mathematical: inner dimensions up to here are unrolled, at equal results
+SWEEPS = 3  # mathematical: of a balance; one serves states of different units
+LARGE_ENTRY = 2.0**20  # mathematical: digits that LU may lose to rows of different units, in bits
 
 
 def matmul(A: Tensor, B: Tensor) -> Tensor:
@@ -56,20 +62,31 @@ def identity_plus(M: Tensor) -> Tensor:
 def inverse_and_log_det(A: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse (d, d, *batch) and log-determinant (*batch) of matrices with positive determinants.
 
-    Cofactors up to d = 3, LU with pivoting beyond. A determinant that is not positive gives a
+    Cofactors up to d = 3, LU with pivoting beyond. Where entries are large the matrices are
+    balanced first: rows of different units, as of a level and a slope, mislead the choice of
+    pivots, where cofactors do not heed units. A determinant that is not positive gives a
     log-determinant of NaN or -inf and no error: the callers look at their result once.
     """
+    if len(A) > 3 and float(A.abs().amax()) > LARGE_ENTRY:
+        scale = _balance(A)
+        inverse, log_det = _by_lu(A * scale / scale[:, None])
+        return inverse * scale[:, None] / scale, log_det
     if len(A) > 3:
-        first = _batch_first(A)
-        sign, log_det = torch.linalg.slogdet(first)
-        log_det = torch.where(sign > 0, log_det, torch.full_like(log_det, torch.nan))
-        inverse, _ = torch.linalg.inv_ex(first)
-        return _batch_last(inverse), log_det
+        return _by_lu(A)
     if len(A) == 1:
         return A.reciprocal(), A[0, 0].log()
     adjugate = _adjugate_2(A) if len(A) == 2 else _adjugate_3(A)
     det = inner(A[0], adjugate[:, 0])
     return adjugate.div_(det), det.log()
+
+
+def _by_lu(A: Tensor) -> tuple[Tensor, Tensor]:
+    """`inverse_and_log_det` by LU."""
+    first = _batch_first(A)
+    sign, log_det = torch.linalg.slogdet(first)
+    log_det = torch.where(sign > 0, log_det, torch.full_like(log_det, torch.nan))
+    inverse, _ = torch.linalg.inv_ex(first)
+    return _batch_last(inverse), log_det
 
 
 def square_root(A: Tensor) -> Tensor:
@@ -86,6 +103,22 @@ def square_root(A: Tensor) -> Tensor:
         R[i:, i] = column
         rest[i + 1 :, i + 1 :] -= outer(column[1:], column[1:])
     return R
+
+
+def _balance(A: Tensor) -> Tensor:
+    """Powers of two D (d, *batch): off the diagonal of D^-1 A D rows and columns are of one size.
+
+    [1]_ in sweeps over all states at once, which is exact where the states differ in units alone.
+    """
+    size = A.abs()
+    size.diagonal(dim1=0, dim2=1).zero_()
+    scale = torch.ones_like(A[0])
+    for _ in range(SWEEPS):
+        rows, columns = matvec(size, scale) / scale, matvec(size.transpose(0, 1), 1 / scale) * scale
+        ratio = (rows / columns).nan_to_num_(1.0, 1.0, 1.0)
+        ratio = torch.where(ratio > 0, ratio, 1.0)
+        scale = scale * (0.5 * ratio.log2()).round_().exp2_()
+    return scale
 
 
 def _adjugate_2(A: Tensor) -> Tensor:

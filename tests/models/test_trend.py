@@ -216,3 +216,19 @@ def test_oscillators_are_made_from_frequency_and_quality():
     np.testing.assert_allclose(kernel(t[:, None], [[0.0]])[:, 0], expected, atol=1e-12)
     with pytest.raises(ValueError, match="quality must be above 1/2"):
         SHO.from_quality(1.0, 0.4)
+
+
+@pytest.mark.parametrize("unit", [2.0**40, 8e11, 1e13, 1e-13])
+def test_trends_do_not_heed_the_unit_of_time(unit):
+    """Such as nanoseconds, in which a slope is a trillionth of what it is in days."""
+    t, ahead = np.arange(60.0), np.array([0, 10.5, 59, 60, -3, -30, -55, -100])
+    y = np.cumsum(np.random.default_rng(1).standard_normal(60))
+
+    def predictions(unit):
+        trend = LocalLinearTrend(4e-6 / unit**3, 1e3, 0.287 / unit**2, origin=-59 * unit)
+        kernel = trend + 130.0 * Matern(1180 * unit, nu=0.5) + WhiteKernel(0.003)
+        model = StateSpaceGPRegressor(kernel, optimizer=None).fit(unit * t[:, None], y)
+        return model.predict(unit * ahead[:, None], return_std=True)
+
+    for found, expected in zip(predictions(unit), predictions(1.0), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
