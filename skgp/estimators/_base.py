@@ -340,10 +340,15 @@ def keep_weighted_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return the rows of positive weight and their weights (float64), or None as it came.
 
-    ValueError if the weights are negative, not finite, all 0, or not one a row.
+    ValueError if the weights are text, negative, not finite, all 0, or not one a row.
     """
     if sample_weight is None:
         return X, y, None
+    if isinstance(sample_weight, str):
+        raise ValueError(
+            f"sample_weight must be None, a number or one for each row; got {sample_weight!r}. "
+            "Weights of classes are the class_weight of a classifier."
+        )
     weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     kept = weight > 0
     return (X, y, weight) if kept.all() else (X[kept], y[kept], weight[kept])

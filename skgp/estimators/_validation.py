@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.sparse import issparse
 from scipy.special import logit, ndtri
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -26,6 +27,9 @@ _ADVICE = {
     "negative": "Correct or drop such rows, or take a likelihood for real numbers.",
     "fractional": "Round them if they are counts, give the counts of rates with their exposure, or "
     "take a likelihood for real numbers.",
+    "shape": "X must be a table of numbers whose rows are of one length.",
+    "sparse": "Sparse data was passed for X, which must be dense: X.toarray(). In a pipeline, "
+    "OneHotEncoder(sparse_output=False), or sparse_threshold=0 of a ColumnTransformer.",
     "text": "Encode categories by sklearn.preprocessing.OneHotEncoder in a "
     "sklearn.compose.make_column_transformer, convert text dates by pandas.to_datetime, or drop "
     "such columns.",
@@ -74,6 +78,10 @@ def told_of_text(X: Any, y: Any = None) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
+        if issparse(X):
+            raise TypeError(_ADVICE["sparse"]) from error
+        if "inhomogeneous" in str(error):
+            raise ValueError(f"{_ADVICE['shape']} {error}") from error
         advice = _advice_on_text(X) or _advice_on_missing(X, str(error))
         if not advice:
             raise
@@ -174,7 +182,7 @@ def checked_levels(quantiles: Any) -> np.ndarray:
     if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():
         raise ValueError(
             "quantiles must be one probability or a list of them, strictly between 0 and 1; "
-            f"got {quantiles!r}."
+            f"got {quantiles!r}. Give shares, such as 0.05 for 5%."
         )
     return levels
 
@@ -182,7 +190,10 @@ def checked_levels(quantiles: Any) -> np.ndarray:
 def ends_of(coverage: float) -> list[float]:
     """Levels of the two ends of a central interval."""
     if not 0 < coverage < 1:
-        raise ValueError(f"coverage must lie strictly between 0 and 1; got {coverage!r}.")
+        raise ValueError(
+            f"coverage must lie strictly between 0 and 1; got {coverage!r}. Give a share, such as "
+            "0.95 for 95%."
+        )
     tail = (1 - coverage) / 2
     return [tail, 1 - tail]
 

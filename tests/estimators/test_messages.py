@@ -70,8 +70,25 @@ def test_missing_inputs_are_found(name):
     model.fit(table[["a"]], y)
     with pytest.raises(ValueError, match=r"infinity.*column\(s\) 'a'; first in row 1 .*Imputer"):
         model.predict(pd.DataFrame({"a": [0.0, np.inf, 1.0]}))
-    with pytest.raises((TypeError, ValueError), match="Sparse data was passed"):
+    with pytest.raises(TypeError, match=r"Sparse data .*OneHotEncoder\(sparse_output=False\)"):
         model.fit(csr_array(X), y)
+    with pytest.raises(ValueError, match="rows are of one length"):
+        model.fit([[1.0, 2.0], [3.0]], [0, 1])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_weights_by_name_are_those_of_classes(name):
+    with pytest.raises(ValueError, match="got 'balanced'. Weights of classes are the class_weight"):
+        getattr(skgp, name)().fit(X, Y > 0.5, sample_weight="balanced")
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_percents_are_no_shares(name):
+    model = getattr(skgp, name)(optimizer=None).fit(X, Y)
+    with pytest.raises(ValueError, match="got 95. Give a share, such as 0.95"):
+        model.predict_interval(X, coverage=95)
+    with pytest.raises(ValueError, match="got 5. Give shares, such as 0.05"):
+        model.predict_quantiles(X, 5)
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name.endswith("Classifier")])
