@@ -56,3 +56,19 @@ def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("line", "source"), list(readme()))
 def test_a_block_of_readme_runs_by_itself(line, source, tmp_path, monkeypatch):
     run(ROOT / "README.md", [(line, source)], tmp_path, monkeypatch)
+
+
+TABLE = re.compile(r"^(=+ +=[= ]*)\n(.*?)^\1$(?=\n\n|\n*\Z)", re.MULTILINE | re.DOTALL)
+
+
+def test_rows_of_simple_tables_are_whole():
+    """A line that begins in the first column is a row of its own, and not the rest of one."""
+    pages = [path for path in DOC.glob("[!a_]*/*.rst")] + list(DOC.glob("*.rst"))
+    lines = [
+        f"{path.name}: {line}"
+        for path in pages
+        for found in TABLE.finditer(path.read_text(encoding="utf-8"))
+        for line in found[2].splitlines()
+        if line.strip() and line[0] not in " =-" and not line[found[1].index(" ") :].strip()
+    ]
+    assert lines == []
