@@ -71,7 +71,9 @@ html_theme_options = {
     "footer_end": [],
 }
 toc_object_entries_show_parents = "hide"
-html_sidebars = {page: [] for page in ("index", "install", "which_estimator", "from_*")}
+html_sidebars = {
+    page: [] for page in ("index", "install", "which_estimator", "from_*", "comparisons")
+}
 html_show_sourcelink = False
 
 # What most users set; every other parameter of an estimator is listed under "Other Parameters".

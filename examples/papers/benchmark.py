@@ -127,6 +127,8 @@ def print_tables(results: Results) -> None:
         means = {
             (name, method): mean_of(results, name, method) for name in names for method in models
         }
+        if not any(means.values()):
+            continue
         print(title + "\n" + "-" * len(title) + "\n")
         for column, form in COLUMNS.items():
             if column == "coverage" and models is CLASSIFIERS:
