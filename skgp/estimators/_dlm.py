@@ -8,6 +8,7 @@ import numpy as np
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
@@ -17,7 +18,7 @@ from skgp.learning import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 
 
-class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor):
+class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Sparse Gaussian process regression trained on the loss that it is judged by.
 
     The posterior q over the values at M inducing points, the points and the hyper-parameters

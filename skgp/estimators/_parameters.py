@@ -7,12 +7,15 @@ checked here first.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -204,7 +207,9 @@ def _likelihoods(cls: type[BaseEstimator]) -> set[str]:
 
 
 def _descendants(base: type[BaseEstimator]) -> Iterator[type[BaseEstimator]]:
-    """Estimators of this package that derive from a class."""
+    """Estimators of this package that derive from a class, used so far or not."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+        importlib.import_module(module.name)
     for cls in base.__subclasses__():
         if cls.__module__.startswith("skgp."):
             if not inspect.isabstract(cls):

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._kernels import refuse_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
-class LikelihoodGPRegressor(StreamingGPRegressor):
+class LikelihoodGPRegressor(BaseGPRegressor):
     """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
     Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1).
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
-        **StreamingGPRegressor._parameter_constraints,
+        **BaseGPRegressor._parameter_constraints,
         "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
         "link": [StrOptions({"exp", "softplus"})],
         "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
@@ -129,10 +129,7 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
         `parameters` (p,) are those of the likelihood as learned, `white` is as of
         `_make_likelihood`.
         """
-        self.kernel_ = kernel
-        self._likelihood = None
-        for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
-            self.__dict__.pop(name, None)
+        self._describe_gaussian(kernel, math.nan)
         likelihood = cast(
             NumericLikelihood, self._make_likelihood(white).with_parameters(parameters)
         )
@@ -147,6 +144,12 @@ class LikelihoodGPRegressor(StreamingGPRegressor):
         self._likelihood = likelihood
         self.likelihood_scale_ = np.sqrt(level) * self.y_scale_
         self.degrees_of_freedom_ = float(parameters[1].exp())
+
+    def _describe_gaussian(self, kernel: Kernel, noise: float) -> None:
+        """Set the attributes of a kernel, noise included, and Gaussian noise."""
+        self.kernel_, self._likelihood, self._noise_variance = kernel, None, noise
+        for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
 
     @abstractmethod
     def _means(self, X: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
+from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
@@ -30,7 +31,7 @@ from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
 
 
-class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor):
+class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic

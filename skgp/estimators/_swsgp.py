@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
@@ -22,7 +23,7 @@ from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.linalg.runtime import to_arrays
 
 
-class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor):
+class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.

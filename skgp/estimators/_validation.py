@@ -237,8 +237,8 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
         raise ValueError(
             f"exposure is the time, area or population that a count is of, and needs "
             f"likelihood='poisson'; got likelihood={likelihood!r} of {type(owner).__name__}. "
-            "Leave exposure out, or take DLMGPRegressor, SWSGPRegressor or StateSpaceGPRegressor "
-            "with likelihood='poisson'."
+            "Leave exposure out, or take DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor or "
+            "VecchiaGPRegressor with likelihood='poisson'."
         )
     values = np.asarray(exposure, dtype=np.float64)
     if values.ndim == 2 and values.shape[1] == 1:

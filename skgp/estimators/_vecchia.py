@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
-from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._vecchia_common import VecchiaMixin
-from skgp.estimators.defaults import VECCHIA_NEIGHBORS, VECCHIA_ROWS
+from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS, VECCHIA_ROWS
 from skgp.inference.vecchia.posterior import VecchiaPosterior
+from skgp.kernels.expression import split_noise
+from skgp.learning.defaults import VECCHIA_INDUCING, VECCHIA_LATENT_INDUCING
 from skgp.linalg.runtime import to_arrays
 from skgp.models.vecchia import fit_vecchia
+from skgp.models.vecchia_laplace import fit_vecchia_numbers
 
 
-class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
+class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     r"""Gaussian process regression by Vecchia's approximation, beyond what a dense matrix allows.
 
     The joint density of the observations as a product of densities, each given H of the
@@ -131,11 +137,10 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
     """
 
     _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
+        **LikelihoodGPRegressor._parameter_constraints,
         **VecchiaMixin._vecchia_constraints,
+        "batch_size": [*VecchiaMixin._vecchia_constraints["batch_size"], StrOptions({"auto"})],
     }
-
-    _chooses_inducing = True
 
     _posterior: VecchiaPosterior
 
@@ -146,11 +151,14 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
         n_neighbors=VECCHIA_NEIGHBORS,
         n_inducing=None,
         ordering="auto",
+        likelihood="gaussian",
+        link="exp",
+        degrees_of_freedom="auto",
         optimizer="auto",
         normalize_y=True,
         max_iter=30,
         tol=1e-6,
-        batch_size=VECCHIA_ROWS,
+        batch_size="auto",
         random_state=None,
         device="auto",
         dtype="float64",
@@ -162,6 +170,9 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
         self.n_neighbors = n_neighbors
         self.n_inducing = n_inducing
         self.ordering = ordering
+        self.likelihood = likelihood
+        self.link = link
+        self.degrees_of_freedom = degrees_of_freedom
         self.optimizer = optimizer
         self.normalize_y = normalize_y
         self.max_iter = max_iter
@@ -176,45 +187,82 @@ class VecchiaGPRegressor(VecchiaMixin, BaseGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        own = self._own_likelihood
+        if own is not None and not own.is_smooth:
+            raise ValueError(
+                f"likelihood={self.likelihood!r} must be twice differentiable in f, for Laplace's "
+                f"approximation has the curvature at the mode; {type(own).__name__} noise has "
+                "none. Use likelihood='student_t', or DLMGPRegressor."
+            )
+
+    @property
+    def _chooses_inducing(self) -> bool:  # type: ignore[override]
+        return self.likelihood == "gaussian"
+
+    @property
+    def _most_inducing(self) -> int:  # type: ignore[override]
+        return VECCHIA_INDUCING if self.likelihood == "gaussian" else VECCHIA_LATENT_INDUCING
+
+    @property
+    def _n_search_stages(self) -> int:  # type: ignore[override]
+        return 3 if self.likelihood == "gaussian" else 2
+
+    @property
+    def _n_rows(self) -> int | None:
+        if self.batch_size != "auto":
+            return self.batch_size
+        return VECCHIA_ROWS if self.likelihood == "gaussian" else VECCHIA_LABELS
+
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         kernels = self._kernels(*arrays(data))
-        data = merged(data, backend.device, replicates=True)
+        white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
+        gaussian = self.likelihood == "gaussian"
+        offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
+        data = merged(data, backend.device, replicates=gaussian)
         settings = self._settings(data)
+        shared: dict[str, Any] = {
+            "ordering": self.ordering_,
+            "n_predictive": self._n_predictive,
+            "learns": self._learns,
+            "generator": torch.Generator().manual_seed(backend.seed),
+        }
         with session.stage("hyperparameters") as callback:
-            fit = fit_vecchia(
-                kernels,
-                data,
-                settings,
-                ordering=self.ordering_,
-                n_predictive=self._n_predictive,
-                learns=self._learns,
-                generator=torch.Generator().manual_seed(backend.seed),
-                callback=callback,
-            )
+            if gaussian:
+                fit = fit_vecchia(kernels, data, settings, callback=callback, **shared)
+                self._describe_gaussian(fit.kernel, fit.noise)
+            else:
+                fit = fit_vecchia_numbers(
+                    kernels,
+                    replace(data, y=data.y[:, None]),
+                    settings,
+                    self._make_likelihood(white),
+                    backend.tensor(np.array([offset])),
+                    callback=callback,
+                    **shared,
+                )
+                self._describe(fit.kernel, fit.parameters.cpu(), white)
         self._keep_posterior(fit.posterior)
         self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
         self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
-        self._likelihood, self._noise_variance = None, fit.noise
-        self.kernel_ = fit.kernel
+        if not gaussian:
+            self.history_["solve"] = fit.solve
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
-    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", X)[0][:, 0]
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        return self._evaluate("mean", X)[0]
 
-    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = self._evaluate("mean_and_variance", X)
-        return mean[:, 0], var
+        return mean, var.reshape(len(var), -1)
 
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = to_tensor(X, device=self._posterior.device)
         mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows))
         return mean[:, 0], covariance
-
-    def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, var = self._posterior.mean_and_variance(rows)
-        return mean[:, 0], var

@@ -217,9 +217,6 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
 
     # ---- prediction ------------------------------------------------------------------------
 
-    def _bytes_per_row(self) -> int:
-        return super()._bytes_per_row() + 16 * self._posterior.n_spread
-
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         return self._evaluate("mean", X)[0]
 

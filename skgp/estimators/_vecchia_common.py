@@ -32,6 +32,9 @@ class VecchiaMixin(BaseGP):
     #: Of a search, each with neighbours and inducing points as the kernel before it sees them.
     _n_search_stages = 3
 
+    #: Inducing points by default, of enough rows.
+    _most_inducing = VECCHIA_INDUCING
+
     #: Whether observations decide on inducing points by default.
     _chooses_inducing = False
 
@@ -64,15 +67,20 @@ class VecchiaMixin(BaseGP):
                 warn_of_few_rows(n_inducing, n)
             n_inducing = min(n_inducing, n)
         elif not (self._chooses_inducing and self.n_neighbors_):
-            n_inducing = min(VECCHIA_INDUCING, n)
+            n_inducing = min(self._most_inducing, n)
         return VecchiaSettings(
             self.n_neighbors_,
             n_inducing,
-            n_rows=self.batch_size,
+            n_rows=self._n_rows,
             n_stages=self._n_search_stages,
             max_iter=self.max_iter,
             tol=self.tol,
         )
+
+    @property
+    def _n_rows(self) -> int | None:
+        """Rows that stand for all in the search; None for all."""
+        return self.batch_size
 
     @property
     def _n_predictive(self) -> int:
@@ -87,4 +95,4 @@ class VecchiaMixin(BaseGP):
     def _bytes_per_row(self) -> int:
         size = self._posterior.neighborhood.size
         d, m = self.n_features_in_, self.n_inducing_
-        return 8 * size * (4 * size + d + m) + 64 * m
+        return 8 * size * (4 * size + d + m) + 64 * m + 16 * self._posterior.n_spread

@@ -20,7 +20,7 @@ features.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -150,24 +150,32 @@ class NewtonProblem:
     offset: Tensor  # (k,) or (n, k)
     precision: Tensor  # (k,), 1 / a
     row_weight: Tensor  # (n, k)
+    is_signed: bool = False  # whether directions are told of negative curvatures
 
     def select(self, columns: Tensor) -> "NewtonProblem":
         """The problem of some columns."""
         if len(columns) == self.Y.shape[1]:
             return self
-        vectors = self.offset[..., columns], self.precision[columns]
-        weight = self.row_weight[:, columns]
-        return NewtonProblem(self.design, self.likelihood, self.Y[:, columns], *vectors, weight)
+        return replace(
+            self,
+            Y=self.Y[:, columns],
+            offset=self.offset[..., columns],
+            precision=self.precision[columns],
+            row_weight=self.row_weight[:, columns],
+        )
 
     def slope(self, latent: Tensor) -> Tensor:
         """First derivative of the log-likelihood, (n, k)."""
         return self.row_weight * self.likelihood.derivatives(self.Y, latent)[0]
 
     def curvature(self, latent: Tensor) -> Tensor:
-        """Curvature of the negative log-likelihood, (n, k)."""
-        second = self.likelihood.derivatives(self.Y, latent)[1]
+        """Curvature of the negative log-likelihood, (n, k), 0 where it is negative."""
         # Rounding must not let a Hessian lose its definiteness.
-        return (-self.row_weight * second).clamp(min=0)
+        return self.signed_curvature(latent).clamp(min=0)
+
+    def signed_curvature(self, latent: Tensor) -> Tensor:
+        """The same where the likelihood is not log-concave, and negative."""
+        return -self.row_weight * self.likelihood.derivatives(self.Y, latent)[1]
 
     def loss(self, latent: Tensor, square_norm: Tensor) -> Tensor:
         """J (k,) from latent values (n, k) and squared norms of the weights (k,)."""
@@ -283,7 +291,8 @@ class _InMemory:
     def direction(self, columns: Tensor, B: Tensor, forcing: Tensor) -> Direction:
         """As many passes as it says."""
         self._columns, self._part = columns, self._whole.select(columns)
-        curvature = self._part.curvature(self.latent[:, columns])
+        told = self._part.signed_curvature if self._part.is_signed else self._part.curvature
+        curvature = told(self.latent[:, columns])
         self._direction = self._solve(
             self._part.design, self._part.precision, curvature, B, forcing
         )

@@ -12,6 +12,8 @@ observations it decides alone.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +25,23 @@ from skgp.data import Data
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import probes
-from skgp.inference.vecchia.laplace import LatentMode, evidence, find_mode
+from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, find_mode
 from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.kernels.expression import split_noise
 from skgp.learning.classification_hyperparameters import (
     directions,
     fit_classification_hyperparameters,
     stratified_order,
 )
-from skgp.learning.defaults import VECCHIA_MOVED, VECCHIA_PROBES
+from skgp.learning.defaults import (
+    VECCHIA_FAMILY_ITER,
+    VECCHIA_FAMILY_TOL,
+    VECCHIA_MOVED,
+    VECCHIA_PROBES,
+    VECCHIA_START_ROWS,
+    VECCHIA_TRIALS,
+)
+from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg.runtime import Callback
@@ -90,14 +101,25 @@ class LatentEvidence:
         noise = X.new_full((len(X),), LATENT_JITTER)
         return Conditionals(self.kernel, X, self.group, noise, self.Z, X.new_tensor(theta))
 
-    def mode(self, conditionals: Conditionals, callback: Callback | None = None) -> LatentMode:
-        """From that of the last theta."""
+    def likelihood(self, parameters: Tensor) -> Any:
+        """That of the observations, at the logarithms of its free parameters (p,)."""
+        return self._likelihood.with_parameters(parameters).at(self.data.offset)
+
+    def mode(
+        self,
+        conditionals: Conditionals,
+        callback: Callback | None = None,
+        parameters: Tensor | None = None,
+    ) -> LatentMode:
+        """From that of the last theta; without `parameters` (p,) at the likelihood's first ones."""
         root, data = VecchiaRoot(conditionals), self.data
+        if parameters is None:
+            parameters = self._likelihood.initial(data.X)
         start = None if self._last is None else root.whitened(*self._last)
         mode = find_mode(
             root,
             data.y,
-            self._likelihood,
+            self.likelihood(parameters),
             self.offset,
             data.weight,
             start=start,
@@ -113,14 +135,29 @@ class LatentEvidence:
             self._probes = probes(root, n_probes, self._generator)
         return self._probes  # type: ignore[return-value]
 
-    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss and its gradient (n_theta,)."""
-        conditionals = self.conditionals(theta)
-        mode = self.mode(conditionals)
+    def __call__(self, place: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss, less the log prior of the likelihood's parameters, and its gradient.
+
+        At theta (n_theta,), followed by the logarithms of these parameters (p,).
+        """
+        theta, rest = np.split(place, [self.kernel.n_dims])
+        conditionals, parameters = self.conditionals(theta), self.data.X.new_tensor(rest)
+        mode = self.mode(conditionals, parameters=parameters)
         values, terms = evidence(mode, self.probes(mode.root))
         gradient, _ = conditionals.gradient(terms.cotangents)
-        total = self.data.total
-        return -float(values.sum()) / total, -gradient.cpu().numpy() / total
+        prior, of_parameters = self._of_parameters(terms, parameters)
+        gradient, total = torch.cat([gradient, of_parameters]), self.data.total
+        return -float(values.sum() + prior) / total, -gradient.cpu().numpy() / total
+
+    def _of_parameters(self, terms: EvidenceTerms, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """The log prior of the likelihood's parameters; gradient (p,) of it and the evidence."""
+        parameters = parameters.clone().requires_grad_()
+        with torch.enable_grad():
+            prior = self._likelihood.log_prior(parameters)
+            total = prior + terms.of_likelihood(self.likelihood(parameters))
+        if not total.requires_grad:
+            return prior, torch.zeros_like(parameters)
+        return prior.detach(), torch.autograd.grad(total, parameters, materialize_grads=True)[0]
 
 
 def fit_latent_likelihood(
@@ -160,36 +197,133 @@ def fit_latent_likelihood(
         history.append(-float(loss))
         return bool(recorder(len(history), {"loss": float(loss)}))
 
-    moves = directions(kernel, max_free=1)
-    for _ in range(settings.n_stages):
-        before = kernel.theta
-        Z = choose_inducing(kernel, some.X, settings.n_inducing or 0, generator)
-        index = neighbors_of(kernel, some.X, settings.n_neighbors, Z)
-        objective = LatentEvidence(kernel, some, index, Z, likelihood, offset, generator)
-        kernel = _climbed(kernel, objective, moves, settings, tell)
-        if recorder.stopped or np.abs(kernel.theta - before).max() < VECCHIA_MOVED:
-            break
+    model = likelihood, offset, generator
+    none, moves = data.X.new_zeros(0), directions(kernel, max_free=1)
+    kernel, *_ = _staged(kernel, none, some, model, settings, tell, moves)
     return replace(found, kernel=kernel, method="Laplace evidence", history=history)
 
 
+def fit_latent_numbers(
+    kernels: list,
+    data: Data,
+    settings: VecchiaSettings,
+    likelihood: Any,
+    offset: Tensor,
+    *,
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> tuple[HyperparameterFit, Tensor]:
+    """Learn the kernel, without noise, and the free parameters (p,) of a likelihood of numbers.
+
+    `data` are float64, in the order of the approximation, y (n, 1). The first of the kernels, which
+    have WhiteKernels, is fitted to numbers that stand for f
+    (:func:`skgp.learning.local.hyperparameters.search_hyperparameters`); from there all are fitted
+    by the evidence of some observations, and the likeliest by that of more. The callback is as of
+    `fit_latent_likelihood`.
+    """
+    recorder = StopRecorder(callback)
+    found = search_hyperparameters(
+        kernels[:1],
+        replace(data, y=data.y[:, 0]).some(SearchSettings.subset_size, generator),
+        likelihood,
+        generator=generator,
+        callback=recorder,
+    )
+    kernel, white = split_noise(found.kernel)
+    parameters, history = likelihood.initial(data.X), list(found.history)
+    if likelihood.is_additive and len(parameters) and white is not None:
+        parameters[0] = math.log(white.noise_level)
+    if recorder.stopped:
+        return replace(found, kernel=kernel), parameters
+
+    def tell(loss: float) -> bool:
+        history.append(-float(loss))
+        return bool(recorder(len(history), {"loss": float(loss)}))
+
+    model = likelihood, offset, generator
+    if len(kernels) > 1:
+        others = [split_noise(other)[0] for other in kernels]
+        begun = [other.clone_with_theta(kernel.theta) for other in others]
+        few = data.some(VECCHIA_START_ROWS, generator)
+        brief = replace(
+            settings,
+            n_inducing=0,
+            n_stages=1,
+            max_iter=VECCHIA_FAMILY_ITER,
+            tol=max(settings.tol, VECCHIA_FAMILY_TOL),
+        )
+        trials = [_staged(each, parameters, few, model, brief, tell) for each in begun]
+        kernel, parameters, _ = min(trials, key=lambda trial: trial[2])
+    if not recorder.stopped:
+        some = data if settings.n_rows is None else data.some(settings.n_rows, generator)
+        kernel, parameters, _ = _staged(kernel, parameters, some, model, settings, tell)
+    return replace(found, kernel=kernel, method="Laplace evidence", history=history), parameters
+
+
+def _staged(
+    kernel,
+    parameters: Tensor,
+    data: Data,
+    model: tuple[Any, Tensor, torch.Generator],
+    settings: VecchiaSettings,
+    tell: Callable[[float], bool],
+    moves: np.ndarray | None = None,
+) -> tuple[Any, Tensor, float]:
+    """Kernel and parameters (p,) of the likelihood of the greatest evidence, and its loss.
+
+    Each with inducing points and neighbours as the kernel before sees them. `model` are likelihood,
+    offset and generator of `LatentEvidence`; `moves` (n_theta + p, n_moves) of zeros and ones, by
+    default of each alone.
+    """
+    stopped = False
+
+    def heard(loss: float) -> bool:
+        nonlocal stopped
+        stopped = tell(loss)
+        return stopped
+
+    place = np.append(kernel.theta, parameters.cpu().numpy())
+    moves = np.eye(len(place)) if moves is None else moves
+    (likelihood, _, generator), loss = model, math.inf
+    box = np.stack([end.cpu().numpy() for end in likelihood.box(parameters)], 1)
+    limits = np.concatenate([kernel.bounds.reshape(-1, 2), box])
+    for _ in range(settings.n_stages):
+        before = place
+        kernel = kernel.clone_with_theta(place[: kernel.n_dims])
+        Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
+        index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
+        objective = LatentEvidence(kernel, data, index, Z, *model)
+        place, loss = _climbed(place, limits, objective, moves, settings, heard)
+        if stopped or np.abs(place - before).max(initial=0.0) < VECCHIA_MOVED:
+            break
+    theta, rest = np.split(place, [kernel.n_dims])
+    return kernel.clone_with_theta(theta), parameters.new_tensor(rest), loss
+
+
 def _climbed(
-    kernel, objective: LatentEvidence, moves: np.ndarray, settings: VecchiaSettings, tell: Any
-) -> Any:
-    """The kernel where L-BFGS-B along the moves (n_theta, p) finds the least loss."""
-    start = kernel.theta
-    gaps = kernel.bounds - start[:, None]
+    start: np.ndarray,
+    limits: np.ndarray,
+    objective: LatentEvidence,
+    moves: np.ndarray,
+    settings: VecchiaSettings,
+    tell: Callable[[float], bool],
+) -> tuple[np.ndarray, float]:
+    """Where L-BFGS-B along the moves (p, n_moves) finds the least loss within limits (p, 2)."""
+    start = start.clip(*limits.T)
+    gaps = limits - start[:, None]
     bounds = np.array([(gaps[on, 0].max(), gaps[on, 1].min()) for on in (moves > 0).T])
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective(start + moves @ z)
         return value, moves.T @ gradient
 
-    z, _ = minimize_within(
+    z, least = minimize_within(
         loss,
         np.zeros(moves.shape[1]),
-        bounds,
+        bounds.reshape(-1, 2),
         max_iter=settings.max_iter,
         tol=settings.tol,
+        max_trials=VECCHIA_TRIALS,
         tell=tell,
     )
-    return kernel.clone_with_theta(start + moves @ z)
+    return start + moves @ z, least

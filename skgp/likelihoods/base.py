@@ -257,7 +257,10 @@ class Likelihood(TensorState, abc.ABC):
         with torch.enable_grad():
             f = f.detach().requires_grad_()
             second = self._derivatives(y, f)[1]
-            (third,) = torch.autograd.grad(second.sum(), f)
+            # Of Gaussian noise it is a constant.
+            third = torch.zeros_like(f)
+            if second.requires_grad:
+                (third,) = torch.autograd.grad(second.sum(), f)
         return torch.where(second < 0, -third / second.detach(), 0.0)
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ References
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,14 +55,20 @@ from skgp.inference.vecchia.hessian import DenseHessian
 from skgp.inference.vecchia.laplace import LatentMode, evidence
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.neighbors import order_of
+from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import best_coupling, choose_moderation
 from skgp.learning.classification_hyperparameters import stratified_order
 from skgp.learning.defaults import (
     LEAST_PRECISION,
     VECCHIA_LEFT_OUT,
 )
+from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
-from skgp.learning.vecchia_laplace import LatentEvidence, fit_latent_likelihood
+from skgp.learning.vecchia_laplace import (
+    LatentEvidence,
+    fit_latent_likelihood,
+    fit_latent_numbers,
+)
 from skgp.linalg.runtime import Callback
 
 
@@ -73,8 +79,9 @@ class VecchiaLaplaceFit:
     posterior: LatentPosterior
     kernel: Any
     log_marginal_likelihood: float  # Laplace's, of all observations and columns, in nats
-    moderation: float  # factor of the variance that probabilities average over
-    coupling: float  # of one-vs-rest probabilities; 0 of two classes
+    parameters: Tensor  # (p,); logarithms of the likelihood's own
+    moderation: float = 1.0  # factor of the variance that probabilities average over
+    coupling: float = 0.0  # of one-vs-rest probabilities; 0 of two classes
     n_iter: int = 1  # evaluations of objectives of the search
     history: list[float] = field(default_factory=list)  # log evidence an observation
     solve: list[float] = field(default_factory=list)  # minus the log joint density, by Newton step
@@ -121,26 +128,83 @@ def fit_vecchia_classifier(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
-    Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)  # step 3
+    fit, problem, mode = _at_mode(  # steps 3 and 4
+        kernel, data, settings, likelihood, offset, n_predictive, generator
+    )
+    moderation, coupling = calibrated(problem, mode, kernel, generator)  # step 5
+    return replace(
+        fit,
+        moderation=moderation,
+        coupling=coupling,
+        n_iter=max(1, len(history)),
+        history=history,
+    )
+
+
+def fit_vecchia_numbers(
+    kernels: list,
+    data: Data,
+    settings: VecchiaSettings,
+    likelihood: Any,
+    offset: Tensor,
+    *,
+    ordering: str = "random",
+    n_predictive: int,
+    learns: bool = True,
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> VecchiaLaplaceFit:
+    """Fit one kernel, or the best of several, and the likelihood's own parameters, to numbers.
+
+    Parameters are those of `fit_vecchia_classifier`, but for `kernels`, which have WhiteKernels of
+    the noise to begin with; `data`, of y (n, 1); and `likelihood`, of a number.
+    """
+    data = data.take(order_of(data.X, ordering, generator))  # step 1
+    found = HyperparameterFit(split_noise(kernels[0])[0])
+    parameters = likelihood.initial(data.X)
+    if learns:  # step 2
+        found, parameters = fit_latent_numbers(
+            kernels, data, settings, likelihood, offset, generator=generator, callback=callback
+        )
+    fit, *_ = _at_mode(  # steps 3 and 4
+        found.kernel,
+        data,
+        settings,
+        likelihood,
+        offset,
+        n_predictive,
+        generator,
+        parameters,
+    )
+    return replace(fit, n_iter=max(1, len(found.history)), history=found.history)
+
+
+def _at_mode(
+    kernel,
+    data: Data,
+    settings: VecchiaSettings,
+    likelihood: Any,
+    offset: Tensor,
+    n_predictive: int,
+    generator: torch.Generator,
+    parameters: Tensor | None = None,
+) -> tuple[VecchiaLaplaceFit, LatentEvidence, LatentMode]:
+    """Inducing points, neighbours, mode and posterior of given hyper-parameters."""
+    Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
     index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
     problem = LatentEvidence(kernel, data, index, Z, likelihood, offset, generator)
+    parameters = likelihood.initial(data.X) if parameters is None else parameters
     solve: list[float] = []
-    mode = problem.mode(  # step 4
-        problem.conditionals(kernel.theta), lambda step, info: solve.append(info["loss"])
+    mode = problem.mode(
+        problem.conditionals(kernel.theta),
+        lambda step, info: solve.append(info["loss"]),
+        parameters,
     )
     density = float(evidence(mode, problem.probes(mode.root))[0].sum())
     posterior = latent_posterior(problem, mode, kernel, n_predictive, generator)
-    moderation, coupling = calibrated(problem, mode, kernel, generator)  # step 5
-    return VecchiaLaplaceFit(
-        posterior,
-        kernel,
-        density,
-        moderation,
-        coupling,
-        max(1, len(history)),
-        history,
-        solve or [float(mode.loss.sum())],
-    )
+    solve = solve or [float(mode.loss.sum())]
+    fit = VecchiaLaplaceFit(posterior, kernel, density, parameters, solve=solve)
+    return fit, problem, mode
 
 
 def latent_posterior(

@@ -138,6 +138,8 @@ OPTIONS = {
     "SWSGPRegressor": {"n_neighbors": 8},
     "SWSGPClassifier": {"n_neighbors": 8},
     "BayesianGPRegressor": {"n_samples": 20},
+    "VecchiaGPRegressor": {},
+    "VecchiaGPClassifier": {},
 }
 
 
@@ -171,6 +173,7 @@ REGRESSORS = {
     "DLMGPRegressor": {"n_inducing": 20, "max_iter": 30},
     "SWSGPRegressor": {"n_neighbors": 10},
     "StateSpaceGPRegressor": {},
+    "VecchiaGPRegressor": {},
 }
 
 

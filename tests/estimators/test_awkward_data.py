@@ -14,6 +14,7 @@ REGRESSORS = [
     skgp.SWSGPRegressor,
     skgp.StateSpaceGPRegressor,
     skgp.BayesianGPRegressor,
+    skgp.VecchiaGPRegressor,
 ]
 CLASSIFIERS = [
     skgp.QSGPClassifier,
@@ -41,6 +42,11 @@ ROUTES = [
         (skgp.StateSpaceGPRegressor, {"likelihood": likelihood, "n_inducing": n_inducing})
         for likelihood in ("gaussian", "student_t", "poisson")
         for n_inducing in (None, 4, "auto")
+    ),
+    *(
+        (skgp.VecchiaGPRegressor, {"likelihood": likelihood, "link": link, "n_neighbors": H})
+        for likelihood, link in (("student_t", "exp"), ("poisson", "exp"), ("poisson", "softplus"))
+        for H in (3, 20)
     ),
 ]
 

@@ -15,6 +15,7 @@ from skgp import (
     QSGPRegressor,
     StateSpaceGPRegressor,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 from skgp.kernels import ActiveDims
 
@@ -36,7 +37,12 @@ def swsgp(**params):
     return SWSGPRegressor(**{**fixed, **params})
 
 
-ESTIMATORS = {"dlm": dlm, "series": series, "swsgp": swsgp}
+def vecchia(**params):
+    fixed = {"likelihood": "poisson", "kernel": KERNEL, "random_state": 0}
+    return VecchiaGPRegressor(**{**fixed, **params})
+
+
+ESTIMATORS = {"dlm": dlm, "series": series, "swsgp": swsgp, "vecchia": vecchia}
 
 
 def rates(x):
@@ -183,6 +189,7 @@ def test_exposures_may_be_a_column_beside_weights(make):
         make().fit(X, y, sample_weight=weight, exposure=exposure[:29])
 
 
+@pytest.mark.parametrize("make", [dlm, series, swsgp])
 def test_streams_take_exposures(make):
     X, y, exposure = problem(200)
     order = np.random.default_rng(0).permutation(200)

@@ -40,17 +40,22 @@ def test_a_machine_without_cuda_is_told(name, monkeypatch):
         getattr(skgp, name)(device="cuda").fit(X, y)
 
 
-@pytest.mark.parametrize("name", ["DLMGPRegressor", "SWSGPRegressor", "StateSpaceGPRegressor"])
+@pytest.mark.parametrize(
+    "name", ["DLMGPRegressor", "SWSGPRegressor", "StateSpaceGPRegressor", "VecchiaGPRegressor"]
+)
 def test_rows_that_hold_no_counts_are_counted(name):
     with pytest.raises(ValueError, match=r"got 0.5 in row 0 \(20 of 20 rows hold no count\)"):
         getattr(skgp, name)(likelihood="poisson").fit(X, np.full(20, 0.5))
 
 
+TAKERS = "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor"
+
+
 @pytest.mark.parametrize(
     ("name", "likelihood", "takers"),
     [
-        ("QSGPRegressor", "poisson", "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor"),
-        ("QSGPRegressor", "student_t", "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor"),
+        ("QSGPRegressor", "poisson", TAKERS),
+        ("QSGPRegressor", "student_t", TAKERS),
         ("DLMGPRegressor", "laplace", "QSGPRegressor"),
         ("SWSGPRegressor", "logit", "DLMGPClassifier, QSGPClassifier"),
     ],

@@ -18,6 +18,7 @@ from skgp import (
     StateSpaceGPRegressor,
     SWSGPClassifier,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 from skgp.linalg.runtime import TensorState
 from tests.contracts.catalogue import CHEAP, cheap, rows
@@ -38,6 +39,8 @@ STATES = [
     (SWSGPClassifier, {"method": "kriging"}),
     (StateSpaceGPRegressor, {"likelihood": "student_t"}),
     (StateSpaceGPRegressor, {"n_inducing": 5}),
+    (VecchiaGPRegressor, {"likelihood": "student_t"}),
+    (VecchiaGPRegressor, {"likelihood": "poisson"}),
     (QSGPRegressor, {"likelihood": "laplace"}),
     (QSGPRegressor, {"basis": "fourier", "n_basis": 20, "covariance": "chevron"}),
     (QSGPRegressor, {"solver": "cg", "covariance": "samples"}),

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import gamma
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp import DLMGPRegressor, StateSpaceGPRegressor, SWSGPRegressor
+from skgp import DLMGPRegressor, StateSpaceGPRegressor, SWSGPRegressor, VecchiaGPRegressor
 from skgp.likelihoods import StudentT
 
 
@@ -37,14 +37,16 @@ def loss(model, data):
     return -model.fit(X, y).log_predictive_density(X_new, y_new).mean()
 
 
-@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor])
+@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor, VecchiaGPRegressor])
 @pytest.mark.parametrize("seed, bound", [(0, 0.33), (1, 0.22), (2, 0.34)])
 def test_outliers_of_few_rows(estimator, seed, bound):
     data = draws(100, 3, RBF(3**0.5), outliers, seed)
     assert loss(estimator(likelihood="student_t", random_state=0), data) < bound
 
 
-@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor])
+@pytest.mark.parametrize(
+    "estimator", [DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor]
+)
 def test_tails_are_heavy_where_few_rows_show_none(estimator):
     """The likelihood of these 40 is greatest for normal noise, their errors are of t."""
     data = draws(40, 1, RBF(1.0), outliers, seed=3)
@@ -97,6 +99,7 @@ def test_what_is_asked_for_is_minimised(asked):
         (DLMGPRegressor, {}),
         (DLMGPRegressor, {"n_inducing": 15}),
         (DLMGPRegressor, {"n_inducing": 15, "batch_size": 50}),
+        (VecchiaGPRegressor, {}),
         (SWSGPRegressor, {}),
         (SWSGPRegressor, {"n_inducing": 100, "n_neighbors": 10}),
         (SWSGPRegressor, {"solver": "adam", "n_inducing": 20, "n_neighbors": 10}),

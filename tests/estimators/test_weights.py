@@ -11,6 +11,7 @@ from skgp import (
     QSGPRegressor,
     StateSpaceGPRegressor,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 
 NOISE = 0.3
@@ -75,6 +76,13 @@ REPEATED = {
         )
         for likelihood in ("gaussian", "student_t", "poisson")
         for n_inducing in (None, 30)
+    },
+    **{
+        f"vecchia, {likelihood}": (
+            VecchiaGPRegressor,
+            {"likelihood": likelihood, "n_neighbors": 8, "optimizer": "auto", "max_iter": 3},
+        )
+        for likelihood in ("gaussian", "student_t", "poisson")
     },
 }
 each_fit = pytest.mark.parametrize("name", FITS)

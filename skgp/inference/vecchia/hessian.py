@@ -18,6 +18,12 @@ From probes :math:`z = \epsilon + \tilde R^T W^{1/2} \epsilon' \sim N(0, P)` com
 :math:`y = P^{-1} z` of which :math:`E[x y^T] = H^{-1}`. Up to some hundred points a dense Cholesky
 factor takes their place, and everything is exact.
 
+A likelihood that is not log-concave has negative curvatures where an observation is far from f. W
+is 0 there, so that H is positive definite: the posterior's covariance is that of the other
+observations. At a mode the Hessian of the joint density is positive definite with the curvatures as
+they are; Newton's steps and the motion of the mode are solved with these (`signed`), and with W
+where that fails, far from a mode.
+
 References
 ----------
 .. [1] Kuendig and Sigrist (2024), Iterative methods for Vecchia-Laplace approximations for latent
@@ -28,6 +34,7 @@ References
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -66,16 +73,29 @@ class DenseHessian:
     """
 
     def __init__(self, root: VecchiaRoot, curvature: Tensor) -> None:
-        R = root.matmul(torch.eye(root.n_features, dtype=curvature.dtype, device=root.device))
-        H = R.mT @ (curvature.mT[:, :, None] * R)  # (c, N, N)
-        H.diagonal(dim1=1, dim2=2).add_(1.0)
-        self._factors = [jittered_cholesky(each).factor for each in H]
+        self.root = root
+        self._factors = [jittered_cholesky(each).factor for each in self._hessians(curvature)]
 
-    def solve(self, B: Tensor, tol: float | Tensor = 0.0) -> tuple[Tensor, int]:
-        """H^-1 B, (N, c k), and iterations."""
-        parts = B.chunk(len(self._factors), 1)
-        found = [cho_solve(L, part) for L, part in zip(self._factors, parts, strict=True)]
-        return torch.cat(found, 1), 0
+    def _hessians(self, curvature: Tensor) -> Tensor:
+        """(c, N, N)."""
+        R = self.root.matrix
+        H = R.mT @ (curvature.mT[:, :, None] * R)
+        H.diagonal(dim1=1, dim2=2).add_(1.0)
+        return H
+
+    def solve(
+        self, B: Tensor, tol: float | Tensor = 0.0, signed: Tensor | None = None
+    ) -> tuple[Tensor, int]:
+        """H^-1 B, (N, c k), and iterations; `signed` (n, c) are curvatures in place of W."""
+        factors = list(self._factors)
+        if signed is not None:
+            found, failed = torch.linalg.cholesky_ex(self._hessians(signed))
+            factors = [
+                L if bad else other
+                for L, other, bad in zip(factors, found, failed.tolist(), strict=True)
+            ]
+        parts = B.chunk(len(factors), 1)
+        return torch.cat([cho_solve(L, p) for L, p in zip(factors, parts, strict=True)], 1), 0
 
     def pairs(self, probes: tuple[Tensor, Tensor]) -> Pairs:
         """The exact ones."""
@@ -104,12 +124,19 @@ class SparseHessian:
         M.diagonal(dim1=1, dim2=2).add_(1.0)
         self._factors = [jittered_cholesky(each).factor for each in M]
 
-    def solve(self, B: Tensor, tol: float | Tensor) -> tuple[Tensor, int]:
-        """H^-1 B, (N, c k), to a relative residual, and iterations."""
-        found = block_cg(
-            self._matmul, B, preconditioner=self._precondition, tol=tol, max_iter=LATENT_CG
-        )
-        return found.solution, found.n_iter
+    def solve(
+        self, B: Tensor, tol: float | Tensor, signed: Tensor | None = None
+    ) -> tuple[Tensor, int]:
+        """H^-1 B, (N, c k), to a relative residual, and iterations; as of the dense one."""
+        options: dict = {"preconditioner": self._precondition, "tol": tol, "max_iter": LATENT_CG}
+        n_iter = 0
+        if signed is not None:
+            found = block_cg(partial(self._matmul, curvature=signed), B, warn=False, **options)
+            if found.converged and bool(((B * found.solution).sum(0) >= 0).all()):
+                return found.solution, found.n_iter
+            n_iter = found.n_iter
+        found = block_cg(self._matmul, B, **options)
+        return found.solution, n_iter + found.n_iter
 
     def pairs(self, probes: tuple[Tensor, Tensor]) -> Pairs:
         """Estimates from random numbers of :func:`probes`."""
@@ -144,8 +171,9 @@ class SparseHessian:
         c = factor.shape[1]
         return (factor[:, :, None] * V.reshape(len(V), c, -1)).reshape(len(V), -1)
 
-    def _matmul(self, V: Tensor) -> Tensor:
-        return V + self.root.rmatmul(self._by_columns(self.curvature, self.root.matmul(V)))
+    def _matmul(self, V: Tensor, curvature: Tensor | None = None) -> Tensor:
+        W = self.curvature if curvature is None else curvature
+        return V + self.root.rmatmul(self._by_columns(W, self.root.matmul(V)))
 
     def _image_of_noise(self, other: Tensor) -> Tensor:
         """R~' W^1/2 other, (N, c k)."""
@@ -188,5 +216,6 @@ def directions(
     root: VecchiaRoot, precision: Tensor, curvature: Tensor, B: Tensor, forcing: Tensor
 ) -> Direction:
     """Newton directions of k columns: :func:`skgp.inference.newton.fit_newton`'s solver."""
-    weights, n_iter = hessian(root, curvature).solve(B, forcing[None])
+    signed = curvature if bool((curvature < 0).any()) else None
+    weights, n_iter = hessian(root, curvature.clamp(min=0)).solve(B, forcing[None], signed)
     return Direction(weights, root.matmul(weights), n_iter, n_iter)

@@ -20,17 +20,23 @@ pairs have the mean derivative :math:`-\tfrac12\, d \log |\Sigma|`, row by row w
 inducing points. They enter with :math:`\alpha = -(1 + D_i W_i)^{-2}`, the coefficient of a
 regression on them (its mean with inducing points), and their mean is put back: the variance is
 small wherever an observation tells little beside the others.
+
+Of a likelihood's own parameters :math:`\phi` the derivative is, at fixed f, C and :math:`R h`,
+that of
+
+.. math:: \sum_i w_i \Big[ \log p_\phi + \tfrac12 C_{ii} \min(0, \nabla^2 \log p_\phi)
+          + (R h)_i \nabla \log p_\phi \Big](y_i \mid \hat f_i) .
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LATENT_STEPS, LATENT_TOL
+from skgp.inference.defaults import FORCING, LATENT_STEPS, LATENT_TOL
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.vecchia.conditionals import Tile
 from skgp.inference.vecchia.hessian import (
@@ -63,6 +69,11 @@ class LatentMode:
         """W, (n, c)."""
         return self.problem.curvature(self.latent)
 
+    @property
+    def signed(self) -> Tensor | None:
+        """Curvatures of either sign, (n, c), where the likelihood may have them."""
+        return self.problem.signed_curvature(self.latent) if self.problem.is_signed else None
+
 
 def find_mode(
     root: VecchiaRoot,
@@ -77,6 +88,9 @@ def find_mode(
     """Newton's method from whitened coordinates `start` (N, c); offset (c,) or (n, c)."""
     features: Any = root  # all that Newton's method asks of a design
     problem = newton_problem(features, y, likelihood, offset=offset, row_weight=weight)
+    if not likelihood.is_log_concave:
+        problem = replace(problem, is_signed=True)
+        start = _near_targets(root, problem) if start is None else start
     found = fit_newton(
         problem,
         start=start,
@@ -90,6 +104,16 @@ def find_mode(
     return LatentMode(
         root, likelihood, problem, found.weights, found.latent, found.loss, H, found.n_iter
     )
+
+
+def _near_targets(root: VecchiaRoot, problem: NewtonProblem) -> Tensor:
+    """Whitened coordinates (N, c) of f where each observation is a Gaussian one of its own mode.
+
+    From f = 0 most would be far off, and tell nothing.
+    """
+    f = problem.likelihood.gaussian_targets(problem.Y)  # type: ignore[attr-defined]
+    W = problem.curvature(f)
+    return hessian(root, W).solve(root.rmatmul(W * (f - problem.offset)), FORCING)[0]
 
 
 @torch.no_grad()
@@ -118,9 +142,12 @@ class EvidenceTerms:
         problem = mode.problem
         skewness = mode.likelihood.skewness(problem.Y, mode.latent)
         slope = 0.5 * self.variance * W * skewness  # s
-        moved = mode.hessian.solve(root.rmatmul(slope), LATENT_TOL)[0]  # h
+        moved = mode.hessian.solve(root.rmatmul(slope), LATENT_TOL, mode.signed)[0]  # h
         x, y = [mode.weights + 2 * moved, pairs.x], [mode.weights, pairs.y]
-        F_x, F_y = [root.matmul(x[0]), f_x], [root.matmul(y[0]), f_y]
+        of_mode = root.matmul(moved)  # (n, c)
+        self._mode, self._motion = mode, of_mode
+        at_mode = mode.latent - problem.offset
+        F_x, F_y = [at_mode + 2 * of_mode, f_x], [at_mode, f_y]
         alpha = [torch.ones_like(W), torch.full_like(f_x, pairs.scale)]
         removed = torch.zeros_like(W[:, 0])
         if pairs.prior is not None:
@@ -147,6 +174,14 @@ class EvidenceTerms:
         own = 1 - (known * root.scaled).sum(1)
         self._of_variance -= 0.5 * count * own / root.std.square()
         self._of_contrast -= count[:, None] * known / root.std[:, None]
+
+    def of_likelihood(self, likelihood: Any) -> Tensor:
+        """A number whose derivative in the likelihood's parameters is that of the evidence."""
+        problem, f = self._mode.problem, self._mode.latent
+        first, second = likelihood.derivatives(problem.Y, f)
+        each = likelihood.log_prob(problem.Y, f) + self._motion * first
+        each = each + 0.5 * self.variance * second.clamp(max=0)
+        return (problem.row_weight * each).sum()
 
     def cotangents(self, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
         """Of D (t,), b (t, H + 1) and E (t, m) of a tile."""

@@ -74,7 +74,10 @@ class LatentPosterior(VecchiaPosterior):
     def _variance(
         self, active: Tensor, weights: Tensor, contrast: Tensor, residual: Tensor
     ) -> Tensor:
-        at_points, of_u = self.spread
-        unknown = (weights[:, None] @ at_points[active])[:, 0] + contrast @ of_u  # (t, c k)
+        unknown = self._unknown(active, weights, contrast)
         each = unknown.reshape(len(unknown), len(self.offset), -1)
         return residual[:, None] + each.square().sum(2)
+
+    def _unknown(self, active: Tensor, weights: Tensor, contrast: Tensor) -> Tensor:
+        at_points, of_u = self.spread
+        return (weights[:, None] @ at_points[active])[:, 0] + contrast @ of_u  # (t, c k)

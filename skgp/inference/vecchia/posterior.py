@@ -40,7 +40,6 @@ from skgp.inference.vecchia.conditionals import (
 )
 from skgp.inference.vecchia.neighbors import informative
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import cho_solve
 from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
 
 
@@ -56,6 +55,9 @@ class VecchiaPosterior(TensorState):
     mean_inducing: Tensor  # (m, c); gamma
     root: Tensor  # (m, m); Cholesky factor of P
     n_neighbors: int  # of a prediction
+
+    #: Columns of a root of the covariance of f at the observations; none where f has no part.
+    n_spread = 0
 
     def _lasting(self) -> dict[str, Any]:
         derived = ("neighborhood", "factor", "features", "residuals")
@@ -105,8 +107,11 @@ class VecchiaPosterior(TensorState):
         self, active: Tensor, weights: Tensor, contrast: Tensor, residual: Tensor
     ) -> Tensor:
         """V[f] (t,) or (t, c): that of the residual (t,), and what is not known of u."""
-        whitened = torch.linalg.solve_triangular(self.root, contrast.mT, upper=False)
-        return residual + whitened.square().sum(0)
+        return residual + self._unknown(active, weights, contrast).square().sum(1)
+
+    def _unknown(self, active: Tensor, weights: Tensor, contrast: Tensor) -> Tensor:
+        """A root (t, k) of the covariance of rows that the errors leave."""
+        return torch.linalg.solve_triangular(self.root, contrast.mT, upper=False).mT
 
     @torch.no_grad()
     def mean_and_covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,8 +121,8 @@ class VecchiaPosterior(TensorState):
         A = sparse_rows(position, weights, len(index))
         # Errors under K; those under R = K - Q are E E' less.
         errors = joint_errors(self.kernel, X, self.X[index], A, self.noises[index])
-        known = cho_solve(self.root, contrast.mT) - contrast.mT  # (P^-1 - I) E'
-        covariance = errors + contrast @ known
+        root = self._unknown(active, weights, contrast)
+        covariance = errors + root @ root.mT - contrast @ contrast.mT
         return self._mean(active, weights, phi), 0.5 * (covariance + covariance.mT)
 
     @property

@@ -58,6 +58,11 @@ class VecchiaRoot:
         return torch.cat([self.features.mT @ F, local]) if self.n_inducing else local
 
     @cached_property
+    def matrix(self) -> Tensor:
+        """R itself, (n, N), for few points."""
+        return self.matmul(torch.eye(self.n_features, dtype=self.std.dtype, device=self.device))
+
+    @cached_property
     def scaled(self) -> Tensor:
         """D^-1/2 E, (n, m)."""
         return self.contrasts / self.std[:, None]

@@ -1,0 +1,136 @@
+"""VecchiaGPRegressor of counts and heavy-tailed noise: dense oracles, what is learned, errors."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+from skgp import DLMGPRegressor, VecchiaGPRegressor
+from skgp.inference.defaults import LATENT_JITTER
+from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
+from tests.reference import vecchia
+
+KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5)
+FIXED = {"optimizer": None, "random_state": 0}
+
+
+def problem(kind, n=60, seed=0):
+    """X (n, 2), y (n,), exposures or None, and f (n,)."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n, 2))
+    f = np.sin(5 * X[:, 0]) + X[:, 1]
+    if kind == "student_t":
+        return X, f + 0.15 * rng.standard_t(3, n) + 4.0 * (rng.random(n) < 0.05), None, f
+    exposure = rng.choice([0.3, 1.0, 8.0], n)
+    return X, rng.poisson(exposure * np.exp(f)).astype(float), exposure, f
+
+
+@pytest.mark.parametrize("kind", ["poisson", "student_t"])
+@pytest.mark.parametrize("n_inducing", [0, 7])
+def test_all_neighbors_are_the_dense_approximation(kind, n_inducing):
+    X, y, exposure, _ = problem(kind)
+    x = np.vstack([X[:3] + 0.05, [[0.5, 0.5], [3.0, 0.0]]])
+    if kind == "poisson":
+        kernel, offset = KERNEL, np.log(y.sum() / exposure.sum())
+        model, likelihood = {}, vecchia.poisson(y, np.log(exposure))
+    else:
+        kernel, offset = KERNEL + WhiteKernel(0.04), 0.0
+        model, likelihood = {"degrees_of_freedom": 3.0}, vecchia.student_t(y, 0.2, 3.0)
+    fit = VecchiaGPRegressor(
+        kernel,
+        likelihood=kind,
+        n_neighbors=59,
+        n_inducing=n_inducing,
+        normalize_y=False,
+        **model,
+        **FIXED,
+    ).fit(X, y, exposure=exposure)
+    K = KERNEL(X) + LATENT_JITTER * np.eye(60)
+    f, C, value = vecchia.laplace_of(K, likelihood, offset)
+    assert fit.log_marginal_likelihood_value_ == pytest.approx(value, rel=1e-8)
+    weights = np.linalg.solve(K, KERNEL(X, x)).T
+    mean = offset + weights @ f
+    joint = KERNEL(x) - weights @ KERNEL(X, x) + weights @ C @ weights.T
+    found = fit.latent_mean_and_covariance(x)
+    np.testing.assert_allclose(found[0], mean, atol=1e-7)
+    np.testing.assert_allclose(found[1], joint, atol=1e-7)
+    np.testing.assert_allclose(fit.latent_mean_and_variance(x), [mean, joint.diagonal()], atol=1e-7)
+
+
+def test_gaussian_noise_by_laplaces_approximation_is_exact():
+    X, y, *_ = problem("student_t")
+    sizes = {"n_neighbors": 59, "n_inducing": 0, "normalize_y": False}
+    found = VecchiaGPRegressor(KERNEL, likelihood=Gaussian(0.1), **sizes, **FIXED).fit(X, y)
+    noise = WhiteKernel(0.1 + LATENT_JITTER)
+    exact = VecchiaGPRegressor(KERNEL + noise, **sizes, **FIXED).fit(X, y)
+    assert found.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=1e-8
+    )
+    for a, b in zip(found.predict(X, True), exact.predict(X, True), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "student_t"])
+def test_predictions_are_as_good_as_those_of_the_variational_posterior(kind):
+    X, y, exposure, f = problem(kind, 400)
+    train, test = slice(None, 200), slice(200, None)
+    scores = {}
+    for make in (VecchiaGPRegressor, DLMGPRegressor):
+        given, new = (
+            {} if exposure is None else {"exposure": exposure[rows]} for rows in (train, test)
+        )
+        model = make(likelihood=kind, random_state=0).fit(X[train], y[train], **given)
+        scores[make] = model.log_predictive_density(X[test], y[test], **new).mean()
+        lower, upper = model.predict_interval(X[test], 0.9, **new)
+        assert 0.83 < np.mean((lower <= y[test]) & (y[test] <= upper)) < 0.995
+    assert scores[VecchiaGPRegressor] > scores[DLMGPRegressor] - 0.02
+
+
+@pytest.mark.parametrize("kind", ["poisson", "student_t"])
+def test_iterative_and_dense_predictions_agree(kind, monkeypatch):
+    X, y, exposure, _ = problem(kind, 150)
+    kernel = KERNEL if kind == "poisson" else KERNEL + WhiteKernel(0.05)
+    model = VecchiaGPRegressor(kernel, likelihood=kind, n_neighbors=8, n_inducing=5, **FIXED)
+    dense = clone(model).fit(X, y, exposure=exposure)
+    monkeypatch.setattr("skgp.inference.vecchia.hessian.LATENT_DENSE", 0)
+    iterative = clone(model).fit(X, y, exposure=exposure)
+    np.testing.assert_allclose(iterative.predict(X), dense.predict(X), rtol=1e-4)
+    monkeypatch.setattr("skgp.inference.vecchia.latent_posterior.LATENT_CUBES", 0)
+    drawn = clone(model).fit(X, y, exposure=exposure)
+    ratio = drawn.latent_mean_and_variance(X)[1] / dense.latent_mean_and_variance(X)[1]
+    assert abs(ratio.mean() - 1) < 0.1 and ratio.std() < 0.3
+
+
+def test_parameters_of_the_noise_are_learned():
+    X, y, _, f = problem("student_t", 300)
+    model = VecchiaGPRegressor(likelihood="student_t", random_state=0).fit(X, 50 + 10 * y)
+    assert 1.0 < model.likelihood_scale_ < 2.2  # of 1.5
+    assert 2 < model.degrees_of_freedom_ < 5
+    assert np.sqrt(np.mean((model.predict(X) - 50 - 10 * f) ** 2)) < 0.6
+    assert len(model.history_["solve"]) > 1 and model.n_iter_ > 10
+    again = clone(model).set_params(degrees_of_freedom=7.0).fit(X, y)
+    assert again.degrees_of_freedom_ == pytest.approx(7.0)
+    gaussian = again.set_params(likelihood="gaussian", degrees_of_freedom="auto").fit(X, y)
+    assert not hasattr(gaussian, "degrees_of_freedom_")
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Poisson("softplus"), StudentT(0.3, 4.0, scale_bounds=(0.01, 1.0))]
+)
+def test_instances_learn_what_is_free(likelihood):
+    X, y, *_ = problem("poisson" if likelihood.is_count else "student_t", 80)
+    model = VecchiaGPRegressor(likelihood=likelihood, random_state=0, max_iter=5).fit(X, y)
+    learned = model._likelihood.free_parameters()
+    for (_, low, high), (value, *_) in zip(likelihood.free_parameters(), learned, strict=True):
+        assert low <= value <= high
+    assert np.isfinite(model.log_predictive_density(X, y)).all()
+
+
+def test_noise_with_a_kink_is_refused():
+    X, y, *_ = problem("student_t")
+    with pytest.raises(ValueError, match="twice differentiable in f.*Laplace noise has none"):
+        VecchiaGPRegressor(likelihood=Laplace(0.3)).fit(X, y)
+
+
+def test_there_is_no_partial_fit():
+    assert not hasattr(VecchiaGPRegressor, "partial_fit")
