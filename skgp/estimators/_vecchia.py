@@ -230,6 +230,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
             "learns": self._learns,
             "generator": torch.Generator().manual_seed(backend.seed),
         }
+        fit: Any
         with session.stage("hyperparameters") as callback:
             if gaussian:
                 fit = fit_vecchia(kernels, data, settings, callback=callback, **shared)

@@ -517,9 +517,10 @@ VECCHIA_MOVED = 0.05
 VECCHIA_BLOCKS, VECCHIA_BLOCK_SHARE, VECCHIA_HELD_NEIGHBORS = 20, 5e-3, 20
 #: Probes of a log-determinant, of all columns.
 VECCHIA_PROBES = 20
-#: Trials of a line search: probes estimate evidence and gradient, which agree up to their errors,
-#: and 20 trials took half of the evaluations of 2000 counts of 8 columns without a gain.
-VECCHIA_TRIALS = 4
+#: Evaluations without a gain after which a search by Laplace's evidence ends: probes estimate it
+#: and its gradient, which agree up to their errors, and line searches of 20 trials took half of the
+#: evaluations of 2000 counts of 8 columns for nothing.
+VECCHIA_TRIALS = 5
 #: Relative fall of the loss at which the comparison of families by Laplace's evidence ends.
 VECCHIA_FAMILY_TOL = 1e-4
 #: Inducing points, where the noise is not Gaussian: of 2000 counts of 8 columns none leave a

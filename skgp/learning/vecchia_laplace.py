@@ -317,13 +317,20 @@ def _climbed(
         value, gradient = objective(start + moves @ z)
         return value, moves.T @ gradient
 
-    z, least = minimize_within(
+    least, idle = math.inf, 0
+
+    def heard(value: float) -> bool:
+        nonlocal least, idle
+        idle = 0 if value < least - settings.tol * max(1.0, abs(value)) else idle + 1
+        least = min(least, value)
+        return tell(value) or idle == VECCHIA_TRIALS
+
+    z, _ = minimize_within(
         loss,
         np.zeros(moves.shape[1]),
         bounds.reshape(-1, 2),
         max_iter=settings.max_iter,
         tol=settings.tol,
-        max_trials=VECCHIA_TRIALS,
-        tell=tell,
+        tell=heard,
     )
     return start + moves @ z, least

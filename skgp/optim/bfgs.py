@@ -177,7 +177,6 @@ def minimize_within(
     refuse_far: bool = True,
     strict: bool = False,
     n_pairs: int = 10,
-    max_trials: int = 20,
     tell: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[np.ndarray, float]:
     """The best point (p,) that L-BFGS-B sees, and its loss; infinite where the start is not usable.
@@ -185,9 +184,8 @@ def minimize_within(
     The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
     iteration below which to stop, absolute below a loss of 1, `gtol` the greatest element of the
     projected gradient at which to; `refuse_far` bounds losses far above the best, which are those
-    of nearly singular covariances; `strict` passes an error at the start on; `max_trials` of a line
-    search end the search where none is good enough, as where value and gradient are estimates;
-    `tell` hears of the loss of each evaluation, and ends the search by True.
+    of nearly singular covariances; `strict` passes an error at the start on; `tell` hears of the
+    loss of each evaluation, and ends the search by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
     guarded = _Refusing(objective, start, strict=strict, refuse_far=refuse_far, tell=tell)
@@ -201,13 +199,7 @@ def minimize_within(
             jac=True,
             method="L-BFGS-B",
             bounds=Bounds(*bounds.T),
-            options={
-                "maxiter": max_iter,
-                "maxcor": n_pairs,
-                "ftol": tol,
-                "gtol": gtol,
-                "maxls": max_trials,
-            },
+            options={"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol},
         )
     except StopIteration:
         pass

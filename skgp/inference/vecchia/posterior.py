@@ -56,9 +56,6 @@ class VecchiaPosterior(TensorState):
     root: Tensor  # (m, m); Cholesky factor of P
     n_neighbors: int  # of a prediction
 
-    #: Columns of a root of the covariance of f at the observations; none where f has no part.
-    n_spread = 0
-
     def _lasting(self) -> dict[str, Any]:
         derived = ("neighborhood", "factor", "features", "residuals")
         return {name: value for name, value in super()._lasting().items() if name not in derived}
@@ -124,6 +121,11 @@ class VecchiaPosterior(TensorState):
         root = self._unknown(active, weights, contrast)
         covariance = errors + root @ root.mT - contrast @ contrast.mT
         return self._mean(active, weights, phi), 0.5 * (covariance + covariance.mT)
+
+    @property
+    def n_spread(self) -> int:
+        """Columns of a root of the covariance of f at the observations, where they use it."""
+        return 0
 
     @property
     def _tile_rows(self) -> int:
