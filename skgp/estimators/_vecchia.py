@@ -36,14 +36,16 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     For rough functions and spatial data of any number of rows: other than `SWSGPRegressor` it has a
     joint likelihood, which compares kernels and numbers of neighbours, and learns ranges that reach
-    across gaps of the data. Below some 3000 rows an exact GP, `GaussianProcessRegressor` or
-    `QSGPRegressor`, is usually better.
+    across gaps of the data. Of counts and Student-t noise the posterior is Laplace's approximation
+    about the mode of f at all rows, as in `VecchiaGPClassifier`. Below some 3000 rows an exact GP,
+    `GaussianProcessRegressor` or `QSGPRegressor`, is usually better.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
-        Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of the noise
-        (one of level 0.01 is added where there is none). None takes an RBF kernel or a Matern
+        Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of the noise, or
+        the squared scale of Student-t noise (one of level 0.01 is added where there is none; counts
+        have none). None takes an RBF kernel or a Matern
         kernel of nu 5/2, 3/2 or 1/2, whichever is likeliest, with one length scale a column.
     n_neighbors : int, default=20
         H, of the rows before it that a row is given; all there are if that is fewer. Predictions
@@ -52,21 +54,34 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
         in. None takes 400, or fewer: a quarter of few rows, 4e7 / n of many; and 0 where they do
-        not make the targets likelier. Lowered to the number of distinct rows, with a warning.
+        not make the targets likelier; unless the noise is Gaussian, 100. Lowered to the number of
+        distinct rows, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
         Order of the rows: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
+        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
+        is relative to the standardised targets, as the kernel is. The log-density must be twice
+        differentiable in f.
+    link : {"exp", "softplus"}, default="exp"
+        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    degrees_of_freedom : float or "auto", default="auto"
+        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
+        left as they are.
     max_iter : int, default=30
-        Iterations of L-BFGS-B, at most, of each of three stages of the search.
+        Iterations of L-BFGS-B, at most, of each of three stages of the search (two, unless the
+        noise is Gaussian).
     tol : float, default=1e-6
         Relative change of the likelihood at which a stage ends.
-    batch_size : int or None, default=10000
+    batch_size : int, "auto" or None, default="auto"
         Rows, at random, whose densities stand for those of all rows in the search; each is given
-        neighbours among all rows. None takes all.
+        neighbours among all rows, or unless the noise is Gaussian among these. None takes all,
+        "auto" 10000, or 2000 unless the noise is Gaussian.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
@@ -92,12 +107,18 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     ordering_ : {"maximin", "random"}
     log_marginal_likelihood_value_ : float
         Of all rows under the approximation, in nats of the standardised targets.
+        Laplace's approximation unless the noise is Gaussian.
     noise_variance_ : float
-        In squared units of y.
+        In squared units of y; none for counts.
+    likelihood_scale_ : float
+        Of Student-t noise, in units of y.
+    degrees_of_freedom_ : float
+        Of Student-t noise.
     n_iter_ : int
         Evaluations of the search.
     history_ : dict of lists
-        "hyperparameters": log-density of a row, in nats.
+        "hyperparameters": log-density of a row, in nats; unless the noise is Gaussian "solve":
+        minus the log joint density at the steps towards the mode.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -107,14 +128,20 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     See Also
     --------
     VecchiaGPClassifier : The same for labels.
-    SWSGPRegressor : Neighbours among inducing points, for other likelihoods and streams.
+    SWSGPRegressor : Neighbours among inducing points; streams.
+    DLMGPRegressor : Few inducing points and a variational posterior, of any likelihood.
     QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
 
     Notes
     -----
     Rows of equal inputs are merged. Two rows of a prediction have the same joint distribution
-    whatever rows come with them. With H or m as many as the rows it is the exact GP, at a higher
-    cost.
+    whatever rows come with them. With H or m as many as the rows it is the exact GP, or Laplace's
+    approximation of it, at a higher cost.
+
+    A prediction of counts or with Student-t noise averages over a Gaussian posterior of f: mean the
+    mode, variances as of `VecchiaGPClassifier`, exact for up to some 2000 rows, else estimated
+    from 50 draws at the rows. Student-t noise has an observation far from f tell nothing of f: its
+    curvature, which is negative there, counts as 0 in the posterior covariance.
 
     References
     ----------
@@ -134,6 +161,15 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     True
     >>> model.n_neighbors_, model.ordering_
     (10, 'maximin')
+
+    Counts of unlike exposure:
+
+    >>> exposure = 1.0 + np.arange(300) % 3
+    >>> counts = np.random.default_rng(0).poisson(exposure * np.exp(1 + np.sin(X[:, 0])))
+    >>> model = VecchiaGPRegressor(likelihood="poisson", random_state=0)
+    >>> rate = model.fit(X, counts, exposure=exposure).predict([[2.5]])
+    >>> bool(abs(np.log(rate[0]) - 1 - np.sin(2.5)) < 0.2)
+    True
     """
 
     _parameter_constraints: dict = {
