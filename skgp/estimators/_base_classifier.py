@@ -389,9 +389,12 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
             others = np.maximum(self._log_class_probability(-mean, var), LOG_ZERO)
             log_proba = log_proba - coupling * others
         log_proba = np.maximum(log_proba, LOG_ZERO)
-        # Beside a great common part the sum of the classes would be lost to rounding.
+        # Beside a great common part the sum of the classes would be lost to rounding, and beside
+        # the likeliest class that of the others, as in logsumexp of SciPy before 1.15.
         log_proba = log_proba - log_proba.max(axis=1, keepdims=True)
-        return log_proba - logsumexp(log_proba, axis=1, keepdims=True)
+        others = np.exp(log_proba)
+        np.put_along_axis(others, log_proba.argmax(axis=1)[:, None], 0.0, axis=1)
+        return log_proba - np.log1p(others.sum(axis=1, keepdims=True))
 
 
 class StreamingGPClassifier(BaseGPClassifier):
