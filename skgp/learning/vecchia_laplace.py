@@ -13,6 +13,7 @@ observations it decides alone.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,7 @@ from skgp.learning.defaults import (
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
+from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import StopRecorder
@@ -142,8 +144,10 @@ class LatentEvidence:
         """
         theta, rest = np.split(place, [self.kernel.n_dims])
         conditionals, parameters = self.conditionals(theta), self.data.X.new_tensor(rest)
-        mode = self.mode(conditionals, parameters=parameters)
-        values, terms = evidence(mode, self.probes(mode.root))
+        with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
+            warnings.simplefilter("ignore", NumericalWarning)
+            mode = self.mode(conditionals, parameters=parameters)
+            values, terms = evidence(mode, self.probes(mode.root))
         gradient, _ = conditionals.gradient(terms.cotangents)
         prior, of_parameters = self._of_parameters(terms, parameters)
         gradient, total = torch.cat([gradient, of_parameters]), self.data.total

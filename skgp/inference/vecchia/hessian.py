@@ -21,8 +21,9 @@ factor takes their place, and everything is exact.
 A likelihood that is not log-concave has negative curvatures where an observation is far from f. W
 is 0 there, so that H is positive definite: the posterior's covariance is that of the other
 observations. At a mode the Hessian of the joint density is positive definite with the curvatures as
-they are; Newton's steps and the motion of the mode are solved with these (`signed`), and with W
-where that fails, far from a mode.
+they are; Newton's steps and the motion of the mode are solved with these (`signed`). Where that
+fails, far from a mode, steps take their absolute values, whose eigenvectors of negative curvature
+lead down too.
 
 References
 ----------
@@ -132,7 +133,8 @@ class SparseHessian:
         n_iter = 0
         if signed is not None:
             found = block_cg(partial(self._matmul, curvature=signed), B, warn=False, **options)
-            if found.converged and bool(((B * found.solution).sum(0) >= 0).all()):
+            exact = found.residual <= 2 * torch.as_tensor(tol)
+            if bool((exact & ((B * found.solution).sum(0) >= 0)).all()):
                 return found.solution, found.n_iter
             n_iter = found.n_iter
         found = block_cg(self._matmul, B, **options)
@@ -217,5 +219,5 @@ def directions(
 ) -> Direction:
     """Newton directions of k columns: :func:`skgp.inference.newton.fit_newton`'s solver."""
     signed = curvature if bool((curvature < 0).any()) else None
-    weights, n_iter = hessian(root, curvature.clamp(min=0)).solve(B, forcing[None], signed)
+    weights, n_iter = hessian(root, curvature.abs()).solve(B, forcing[None], signed)
     return Direction(weights, root.matmul(weights), n_iter, n_iter)

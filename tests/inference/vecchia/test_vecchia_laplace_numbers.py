@@ -114,3 +114,16 @@ def test_conjugate_gradients_solve_with_curvatures_of_either_sign():
     far = torch.where(mode.signed < 0, -1e3, mode.signed)
     for each in (dense, sparse):
         np.testing.assert_allclose(each.solve(B, 1e-10, far)[0], dense.solve(B)[0], atol=1e-8)
+
+
+@pytest.mark.parametrize("iterative", [False, True])
+def test_a_mode_is_found_where_most_observations_begin_far_off(iterative, monkeypatch):
+    if iterative:
+        monkeypatch.setattr(hessians, "LATENT_DENSE", 0)
+    of = objective("student_t", H=8)
+    at = np.append(KERNEL.theta + np.log([1.0, 3.0, 3.0]), np.log([0.05**2, 1.5]))
+    mode = mode_of(of, at)
+    assert (mode.signed < 0).double().mean() > 0.3
+    slope = mode.root.rmatmul(mode.problem.slope(mode.latent))
+    np.testing.assert_allclose(mode.weights, slope, atol=1e-5)
+    assert mode.loss < 50  # 174 after steps that lead nowhere
