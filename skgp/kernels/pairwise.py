@@ -70,6 +70,8 @@ class GramWithGradient:
 
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         check_kernel(kernel)
+        if type(kernel) is ActiveDims:  # theta is that of the kernel within
+            kernel, X = kernel.kernel, kernel.select(X)
         self._bind, self._X = Binder(kernel), X
         self._leaf = _stationary_leaf(self._bind.part)
         few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES

@@ -28,6 +28,7 @@ from skgp.data import Data
 from skgp.inference.neighbors.search import distinct
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
 from skgp.kernels.scales import (
     amplitude_range,
     at_spread,
@@ -57,10 +58,10 @@ def starts(kernel, data: Data, *, known: int = 1) -> list:
     halvings = range(math.ceil(math.log2(known) / d), math.floor(math.log2(n) / d) + 1)
     found, before = [], None
     for k in halvings:
-        theta = typical.theta - k * math.log(2) * length_scale_places(typical)
-        theta = np.clip(theta, *typical.bounds.T)
+        theta = theta_of(typical) - k * math.log(2) * length_scale_places(typical)
+        theta = np.clip(theta, *bounds_of(typical).T)
         if before is None or not np.array_equal(theta, before):
-            found += with_noises(typical.clone_with_theta(theta), white, variance)
+            found += with_noises(with_theta(typical, theta), white, variance)
         before = theta
     return found
 
@@ -82,7 +83,7 @@ def likeliest_start(kernel, data: Data):
     if not candidates:
         return None
     evidence = ExactEvidence(candidates[0], data)
-    values = [_value(evidence, candidate.theta) for candidate in candidates]
+    values = [_value(evidence, theta_of(candidate)) for candidate in candidates]
     best = int(np.argmax(values))
     return candidates[best], values[best]
 

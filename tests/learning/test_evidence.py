@@ -7,8 +7,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
+from skgp.kernels import ActiveDims, split_noise
 from skgp.kernels import pairwise as module
-from skgp.kernels import split_noise
 from skgp.learning.evidence import ExactEvidence
 from tests.reference.kernels import naive_gram
 from tests.reference.qsgp import numerical_gradient
@@ -23,6 +23,7 @@ KERNELS = {
     "fixed amplitude": lambda: ConstantKernel(1.5, "fixed") * RBF([1.0, 0.4]) + WhiteKernel(0.1),
     "noise first": lambda: WhiteKernel(0.2) + 0.5 * Matern([2.0, 1.0], nu=1.5),
     "sum": lambda: RBF(0.9) + WhiteKernel(0.2) + 0.5 * Matern(2.0, nu=2.5),
+    "columns": lambda: ActiveDims(1.3 * Matern(0.8, nu=1.5), [1]) + WhiteKernel(0.2),
 }
 each_kernel = pytest.mark.parametrize("name", KERNELS)
 
