@@ -115,6 +115,7 @@ class StateSpace:
             self._own = torch.from_numpy(known.level + known.slopes @ logs)
             self.slopes = known.slopes[:, [not hyper.fixed for _, hyper in hypers]]
             self.is_exact, self._primitives = known.is_exact, known.primitives
+        self._moves: dict[tuple[bool, ...] | None, list[tuple[bool, ...]]] = {}
         self.n_parameters = _count_parameters(self._primitives)
         self.order = _slices(math.prod(p.n_states for p in each) for each in self._primitives)
         self.n_states = self.order[-1].stop
@@ -164,13 +165,21 @@ class StateSpace:
         values = iter(np.exp(parameters).tolist())
         variances = [next(values) for _ in self._primitives]
         rates = [[next(values) for _ in group] for group in self._primitives]
-        groups = [[p.at(next(values)) if p.has_shape else p for p in g] for g in self._primitives]
-        asked = repeat(True) if moving is None else iter(moving)
-        moves = [[next(asked)] for _ in groups]
-        for each, group in zip(moves, groups, strict=True):
-            each += [next(asked) for _ in group]
+        groups = self._primitives
+        if self.n_parameters > len(groups) + sum(map(len, groups)):
+            groups = [[p.at(next(values)) if p.has_shape else p for p in each] for each in groups]
+        moves = self._by_block(None if moving is None else tuple(moving))
         blocks = [Block(*parts) for parts in zip(variances, groups, rates, moves, strict=True)]
         return Dynamics(blocks, self.origin)
+
+    def _by_block(self, moving: tuple[bool, ...] | None) -> list[tuple[bool, ...]]:
+        """Whether the log variance moves, then each log rate, of every block."""
+        if moving not in self._moves:
+            asked = repeat(True) if moving is None else iter(moving)
+            first = [next(asked) for _ in self._primitives]
+            rest = [tuple(next(asked) for _ in each) for each in self._primitives]
+            self._moves[moving] = [(a, *b) for a, b in zip(first, rest, strict=True)]
+        return self._moves[moving]
 
     def summands(self) -> list[tuple[Kernel, Tensor]]:
         """Addends of the expression and the row (d,) that observes each one's share of f.
@@ -208,7 +217,7 @@ class Dynamics:
     F^\top` with :math:`W = -B P_0 - P_0 B^\top`. With an `origin` the process is not stationary
     and P0 is the covariance there; the first of the gaps of a series is then that from the origin.
 
-    There are `n_states` d and `n_parameters` q. `blocks` holds the states of each component and its
+    There are `n_states` d. `blocks` holds the states of each component and its
     `Block`; F, Q and P0 are 0 between them.
     """
 
@@ -216,8 +225,12 @@ class Dynamics:
         states = _slices(block.n_states for block in blocks)
         self.blocks = list(zip(states, blocks, strict=True))
         self.n_states = states[-1].stop
-        self.n_parameters = _count_parameters([b.primitives for b in blocks])
         self.origin = origin
+
+    @cached_property
+    def n_parameters(self) -> int:
+        """Log variances, log rates and log shapes, q."""
+        return _count_parameters([block.primitives for _, block in self.blocks])
 
     def gaps(self, times: Tensor) -> Tensor:
         """Time before each of some times (n,), rising: of the first 0, or that from the origin."""

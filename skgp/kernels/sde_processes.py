@@ -36,9 +36,9 @@ _VANISHED = 800.0  # mathematical
 class Primitive(ABC):
     """A process of unit variance in dimensionless time; each is a constant of this module.
 
-    `name` is that of the constant, in lower case. The noise (d,), sqrt(q) L, is 0 but for the last
-    entry: it enters the highest derivative; a rotation has none, and Q = 0. From the `horizon` on F
-    has vanished; it is inf for a process that never forgets.
+    `name` is that of the constant, in lower case; the state has `n_states` d. The noise (d,),
+    sqrt(q) L, is 0 but for the last entry: it enters the highest derivative; a rotation has none,
+    and Q = 0. From the `horizon` on F has vanished; it is inf for a process that never forgets.
     """
 
     horizon = _VANISHED
@@ -46,7 +46,7 @@ class Primitive(ABC):
     has_shape = False  # a parameter besides the rate: `at` a number, the process
 
     def __init__(self, name: str, feedback: list, noise: list, stationary: list) -> None:
-        self.name = name
+        self.name, self.n_states = name, len(noise)
         # A (d, d), sqrt(q) L (d,), P0 (d, d) and H (d,).
         self.feedback = torch.tensor(feedback, dtype=torch.float64)
         self.noise = torch.tensor(noise, dtype=torch.float64)
@@ -54,11 +54,6 @@ class Primitive(ABC):
         self.stationary = torch.tensor(stationary, dtype=torch.float64)
         self.observation = torch.zeros_like(self.noise)
         self.observation[0] = 1.0
-
-    @property
-    def n_states(self) -> int:
-        """Dimension d of the state."""
-        return len(self.noise)
 
     @property
     def mirror(self) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from skgp.inference.defaults import MAX_RATIO
+from skgp.inference.defaults import MAX_RATIO, ROUGH_RATIO
 from skgp.inference.markov.series import Lags
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
@@ -48,10 +48,10 @@ class DensePrior:
         self._slopes = by_variance + by_rate + by_shape
         self.K = self._square(values)  # (m, m)
 
-    def suits(self, weight: np.ndarray) -> bool:
-        """Whether weights (m,) are neither negative nor large."""
+    def suits(self, weight: np.ndarray, *, rough: bool = False) -> bool:
+        """Whether weights (m,) are neither negative nor large; larger where `rough` values do."""
         largest = weight.max() * self.K.diagonal().max()
-        return bool(weight.min() >= 0 and largest <= MAX_RATIO)
+        return bool(weight.min() >= 0 and largest <= (ROUGH_RATIO if rough else MAX_RATIO))
 
     def contract(self, bar: np.ndarray) -> np.ndarray:
         """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read.

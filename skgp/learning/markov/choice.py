@@ -252,7 +252,7 @@ class SeriesLoss:
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray, Any]:
         """The loss, its gradient (t + 1,), and the posterior."""
         dynamics = self._component.affine_dynamics(x[:-1])
-        value, slope, q = self._assess([dynamics], math.exp(x[-1]))
+        value, slope, q = self._assess([dynamics], math.exp(x[-1]), rough=True)
         gradient = np.empty_like(x)
         gradient[:-1], gradient[-1] = self.slopes @ q.gradients()[0].numpy(), slope
         return -value, -gradient, q

@@ -196,14 +196,16 @@ class ClosedForm:
         value, slope, q = self.assess(dynamics, math.exp(float(parameters[0])))
         return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
 
-    def assess(self, dynamics: Processes, noise: float) -> tuple[float, float, Any]:
-        """The value, its derivative in the log noise, and the posterior."""
-        q = self._condition(dynamics, noise)
+    def assess(
+        self, dynamics: Processes, noise: float, *, rough: bool = False
+    ) -> tuple[float, float, Any]:
+        """The value, its derivative in the log noise, and the posterior; `rough` for a choice."""
+        q = self._condition(dynamics, noise, rough)
         constant = -0.5 * (self.total * math.log(2 * math.pi * noise) + self._squares / noise)
         slope = 0.5 * (self._misfit(q, noise) / noise + q.spread - self.total)
         return q.log_normalizer + constant, slope, q
 
-    def _condition(self, dynamics: Processes, noise: float) -> Any:
+    def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> Any:
         """The posterior."""
         raise NotImplementedError
 
@@ -227,13 +229,15 @@ class GaussianEvidence(ClosedForm):
         lags = self.series.lags_of(process)
         return None if lags is None else DensePrior(process, lags)
 
-    def _condition(self, dynamics: Processes, noise: float) -> Evidence | DensePosterior:
+    def _condition(
+        self, dynamics: Processes, noise: float, rough: bool = False
+    ) -> Evidence | DensePosterior:
         process, *_ = dynamics
         prior = self.dense_prior(process)
         if prior is not None:
             totals, counts, centre = self._arrays
             weight = counts / noise
-            if prior.suits(weight):
+            if prior.suits(weight, rough=rough):
                 return DensePosterior(prior, totals / noise, weight, centre)
         sites, gaps = self.series.gaussian_sites(noise), self.series.gaps_of(process)
         return evidence(process, gaps, *sites, self._centre, prior=prior)
@@ -336,7 +340,9 @@ class BinnedEvidence(ClosedForm):
         self._cross = statistics.cross
         self._sums, self._squares = statistics.centred(offset)
 
-    def _condition(self, dynamics: Processes, noise: float) -> AdditivePosterior:
+    def _condition(
+        self, dynamics: Processes, noise: float, rough: bool = False
+    ) -> AdditivePosterior:
         tables = Tables(self._cross, 1 / noise, self._sums / noise)
         return AdditivePosterior(bin_priors(dynamics, self._bins.columns), tables, self._joint)
 
@@ -359,7 +365,7 @@ class RowsEvidence(ClosedForm):
         self._squares = float(rows.weighted(self._y**2).sum())
         self.state = rows.state
 
-    def _condition(self, dynamics: Processes, noise: float) -> RowsPosterior:
+    def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> RowsPosterior:
         return condition_rows(
             self._rows.prior(dynamics), self._linear / noise, self._curved / noise
         )

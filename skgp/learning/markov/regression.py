@@ -86,7 +86,10 @@ class RegressionEvidence(ClosedForm):
         weight = self.series.counts / noise
         return condition(self.series, dynamics, self._start, self.series.y, weight)
 
-    _condition = condition
+    def _condition(
+        self, dynamics: Sequence, noise: float, rough: bool = False
+    ) -> RegressionPosterior:
+        return self.condition(dynamics, noise)
 
     def _misfit(self, q: RegressionPosterior, noise: float) -> float:
         return float(self.series.counts @ (q.mean - self.series.y) ** 2)
