@@ -190,7 +190,7 @@ MAX_TIMES, TIMES_A_STATE, MOST_TIMES = 400, 2.0, 1024
 #: quadratic and trend, against the filter), a hundredth of what a search stops at.
 MAX_RATIO = 1e9
 #: The same where kernels are compared: of sixty times with a trend, errors of 1e-5 nats.
-ROUGH_RATIO = 1e12
+ROUGH_RATIO = 1e11
 
 # ---- state space, error of an approximate form
 #: Times of the stretch that tells it; and noise in the rounding of K, of its diagonal.
