@@ -73,6 +73,8 @@ def copied(kernel: Kernel) -> Any:
     """A deep copy."""
     if type(kernel) in (Sum, Product):
         return type(kernel)(*map(copied, children_of(kernel)))
+    if type(kernel) is ActiveDims:
+        return ActiveDims(copied(kernel.kernel), kernel.dims)
     if type(kernel).__module__ != Kernel.__module__:  # may keep what it likes
         return copy.deepcopy(kernel)
     other = object.__new__(type(kernel))

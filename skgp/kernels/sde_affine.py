@@ -17,7 +17,7 @@ from .expression import Binder
 from .hyperparameters import children_of
 from .sde_expression import Component, expand
 from .sde_processes import Primitive
-from .specs import SHO, Cosine, LocalLinearTrend
+from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 _LEAVES = (ConstantKernel, Cosine, LocalLinearTrend, Matern, RBF, SHO)
 
@@ -40,6 +40,8 @@ def affine_form(kernel: Kernel, tolerance: float | None) -> AffineForm | None:
 def _structure(kernel: Any) -> tuple | None:
     """Classes of the parts, and what of a class besides hyper-parameters decides the processes."""
     kind = type(kernel)
+    if kind is ActiveDims:  # of the only column
+        return _structure(kernel.kernel)
     if kind in (Sum, Product):
         found = tuple(map(_structure, children_of(kernel)))
         return None if None in found else (kind, found)

@@ -46,6 +46,9 @@ def test_hyperparameters_are_those_of_scikit_learn(kernel: Kernel):
 
 def test_copies_share_nothing_that_can_change():
     kernel = 2.0 * RBF(np.array([1.0, 2.0])) + Matern(3.0, nu=0.5)
+    inner = ActiveDims(Matern(3.0), [1])
+    copied(inner).kernel.length_scale = 9.0
+    assert inner == ActiveDims(Matern(3.0), [1])
     other = copied(kernel)
     other.k1.k2.length_scale[0], other.k2.length_scale, other.k1.k1.constant_value = 9.0, 9.0, 9.0
     assert kernel == 2.0 * RBF([1.0, 2.0]) + Matern(3.0, nu=0.5)

@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.short import DensePosterior
 from skgp.inference.markov.sites import fit_sites
-from skgp.kernels import LocalLinearTrend
+from skgp.kernels import ActiveDims, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import Component, GaussianEvidence
 from skgp.likelihoods import Gaussian
@@ -118,6 +118,7 @@ def test_weights_of_rows_enter_as_repetitions():
 
 def test_parameters_of_one_structure_serve_forms_of_other_values():
     kernels = [c * Matern(s, nu=1.5) + Matern(2 * s, "fixed") for c, s in ((1.0, 0.3), (7.0, 11.0))]
+    kernels += [ActiveDims(kernels[0], [2]), ActiveDims(Matern(0.4), [2]) + 3.0 * RBF(1.5)]
     kernels += [2.0 * Matern(0.3, nu=0.5) + Matern(2.0), 2.0 * Matern(0.3) * Matern(2.0)]
     for kernel in kernels:
         component = Component(kernel)
