@@ -7,6 +7,7 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor, VecchiaGPRegressor
+from skgp.likelihoods import Gaussian
 
 NOISE = 0.01
 SIGNAL = 1.0 * RBF(1.0)
@@ -41,6 +42,15 @@ OTHERS = {
     ),
     "vecchia, inducing": lambda: VecchiaGPRegressor(
         KERNEL, n_neighbors=5, n_inducing=15, optimizer=None, normalize_y=False, random_state=0
+    ),
+    "vecchia, latent": lambda: VecchiaGPRegressor(
+        SIGNAL,
+        likelihood=Gaussian(NOISE),
+        n_neighbors=20,
+        n_inducing=15,
+        optimizer=None,
+        normalize_y=False,
+        random_state=0,
     ),
 }
 ON, BETWEEN, OFF = np.array([1.0, 1.05]), np.array([4.9, 4.95]), np.array([9.0, 9.05, 9.1, 10.5])
@@ -89,7 +99,16 @@ def correlations(covariance):
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "inducing", "dlm, elbo", "kriging", "vecchia", "vecchia, inducing"]
+    "name",
+    [
+        "dense",
+        "inducing",
+        "dlm, elbo",
+        "kriging",
+        "vecchia",
+        "vecchia, inducing",
+        "vecchia, latent",
+    ],
 )
 def test_joint_covariance_is_that_of_the_dense_gp(name):
     x = np.concatenate([ON, BETWEEN, OFF])

@@ -127,3 +127,16 @@ def test_a_mode_is_found_where_most_observations_begin_far_off(iterative, monkey
     slope = mode.root.rmatmul(mode.problem.slope(mode.latent))
     np.testing.assert_allclose(mode.weights, slope, atol=1e-5)
     assert mode.loss < 50  # 174 after steps that lead nowhere
+
+
+@pytest.mark.parametrize(("name", "m"), [("poisson", 6), ("student_t", 0)])
+def test_probes_estimate_the_loss_and_its_gradient_without_bias(name, m, monkeypatch):
+    at, found = place(name), []
+    expected = objective(name, 4, m)(at)
+    monkeypatch.setattr(hessians, "LATENT_DENSE", 0)
+    of = objective(name, 4, m)
+    for _ in range(30):
+        of._probes = ()  # others
+        found.append(np.append(*of(at)))
+    error = np.mean(found, 0) - np.append(*expected)
+    assert (np.abs(error) < 4 * np.std(found, 0, ddof=1) / 30**0.5 + 1e-5).all()
