@@ -41,6 +41,23 @@ def problems():
             else:
                 peer = GaussianProcessRegressor(kernel + WhiteKernel(0.1), normalize_y=True)
             yield f"{name}, {Z.shape[1]} d", getattr(skgp, name)(), peer, Z, y
+    for kind, y in series():
+        peer = GaussianProcessRegressor(1.0 * RBF() + WhiteKernel(0.1), normalize_y=True)
+        yield f"series, {kind}", skgp.StateSpaceGPRegressor(), peer, np.arange(float(N))[:, None], y
+
+
+def series():
+    """Kinds of series on a grid, of which a default fit tries trends and seasons."""
+    t, rng = np.arange(N), np.random.default_rng(2)
+    season, trend = np.sin(2 * np.pi * t / 12), 0.05 * t
+    for kind, f in (
+        ("noise", 0 * t),
+        ("walk", np.cumsum(rng.standard_normal(N))),
+        ("season", season),
+        ("trend", trend),
+        ("season and trend", season + trend),
+    ):
+        yield kind, f + 0.4 * rng.standard_normal(N)
 
 
 def seconds(estimator, X, y):
