@@ -178,6 +178,8 @@ def print_table(
     for name in names:
         print(f"     - {name}, {known[name][0]['rows']:.0f}")
     for k, method in enumerate(methods):
+        if not any(found[name][k] for name in names):
+            continue
         print(f"   * - {method}")
         for name in names:
             text = cell(found[name][k], column, form)
