@@ -26,12 +26,17 @@ VIF-Laplace, VIFDU preconditioner      the same with E and M
 5. *Moderation and coupling* of the probabilities by observations left out one at a time, whose
    moments follow from mode and covariance; of many observations by some of them.
 
+`fit_vecchia_numbers`, of counts, heavy-tailed noise and other likelihoods of a number, takes the
+first four; in step 2 the likelihood's own parameters move too.
+
 Deviations
 ----------
 - Everything is in coordinates in which the prior is standard normal: of the same iterates, but
   with residuals in the norm of that prior.
 - The control variate of the trace is of draws from the prior, weighted by row.
 - Several classes are one against the rest, over one kernel.
+- Negative curvatures of likelihoods that are not log-concave count as 0 in determinant and
+  covariance, where they are neither the expected curvature (Fisher's) nor the curvature as it is.
 
 References
 ----------
