@@ -24,7 +24,7 @@ from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import Exact, StateSpaceMixin
 from skgp.estimators._time import framed
-from skgp.estimators.defaults import SERIES_NOISE, SERIES_NOISE_BOUNDS
+from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
@@ -319,7 +319,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         """The kernel given, without noise (None for the default), and the noise (None: counts)."""
         own = self._own_likelihood is not None
         if self.kernel is None:
-            return None, None if own else WhiteKernel(SERIES_NOISE, SERIES_NOISE_BOUNDS)
+            return None, None if own else WhiteKernel(SERIES_NOISE, NOISE_BOUNDS)
         kernel = self._given_kernel(X)
         return (kernel, None) if own else split_noise(with_noise(kernel))
 

@@ -64,3 +64,25 @@ def test_no_warning_names_noise_that_nobody_wrote(name):
 def test_a_bound_of_noise_that_the_user_wrote_is_named(name):
     _, messages = fit(name, 1.0 * RBF(1.0) + WhiteKernel(1e-2, (1e-4, 1.0)))
     assert [message for message in messages if "noise_level" in message]
+
+
+def branin(X):
+    a, b = 15 * X[:, 0] - 5, 15 * X[:, 1]
+    wave = 10 * (1 - 1 / (8 * np.pi)) * np.cos(a)
+    return (b - 5.1 / (4 * np.pi**2) * a**2 + 5 / np.pi * a - 6) ** 2 + wave + 10
+
+
+@pytest.mark.parametrize(
+    "name", ["QSGPRegressor", "DLMGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor"]
+)
+def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
+    rng = np.random.default_rng(0)
+    rows, X_test = rng.random((60, 2)), rng.random((500, 2))
+    model = getattr(skgp, name)(random_state=0).fit(rows, branin(rows))
+    y_test = branin(X_test)
+    mean, std = model.predict(X_test, return_std=True)
+    assert np.sqrt(np.mean((mean - y_test) ** 2)) < 0.01 * y_test.std()
+    assert 0.9 < np.mean(np.abs(mean - y_test) < 1.96 * std)
+    at_data, spread = model.predict(rows, return_std=True)
+    np.testing.assert_allclose(at_data, branin(rows), atol=1e-3 * y_test.std())
+    assert spread.max() < 1e-3 * y_test.std()

@@ -102,6 +102,29 @@ def test_corrected_leave_one_out_is_near_that_of_searches_without_each_observati
 # -------------------------------------------------------------------------------------- the choice
 
 
+def test_leave_one_out_moves_no_hyper_parameter_that_a_bound_holds(rng):
+    X, _ = sample(rng, 20, 2, 2)
+    y = np.sin(X.sum(1))  # without noise: its variance ends at the bound
+    free = 1.0 * RBF([1.4, 1.4]) + WhiteKernel(1e-4, (1e-4, 1.0))
+    held = 1.0 * RBF([1.4, 1.4]) + WhiteKernel(1e-4, "fixed")
+    found = [
+        leave_one_out(family, family.start, np.arange(len(family.start)), corrected=True)
+        for family in (Family(kernel, as_data(X, y), SETTINGS) for kernel in (free, held))
+    ]
+    for name in ("loss", "square"):
+        np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [15, 60])
+def test_choose_kernel_finds_the_relevant_column_of_a_function_without_noise(n):
+    # The squared error of a few observations at the edge is nearly all there is.
+    X = np.random.default_rng(0).random((n, 2))
+    y = np.sin(6 * X[:, 0])
+    kernel = 1.0 * RBF([0.4, 0.4], (1e-3, 1e3)) + WhiteKernel(0.1, (1e-8, 10.0))
+    scales = length_scales(choose(X, y / y.std(), kernels=[kernel])[0])
+    assert scales[1] > 10 * scales[0]
+
+
 def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
     for seed in range(3):
         X, y = sample(np.random.default_rng(seed), 70, 20, 20)
