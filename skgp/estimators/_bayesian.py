@@ -259,8 +259,8 @@ class BayesianGPRegressor(BaseGPRegressor):
             cost = cost_of_products(kernels[0], data)
             if cost is not None:
                 session.print(cost)
-        kernel = self._choose_kernel(session, kernels, posterior_of, data, rng)
-        samples = self._sample(session, kernel, posterior_of, data, plan, rng)
+        kernel, starts = self._choose_kernel(session, kernels, posterior_of, data, rng)
+        samples = self._sample(session, kernel, starts, posterior_of, data, plan, rng)
         with session.stage("predictions") as callback:
             self._keep(kernel, samples, data, plan, rng, callback)
         self._report(samples, session.interrupted)
@@ -272,12 +272,13 @@ class BayesianGPRegressor(BaseGPRegressor):
         posterior_of: Callable[..., LogPosterior],
         data: Data,
         rng: np.random.Generator,
-    ) -> Kernel:
-        """The user's kernel, with noise, or the default that explains some rows best."""
+    ) -> tuple[Kernel, list[np.ndarray]]:
+        """The user's kernel, with noise, or the default that explains some rows best; starts."""
         if self.kernel is not None:
-            return fix_equal_bounds(kernels[0])
+            kernel = fix_equal_bounds(kernels[0])
+            return kernel, [kernel.theta]
         if len(kernels) == 1 or self.optimizer is None:
-            return kernels[0]
+            return kernels[0], []
         with session.stage("kernel") as callback:
             return choose_kernel(kernels, data, posterior_of, rng, self._recorded(callback))
 
@@ -285,6 +286,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         self,
         session: FitSession,
         kernel: Kernel,
+        starts: list[np.ndarray],
         posterior_of: Callable[..., LogPosterior],
         data: Data,
         plan: Plan,
@@ -299,7 +301,6 @@ class BayesianGPRegressor(BaseGPRegressor):
                 )
             fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
             return single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
-        starts = [] if self.kernel is None else [kernel.theta]
         posterior = posterior_of(kernel)
         self.priors_ = posterior.priors
         of_cg: dict[str, Any] = {

@@ -241,6 +241,18 @@ def test_kernel_by_default_is_chosen_among_smoothnesses():
     assert type(found[1]) is RBF or found[1].nu == 2.5
 
 
+def test_kernel_by_default_is_smooth_where_a_sine_has_many_periods():
+    """From the medians, searches of smooth kernels end at noise alone."""
+    rng = np.random.default_rng(0)
+    X, X_new = rng.uniform(size=(250, 1)), rng.uniform(size=(200, 1))
+    y = np.sin(120 * X[:, 0]) + 0.1 * rng.standard_normal(250)
+    by_default = make(n_samples=32).fit(X, y)
+    known = make(kernel=RBF(0.02) + WhiteKernel(0.02), n_samples=32).fit(X, y)
+    f = np.sin(120 * X_new[:, 0])
+    errors = [np.sqrt(np.mean((each.predict(X_new) - f) ** 2)) for each in (by_default, known)]
+    assert errors[0] < 1.1 * errors[1]
+
+
 # -------------------------------------------------------------------- bad and awkward input
 
 

@@ -39,7 +39,7 @@ SAMPLED_ROWS = 2000  # rows given their neighbours
 N_NEIGHBORS = 32
 GROWTH = 1.5  # of the rows that neighbours come from, from block to block
 ROUNDS, ITERATIONS = 3, 15  # searches, each with neighbours of its own, and steps of each
-LEAST_GAIN = 0.1  # nats, of a further round
+LEAST_GAIN = 0.1  # nats, of a further round, and of a kernel's search from another's mode
 
 # ---- the search with stochastic gradients (prototype: guards that its set-up needed)
 SEARCH_PROBES = 16
