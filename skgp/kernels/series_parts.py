@@ -11,6 +11,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 from .defaults import TREND_START, WANDER_SCALE
 from .specs import Cosine, LocalLinearTrend
 
+_LEAST_DIFFUSION = 1e-8  # mathematical: of a line
+
 
 @dataclass(frozen=True)
 class SeriesParts:
@@ -40,8 +42,21 @@ class SeriesParts:
 
     def wander(self) -> Kernel:
         """A level that wanders: Brownian motion, but for a return that no forecast sees."""
-        scale = WANDER_SCALE * self.span
-        return _constant(0.03 * WANDER_SCALE * self.variance) * Matern(scale, "fixed", nu=0.5)
+        return self._walk(0.03 * WANDER_SCALE * self.variance)
+
+    def wander_to(self, cycles: float, n: int) -> Kernel:
+        """One that follows half of a wave of so many cycles.
+
+        In n values with noise of the variance of the series a smoother with diffusion q passes 1 /
+        (1 + w^2 s / q) of a wave of angular frequency w, where s is the spectral density of the
+        noise.
+        """
+        density = self.variance * self.span / n
+        diffusion = density * (2 * math.pi * cycles / self.span) ** 2
+        return self._walk(0.5 * diffusion * WANDER_SCALE * self.span)
+
+    def _walk(self, variance: float) -> Kernel:
+        return _constant(variance) * Matern(WANDER_SCALE * self.span, "fixed", nu=0.5)
 
     def trend(self) -> Kernel:
         """A local linear trend that wanders as a process of the range's length scale does, locally.
@@ -49,9 +64,15 @@ class SeriesParts:
         The spectral density of Matern 3/2 is that of integrated Brownian motion, far above its rate
         lambda, with q = 4 v lambda^3.
         """
+        return self._trend(4 * self.variance * (math.sqrt(3) / self.span) ** 3)
+
+    def line(self) -> Kernel:
+        """A trend with the least diffusion."""
+        return self._trend(_LEAST_DIFFUSION * self.variance / self.span**3)
+
+    def _trend(self, diffusion: float) -> Kernel:
         span, variance = self.span, self.variance
-        diffusion = 4 * variance * (math.sqrt(3) / span) ** 3
-        low, high = 1e-8 * variance / span**3, 1e8 * variance / span**3
+        low, high = _LEAST_DIFFUSION * variance / span**3, 1e8 * variance / span**3
         return LocalLinearTrend(
             diffusion,
             TREND_START * variance,

@@ -1,19 +1,30 @@
 r"""Periods of a series, proposed by its periodogram.
 
-A background, such as a trend and a level that wanders, stands for what is no season. What a wave of
-frequency f gains over it is the likelihood ratio of the coefficients of its sine and cosine
-(generalised least squares),
+A background, such as a trend and a level that wanders, stands for what is no season: a process of
+covariance :math:`\sigma^2 V`. Of the sum of squares :math:`q = y^\top V^{-1} y` a wave of frequency
+f takes (generalised least squares of its cosine and sine)
 
-.. math:: g(f) = \tfrac12 b^\top A^{-1} b, \qquad b = \Phi_f^\top V^{-1} y, \quad
-          A = \Phi_f^\top V^{-1} \Phi_f,
+.. math:: e_f = b^\top A^{-1} b, \qquad b = \Phi_f^\top V^{-1} y, \quad
+          A = \Phi_f^\top V^{-1} \Phi_f.
 
-in nats: Lomb's and Scargle's periodogram [1]_ [2]_ where V is noise alone. Without a wave P(g > u)
-= exp(-u). Of many points it is that of their means in cells. A season of many harmonics, whose
-jumps the background takes for its own, stands out of the periodogram all the same, over the median
-of its neighbourhood, of which the law is the same but for slopes of the spectrum. The strongest
-peak, its harmonics counted, is fitted with those of them that stand out as well and taken away, and
-the rest is looked at again. A period that might as well be a whole multiple of one found before, or
-of the step, is one.
+A background that was fitted without the wave follows it where it can, and takes it for noise where
+it cannot; either hides it. What the wave gains is therefore the ratio of the greatest likelihoods
+over some backgrounds, with it and without it, in nats,
+
+.. math:: g(f) = \max_V \left[ \ell(V) - \tfrac{n - 4}2 \log(1 - e_f / q) \right]
+          - \max_V \ell(V), \qquad
+          \ell(V) = -\tfrac12 \log |V| - \tfrac{n - 4}2 \log q,
+
+where :math:`\sigma^2` is the likeliest, level and slope are free: for one V and without a wave
+P(g > u) = exp(-u), and g is Lomb's and Scargle's periodogram [1]_ [2]_ if V is white and n large. A
+wave over one background is weighed against the best of all without it: a series that wanders shows
+no more waves for a stiff background among them. Of many points it is that of their means in cells.
+
+A season of many harmonics, whose jumps the background takes for its own, stands out of the
+periodogram all the same, over the median of its neighbourhood, of which the law is the same but for
+slopes of the spectrum. The strongest peak, its harmonics counted, is fitted with those of them that
+stand out as well and taken away, and the rest is looked at again. A period that might as well be a
+whole multiple of one found before, or of the step, is one.
 
 References
 ----------
@@ -22,7 +33,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +41,7 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from skgp.inference.markov.columns import columns_of
+from skgp.inference.markov.columns import DenseColumns, SeriesColumns, columns_of
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.sde import Dynamics
 from skgp.learning.defaults import (
@@ -54,7 +65,7 @@ from skgp.learning.markov.search import Search
 
 _OVERSAMPLED = 4  # mathematical: frequencies a resolution
 _ROUNDING = 1e-12  # mathematical: of sums of squares
-Behind = Callable[[np.ndarray, np.ndarray], tuple[Dynamics, Series, float]]
+Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[tuple[Dynamics, float]]]]
 
 
 @dataclass(frozen=True)
@@ -65,10 +76,12 @@ class Season:
     variances: dict[int, float]
 
 
-def propose_seasons(series: Series, background: Callable[[Series], Search]) -> Iterator[Season]:
+def propose_seasons(
+    series: Series, backgrounds: Callable[[Series], Sequence[Search]]
+) -> Iterator[Season]:
     """Periods that stand out, the strongest first; none of short series.
 
-    `background` fits what is no season to a series.
+    `backgrounds` are what may be no season of a series.
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
@@ -76,11 +89,11 @@ def propose_seasons(series: Series, background: Callable[[Series], Search]) -> I
         return
     t = times - times[0]
 
-    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Dynamics, Series, float]:
-        """Dynamics and noise of the background of some values at times since the first."""
+    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[tuple[Dynamics, float]]]:
+        """Some values at times since the first; dynamics and noise of their backgrounds."""
         part = make_series(torch.from_numpy(x + times[0]), torch.from_numpy(rest))
-        found = background(part)
-        return found.components[0].dynamics(), part, float(found.parameters[0].exp())
+        found = backgrounds(part)
+        return part, [(s.components[0].dynamics(), float(s.parameters[0].exp())) for s in found]
 
     gaps = np.diff(t)
     step = float(np.median(gaps[gaps > 0]))
@@ -166,15 +179,29 @@ def _n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
 
 
 def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind) -> np.ndarray:
-    """By generalised least squares over a background that is fitted, (f,)."""
-    dynamics, series, noise = behind(t, y)
-    lags = series.lags_of(dynamics)
-    columns = columns_of(dynamics, series.gaps_of(dynamics), series.counts / noise, lags)
-    since = torch.from_numpy(t)
-    gains, size = [], max(1, WAVE_ENTRIES // len(t))
-    for some in torch.from_numpy(2 * math.pi * frequencies).split(size):
+    """Of waves, (f,): ratios of likelihoods at the likeliest of some backgrounds."""
+    series, backgrounds = behind(t, y)
+    half = 0.5 * max(len(t) - 4, 1)
+    values, gains = [], []
+    for dynamics, noise in backgrounds:
+        lags = series.lags_of(dynamics)
+        columns = columns_of(dynamics, series.gaps_of(dynamics), series.counts / noise, lags)
+        misfit, explained = _explained(columns, t, series.y, frequencies)
+        value = -columns.half_log_det - 0.5 * len(t) * math.log(noise)
+        values.append(value - half * math.log(misfit))
+        share = (explained / misfit).clamp(max=1 - _ROUNDING)
+        gains.append(values[-1] - half * torch.log1p(-share))
+    return torch.stack(gains).amax(0).sub(max(values)).numpy()
+
+
+def _explained(
+    columns: SeriesColumns | DenseColumns, t: np.ndarray, y: Tensor, frequencies: np.ndarray
+) -> tuple[float, Tensor]:
+    """The sum of squares y' V^-1 y of y (n,), and how much of it waves explain, (f,)."""
+    since, found = torch.from_numpy(t), []
+    for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
         phase = since[:, None] * some
-        v, g = columns.whiten(torch.cat([series.y[:, None], phase.cos(), phase.sin()], 1))
+        v, g = columns.whiten(torch.cat([y[:, None], phase.cos(), phase.sin()], 1))
         y_white, cosine, sine = v.split([1, len(some), len(some)], 1)
         products = (
             (cosine, y_white),
@@ -184,8 +211,9 @@ def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind
             (cosine, sine),
         )
         by, bz, A, B, C = (g @ (a * b) for a, b in products)
-        gains.append(_likelihood_ratio(by, bz, A, B, C, most=float(g @ y_white[:, 0] ** 2)))
-    return torch.cat(gains).numpy()
+        misfit = float(g @ y_white[:, 0] ** 2)
+        found.append(2 * _likelihood_ratio(by, bz, A, B, C, most=misfit))
+    return misfit, torch.cat(found)
 
 
 def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.defaults import SCORE_OUTLOOK, SEASON_LEAST_ROWS, STRUCTURE_ROWS
+from skgp.learning.defaults import SCORE_OUTLOOK, SEASON_LEAST_ROWS, STIFF_CYCLES, STRUCTURE_ROWS
 from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search
@@ -63,8 +63,8 @@ def with_structure(
 
     trend = [make.trend(), make.wander()]
     trending = plain_climb(Component(total(trend)), objective, likelihood)
-    background = Background(trending, n, likelihood)
-    trending, seasons = _with_seasons(trending, trend, series, background, climb, criterion)
+    backgrounds = Backgrounds(trending, n, likelihood)
+    trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
     if not seasons:  # a varying level and a varying slope are two maxima
         trending = max(trending, climb(total(trend)), key=criterion)
     allowed = math.log(TREND_START) + 0.5 * math.log(n)
@@ -87,35 +87,43 @@ def _with_seasons(
     trending: Search,
     trend: Sequence[Any],
     series: Series,
-    background: "Background",
+    backgrounds: "Backgrounds",
     climb: Callable[[Any], Search],
     criterion: Callable[[Search], float],
 ) -> tuple[Search, list[Any]]:
     """The best of a trend and of it with the seasons that the periodogram proposes, and these."""
     make, seasons = parts_of(series), list[Any]()
-    for season in propose_seasons(series, background):
+    for season in propose_seasons(series, backgrounds):
         parts = [*seasons, make.season(season.period, season.variances)]
         found = climb(total([*trend, *parts]))
-        background.known = _without(found, len(parts))
+        backgrounds.known = _without(found, len(parts))
         if criterion(found) > criterion(trending):
             trending, seasons = found, parts
     return trending, seasons
 
 
 @dataclass
-class Background:
-    """What is no season of a series of m times: the trend that was fitted last, or one anew.
+class Backgrounds:
+    """What may be no season of a series of m times: the trend fitted last, or anew, and stiff ones.
 
-    By L-BFGS, which stops sooner: a trend at its best follows waves of three to five cycles, which
-    are then found in a quarter of the series where they are in half of them.
+    A trend at its best may follow waves, or take them for noise; lines with a level that wanders
+    as little as to leave some of them do neither.
     """
 
     known: Search | None
     m: int
     likelihood: Likelihood
 
-    def __call__(self, series: Series) -> Search:
+    def __call__(self, series: Series) -> list[Search]:
         """Of the series or, where that is long, of its means in cells."""
+        make, n = parts_of(series), len(series.times)
+        noise = self.likelihood.initial(series.y).new_tensor([make.variance]).log()
+        stiff = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
+        searches = [Search([Component(each)], noise, -math.inf) for each in stiff]
+        return [self.fitted(series), *searches]
+
+    def fitted(self, series: Series) -> Search:
+        """The trend."""
         if self.known is not None and len(series.times) == self.m:
             return self.known
         make = parts_of(series)

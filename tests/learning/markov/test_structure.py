@@ -10,18 +10,19 @@ from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.defaults import WAVE_ROWS
-from skgp.learning.markov.seasons import _lomb, propose_seasons
-from skgp.learning.markov.structure import Background
+from skgp.learning.markov.objectives import Component
+from skgp.learning.markov.seasons import _gains, _lomb, propose_seasons
+from skgp.learning.markov.structure import Backgrounds
 from skgp.likelihoods import Gaussian
 
 
 def seasons(t, y):
     z = (y - y.mean()) / (y.std() or 1.0)
     series = make_series(*map(torch.tensor, (t, z)))
-    background = Background(None, len(t), Gaussian(0.1, bounds=(1e-10, 10.0)))
+    backgrounds = Backgrounds(None, len(t), Gaussian(0.1, bounds=(1e-10, 10.0)))
     if z.any():
-        background.known = background(series)  # as a fit has it
-    return list(propose_seasons(series, background))
+        backgrounds.known = backgrounds.fitted(series)  # as a fit has it
+    return list(propose_seasons(series, backgrounds))
 
 
 def periods(t, y):
@@ -33,6 +34,55 @@ def test_periods_of_a_regular_grid_are_found():
     y = np.sin(2 * np.pi * t / 24) + 1.0 * ((t // 24) % 7 >= 5)
     found = periods(t, y + 0.3 * np.random.default_rng(0).standard_normal(len(t)))
     assert found == [24.0, 168.0]
+
+
+@pytest.mark.parametrize("n", [60, 400])  # by a matrix and by the filter
+def test_gains_are_ratios_of_likelihoods(n):
+    """By dense matrices: the likeliest scale of each background, less two for level and slope."""
+    rng, f = np.random.default_rng(0), np.array([0.06, 0.21])
+    t = np.sort(rng.uniform(0, 50, n))
+    y = np.sin(2 * np.pi * 0.06 * t) + 0.01 * t + 0.4 * rng.standard_normal(n)
+    kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
+    series = make_series(torch.tensor(t), torch.tensor(y))
+    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+
+    def log_likelihood(V, *columns):
+        if columns:
+            Phi = np.linalg.solve(np.linalg.cholesky(V), np.stack(columns, 1))
+            z = np.linalg.solve(np.linalg.cholesky(V), y)
+            q = ((z - Phi @ np.linalg.lstsq(Phi, z, rcond=None)[0]) ** 2).sum()
+        else:
+            q = y @ np.linalg.solve(V, y)
+        return -0.5 * np.linalg.slogdet(V)[1] - 0.5 * (n - 4) * np.log(q)
+
+    covariances = [kernel(t[:, None]) + 0.5 * np.eye(n) for kernel in kernels]
+    without, expected = max(map(log_likelihood, covariances)), []
+    for each in f:
+        wave = np.cos(2 * np.pi * each * t), np.sin(2 * np.pi * each * t)
+        expected.append(max(log_likelihood(V, *wave) for V in covariances) - without)
+    found = _gains(t - t[0], y, f, lambda t, y: (series, backgrounds))
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("n", [60, 150])
+@pytest.mark.parametrize("irregular", [False, True])
+@pytest.mark.parametrize("cycles", [3, 4])
+def test_a_season_that_a_trend_could_follow_is_found(n, irregular, cycles):
+    """Where the search for the trend of a series has followed the waves, none is left."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        t = np.sort(rng.uniform(0, n, n)) if irregular else np.arange(float(n))
+        phase = 2 * np.pi * cycles * (t - t[0]) / (t[-1] - t[0])
+        y = np.sin(phase + rng.uniform(0, 6)) + 0.4 * rng.standard_normal(n)
+        (found,) = periods(t, y)
+        assert abs((t[-1] - t[0]) / found - cycles) < 0.25
+
+
+def test_a_wave_of_a_series_that_wanders_is_no_season():
+    """Over a stiff background it would stand out, were that not so much the less likely."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        assert periods(np.arange(80.0), np.cumsum(rng.standard_normal(80))) == []
 
 
 @pytest.mark.parametrize("n", [300, WAVE_ROWS + 500])  # by Lomb and Scargle, and in cells
