@@ -85,6 +85,7 @@ from skgp.estimators._validation import (
     ends_of,
     validate_training_data,
 )
+from skgp.estimators.defaults import SIGNAL_BOUNDS
 from skgp.kernels.expression import split_noise
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
@@ -122,6 +123,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     _counts = False
     #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
     _is_additive = True
+    #: Of the variance of f, where the kernel is not given.
+    _signal_bounds = SIGNAL_BOUNDS
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(
@@ -490,7 +493,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
         """Kernels to choose among, with noise: the one given, or the default ones."""
         if self.kernel is None:
-            return default_kernels(X, sample_weight)
+            return default_kernels(X, sample_weight, bounds=self._signal_bounds)
         return [with_noise(self._given_kernel(X))]
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:

@@ -25,6 +25,7 @@ from skgp.estimators.defaults import (
     SERIES_SCALE,
     SERIES_SCALE_BOUNDS,
     SERIES_VARIANCE_BOUNDS,
+    SIGNAL_BOUNDS,
     SIX_STATES_ROWS,
     TWO_SCALES,
 )
@@ -33,17 +34,22 @@ from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import robust_range, robust_std
 
 
-def default_kernels(X: np.ndarray, sample_weight: np.ndarray | None = None) -> list[Kernel]:
+def default_kernels(
+    X: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    bounds: tuple[float, float] = SIGNAL_BOUNDS,
+) -> list[Kernel]:
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
     ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
-    those of a standardised target; length scales at ``sqrt(d)`` times the columns' spreads, which
-    puts two typical rows about one length scale apart. How many of these differ is for
-    `skgp.learning.kernel_choice` to say.
+    those of a standardised target, that of f within ``bounds``; length scales at ``sqrt(d)`` times
+    the columns' spreads, which puts two typical rows about one length scale apart. How many of
+    these differ is for `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     return [
-        ConstantKernel(1.0, (1e-3, 1e4)) * _shape(nu, length_scale) + WhiteKernel(0.1, NOISE_BOUNDS)
+        ConstantKernel(1.0, bounds) * _shape(nu, length_scale) + WhiteKernel(0.1, NOISE_BOUNDS)
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 

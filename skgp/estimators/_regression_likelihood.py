@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._kernels import refuse_noise
 from skgp.estimators._parameters import Interval, StrOptions
-from skgp.estimators.defaults import DF_BOUNDS, DF_START, LEAST_COUNT
+from skgp.estimators.defaults import DF_BOUNDS, DF_START, LARGE_COUNT, LEAST_COUNT
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
@@ -76,6 +76,14 @@ class LikelihoodGPRegressor(BaseGPRegressor):
                 f"degrees_of_freedom={self.degrees_of_freedom!r} are those of "
                 f"likelihood='student_t'; got likelihood={self.likelihood!r}. Leave them out."
             )
+
+    @property
+    def _signal_bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        own, (low, high) = self._own_likelihood, super()._signal_bounds
+        if own is not None and own.is_count:
+            f = float(own._mode(torch.tensor(LARGE_COUNT, dtype=torch.float64)))
+            high = max(high, f**2) if math.isfinite(f) else high
+        return low, high
 
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         kernel = super()._given_kernel(X)

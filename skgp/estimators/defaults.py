@@ -73,6 +73,10 @@ LEAST_COUNT = 0.5
 #: those of simulations, are predicted with 10 to 100 times the error if it is at least 1e-5
 #: (tests/benchmarks/bench_noise_free.py).
 NOISE_BOUNDS = (1e-8, 1e1)
+#: Bounds of the variance of f, of a target of unit variance; where the rate of counts is about f
+#: itself, up to the square of a large count, for 100 is no standard deviation of counts of 1e5
+#: (tests/estimators/test_vecchia_likelihoods.py).
+SIGNAL_BOUNDS, LARGE_COUNT = (1e-3, 1e4), 1e7
 #: Rows of labels up to which kernels of unlike smoothness cannot be told apart.
 FEW_LABELS = 200
 #: Variance of a latent function: probabilities of about .1 to .9 to start with, as a multiple of

@@ -134,3 +134,15 @@ def test_noise_with_a_kink_is_refused():
 
 def test_there_is_no_partial_fit():
     assert not hasattr(VecchiaGPRegressor, "partial_fit")
+
+
+def test_the_default_kernel_reaches_large_counts_of_a_linear_rate():
+    """Where the rate is about f, the variance of f is that of the rates and not about 1."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (60, 1))
+    rate = 1e5 * np.exp(np.sin(2 * X[:, 0]))
+    model = VecchiaGPRegressor(likelihood="poisson", link="softplus", random_state=0)
+    y = rng.poisson(rate)
+    mean, std = model.fit(X, y).predict(X, return_std=True)
+    assert np.abs(mean / rate - 1).mean() < 0.01  # 0.5 with a standard deviation of at most 100
+    assert np.std((y - mean) / std) < 2
