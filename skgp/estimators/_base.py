@@ -196,6 +196,14 @@ class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
         """Whether ``partial_fit`` goes on from a fit."""
         return hasattr(self, "kernel_")
 
+    def _warn_of_forgetting(self) -> None:
+        """Warn of a first ``partial_fit`` that drops the rows of a `fit` without kept sums."""
+        if not self._has_stream and hasattr(self, "kernel_"):
+            warn_caller(
+                "partial_fit begins anew: fit keeps no sums that further rows could be added to, "
+                "and its rows are dropped. Give the first rows to partial_fit, too."
+            )
+
     @abstractmethod
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         """Return the posterior mean of f, shape (n,)."""

@@ -430,6 +430,7 @@ class StreamingGPClassifier(BaseGPClassifier):
         data = self._validate_batch(X, y, sample_weight, classes=classes, first=first)
         backend = self._resolve_backend()
         if first:
+            self._warn_of_forgetting()
             with fit_session(self, X, y, sample_weight=sample_weight) as session:
                 self._learn(data, session, backend, stream=True)
         else:

@@ -589,6 +589,7 @@ class StreamingGPRegressor(BaseGPRegressor):
             The estimator.
         """
         if not self._has_stream:
+            self._warn_of_forgetting()
             self._fit(X, y, sample_weight, exposure, stream=True)
             return self
         self._check_parameters(stream=True)

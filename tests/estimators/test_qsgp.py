@@ -1,6 +1,7 @@
 """QSGPRegressor: the contracts of every regressor, and what is its own."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
-from skgp import QSGPRegressor
+from skgp import QSGPClassifier, QSGPRegressor
 from skgp.learning.selection import held_out_rows
 from tests.contracts.estimators import RegressorContract
 from tests.same import assert_same
@@ -331,6 +332,19 @@ def test_sgd_scales_its_variances_by_observations_held_out_of_many():
 def test_sgd_refuses_weights(data):
     with pytest.raises(ValueError, match="sample_weight .* solver='sgd'; use solver='cholesky'"):
         make(solver="sgd").fit(*data, sample_weight=np.ones(60))
+
+
+@pytest.mark.parametrize("estimator", [QSGPRegressor, QSGPClassifier])
+def test_partial_fit_says_that_it_begins_anew_after_fit(estimator, data):
+    X, y = data[0][:40], data[1][:40]
+    if estimator is QSGPClassifier:
+        y = y > np.median(y)
+    model = estimator(RBF(), optimizer=None, basis="fourier", n_basis=16, random_state=0).fit(X, y)
+    with pytest.warns(UserWarning, match="partial_fit begins anew"):
+        model.partial_fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.partial_fit(X, y)
 
 
 def test_partial_fit_refuses_what_it_cannot_stream(data):
