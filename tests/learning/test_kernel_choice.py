@@ -125,6 +125,16 @@ def test_choose_kernel_finds_the_relevant_column_of_a_function_without_noise(n):
     assert scales[1] > 10 * scales[0]
 
 
+def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
+    X = rng.random((250, 2))
+    y = 5 * X[:, 0] + np.sin(60 * X[:, 1]) + 0.1 * rng.normal(size=250)
+    shapes = (RBF([0.4, 0.4], (1e-4, 1e4)), Matern([0.4, 0.4], (1e-4, 1e4), nu=0.5))
+    kernels = [1.0 * shape + WhiteKernel(0.1, (1e-8, 10.0)) for shape in shapes]
+    kernel = choose(X, (y - y.mean()) / y.std(), kernels=kernels)[0]
+    assert split_noise(kernel)[1].noise_level < 0.02  # .2 where the oscillation is noise
+    assert length_scales(kernel)[1] < 0.1 * length_scales(kernel)[0]
+
+
 def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
     for seed in range(3):
         X, y = sample(np.random.default_rng(seed), 70, 20, 20)
