@@ -69,9 +69,9 @@ LEAST_COUNT = 0.5
 
 # -- Default kernels
 
-#: Bounds of the variance of noise, of a target of unit variance. Targets without noise, such as
-#: those of simulations, are predicted with 10 to 100 times the error if it is at least 1e-5
-#: (tests/benchmarks/bench_noise_free.py).
+#: Bounds of the variance of noise, of a target of unit variance. Targets without noise, as of
+#: simulations, have greater errors where it is at least 1e-5
+#: (tests/benchmarks/bench_noise_free.py::test_regressors, "QSGP, 1e-5").
 NOISE_BOUNDS = (1e-8, 1e1)
 #: Bounds of the variance of f, of a target of unit variance; where the rate of counts is about f
 #: itself, up to the square of a large count, for 100 is no standard deviation of counts of 1e5

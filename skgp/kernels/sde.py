@@ -385,11 +385,7 @@ class _Transition(torch.autograd.Function):
 def _logarithms(values: list[Any]) -> np.ndarray:
     """Of numbers and arrays, one after the other."""
     with np.errstate(divide="ignore"):
-        return (
-            np.log(np.concatenate([np.ravel(each) for each in values], dtype=float))
-            if values
-            else np.empty(0)
-        )
+        return np.log(np.concatenate([np.empty(0), *map(np.ravel, values)]))
 
 
 def _count_parameters(groups: Sequence[Sequence[Primitive]]) -> int:

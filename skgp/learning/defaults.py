@@ -16,9 +16,10 @@ MOST_GROUPED = 32
 #: Log length scales to begin with of k relevant columns, relative to those of all: the root of k
 #: and a bit more; and of the others, at which the kernel is nearly flat.
 SHORT, LONG = 0.3, 2.0
-#: Factors by which the length scale of a column is shorter at a start beside that of shared ones,
-#: and standard errors above which neighbours along it err together (``bench_noise_free.py``).
-QUICKER, TOGETHER = (8.0, 16.0, 32.0, 64.0, 128.0), 4.0
+#: Starts of columns that oscillate: factors by which their length scale is shorter than the shared
+#: one, and standard errors by which the autocorrelation of residuals along them is above zero
+#: (``bench_noise_free.py::test_oscillations``).
+OSCILLATION_FACTORS, AUTOCORRELATED = (8.0, 16.0, 32.0, 64.0, 128.0), 4.0
 #: Relative tolerance of the evidence of one kernel without priors.
 EVIDENCE_TOL = 1e-6
 #: Of the differences of theta that make the Hessian of the objective.

@@ -47,7 +47,14 @@ from torch import Tensor
 from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning.defaults import EVIDENCE_TOL, LONG, MOST_GROUPED, QUICKER, SHORT, TOGETHER
+from skgp.learning.defaults import (
+    AUTOCORRELATED,
+    EVIDENCE_TOL,
+    LONG,
+    MOST_GROUPED,
+    OSCILLATION_FACTORS,
+    SHORT,
+)
 from skgp.learning.kernel_family import ChoiceSettings, Family, LeaveOneOut, leave_one_out
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
@@ -219,7 +226,7 @@ class _Search:
             starts += [family.start, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
         elif family is shared.family and self._noisy(shared):
-            starts += self._quick(shared)
+            starts += self._oscillating(shared)
         runs = [self.run(family, theta, patience=patience) for theta in starts]
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
@@ -249,20 +256,18 @@ class _Search:
             return found
         return min(found, self.run(family, start[0].theta, found.groups), key=lambda fit: fit.loss)
 
-    def _quick(self, fit: Choice) -> list[np.ndarray]:
-        """Starts of shorter length scales, of columns along which errors go together.
-
-        Beside a trend a quick oscillation is noise to a scale that all columns share.
-        """
-        family, X = fit.family, fit.family.data.X.numpy()
+    def _oscillating(self, fit: Choice) -> list[np.ndarray]:
+        """Starts of shorter length scales, of columns along which residuals are autocorrelated."""
+        family, X = fit.family, fit.family.data.X.cpu().numpy()
         if len(family.scales) != X.shape[1]:
             return []
-        error, found = family.at(fit.theta)[2].residual, []
+        residual, found = family.at(fit.theta)[2].residual, []
         for place, column in zip(family.scales, X.T, strict=True):
-            along = error[np.argsort(column, kind="stable")]
-            if along[1:] @ along[:-1] > TOGETHER * len(along) ** -0.5 * (along @ along):
-                starts = np.tile(fit.theta, (len(QUICKER), 1))
-                starts[:, place] -= np.log(QUICKER)
+            along = residual[np.argsort(column, kind="stable")]
+            least = AUTOCORRELATED * len(along) ** -0.5  # autocorrelation of lag one
+            if along[1:] @ along[:-1] > least * (along @ along):
+                starts = np.tile(fit.theta, (len(OSCILLATION_FACTORS), 1))
+                starts[:, place] -= np.log(OSCILLATION_FACTORS)
                 starts = starts.clip(*family.bounds.T)
                 found.append(min(starts, key=lambda start: family(start)[0]))
         return found

@@ -29,7 +29,7 @@ class ChoiceSettings:
     #: Standard errors by which a more complex candidate has to be better in density and squared
     #: error, or clearly in density alone: of at most 1.15 nats that choosing gains on the problems
     #: of ``bench_noise_free.py`` it gains 1.08, by both alone .97. Where more scales predict worse,
-    #: densities gain up to 5.3 errors.
+    #: densities gain up to 4.8 errors.
     n_errors: float = 2.0
     n_clear_errors: float = 8.0
     max_iter: int = 60  # L-BFGS-B iterations of a search,

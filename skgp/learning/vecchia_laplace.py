@@ -199,11 +199,7 @@ def fit_latent_likelihood(
         return found
     order = stratified_order(data.y, generator)
     some = data.take(order[: settings.n_rows].sort().values)
-
-    def tell(loss: float) -> bool:
-        history.append(-float(loss))
-        return bool(recorder(len(history), {"loss": float(loss)}))
-
+    tell = _told(history, recorder)
     model = likelihood, offset, generator
     none, moves = data.X.new_zeros(0), directions(kernel, max_free=1)
     kernel, *_ = _staged(kernel, none, some, model, settings, tell, moves)
@@ -243,10 +239,7 @@ def fit_latent_numbers(
     if recorder.stopped:
         return replace(found, kernel=kernel), parameters
 
-    def tell(loss: float) -> bool:
-        history.append(-float(loss))
-        return bool(recorder(len(history), {"loss": float(loss)}))
-
+    tell = _told(history, recorder)
     model = likelihood, offset, generator
     if len(kernels) > 1:
         others = [split_noise(other)[0] for other in kernels]
@@ -265,6 +258,16 @@ def fit_latent_numbers(
         some = data if settings.n_rows is None else data.some(settings.n_rows, generator)
         kernel, parameters, _ = _staged(kernel, parameters, some, model, settings, tell)
     return replace(found, kernel=kernel, method="Laplace evidence", history=history), parameters
+
+
+def _told(history: list[float], callback: Callback) -> Callable[[float], bool]:
+    """What keeps and tells of the losses of a search; True ends it."""
+
+    def tell(loss: float) -> bool:
+        history.append(-float(loss))
+        return bool(callback(len(history), {"loss": float(loss)}))
+
+    return tell
 
 
 def _staged(

@@ -366,9 +366,8 @@ class RowsEvidence(ClosedForm):
         self.state = rows.state
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> RowsPosterior:
-        return condition_rows(
-            self._rows.prior(dynamics), self._linear / noise, self._curved / noise
-        )
+        prior = self._rows.prior(dynamics)
+        return condition_rows(prior, self._linear / noise, self._curved / noise)
 
     def _misfit(self, q: RowsPosterior, noise: float) -> float:
         residual = self._y - q.mean[self._rows.index]
