@@ -87,6 +87,7 @@ from skgp.estimators._validation import (
 )
 from skgp.estimators.defaults import SIGNAL_BOUNDS
 from skgp.kernels.expression import split_noise
+from skgp.learning.hyperparameters import robust_location_scale
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -101,7 +102,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     Attributes
     ----------
     y_mean_, y_scale_ : float
-        Standardisation of the target: :math:`\bar y` and :math:`s_y`; 0 and 1 without
+        Standardisation of the target: :math:`\bar y` and :math:`s_y`, mean and standard deviation;
+        of those that are no gross outliers where the noise has heavy tails; 0 and 1 without
         ``normalize_y``, and of counts.
     noise_variance_ : float
         Variance of the observation noise, in squared units of y; infinite for Student-t noise of
@@ -123,6 +125,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     _counts = False
     #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
     _is_additive = True
+    #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
+    _has_outliers = False
     #: Of the variance of f, where the kernel is not given.
     _signal_bounds = SIGNAL_BOUNDS
 
@@ -415,12 +419,15 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         if self._counts:
             check_all_counts(moments)
         self._begin_fit(informed=moments.n_rows > 1)
+        some = some_of(blocks, backend)
         self.y_mean_, self.y_scale_ = 0.0, 1.0
         if self.normalize_y and self._is_additive:
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
-            if not is_constant(scale, np.array([moments.largest_target])):
-                self.y_scale_ = scale
-        some = some_of(blocks, backend)
+            if is_constant(scale, np.array([moments.largest_target])):
+                scale = 1.0
+            elif self._has_outliers:  # a pass over all would tell no more
+                self.y_mean_, scale = robust_location_scale(some.y, some.weight)
+            self.y_scale_ = scale
         unit = self._set_weight_scale(moments.n_rows, moments.weight)  # repeated rows are not seen
         standardised = partial(_standardise, shift=self.y_mean_, scale=self.y_scale_, unit=unit)
         return MappedBlocks(blocks, standardised, unit * moments.weight, standardised(some))
@@ -508,6 +515,9 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
             if is_constant(scale, y):
                 return np.zeros_like(y)  # and not the rounding of their mean
+            if self._has_outliers:
+                weight = None if sample_weight is None else to_tensor(sample_weight)
+                self.y_mean_, scale = robust_location_scale(to_tensor(y), weight)
             self.y_scale_ = scale
         return self._to_z(y)
 

@@ -16,14 +16,13 @@ from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
-from skgp.estimators._predictive import is_constant
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.expression import split_noise
 from skgp.kernels.spectra import has_spectral_density
-from skgp.learning.hyperparameters import learn_hyperparameters, robust_location_scale
+from skgp.learning.hyperparameters import learn_hyperparameters
 from skgp.learning.plan import (
     Fit,
     Plan,
@@ -170,6 +169,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     n_features_in_ : int
     feature_names_in_ : ndarray of str
     y_mean_, y_scale_ : float
+        Mean and standard deviation of the targets, for Laplace noise of those that are no gross
+        outliers.
 
     See Also
     --------
@@ -411,15 +412,9 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
             )
         return data.to(backend.device)
 
-    def _target(self, y, sample_weight):
-        """As for Gaussian noise, or by statistics that outliers leave alone."""
-        if not (self.normalize_y and self.likelihood == "laplace"):
-            return super()._target(y, sample_weight)
-        weight = None if sample_weight is None else to_tensor(sample_weight)
-        self.y_mean_, self.y_scale_ = robust_location_scale(to_tensor(y), weight)
-        if is_constant(float(np.abs(y - self.y_mean_).max()), y):
-            return np.zeros_like(y)  # and not the rounding of their mean
-        return self._to_z(y)
+    @property
+    def _has_outliers(self) -> bool:  # type: ignore[override]
+        return self.likelihood == "laplace"
 
     def _learn_kernel(
         self,

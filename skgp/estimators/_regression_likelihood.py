@@ -64,6 +64,11 @@ class LikelihoodGPRegressor(BaseGPRegressor):
     def _is_additive(self) -> bool:  # type: ignore[override]
         return self._own_likelihood is None or self._own_likelihood.is_additive
 
+    @property
+    def _has_outliers(self) -> bool:  # type: ignore[override]
+        own = self._own_likelihood
+        return self.likelihood == "student_t" if own is None else own.has_heavy_tails
+
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         if self.likelihood != "poisson" and self.link != "exp":

@@ -155,6 +155,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     n_features_in_ : int
     feature_names_in_ : ndarray of str
     y_mean_, y_scale_ : float
+        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
+        outliers.
 
     See Also
     --------

@@ -48,6 +48,9 @@ from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
 from skgp.optim.stopping import StopRecorder
 
+#: Of |z|, z ~ N(0, 1).
+_MEDIAN_OF_NORMAL = 0.6744897501960817  # mathematical
+
 
 def learn_hyperparameters(
     kernels: list,
@@ -166,17 +169,23 @@ def robust_hyperparameters(
 def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:
     """Mean and standard deviation of the targets (n,) that are no gross outliers.
 
-    Targets standardised by these suit the bounds and the start of a kernel; by the plain mean and
-    standard deviation 5% of errors shrink the signal to a third. A row of positive weight 2 counts
-    as the same row twice; the scale of constant targets is 1.
+    Those are within `OUTLIER_CUTOFF` standard deviations of the median, judged by the median
+    distance from it. Targets standardised by these suit the bounds and the start of a kernel; by
+    the plain mean and standard deviation 5% of errors shrink the signal to a third. A row of
+    positive weight 2 counts as the same row twice. Where more than half are equal, the scale is the
+    median distance of the others from these; of constant targets it is 1.
     """
     weight = torch.ones_like(y) if weight is None else weight
-    kept = _inliers(y - _quantile(y, weight, 0.5), weight)
+    median = _quantile(y, weight, 0.5)
+    distance = (y - median).abs()
+    rounding = 10 * torch.finfo(y.dtype).eps * median.abs()
+    reach = OUTLIER_CUTOFF * _quantile(distance, weight, 0.5) / _MEDIAN_OF_NORMAL
+    kept = distance <= torch.maximum(reach, rounding)
     inner, share = y[kept], weight[kept] / weight[kept].sum()
     location = float(share @ inner)
-    scale = float(share @ (inner - location).square()) ** 0.5
-    constant = scale <= 1e-12 * float(inner.abs().max())  # rounding, or zeros
-    return location, 1.0 if constant else scale
+    if reach > rounding:
+        return location, float(share @ (inner - location).square()) ** 0.5
+    return location, 1.0 if kept.all() else float(_quantile(distance[~kept], weight[~kept], 0.5))
 
 
 def _quantile(values: Tensor, weight: Tensor, level: float) -> Tensor:

@@ -48,6 +48,8 @@ class Likelihood(TensorState, abc.ABC):
         Whether y is a count, which may have an exposure (`at`).
     has_log_link : bool
         Whether E[y | f] is the exponential of f.
+    has_heavy_tails : bool
+        Whether it stands for gross outliers, which targets are then standardised in spite of.
 
     Notes
     -----
@@ -61,6 +63,7 @@ class Likelihood(TensorState, abc.ABC):
     information = math.inf
     is_log_concave = is_smooth = True
     is_gaussian = is_additive = is_numeric = is_count = has_log_link = False
+    has_heavy_tails = False
 
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)

@@ -155,7 +155,8 @@ class Laplace(NumericLikelihood):
     tensor([-1.7956], dtype=torch.float64)
     """
 
-    is_additive, is_smooth = True, False
+    is_additive = has_heavy_tails = True
+    is_smooth = False
 
     def __init__(self, scale: float | Tensor, *, bounds: tuple[float, float] | None = None) -> None:
         super().__init__()

@@ -89,7 +89,8 @@ class StudentT(NumericLikelihood):
     tensor([-8.4423], dtype=torch.float64)
     """
 
-    is_additive, is_log_concave = True, False
+    is_additive = has_heavy_tails = True
+    is_log_concave = False
 
     def __init__(
         self,

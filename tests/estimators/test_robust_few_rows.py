@@ -55,6 +55,18 @@ def test_tails_are_heavy_where_few_rows_show_none(estimator):
     assert 3 < model.degrees_of_freedom_ < 15
 
 
+@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor])
+def test_gross_outliers_do_not_set_the_scale_of_y(estimator):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 10, (120, 1))
+    y = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(120)
+    y[:6] = 1e6
+    model = estimator(likelihood="student_t", random_state=0).fit(X, y)
+    assert (model.y_mean_, model.y_scale_) == pytest.approx((y[6:].mean(), y[6:].std()))
+    assert 0.05 < model.likelihood_scale_ < 0.2  # of DLM 2e3 by the standard deviation of y
+    assert np.abs(model.predict(X[6:]) - np.sin(X[6:, 0])).max() < 0.15
+
+
 def test_prior_of_degrees_of_freedom_is_a_gamma_law_of_mode_4():
     degrees = np.array([2.5, 4.0, 9.0, 80.0])
     learned = StudentT(0.3, df_bounds=(2.0, 200.0))

@@ -38,12 +38,17 @@ def test_robust_location_scale_are_those_of_the_clean_rows(rng):
     y = 4.0 + 2.0 * torch.tensor(rng.standard_normal(500))
     expected = (float(y.mean()), float(y.std(correction=0)))
     assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
-    y[:40] += 100.0
-    clean = y[40:]
+    y[:150] += 100.0
+    clean = y[150:]
     expected = (float(clean.mean()), float(clean.std(correction=0)))
-    assert robust_location_scale(y) == pytest.approx(expected, rel=1e-12)
+    for unit in (1e-12, 1.0, 1e12):
+        found = robust_location_scale(unit * y)
+        assert found == pytest.approx([unit * value for value in expected], rel=1e-12)
     for value in (0.0, 0.1):
         assert robust_location_scale(torch.full_like(y, value)) == (pytest.approx(value), 1.0)
+    y[:300] = 7.0  # as counts of zero, or a sensor at its limit
+    others = (y[300:] - 7.0).abs().sort().values
+    assert robust_location_scale(y) == pytest.approx((7.0, float(others[99])))
 
 
 def test_robust_hyperparameters_of_clean_data_change_little(rng):
