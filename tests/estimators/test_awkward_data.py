@@ -44,15 +44,14 @@ ROUTES = [
         for n_inducing in (None, 4, "auto")
     ),
     *(
-        (skgp.VecchiaGPRegressor, {"likelihood": likelihood, "link": link, "n_neighbors": H})
+        (skgp.VecchiaGPRegressor, {"likelihood": likelihood, "link": link, "n_neighbors": 3})
         for likelihood, link in (("student_t", "exp"), ("poisson", "exp"), ("poisson", "softplus"))
-        for H in (3, 20)
     ),
 ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("n", "n_classes"), [(1, 0), (2, 2), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("n", "n_classes"), [(1, 0), (2, 2), (5, 3)])
 @pytest.mark.parametrize(("estimator", "params"), ROUTES)
 def test_a_few_rows(estimator, params, n, n_classes):
     X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3

@@ -75,8 +75,7 @@ def test_aborted_fit_changes_nothing(make):
     X, y = rows(make)
     new = np.hstack([X, X[::-1]]), rows(make, seed=1, scale=1e3)[1]
     # What is free is read anew after a while: with a budget every fit makes the same calls.
-    for estimator in (cheap(make, **BUDGET), cheap(make, **BUDGET).fit(X, y)):
-        assert_abort_changes_nothing(estimator, "fit", new)
+    assert_abort_changes_nothing(cheap(make, **BUDGET).fit(X, y), "fit", new)
 
 
 @streaming
@@ -100,8 +99,10 @@ def test_failed_first_fit_does_not_count_as_fitted(make):
         raise RuntimeError("from a callback")
 
     estimator = cheap(make).set_callbacks(Recorder(on_iteration=fail))
+    before = vars(estimator).copy()
     with pytest.raises(RuntimeError, match="from a callback"):
         estimator.fit(X, y)
+    assert vars(estimator) == before
     for method, arguments in {"predict": (X,), "log_predictive_density": (X, y)}.items():
         with pytest.raises(NotFittedError):
             getattr(estimator, method)(*arguments)

@@ -142,12 +142,12 @@ def test_relevance_vectors_are_few_rows_of_the_fit(moons):
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"kernel": None}, {"basis": "fourier", "n_basis": 2048, "kernel": None}]
+    "params", [{}, {"kernel": None}, {"basis": "fourier", "n_basis": 1024, "kernel": None}]
 )
 def test_weights_are_repeated_rows_for_every_choice(params, monkeypatch):
-    X, y = make_moons(120, noise=0.4, random_state=2)
+    X, y = make_moons(80, noise=0.4, random_state=2)
     X, y = np.vstack([X, X[:6]]), np.r_[y, 1 - y[:6]]  # inputs of both labels, too
-    counts = np.arange(126) % 3 + 1
+    counts = np.arange(86) % 3 + 1
     monkeypatch.setattr(amplitude, "LEAVE_ONE_OUT_FLOPS", 1e8)  # the last case holds rows out
     model, again = (
         fitted(*data, **params)

@@ -229,9 +229,10 @@ def test_missing_labels_and_infinite_times_are_named(two):
         kept().fit(X, np.where(y == "day", 1.0, np.nan))
 
 
-def test_stream_of_columns_goes_on_after_a_large_first_batch():
+def test_stream_of_columns_goes_on_after_a_large_first_batch(monkeypatch):
+    monkeypatch.setattr("skgp.estimators._state_space_common.STREAM_ROWS", 300)
     rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (1003, 2))
-    y = (X[:, 0] + 0.3 * rng.standard_normal(1003) > 0).astype(int)
+    X = rng.uniform(-2, 2, (303, 2))
+    y = (X[:, 0] + 0.3 * rng.standard_normal(303) > 0).astype(int)
     model = StateSpaceGPClassifier(optimizer=None, max_iter=3).partial_fit(X, y)
     assert model.partial_fit(X[:3], y[:3]).score(X, y) > 0.8

@@ -345,7 +345,7 @@ def test_many_columns_are_reduced_to_principal_components():
     y = np.sin(f[:, 0]) + f[:, 1]
     fit = SWSGPRegressor(n_neighbors=32, random_state=0).fit(X[:150], y[:150])
     assert fit.inducing_points_.shape[1] == 50 and fit.score(X[150:], y[150:]) > 0.8
-    raw = SWSGPRegressor(projection=None, random_state=0).fit(X[:150], y[:150])
+    raw = SWSGPRegressor(projection=None, random_state=0, max_iter=1).fit(X[:30], y[:30])
     assert raw.inducing_points_.shape[1] == 80
     few = SWSGPRegressor(projection=3, random_state=0).fit(X[:150], y[:150])
     assert few.inducing_points_.shape[1] == 3 and few.score(X[150:], y[150:]) > 0.9
@@ -415,15 +415,15 @@ def test_stopped_fit_is_usable(data, X_new):
 def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
     """Of rough data, most of which sixteen points cannot follow."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-3, 3, (1200, 3))
-    y = np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]) + X[:, 2] + 0.05 * rng.standard_normal(1200)
+    X = rng.uniform(-3, 3, (800, 3))
+    y = np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]) + X[:, 2] + 0.05 * rng.standard_normal(800)
     kernel = 1.0 * RBF([1.0, 1.0, 3.0]) + WhiteKernel(1e-3)
     fit = SWSGPRegressor(kernel, n_inducing=16, n_neighbors=8, random_state=0, **params)
-    fit.fit(X[:900], y[:900])
-    error = y[900:] - fit.predict(X[900:])
-    std = fit.predict(X[900:], return_std=True)[1]
+    fit.fit(X[:500], y[:500])
+    error = y[500:] - fit.predict(X[500:])
+    std = fit.predict(X[500:], return_std=True)[1]
     assert 0.7 < np.sqrt(np.mean((error / std) ** 2)) < 1.4  # it was 2 to 6
-    assert density(fit, X[900:], y[900:]) > -0.95
+    assert density(fit, X[500:], y[500:]) > -0.95
 
 
 def _few_columns_matter(rng, X):

@@ -27,7 +27,7 @@ def largest_step(fit, X):
 def test_mean_across_a_gap_has_no_steps(method):
     X, y = with_gap()
     fit = SWSGPRegressor(method=method, n_neighbors=32, random_state=0).fit(X, y)
-    grid = np.linspace(-2, 12, 14_001)[:, None]
+    grid = np.linspace(3, 12, 9001)[:, None]
     largest, relative = largest_step(fit, grid)
     assert largest < 0.02 * np.std(np.sin(X))
     assert largest < 4e-3  # the sine itself changes by 1e-3
@@ -50,10 +50,10 @@ def test_mean_along_a_line_in_the_plane_has_no_steps(method, end):
     )
     end = 0.5 * np.array(end) / np.linalg.norm(end)
     begin = 0.0 if end[1] < 0 else end / 0.5
-    line = begin + np.linspace(-1, 1, 8001)[:, None] * end
+    line = begin + np.linspace(-1, 1, 4001)[:, None] * end
     largest, _ = largest_step(fit, line)
     assert largest < 0.02 * y.std()
-    assert largest < 30 * 0.5 / 4000  # slopes, that were up to a thousand
+    assert largest < 30 * 0.5 / 2000  # slopes, that were up to a thousand
 
 
 @methods

@@ -121,21 +121,21 @@ def test_weights_are_repetitions_and_draws_are_reproducible():
 
 def test_ten_classes():
     X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
-    model = VecchiaGPClassifier(400.0 * RBF(30.0), **FIXED).fit(X[:600], y[:600])
-    assert model.score(X[600:1000], y[600:1000]) > 0.93
-    assert -model.log_predictive_density(X[600:1000], y[600:1000]).mean() < 0.3
+    model = VecchiaGPClassifier(400.0 * RBF(30.0), **FIXED).fit(X[:300], y[:300])
+    assert model.score(X[600:800], y[600:800]) > 0.9
+    assert -model.log_predictive_density(X[600:800], y[600:800]).mean() < 0.4
     assert model.coupling_ in COUPLINGS and model.moderation_ in MODERATIONS
     mean, var = model.latent_mean_and_variance(X[:5])
     assert mean.shape == var.shape == (5, 10)
-    assert (
-        len(pickle.dumps(model)) < 8 * 600 * (64 + 10 * 55) + 2_500_000
-    )  # the inputs, draws there and of u
+    # The inputs, draws there and of u.
+    assert len(pickle.dumps(model)) < 8 * 300 * (64 + 10 * 55) + 2_500_000
 
 
-def test_search_raises_the_evidence():
-    X, y = make_moons(2600, noise=0.3, random_state=0)
+def test_search_raises_the_evidence(monkeypatch):
+    monkeypatch.setattr("skgp.learning.search.SearchSettings.exact_rows", 200)
+    X, y = make_moons(400, noise=0.3, random_state=0)
     start = 4.0 * RBF([3.0, 3.0])
-    settings = {"n_neighbors": 8, "n_inducing": 20, "batch_size": 600, "random_state": 0}
+    settings = {"n_neighbors": 8, "n_inducing": 20, "batch_size": 250, "random_state": 0}
     few = {"n_neighbors": 8, "n_inducing": 20, **FIXED}
     kept = VecchiaGPClassifier(start, **few).fit(X, y)
     model = VecchiaGPClassifier(start, **settings).fit(X, y)

@@ -193,7 +193,7 @@ def test_leave_one_out_choice_is_that_of_its_moments():
 
 def test_leave_one_out_choice_is_the_choice_of_refits():
     problem = make_problem(noise=0.3)
-    factors = (0.01, 1.0, 100.0)
+    factors = (0.01, 1.0)
     brute = {}
     for a in factors:
         refits = [dense_latent(problem, a, without=[i], at=[i])[0] for i in range(N)]

@@ -301,7 +301,7 @@ def held_out_log_density(kernel, X, y, X_new, y_new):
 def test_fit_hyperparameters_keeps_length_scales_that_neighbourhoods_cannot_see(generator):
     """Among the nearest a sine is a plane: its scale of 2 went to 3.9, the density to .41 nats."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (1300, 2))
+    X = rng.uniform(-2, 2, (900, 2))
     y = np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.standard_normal(len(X))
     settings = SearchSettings(
         exact_rows=0,
@@ -311,9 +311,9 @@ def test_fit_hyperparameters_keeps_length_scales_that_neighbourhoods_cannot_see(
         learning_rate=0.1,
         **{**GLOBAL_SEARCH, "n_compared": 96, "n_score_rows": 256},
     )
-    data = as_data(X[:800], y[:800])
+    data = as_data(X[:500], y[:500])
     fit = fit_hyperparameters([SMOOTH], data, generator=generator, settings=settings)
-    found = held_out_log_density(fit.kernel, X[:800], y[:800], X[800:], y[800:])
+    found = held_out_log_density(fit.kernel, X[:500], y[:500], X[500:], y[500:])
     assert found > -np.log(0.1 * np.sqrt(2 * np.pi * np.e)) - 0.03  # what the noise allows
 
 

@@ -126,7 +126,7 @@ def test_detail_that_some_rows_missed_is_learned_from_all_labels():
 
 
 def test_kernel_that_suits_the_labels_is_kept():
-    data = labelled(2500, 2)
+    data = labelled(1500, 2)
     fine = HyperparameterFit(ConstantKernel(4.0, "fixed") * RBF([0.15, 10.0], "fixed"))
     options = {"n_neighbors": 16, "generator": torch.Generator().manual_seed(0)}
     coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0], (2.0, 10.0))

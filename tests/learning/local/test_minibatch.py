@@ -139,7 +139,7 @@ def test_fit_minibatch_raises_the_bound(labels, full):
 
 def test_fit_minibatch_stays_near_an_optimum_it_starts_from():
     state, data, search, objective = problem()
-    options = {"batch_size": 50, "max_iter": 300}
+    options = {"batch_size": 50, "max_iter": 120}
     first = fit_minibatch(state, data, search, objective, generator=seeded(), **options)[0]
     again = fit_minibatch(first, data, search, objective, generator=seeded(1), **options)[0]
     reached = value(first, data, search, objective)
@@ -150,7 +150,7 @@ def test_learned_inducing_points_improve_the_bound():
     state, data, search, objective = problem(M=8, H=3)
     state = replace(state, Z=state.Z * 0.4)  # far from where the rows are
     free = replace(objective, learn_inducing=True)
-    options = {"batch_size": 50, "max_iter": 150}
+    options = {"batch_size": 50, "max_iter": 120}
     fixed, learned = (
         fit_minibatch(state, data, search, each, generator=seeded(), **options)[0]
         for each in (objective, free)

@@ -84,7 +84,7 @@ def test_estimates_are_unbiased(name):
         values = [torch.tensor([found.value]), found.gradients()[0], found.likelihood_gradient]
         return torch.cat([*values, found.knot_gradient, of.sites[0].linear.flatten()])
 
-    n_drawn = 100
+    n_drawn = 60
     drawn.n_evaluations = whole.n_evaluations = 10**9
     drawn.rate = whole.rate = 0.1
     draws = torch.stack([evaluate(drawn) for _ in range(n_drawn)])
@@ -107,10 +107,10 @@ def test_several_processes_add_up():
 
 @pytest.mark.parametrize("name", ["gaussian", "poisson"])
 def test_ends_where_the_search_by_all_rows_ends(name):
-    series = problem(name, 1000)
+    series = problem(name, 400)
     knots, likelihood = place_knots(series.times, 25), LIKELIHOODS[name]
     found = fit_minibatches(
-        KERNEL, objective(name, series, 100), likelihood, knots=knots, max_iter=150
+        KERNEL, objective(name, series, 80), likelihood, knots=knots, max_iter=100
     )
     evidence = SharedEvidence([VariationalEvidence(series, likelihood, 0.2)])
     best = maximise([KERNEL], evidence, likelihood, knots=knots)
@@ -120,7 +120,7 @@ def test_ends_where_the_search_by_all_rows_ends(name):
     )
     assert best.value - here.value < 0.1 * (best.value - start.value)
     assert best.value - here.value < 5.0
-    assert found.n_iter == len(found.history) == 150
+    assert found.n_iter == len(found.history) == 100
 
 
 def test_callback_ends_the_search():
