@@ -266,13 +266,14 @@ def is_constant(scale: float, y: np.ndarray) -> bool:
 
 
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
-    r"""Return R (n, n) with :math:`R R^T` equal to a positive semi-definite covariance.
+    r"""Return the symmetric R (n, n) with :math:`R R` equal to a positive semi-definite covariance.
 
-    Latent covariances are singular up to rounding, so this takes the symmetric eigenvalue
-    decomposition, clips negative eigenvalues at 0, and needs no jitter. O(n^3).
+    Latent covariances are singular up to rounding, so this takes the eigenvalue decomposition,
+    clips negative eigenvalues at 0, and needs no jitter. Unlike eigenvectors, whose signs and
+    order rounding decides, R is continuous: draws are the same on other processors. O(n^3).
     """
     values, vectors = eigh(covariance)
-    return vectors * np.sqrt(np.maximum(values, 0.0))
+    return vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
 
 
 def log_predictive_density_scorer(

@@ -53,9 +53,9 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         more of the rows of large weight, where others tell little.
     n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
-        in. None takes 400, or fewer: a quarter of few rows, 4e7 / n of many; and 0 where they do
-        not make the targets likelier; unless the noise is Gaussian, 100. Lowered to the number of
-        distinct rows, with a warning.
+        in. None takes 400, or 4e7 / n of more than 100,000 rows, or all of fewer, which are the
+        exact process; and 0 where they do not make the targets likelier; unless the noise is
+        Gaussian, 100. More is lowered to the number of distinct rows, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
         Order of the rows: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.

@@ -176,7 +176,7 @@ def approximation(
     """
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
     if settings.n_inducing is None:
-        sizes.append(min(VECCHIA_INDUCING, len(data) // 4, VECCHIA_FEATURES // len(data)))
+        sizes.append(min(VECCHIA_INDUCING, len(data), VECCHIA_FEATURES // len(data)))
     else:
         settings = replace(settings, n_rows=None)
     trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]

@@ -70,7 +70,8 @@ def semidefinite_root(A: Tensor) -> Tensor:
     """R (n, n) with R R^T = A up to rounding, A symmetric and positive semi-definite but for it.
 
     The Cholesky factor; or, where no jitter relative to A helps since A is a difference of far
-    larger matrices, eigenvectors, with negative eigenvalues taken as 0: some ten times the cost.
+    larger matrices, the symmetric root, with negative eigenvalues taken as 0: some ten times the
+    cost.
     """
     try:
         return jittered_cholesky(A).factor
@@ -78,7 +79,7 @@ def semidefinite_root(A: Tensor) -> Tensor:
         if not A.isfinite().all():
             raise
         values, vectors = torch.linalg.eigh(A)
-        return vectors * values.clamp_min(0.0).sqrt()
+        return vectors * values.clamp_min(0.0).sqrt() @ vectors.mT
 
 
 def reverse_cholesky(A: Tensor) -> CholeskyResult:

@@ -79,6 +79,11 @@ def test_covariance_root_of_a_singular_matrix():
     np.testing.assert_allclose(root @ root.T, A @ A.T, atol=1e-12)
 
 
+def test_covariance_root_is_continuous_where_eigenvalues_are_equal():
+    E = np.random.default_rng(0).standard_normal((5, 5)) * 1e-13
+    np.testing.assert_allclose(covariance_root(np.eye(5) + E + E.T), np.eye(5), atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("y", "constant"),
     [([0.1] * 7, True), ([0.0, 0.0], True), ([1e8, 1e8 + 1e-3], False), ([1e-9, 2e-9], False)],
