@@ -39,6 +39,12 @@ def cheap(estimator_class, **params):
     return estimator_class(**{"random_state": 0, **CHEAP.get(estimator_class, {}), **params})
 
 
+def streaming(estimator_class):
+    """The same, whose stream has few features."""
+    few = {"n_basis": 64} if "n_basis" in estimator_class().get_params() else {}
+    return cheap(estimator_class, **few)
+
+
 def rows(estimator_class, n=30, *, seed=0, scale=1.0):
     """Return X (n, 1) and y (n,): `scale` times numbers, or labels "a" and "b"."""
     rng = np.random.default_rng(seed)

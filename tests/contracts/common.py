@@ -119,6 +119,12 @@ class EstimatorPredictions:
 
     @pytest.fixture(scope="class")
     @classmethod
+    def iterated(cls, data):
+        """Fitted from ``random_state=5``."""
+        return cls().make_iterative(random_state=5).fit(*data)
+
+    @pytest.fixture(scope="class")
+    @classmethod
     def X_new(cls):
         return np.random.default_rng(1).uniform(-3, 3, (7, 2))
 
@@ -164,13 +170,12 @@ class EstimatorPredictions:
 
     # ---- callbacks and Ctrl-C --------------------------------------------------------------
 
-    def test_callbacks_hear_every_task_once_and_change_nothing(self, data, X_new):
+    def test_callbacks_hear_every_task_once_and_change_nothing(self, data, iterated, X_new):
         """Nor does anything else, where ``random_state`` is the same."""
         recorder = Recorder()
-        plain = self.make_iterative(random_state=5).fit(*data)
         watched = self.make_iterative(random_state=5).set_callbacks(recorder).fit(*data)
-        assert_same(watched.kernel_.theta, plain.kernel_.theta)
-        assert_same(self.outputs(watched, X_new), self.outputs(plain, X_new))
+        assert_same(watched.kernel_.theta, iterated.kernel_.theta)
+        assert_same(self.outputs(watched, X_new), self.outputs(iterated, X_new))
         assert recorder.ended.count("iteration") >= 3
         assert recorder.begun.count("fit") == recorder.ended.count("fit") == 1
         assert sorted(recorder.begun) == sorted(recorder.ended)
@@ -300,13 +305,12 @@ class InputContract:
         assert sum("iteration 1," in line for line in lines) >= 1
         assert all(line.startswith("[") for line in lines)
 
-    def test_fit_works_outside_the_main_thread(self, data, X_new):
-        result = []
-        thread = threading.Thread(target=lambda: result.append(self.make().fit(*data)))
+    def test_fit_works_outside_the_main_thread(self, data, iterated, X_new):
+        result, model = [], self.make_iterative(random_state=5)
+        thread = threading.Thread(target=lambda: result.append(model.fit(*data)))
         thread.start()
         thread.join()
-        expected = self.outputs(self.make().fit(*data), X_new)
-        assert_same(self.outputs(result[0], X_new), expected)
+        assert_same(self.outputs(result[0], X_new), self.outputs(iterated, X_new))
 
     @pytest.mark.parametrize(
         ("weights", "message"),

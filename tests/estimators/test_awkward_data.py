@@ -7,6 +7,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 import skgp
+from tests.contracts.catalogue import streaming
 
 REGRESSORS = [
     skgp.QSGPRegressor,
@@ -116,7 +117,7 @@ def test_stream_that_begins_with_one_class_learns_the_others(estimator):
     y = (X[:, 0] > 0).astype(int)
     first = np.flatnonzero(y)[:10]
     others = np.setdiff1d(np.arange(80), first)
-    model = estimator(random_state=0)
+    model = streaming(estimator)
     for rows in (first, others[:35], others[35:]):
         model.partial_fit(X[rows], y[rows], classes=[0, 1])
     assert model.score(X, y) > 0.8

@@ -82,7 +82,7 @@ class DLM:
     params = {}
 
     def make(self, **params):
-        settings = {"n_inducing": 30, "max_iter": 20, "random_state": 0, **self.params}
+        settings = {"n_inducing": 20, "max_iter": 10, "random_state": 0, **self.params}
         return DLMGPRegressor(**{**settings, **params})
 
 
@@ -105,11 +105,11 @@ class TestSquareLossContract(OneKernel, RegressorPredictions):
 class TestStudentContract(OneKernel, RegressorPredictions):
     gaussian = False
     heavy_tailed = True
-    params = {"likelihood": "student_t", "n_inducing": 40, "max_iter": 10}
+    params = {"likelihood": "student_t", "n_inducing": 40, "max_iter": 5}
 
 
 class TestCountContract(DLM, CountRegressorContract):
-    params = {"likelihood": "poisson", "max_iter": 30}
+    params = {"likelihood": "poisson", "max_iter": 15}
 
 
 class TestSoftplusContract(DLM, CountRegressorPredictions):

@@ -25,7 +25,7 @@ class TestContract(ClassifierContract):
     offers_state = False
 
     def make(self, **params):
-        return DLMGPClassifier(**{"n_inducing": 40, "max_iter": 20, "random_state": 0, **params})
+        return DLMGPClassifier(**{"n_inducing": 25, "max_iter": 10, "random_state": 0, **params})
 
 
 def log_loss_of(model, X, y):

@@ -11,13 +11,13 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import skgp
-from tests.contracts.catalogue import CHEAP, cheap, rows
+from tests.contracts.catalogue import CHEAP, cheap, rows, streaming
 from tests.contracts.common import Recorder
 
 PACKAGE = os.path.dirname(skgp.__file__)
 pytestmark = pytest.mark.filterwarnings("ignore")
 all_estimators = pytest.mark.parametrize("make", CHEAP, ids=lambda c: c.__name__)
-streaming = pytest.mark.parametrize(
+streams = pytest.mark.parametrize(
     "make", [c for c in CHEAP if hasattr(c, "partial_fit")], ids=lambda c: c.__name__
 )
 WARM = [c for c in CHEAP if "warm_start" in c().get_params()]
@@ -78,9 +78,9 @@ def test_aborted_fit_changes_nothing(make):
     assert_abort_changes_nothing(cheap(make, **BUDGET).fit(X, y), "fit", new)
 
 
-@streaming
+@streams
 def test_aborted_partial_fit_changes_nothing(make):
-    estimator = cheap(make, **BUDGET).partial_fit(*rows(make))
+    estimator = streaming(make).set_params(**BUDGET).partial_fit(*rows(make))
     assert_abort_changes_nothing(estimator, "partial_fit", rows(make, 9, seed=1, scale=1e3))
 
 
@@ -128,12 +128,12 @@ def test_second_ctrl_c_keeps_the_fit_before(make):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-@streaming
+@streams
 def test_warnings_of_a_fit_name_the_line_of_the_caller(make):
     X, y = rows(make)
     presses = iter([signal.SIGINT])
     recorder = Recorder(on_iteration=lambda: [signal.raise_signal(key) for key in presses])
-    estimator = cheap(make).set_callbacks(recorder)
+    estimator = streaming(make).set_callbacks(recorder)
     with pytest.warns(ConvergenceWarning, match="interrupted by Ctrl-C") as caught:
         estimator.partial_fit(X, y)
     assert {w.filename for w in caught if "Ctrl-C" in str(w.message)} == {__file__}

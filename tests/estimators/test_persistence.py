@@ -21,7 +21,7 @@ from skgp import (
     VecchiaGPRegressor,
 )
 from skgp.linalg.runtime import TensorState
-from tests.contracts.catalogue import CHEAP, cheap, rows
+from tests.contracts.catalogue import CHEAP, cheap, rows, streaming
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -100,7 +100,7 @@ def test_pickle_and_deep_copy_hold_no_tensor_storage(fitted):
 @pytest.mark.parametrize("make", [c for c in CHEAP if hasattr(c, "partial_fit")])
 def test_stream_goes_on_after_skops(make):
     skops = pytest.importorskip("skops.io")
-    estimator = cheap(make).partial_fit(*rows(make))
+    estimator = streaming(make).partial_fit(*rows(make))
     data = skops.dumps(estimator)
     loaded = skops.loads(data, trusted=skops.get_untrusted_types(data=data))
     X, y = rows(make, 12, seed=2)

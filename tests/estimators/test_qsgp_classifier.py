@@ -26,6 +26,9 @@ class TestContract(ClassifierContract):
     def make(self, **params):
         return QSGPClassifier(**{"random_state": 0, **params})
 
+    def make_streaming(self, **params):
+        return self.make(n_basis=64, **params)
+
 
 class TestContractOfFourierFeatures(ClassifierPredictions):
     offers_state = False

@@ -1,5 +1,6 @@
 """Products with kernel matrices against the dense matrix."""
 
+import itertools
 import math
 import pickle
 
@@ -28,23 +29,38 @@ def normal(*shape, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
-@pytest.fixture(params=[5, 37, 2048], ids=lambda tile: f"tile{tile}")
+#: Panels of 5 rows, of which 37 is no multiple; of all rows; of more than there are.
+TILES = [5, 37, 2048]
+
+
+def set_tile(size, monkeypatch):
+    monkeypatch.setattr(operators, "PANEL", size)
+    monkeypatch.setattr(operators, "MIRRORED", size)
+    return size
+
+
+@pytest.fixture(params=TILES, ids=lambda tile: f"tile{tile}")
 def tile(request, monkeypatch):
-    """Panels of 5 rows, of which 37 is no multiple; of all rows; of more than there are."""
-    monkeypatch.setattr(operators, "PANEL", request.param)
-    monkeypatch.setattr(operators, "MIRRORED", request.param)
-    return request.param
+    return set_tile(request.param, monkeypatch)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
+def layouts(monkeypatch, make):
+    """What is made with each tile, stored and recomputed."""
+    for size, stored in itertools.product(TILES, (True, False)):
+        set_tile(size, monkeypatch)
+        with memory_limit(1e9 if stored else 0):
+            operator = make()
+        assert operator.stored is stored
+        yield operator
+
+
 @each_kernel()
-def test_kernel_operator_matmul_equals_dense(make_kernel, stored, tile):
+def test_kernel_operator_matmul_equals_dense(make_kernel, monkeypatch):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(N, COLUMNS, seed=1)
-    with memory_limit(1e9 if stored else 0):
-        operator = KernelOperator(kernel, X, dtype=torch.float64)
-    assert operator.stored is stored and operator.shape == (N, N)
-    tol = rounding(kernel)
-    torch.testing.assert_close(operator.matmul(V), gram(kernel, X) @ V, rtol=tol, atol=tol)
+    tol, expected = rounding(kernel), gram(kernel, X) @ V
+    for operator in layouts(monkeypatch, lambda: KernelOperator(kernel, X, dtype=torch.float64)):
+        assert operator.shape == (N, N)
+        torch.testing.assert_close(operator.matmul(V), expected, rtol=tol, atol=tol)
 
 
 def test_kernel_operator_equals_the_naive_double_loop(tile):
@@ -54,19 +70,16 @@ def test_kernel_operator_equals_the_naive_double_loop(tile):
     np.testing.assert_allclose(K, naive_gram(KERNEL, X.numpy()), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
 @each_kernel()
-def test_kernel_operator_in_float32_is_within_its_rounding(make_kernel, stored, tile):
+def test_kernel_operator_in_float32_is_within_its_rounding(make_kernel, monkeypatch):
     """Entries are rounded once and n products summed: (n + 1) eps |K| |V|, whatever the offset."""
     kernel, X, V = make_kernel(), normal(N, N_INPUTS) + 2.0, normal(N, COLUMNS, seed=1)
-    with memory_limit(1e9 if stored else 0):
-        operator = KernelOperator(kernel, X)
     K = gram(kernel, X)
-    eps = torch.finfo(torch.float32).eps
-    bound = (N + 1) * eps * (K.abs() @ V.abs())
-    product = operator.matmul(V)
-    assert product.dtype == torch.float32
-    assert ((product.double() - K @ V).abs() <= bound).all()
+    bound = (N + 1) * torch.finfo(torch.float32).eps * (K.abs() @ V.abs())
+    for operator in layouts(monkeypatch, lambda: KernelOperator(kernel, X)):
+        product = operator.matmul(V)
+        assert product.dtype == torch.float32
+        assert ((product.double() - K @ V).abs() <= bound).all()
 
 
 def test_kernel_operator_keeps_distances_that_float32_would_lose():
@@ -104,34 +117,31 @@ def test_kernel_operator_recomputes_one_panel_at_a_time(monkeypatch, tile):
     assert max(sizes) <= 2 * tile**2 and N * (N + 1) / 2 <= sum(sizes) <= N * (N + tile) / 2
 
 
-@pytest.mark.parametrize("rows", [1, 5, 100])
 @each_kernel()
-def test_kernel_matmul_equals_dense(make_kernel, rows, dtype):
+def test_kernel_matmul_equals_dense(make_kernel, dtype):
     kernel = make_kernel()
     X, Z, V = normal(23, N_INPUTS), normal(N, N_INPUTS, seed=1), normal(N, COLUMNS, seed=2)
     expected = gram(kernel, X, Z) @ V
     X, Z, V = (tensor.to(dtype) for tensor in (X, Z, V))
-    with memory_limit(8 * rows * N * dtype.itemsize):  # a tile may take an eighth
-        product = kernel_matmul(kernel, X, Z, V)
-    assert product.dtype == dtype
-    tol = 1e-10 if dtype == torch.float64 else 1e-3
-    torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
+    for rows in (1, 5, 100):
+        with memory_limit(8 * rows * N * dtype.itemsize):  # a tile may take an eighth
+            product = kernel_matmul(kernel, X, Z, V)
+        assert product.dtype == dtype
+        tol = 1e-10 if dtype == torch.float64 else 1e-3
+        torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
 @each_kernel()
-def test_row_operator_equals_dense_at_each_theta(make_kernel, stored, tile):
+def test_row_operator_equals_dense_at_each_theta(make_kernel, monkeypatch):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(COLUMNS, N, seed=1)
-    with memory_limit(1e9 if stored else 0):
-        operator = RowOperator(kernel, X)
-    assert operator.stored is stored
     tol, index = rounding(kernel), torch.tensor([3, 0, 30])
-    for shift in (0.4, 0.0):
-        theta = torch.as_tensor(kernel.theta) + shift
-        operator.set_theta(theta)
-        K = gram(kernel, X, theta=theta)
-        torch.testing.assert_close(operator.matmul(V), V @ K, rtol=tol, atol=tol)
-        torch.testing.assert_close(operator.rows(index), K[index], rtol=tol, atol=tol)
+    thetas = [torch.as_tensor(kernel.theta) + shift for shift in (0.4, 0.0)]
+    grams = [gram(kernel, X, theta=theta) for theta in thetas]
+    for operator in layouts(monkeypatch, lambda: RowOperator(kernel, X)):
+        for theta, K in zip(thetas, grams, strict=True):
+            operator.set_theta(theta)
+            torch.testing.assert_close(operator.matmul(V), V @ K, rtol=tol, atol=tol)
+            torch.testing.assert_close(operator.rows(index), K[index], rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "recomputed"])
