@@ -197,9 +197,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     --------
     >>> import numpy as np
     >>> from skgp import StateSpaceGPRegressor
-    >>> x = np.linspace(0, 20, 500)[:, None]
+    >>> x = np.linspace(0, 10, 150)[:, None]
     >>> y = np.sin(x[:, 0]) + 0.1 * np.cos(40 * x[:, 0])
-    >>> y[200:220] = np.nan
+    >>> y[120:130] = np.nan
     >>> model = StateSpaceGPRegressor().fit(x, y)
     >>> mean, std = model.predict([[8.4]], return_std=True)
     >>> bool(abs(mean[0] - np.sin(8.4)) < 2 * std[0])

@@ -158,8 +158,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     --------
     >>> import numpy as np
     >>> from skgp import VecchiaGPRegressor
-    >>> X = np.linspace(0, 10, 300)[:, None]
-    >>> y = np.sin(X[:, 0]) + 0.1 * np.cos(37 * np.arange(300.0))
+    >>> X = np.linspace(0, 10, 100)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.cos(37 * np.arange(100.0))
     >>> model = VecchiaGPRegressor(n_neighbors=10, random_state=0).fit(X, y)
     >>> mean, std = model.predict([[2.5]], return_std=True)
     >>> bool(abs(mean[0] - np.sin(2.5)) < 0.1)
@@ -169,7 +169,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     Counts of unlike exposure:
 
-    >>> exposure = 1.0 + np.arange(300) % 3
+    >>> exposure = 1.0 + np.arange(100) % 3
     >>> counts = np.random.default_rng(0).poisson(exposure * np.exp(1 + np.sin(X[:, 0])))
     >>> model = VecchiaGPRegressor(likelihood="poisson", random_state=0)
     >>> rate = model.fit(X, counts, exposure=exposure).predict([[2.5]])

@@ -398,7 +398,7 @@ def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
 
     def fit(likelihood):
         kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
-        model = student(kernel=kernel, likelihood=likelihood, max_iter=100, **options)
+        model = student(kernel=kernel, likelihood=likelihood, max_iter=50, **options)
         return model.fit(X[train], y[train])
 
     robust, plain = fit("student_t"), fit("gaussian")

@@ -131,5 +131,5 @@ def test_prior_of_a_likelihood_enters_every_search(estimator, options, monkeypat
 
     monkeypatch.setattr(StudentT, "log_prior", certain)
     X, y, *_ = draws(60, 1, RBF(1.0), outliers, seed=0)
-    model = estimator(likelihood="student_t", random_state=0, max_iter=100, **options).fit(X, y)
+    model = estimator(likelihood="student_t", random_state=0, max_iter=60, **options).fit(X, y)
     assert model.degrees_of_freedom_ == pytest.approx(12.0, rel=0.01)

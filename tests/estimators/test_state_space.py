@@ -282,7 +282,7 @@ def test_without_optimizer_the_default_kernel_is_kept(data):
 
 @likelihoods
 def test_warm_start_goes_on_from_the_last_fit(likelihood, data, counts):
-    X, y = (part[:50] for part in target(likelihood, data, counts))
+    X, y = (part[:30] for part in target(likelihood, data, counts))
     options = {"likelihood": likelihood, "max_iter": 3}
     fit = StateSpaceGPRegressor(warm_start=True, **options).fit(X, y)
     first = fit.log_marginal_likelihood_value_

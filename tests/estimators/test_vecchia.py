@@ -5,14 +5,20 @@ import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from skgp import VecchiaGPRegressor
+from skgp import VecchiaGPClassifier, VecchiaGPRegressor
+from tests.contracts.estimators import RegressorContract
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.05)
 FIXED = {"optimizer": None, "random_state": 0}
+
+
+class TestContract(RegressorContract):
+    offers_state = False
+
+    def make(self, **params):
+        params.pop("dtype", None)  # float64 is all there is
+        return VecchiaGPRegressor(**{"random_state": 0, **params})
 
 
 def problem(n=60, seed=0):
@@ -37,19 +43,6 @@ def test_all_neighbors_are_the_exact_process(sizes):
     noise = 0.05 * np.eye(len(x))  # of an observation, in both
     np.testing.assert_allclose(found[1] + noise, covariance, atol=1e-8)
     np.testing.assert_allclose(model.predict(x, return_std=True)[1] ** 2, np.diag(covariance))
-
-
-def test_weights_are_repetitions_and_repetitions_weights():
-    X, y = problem(40)
-    counts = 1 + np.arange(40) % 3
-    model = VecchiaGPRegressor(KERNEL, n_neighbors=6, n_inducing=4, normalize_y=False, **FIXED)
-    weighted = clone(model).fit(X, y, sample_weight=counts)
-    twice = clone(model).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
-    for found, expected in zip(
-        weighted.predict(X, return_std=True), twice.predict(X, return_std=True), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, atol=1e-10)
-    assert len(weighted.inducing_points_) == weighted.n_inducing_ == 4
 
 
 @pytest.mark.parametrize("weight", [1e-12, 1e-5])
@@ -111,31 +104,10 @@ def test_a_seed_decides_the_fit():
     assert values[0] != values[1]
 
 
-def test_grid_search_in_a_pipeline():
-    X, y = problem(60)
-    grid = {
-        "vecchiagpregressor__n_neighbors": [2, 8],
-        "vecchiagpregressor__n_inducing": [0, 5],
-        "vecchiagpregressor__ordering": ["random", "maximin"],
-    }
-    pipeline = make_pipeline(StandardScaler(), VecchiaGPRegressor(KERNEL, **FIXED))
-    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, y)
-    assert np.ptp(search.cv_results_["mean_test_score"]) > 0
-    assert search.predict(X).shape == (60,)
-
-
-def test_draws_have_the_joint_moments():
-    X, y = problem()
-    model = VecchiaGPRegressor(KERNEL, n_neighbors=6, n_inducing=4, **FIXED).fit(X, y)
-    x = np.random.default_rng(5).random((12, 2))
-    n_draws = 20_000
-    mean, C = model.latent_mean_and_covariance(x)
-    draws = model.sample_f(x, n_draws, random_state=0) - mean[:, None]
-    var = np.diag(C)
-    z = draws.mean(1) / np.sqrt(var / n_draws)
-    assert np.abs(z).max() < 4
-    z = (draws @ draws.T / n_draws - C) / np.sqrt((np.outer(var, var) + C**2) / n_draws)
-    assert np.abs(z).max() < 4
+@pytest.mark.parametrize("make", [VecchiaGPRegressor, VecchiaGPClassifier])
+def test_neither_neighbors_nor_inducing_points_are_refused(make):
+    with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
+        make(n_neighbors=0, n_inducing=0).fit(*problem(10))
 
 
 def test_more_inducing_points_than_rows_are_lowered():
@@ -143,20 +115,6 @@ def test_more_inducing_points_than_rows_are_lowered():
     with pytest.warns(UserWarning, match="n_inducing=30 is more than the 20 distinct rows"):
         model = VecchiaGPRegressor(KERNEL, n_inducing=30, **FIXED).fit(X, y)
     assert model.n_inducing_ == 20
-
-
-def test_neither_neighbors_nor_inducing_points_are_refused():
-    with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
-        VecchiaGPRegressor(n_neighbors=0, n_inducing=0).fit(*problem(10))
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value"),
-    [("n_neighbors", -1), ("n_inducing", 2.5), ("ordering", "sorted"), ("batch_size", 0)],
-)
-def test_wrong_values_are_named(parameter, value):
-    with pytest.raises(ValueError, match=f"'{parameter}' parameter of VecchiaGPRegressor"):
-        VecchiaGPRegressor(**{parameter: value}).fit(*problem(10))
 
 
 def test_observations_decide_on_inducing_points(rng):

@@ -7,9 +7,6 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import shuffle
 
 from skgp import GaussianProcessClassifier, VecchiaGPClassifier, VecchiaGPRegressor
@@ -108,17 +105,6 @@ def test_predictions_are_continuous():
     assert steps.max() < 20 * np.median(steps)
 
 
-def test_weights_are_repetitions_and_draws_are_reproducible():
-    X, y = labels(40)
-    counts = 1 + np.arange(40) % 3
-    model = VecchiaGPClassifier(KERNEL, n_neighbors=6, n_inducing=4, **FIXED)
-    weighted = clone(model).fit(X, y, sample_weight=counts)
-    twice = clone(model).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
-    np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-10)
-    again = clone(model).fit(X, y, sample_weight=counts)
-    np.testing.assert_array_equal(again.predict_proba(X), weighted.predict_proba(X))
-
-
 def test_ten_classes():
     X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
     model = VecchiaGPClassifier(400.0 * RBF(30.0), **FIXED).fit(X[:300], y[:300])
@@ -144,20 +130,6 @@ def test_search_raises_the_evidence(monkeypatch):
     assert model.history_["solve"][-1] <= model.history_["solve"][0]
 
 
-def test_grid_search_in_a_pipeline():
-    X, y = labels(60)
-    grid = {
-        "vecchiagpclassifier__n_neighbors": [2, 8],
-        "vecchiagpclassifier__n_inducing": [0, 5],
-        "vecchiagpclassifier__ordering": ["random", "maximin"],
-    }
-    pipeline = make_pipeline(StandardScaler(), VecchiaGPClassifier(KERNEL, **FIXED))
-    search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss", error_score="raise")
-    search.fit(X, y)
-    assert np.ptp(search.cv_results_["mean_test_score"]) > 0
-    assert search.predict(X).shape == (60,)
-
-
 @pytest.mark.parametrize("scale", [1e9, 1e12])
 @pytest.mark.parametrize("n_inducing", [7, 20])
 def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
@@ -169,17 +141,3 @@ def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
     assert np.isfinite(model.predict_log_proba(X)).all()
     quantity = VecchiaGPRegressor(kernel + WhiteKernel(), **settings).fit(X, X[:, 0] / scale)
     assert quantity.score(X, X[:, 0] / scale) > 0.9
-
-
-def test_neither_neighbors_nor_inducing_points_are_refused():
-    with pytest.raises(ValueError, match="n_neighbors=0 needs inducing points.*n_inducing=0"):
-        VecchiaGPClassifier(n_neighbors=0, n_inducing=0).fit(*labels(10))
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value"),
-    [("n_neighbors", -1), ("n_inducing", 2.5), ("ordering", "sorted"), ("dtype", "float32")],
-)
-def test_wrong_values_are_named(parameter, value):
-    with pytest.raises(ValueError, match=f"'{parameter}' parameter of VecchiaGPClassifier"):
-        VecchiaGPClassifier(**{parameter: value}).fit(*labels(10))

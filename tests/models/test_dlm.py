@@ -446,9 +446,9 @@ PROBIT = Bernoulli("probit")
     ],
 )
 def test_fit_beta_path_chooses_among_its_path_at_the_cost_of_few_fits(made, target, name):
-    problem = dense.make_problem(n=120, target=target)
+    problem = dense.make_problem(n=80, target=target)
     objective = Objective(made, name=name)
-    settings = Settings(start_iter=10, max_iter=20)
+    settings = Settings(start_iter=10, max_iter=10)
     fit, path = run_path(problem, objective, settings)
     chosen = replace(objective, beta=fit.objective.beta, unit=fit.objective.unit)
     assert fit.objective == chosen
@@ -484,7 +484,7 @@ def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
     problem = dense.Problem(kernel, X[:300], y[:300], np.linspace(-3, 3, 12)[:, None])
     fresh = dense.Problem(kernel, X[300:], y[300:], problem.Z)
     objective = Objective(GAUSSIAN)
-    settings = Settings(start_iter=30, max_iter=60)
+    settings = Settings(start_iter=30, max_iter=30)
     chosen, _ = run_path(problem, objective, settings)
     single = run(problem, objective, settings)
     losses = [
@@ -513,7 +513,7 @@ def test_the_loss_reported_is_that_of_new_data():
     """Mean over data sets of the loss reported, against that of new data."""
     gaps = []
     for seed in range(4):
-        problem = dense.make_problem(n=150, seed=seed)
+        problem = dense.make_problem(n=90, seed=seed)
         fresh = dense.make_problem(n=600, seed=100 + seed)
         fit, path = run_path(problem, Objective(GAUSSIAN), Settings(5, 15))
         new = float(held_out_losses(fit.state, fit.objective, fresh.data).mean())

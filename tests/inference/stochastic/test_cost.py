@@ -16,7 +16,7 @@ from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli
 
 SMALL, LARGE = 2_000, 200_000
-ITERATIONS = 12
+ITERATIONS = 6
 
 
 class Touched(TorchDispatchMode):

@@ -385,9 +385,9 @@ def test_hyperparameters_climb_the_elbo_once_unfrozen_and_stay_within_bounds():
     kernel = ConstantKernel(1.2, (1.1, 1.3)) * RBF(0.7)
     basis = FourierBasis(FourierFeatures(kernel, 40, 1, seed=1, block_size=5))
     options = dict(EVERYTHING, learn_hyperparameters=True, hyper_learning_rate=0.03, decay=1.0)
-    frozen = Fit(basis, X, y, max_iter=60, freeze_iterations=60, **options)
+    frozen = Fit(basis, X, y, max_iter=30, freeze_iterations=30, **options)
     assert frozen.state.noise_variance == NOISE and frozen.state.theta is None
-    free = Fit(basis, X, y, max_iter=160, freeze_iterations=60, **options)
+    free = Fit(basis, X, y, max_iter=100, freeze_iterations=30, **options)
     theta = free.state.theta.numpy()
     assert abs(theta[1] - KERNEL.theta[1]) > 0.02
     assert np.all(theta >= kernel.bounds[:, 0]) and np.all(theta <= kernel.bounds[:, 1])
