@@ -20,6 +20,9 @@ SHORT, LONG = 0.3, 2.0
 #: one, and standard errors by which the autocorrelation of residuals along them is above zero
 #: (``bench_noise_free.py::test_oscillations``).
 OSCILLATION_FACTORS, AUTOCORRELATED = (8.0, 16.0, 32.0, 64.0, 128.0), 4.0
+#: Starts of a family beside another's optimum: factors by which its length scales are shorter. Of
+#: smoother kernels they are a tenth: from the others' the evidence ends at noise alone.
+SMOOTHER_FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Relative tolerance of the evidence of one kernel without priors.
 EVIDENCE_TOL = 1e-6
 #: Of the differences of theta that make the Hessian of the objective.

@@ -5,11 +5,13 @@ Few observations say little of many length scales, and those of greatest margina
 are therefore fitted with priors, to all of theta that maximises
 
 .. math:: \log p(y \mid \theta) - \sum_j \tfrac{\nu + 1}{2} \log\Big(1 + \frac{r_j^2}{\nu \tau^2}
-          \Big) - \tfrac12 \Big(\frac{\log \sigma^2 - \log \sigma_0^2}{s}\Big)^2,
+          \Big) - \tfrac{\nu + 1}{2} \log\Big(1 + \frac{(\log \sigma^2 - \log \sigma_0^2)^2}
+          {\nu s^2} \Big),
 
 :math:`r_j` the logarithm of length scale j over its start, less the mean of these over j. Student's
 t lets most columns share a scale while a few, or all but a few, leave it (sparse relevance, as the
-priors of [2]_). Candidates, from the simplest to the most complex:
+priors of [2]_), and targets be without noise (:math:`\sigma^2` of 1e-8 costs a normal prior
+32 nats, this one 7). Candidates, from the simplest to the most complex:
 
 1. *shared*: the ratios of all length scales stay as they start, at the spreads of the columns;
 2. *grouped*: one scale for the columns whose length scales the evidence would shorten first, and
@@ -54,6 +56,7 @@ from skgp.learning.defaults import (
     MOST_GROUPED,
     OSCILLATION_FACTORS,
     SHORT,
+    SMOOTHER_FACTORS,
 )
 from skgp.learning.kernel_family import ChoiceSettings, Family, LeaveOneOut, leave_one_out
 from skgp.learning.selection import improves
@@ -61,7 +64,7 @@ from skgp.learning.starts import likeliest_start
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 
-_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_std=math.inf, tol=EVIDENCE_TOL)
+_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_scale=math.inf, tol=EVIDENCE_TOL)
 
 
 @dataclass(frozen=True)
@@ -231,9 +234,10 @@ class _Search:
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
             if fit.family is not family and fit.loss < shared.loss + self.settings.close:
-                # The best family's noise may lie where this one's evidence falls off.
-                other = separate[0].theta
-                begin = other if fit.family(other)[0] < fit.loss else fit.theta
+                # Its own optimum of shared scales has their noise, from which no search returns.
+                alike = len(fit.theta) == len(separate[0].theta)
+                begin = separate[0].theta if alike else fit.theta
+                begin = _likeliest(fit.family, begin, fit.family.scales, SMOOTHER_FACTORS)
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
@@ -266,10 +270,7 @@ class _Search:
             along = residual[np.argsort(column, kind="stable")]
             least = AUTOCORRELATED * len(along) ** -0.5  # autocorrelation of lag one
             if along[1:] @ along[:-1] > least * (along @ along):
-                starts = np.tile(fit.theta, (len(OSCILLATION_FACTORS), 1))
-                starts[:, place] -= np.log(OSCILLATION_FACTORS)
-                starts = starts.clip(*family.bounds.T)
-                found.append(min(starts, key=lambda start: family(start)[0]))
+                found.append(_likeliest(family, fit.theta, [place], OSCILLATION_FACTORS))
         return found
 
     def _grouped(self, family: Family) -> list[Choice]:
@@ -315,6 +316,13 @@ class _Search:
             gains(new.loss, old.loss, settings.n_errors)
             and gains(new.square / unit, old.square / unit, settings.n_errors)
         )
+
+
+def _likeliest(family: Family, theta: np.ndarray, places, factors: tuple) -> np.ndarray:
+    """The best of theta with length scales at some places shorter by each of the factors."""
+    starts = np.tile(theta, (len(factors), 1))
+    starts[:, places] -= np.log(factors)[:, None]
+    return min(starts.clip(*family.bounds.T), key=lambda start: family(start)[0])
 
 
 def _judged(fit: Choice, corrected: bool) -> LeaveOneOut | None:

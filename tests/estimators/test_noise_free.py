@@ -77,7 +77,7 @@ def branin(X):
 )
 def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
     rng = np.random.default_rng(0)
-    rows, X_test = rng.random((60, 2)), rng.random((500, 2))
+    rows, X_test = rng.random((40, 2)), rng.random((500, 2))
     model = getattr(skgp, name)(random_state=0).fit(rows, branin(rows))
     y_test = branin(X_test)
     mean, std = model.predict(X_test, return_std=True)
