@@ -1,10 +1,7 @@
 """The training loop: steps, Adam, schedules, minibatches, safety."""
 
 import itertools
-import json
 import math
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -257,43 +254,3 @@ def test_adam_goes_on_from_the_moments_of_another(rng):
     expected = reference(start, gradients, 1e-3, (0.9, 0.999))
     np.testing.assert_allclose(leaf.detach().numpy(), expected, rtol=1e-12)
     assert first.state_dict()["n_steps"] == [3]  # and shares nothing with it
-
-
-FITS = """
-import json, os, sys, warnings
-import torch.utils.checkpoint  # that of torch 2.6 loads sympy
-known = set(sys.modules)
-import numpy as np, skgp
-from sklearn.gaussian_process.kernels import DotProduct, RBF
-names = ["torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy"]
-X = np.random.default_rng(0).normal(size=(24, 1))
-y = np.sin(X[:, 0])
-options = {
-    "QSGPRegressor": [{}, {"kernel": DotProduct() * RBF()}, {"solver": "sgd", "max_iter": 3}],
-    "DLMGPRegressor": [{"n_inducing": 5}, {"n_inducing": 5, "batch_size": 10, "max_iter": 3}],
-    "SWSGPRegressor": [{}, {"method": "variational", "batch_size": 10, "max_iter": 3}],
-    "SWSGPClassifier": [{}, {"batch_size": 10, "max_iter": 3}],
-    "BayesianGPRegressor": [{}, {"kernel": DotProduct() * RBF(), "n_samples": 64}],
-}
-estimators = [getattr(skgp, name) for name in skgp.__all__ if name[-4:] in ("ssor", "fier")]
-before = dict(os.environ), list(warnings.filters)
-warnings.simplefilter("ignore")
-for estimator in estimators:
-    for chosen in options.get(estimator.__name__, [{}]):
-        target = y > 0 if hasattr(estimator, "predict_proba") else y
-        estimator(**chosen).fit(X, target).predict(X)
-warnings.filters.pop(0)
-print(json.dumps({
-    "n": len(estimators),
-    "loaded": [name for name in names if name in sys.modules and name not in known],
-    "environment": dict(os.environ) == before[0],
-    "filters": [str(f) for f in warnings.filters if f not in before[1]],
-}))
-"""
-
-
-def test_fits_load_no_compiler_and_leave_no_filter():
-    command = [sys.executable, "-c", FITS]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    expected = {"n": 13, "loaded": [], "environment": True, "filters": []}
-    assert json.loads(found.stdout.splitlines()[-1]) == expected
