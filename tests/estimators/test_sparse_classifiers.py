@@ -40,8 +40,8 @@ def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
     share = y.mean()
     assert 0.02 < share < 0.03
     entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    assert log_loss_of(model, X, y) < 0.8 * entropy
     p = model.predict_proba(X)[:, 1]
+    assert -np.log(np.where(y == 1, p, 1 - p)).mean() < 0.8 * entropy
     for rows in (p < 0.1, p >= 0.1):
         z = (y[rows] - p[rows]).sum() / np.sqrt((p[rows] * (1 - p[rows])).sum())
         assert abs(z) < 4

@@ -49,7 +49,7 @@ def exact_transition(primitive, r):
     return F, F * exponential[:d, d:]
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
 @each_primitive
 def test_transition_is_accurate_in_every_entry(primitive, step):
     # Of many states short gaps need hundreds of digits, and Q leaves the range of floats.
