@@ -27,8 +27,10 @@ not see what is rarer than 1 in n; or clearly better densities, by eight: of obs
 noise a few at the edge have nearly all of the squared error.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
-and noise are raised by their mean square in units of the predicted variance, where that is above 1,
-a factor that leaves the mean as it is.
+and noise are raised by their mean square in units of the predicted variance, a factor that leaves
+the mean as it is. Of n residuals it is uncertain itself, and normal predictions of an estimated
+variance are too sure of themselves, where Student's t would have tails: the factor is 1 + 6 / n
+times their mean square, where that is above 1.
 
 References
 ----------
@@ -293,7 +295,7 @@ class _Search:
         return [min(found, key=lambda fit: fit.loss)]
 
     def simplest(self, candidates: list[Choice]) -> tuple[Choice, float]:
-        """The simplest candidate that no later one beats, and its spread, at least 1."""
+        """The simplest candidate that no later one beats, and what raises its variances."""
         if self.stopped:
             return min(candidates, key=lambda fit: fit.loss), 1.0
         corrected = len(candidates[0].family.data.y) <= self.settings.screen_rows
@@ -304,7 +306,10 @@ class _Search:
             if old is None or (new is not None and self._better(new, old, weight)):
                 best = k
         chosen = judged[best]
-        return candidates[best], max(1.0, chosen.spread) if chosen and corrected else 1.0
+        if chosen is None or not corrected:
+            return candidates[best], 1.0
+        few = 1 + self.settings.few / candidates[best].family.total
+        return candidates[best], max(1.0, chosen.spread * few)
 
     def _better(self, new: LeaveOneOut, old: LeaveOneOut, weight: Tensor | None) -> bool:
         settings, unit = self.settings, old.square.mean() or 1.0

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
@@ -388,3 +389,16 @@ def test_a_partial_fit_that_fails_leaves_the_statistics(data, monkeypatch):
     monkeypatch.undo()
     assert model._statistics.n_rows == len(data[1])
     np.testing.assert_array_equal(model.predict(data[0]), before)
+
+
+def test_intervals_of_ten_rows_know_that_their_variance_is_estimated():
+    """Mean probability that intervals of 95% hold a new observation, over draws from a prior."""
+    held = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        X = rng.uniform(-2, 2, (60, 1))
+        f = np.linalg.cholesky(RBF(1.0)(X) + 1e-9 * np.eye(60)) @ rng.standard_normal(60)
+        y = f + 0.3 * rng.standard_normal(60)
+        low, high = QSGPRegressor(random_state=0).fit(X[:10], y[:10]).predict_interval(X[10:])
+        held.append(np.diff(norm.cdf([low, high], f[10:], 0.3), axis=0).mean())
+    assert np.mean(held) > 0.905  # .88 of the variance that fits best
