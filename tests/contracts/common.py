@@ -233,9 +233,9 @@ class EstimatorPredictions:
         X, y = data
         estimator = self.make(kernel=self.kernel(), optimizer=None, dtype=dtype).fit(X, y)
         whole = self.outputs(estimator, X)
-        rows = [self.outputs(estimator, row[None]) for row in X]
+        rows = [self.outputs(estimator, row[None]) for row in X[::4]]
         assert whole.dtype == np.float64
-        np.testing.assert_allclose(np.concatenate(rows), whole, rtol=1e-7)
+        np.testing.assert_allclose(np.concatenate(rows), whole[::4], rtol=1e-7)
 
 
 class InputContract:

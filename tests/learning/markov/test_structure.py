@@ -105,7 +105,7 @@ def test_harmonics_carry_their_variance():
 
 
 def test_a_day_that_differs_over_the_week_is_a_season_of_the_week():
-    t = np.arange(24.0 * 7 * 5)
+    t = np.arange(24.0 * 7 * 4)
     y = (1 + ((t // 24) % 7 < 5)) * np.sin(2 * np.pi * t / 24)
     y += 0.3 * np.random.default_rng(5).standard_normal(len(t))
     day, week = seasons(t, y)
