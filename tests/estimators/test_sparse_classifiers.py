@@ -33,7 +33,7 @@ def log_loss_of(model, X, y):
 def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
     """Of 2.5%: better than the base rate, and as frequent as predicted."""
     X, y = make_classification(
-        4000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
+        3000, 5, n_redundant=0, weights=[0.98], class_sep=1.5, flip_y=0.01, random_state=0
     )
     model = make(**params).fit(X[:1000], y[:1000])
     X, y = X[1000:], y[1000:]
