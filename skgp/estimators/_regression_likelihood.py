@@ -86,7 +86,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
     def _signal_bounds(self) -> tuple[float, float]:  # type: ignore[override]
         own, (low, high) = self._own_likelihood, super()._signal_bounds
         if own is not None and own.is_count:
-            f = float(own._mode(torch.tensor(LARGE_COUNT, dtype=torch.float64)))
+            f = float(own.mode(torch.tensor(LARGE_COUNT, dtype=torch.float64)))
             high = max(high, f**2) if math.isfinite(f) else high
         return low, high
 
@@ -131,7 +131,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
         if own is None or own.is_additive:
             return 0.0
         total = max(total, LEAST_COUNT) if own.is_count else total
-        f = float(own._mode(torch.tensor(total / weight, dtype=torch.float64)))
+        f = float(own.mode_of_mean(torch.tensor(total / weight, dtype=torch.float64)))
         return f if math.isfinite(f) else 0.0
 
     def _describe(

@@ -7,11 +7,17 @@ expected slope g and curvature h under the present q(f_n) = N(mu, v) [1]_,
 .. math:: \lambda_n = -w_n h, \qquad \eta_n = w_n g + \lambda_n \mu, \qquad
           g = E[\partial \log p], \quad h = E[\partial^2 \log p],
 
-moves the sites a part rho of the way and solves for q, which a *system* does (`FullSystem`;
+moves the sites a part rho of the way and solves for q, which a *system* does
+(:class:`~skgp.inference.full_system.FullSystem`,
 :class:`~skgp.inference.neighbors.system.LocalSystem`). Where the ELBO falls the step is cut to a
 quarter: from a rate far too low, that to a huge count goes beyond all bounds. Where the steps stand
 still the ELBO is stationary, but for the variances of a full S under chords, below. Gaussian noise
 has the same sites whatever q: one step.
+
+Under the prior a count seen through an exponential has the rate E[exp f], far above all counts
+where the prior is wide: sites of such a precision hold q where it is, and the steps stand still.
+Observations through a link therefore begin at the sites of q(f_n) = N(f, 0), f the value that each
+stands for (`Likelihood.gaussian_observations`): of large counts these are nearly the last ones.
 
 Where a likelihood is not log-concave and h is positive, the curvature is that of the parabola with
 the slope g at mu and its top at the mode y of the likelihood, :math:`\lambda = w g / (y - \mu)`: of
@@ -20,17 +26,6 @@ cannot overshoot (on protein the ELBO ended up to 150 nats higher than with :mat
 outliers, and without cuts). Of the mean that is a fixed point of the ELBO, of a full S it is not:
 once the chords have brought q near, or half the steps are gone, its sites have :math:`-w h` of
 either sign, as long as the ELBO does not fall.
-
-*Full covariance* (`FullSystem`). In whitened coordinates :math:`u = m_0 + L v` with a prior
-:math:`v \sim N(0, I)`, of which row n sees :math:`f_n = b_n + \psi_n^T v` and a rest of a variance
-of its own, the ELBO with its divergence multiplied by :math:`\kappa` is largest at
-
-.. math:: S_v = \kappa \Big[ \sum_n \lambda_n \psi_n \psi_n^T + \kappa I \Big]^{-1}, \qquad
-          m_v = \tfrac1\kappa S_v \sum_n \eta_n \psi_n .
-
-With L the Cholesky factor of K this is the prior, with inducing points at all rows the exact GP.
-With :math:`m_0` and L those of a posterior it is that of rows that come after it
-(:mod:`skgp.inference.neighbors.streaming`), and as exact.
 
 References
 ----------
@@ -44,12 +39,10 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import HASTE, NEARLY_EXACT, SHORTEST_SITE_STEP, SITE_CUT
+from skgp.inference.defaults import HASTE, SHORTEST_SITE_STEP, SITE_CUT
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
-from skgp.linalg.cholesky import log_det, reverse_cholesky
-from skgp.linalg.least_squares import ridge_by_rows
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped
 
@@ -75,6 +68,11 @@ class Sites:
             torch.lerp(self.shift, other.shift, rate),
             torch.lerp(self.curvature, other.curvature, rate),
         )
+
+    def distance(self, other: "Sites") -> float:
+        """From 0 to 1, of precisions of at least 0."""
+        total = float((self.precision + other.precision).sum())
+        return float((self.precision - other.precision).abs().sum()) / (total or 1.0)
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,9 @@ class SitesFit:
     sites: Any  # `Sites` of the rows, or of rows in blocks their sums
     bound: float  # ELBO, in nats
     mean: Tensor  # (n, c); of f, the prior mean removed; of rows in blocks at inducing points
+    #: Share by which a further step would change the precisions of the sites; 0 of Gaussian noise,
+    #: of sites of either sign and of rows in blocks. Near 1 the steps stand still short of q.
+    unsettled: float = 0.0
     #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``moved`` (root mean square change of
     #: the mean, over 1 + its mean square), ``n_cg`` and ``cg_residual`` of the system of the mean.
     history: list[dict] = field(default_factory=list)
@@ -166,9 +167,12 @@ def fit_sites(
     """
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
     problem = _Problem(system, Y, likelihood, offset, **cg)
-    return natural_steps(
+    fit = natural_steps(
         problem, start=start, max_iter=max_iter, tol=tol, damping=damping, callback=callback
     )
+    if likelihood.is_gaussian or not likelihood.is_log_concave:
+        return fit
+    return replace(fit, unsettled=fit.sites.distance(problem.sites(fit.q)))
 
 
 def natural_steps(
@@ -262,10 +266,14 @@ class _Problem:
         return self.system.is_signed
 
     def start(self, q: Posterior | None) -> SitesFit:
-        """Before the first step: with the sites of q, if they are better than none."""
-        prior = self.solved(Sites.none(self.Y), None)[0]
-        found = prior if q is None else self.solved(self.sites(q), q.mean)[0]
-        return found if found.bound > prior.bound else prior
+        """Before the first step: with the best of no sites, those of q, and of the targets."""
+        starts = [self.solved(Sites.none(self.Y), None)[0]]
+        if q is not None:
+            starts.append(self.solved(self.sites(q), q.mean)[0])
+        if self.likelihood.has_link:
+            f = self.likelihood.gaussian_observations(self.Y, self.offset)[0] - self.offset
+            starts.append(self.solved(self._sites(f, torch.zeros_like(f)), None)[0])
+        return max(starts, key=lambda fit: fit.bound)
 
     def solved(
         self, sites: Sites, start: Tensor | None, haste: float = 1.0
@@ -286,9 +294,12 @@ class _Problem:
 
     def sites(self, q: Posterior, *, signed: bool = False) -> Sites:
         """The sites that a full step from q goes to; signed ones have no chords."""
-        moments = self.system.moments(q)
-        weight = self.system.weight
-        return full_sites(self.likelihood, self.Y, self.offset, *moments, weight, signed=signed)
+        return self._sites(*self.system.moments(q), signed=signed)
+
+    def _sites(self, mean: Tensor, var: Tensor, *, signed: bool = False) -> Sites:
+        """The same at moments (n, c) of f, without prior means."""
+        place = self.Y, self.offset, mean, var, self.system.weight
+        return full_sites(self.likelihood, *place, signed=signed)
 
     def _weighted(self, values: Tensor) -> Tensor:
         weight = self.system.weight
@@ -316,84 +327,3 @@ def full_sites(
         precision = torch.where(bend > 0, slope / (likelihood.mode(Y) - f), -bend)
     found = precision, slope + precision * mean, -bend
     return Sites(*(v if weight is None else weight[:, None] * v for v in found))
-
-
-@dataclass(frozen=True)
-class FullSystem:
-    """What the ELBO knows of n rows, for a full S; its q is one of v."""
-
-    is_signed: ClassVar[bool] = True
-    features: Tensor  # (n, M); psi
-    variance: Tensor  # (n,); of f given u
-    kl_weight: float = 1.0  # kappa
-    weight: Tensor | None = None  # (n,)
-    factor: Tensor | None = None  # (M, M); L, for `unwhitened` and `whitened`
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
-        """q(v) by dense factors, ``O((n + M) M^2 c)``; options are of no use."""
-        columns = [
-            self._column(precision, shift)
-            for precision, shift in zip(sites.precision.T, sites.shift.T, strict=True)
-        ]
-        return joined_columns(columns)
-
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
-        """Mean and variance (n, c) of f, without b."""
-        spread = [(self.features @ root).square().sum(1) for root in cast(Tensor, q.root)]
-        return self.features @ q.mean, self.variance[:, None] + torch.stack(spread, dim=1)
-
-    def divergence(self, q: Posterior) -> Tensor:
-        """kappa times the sum of KL(q(v) || p(v)) over the latent functions, in nats."""
-        return whitened_divergence(q, self.kl_weight)
-
-    def unwhitened(self, q: Posterior) -> Posterior:
-        """q of u - m_0."""
-        factor = cast(Tensor, self.factor)
-        root = factor @ cast(Tensor, q.root)
-        return Posterior(factor @ q.mean, root.square().sum(-1).T, root)
-
-    def whitened(self, q: Posterior) -> Posterior:
-        """The way back, of a posterior of full covariance."""
-        factor = cast(Tensor, self.factor)
-        root = torch.linalg.solve_triangular(factor, cast(Tensor, q.root), upper=False)
-        mean = torch.linalg.solve_triangular(factor, q.mean, upper=False)
-        return Posterior(mean, root.square().sum(-1).T, root)
-
-    def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        M = self.features.shape[1]
-        eye = torch.eye(M, dtype=self.features.dtype, device=self.features.device)
-        if not precision.any():  # before the first step: the prior
-            return torch.zeros_like(eye[0]), eye
-        size = precision * self.features.square().sum(1) / self.kl_weight
-        if bool((precision > 0).all()) and float(size.max()) > NEARLY_EXACT:
-            noise = self.kl_weight / precision
-            mean, root, _ = ridge_by_rows(self.features, shift / precision, noise)
-            return mean, root
-        scaled = self.features.T * precision
-        return full_column(scaled @ self.features, self.features.T @ shift, self.kl_weight)
-
-
-def whitened_divergence(q: Posterior, kl_weight: float) -> Tensor:
-    """kappa times the sum of KL(q(v) || N(0, I)) over the latent functions, in nats."""
-    root = cast(Tensor, q.root)
-    quadratic = q.mean.square().sum() + root.square().sum()
-    return 0.5 * kl_weight * (quadratic - q.mean.numel() - log_det(root).sum())
-
-
-def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, Tensor]:
-    """Mean (M,) and root of S of one latent function, of the sums (M, M) and (M,) of its sites."""
-    eye = torch.eye(len(data), dtype=data.dtype, device=data.device)
-    upper = reverse_cholesky(eye + data / kl_weight).factor
-    root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
-    return root @ (root.T @ shift) / kl_weight, root
-
-
-def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[Posterior, CGResult]:
-    """q of means (M,) and roots (M, M), one of each latent function, that are exact."""
-    mean = torch.stack([column for column, _ in columns], dim=1)
-    root = torch.stack([factor for _, factor in columns])
-    exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True, torch.zeros_like(mean))
-    return Posterior(mean, root.square().sum(-1).T, root), exact

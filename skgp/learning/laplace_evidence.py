@@ -108,7 +108,7 @@ class LaplaceEvidence:
             _Column(y, likelihood, b, weight, self._gram.few)
             for y, b in zip(labels, offsets, strict=True)
         ]
-        self.latents: list = [None] * len(self._columns)
+        self.latents: list = [column.start for column in self._columns]
 
     @torch.no_grad()
     def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -189,6 +189,10 @@ class _Column:
         self.y, self.likelihood, self.offset, self.weight = y, likelihood, offset, weight
         self._like_K = Tensor.numpy if few else lambda tensor: tensor
         self.zero = self._like_K(torch.zeros_like(self.y))
+        self.start = None  # of the first mode: from g = 0 large counts are too far
+        if likelihood.has_link:
+            f, _ = likelihood.gaussian_observations(y, offset)
+            self.start = self._like_K(f - offset)
 
     def derivatives(self, g: Any) -> tuple[float, Any, Any]:
         """Weighted sum, its slope, and minus its second derivative, (n,) each."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import quadrature
+from skgp.likelihoods.checks import aligned, check_finite, check_var
 from skgp.linalg.runtime import TensorState
 
 
@@ -44,6 +45,8 @@ class Likelihood(TensorState, abc.ABC):
         the mode of the posterior.
     is_numeric : bool
         Whether y is a number, not a label.
+    has_link : bool
+        Whether y is a number, but not f plus noise: iterations begin at `gaussian_observations`.
     is_count : bool
         Whether y is a count, which may have an exposure (`at`).
     has_log_link : bool
@@ -68,6 +71,11 @@ class Likelihood(TensorState, abc.ABC):
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)
         self.n_points = n_points
+
+    @property
+    def has_link(self) -> bool:
+        """See the class."""
+        return self.is_numeric and not self.is_additive
 
     # ---- free parameters: their logarithms, (p,), are what an optimiser moves -----------------
 
@@ -180,6 +188,10 @@ class Likelihood(TensorState, abc.ABC):
         self._check_targets(y)
         return self._mode(y)
 
+    def mode_of_mean(self, y: Tensor) -> Tensor:
+        """That of observations of mean y, which a mean of counts need not be: not checked."""
+        return self._mode(y)
+
     def expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         r"""Expected derivatives in f under :math:`f \sim N(m, v)`.
 
@@ -222,6 +234,26 @@ class Likelihood(TensorState, abc.ABC):
         mode = self._mode(y)
         finite = mode[mode.isfinite()]
         return mode.clamp(finite.min(), finite.max()) if len(finite) else mode.sign()
+
+    def gaussian_observations(self, y: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values of f that y observes with roughly Gaussian noise, and the precision of each.
+
+        `gaussian_targets` and minus the second derivatives there, clipped at 0. Where the mode is
+        infinite, as of a count of 0, y may tell little: the value is then at or beyond `mean`, if
+        given, which broadcasts with y.
+        """
+        f, mode = self.gaussian_targets(y), self._mode(y)
+        if mean is not None:
+            ends = torch.where(mode > 0, torch.maximum(f, mean), torch.minimum(f, mean))
+            f = torch.where(mode.isinf(), ends, f)
+        return f, (-self._derivatives(y, f)[1]).clamp_min(0)
+
+    def fisher_information(self, f: Tensor) -> Tensor:
+        """Minus the expected second derivative of one observation, at least 0.
+
+        Exact where that derivative is linear in y, as in exponential families.
+        """
+        return (-self._derivatives(self._conditional_mean(f), f)[1]).clamp_min(0)
 
     @abc.abstractmethod
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
@@ -289,7 +321,7 @@ class Likelihood(TensorState, abc.ABC):
         )
 
     def _check_targets(self, y: Tensor) -> None:
-        _check_finite(y)
+        check_finite(y)
 
 
 class NumericLikelihood(Likelihood):
@@ -303,7 +335,7 @@ class NumericLikelihood(Likelihood):
     def cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         r"""Predictive distribution function :math:`P(Y \le y)` when :math:`f \sim N(m, v)`."""
         y, mean, var = aligned(y=y, mean=mean, var=var)
-        _check_finite(y)
+        check_finite(y)
         check_var(var)
         return self._cdf(y, mean, var)
 
@@ -334,53 +366,3 @@ class NumericLikelihood(Likelihood):
     @abc.abstractmethod
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         """One draw of y given each f; float64, on the generator's device."""
-
-
-def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
-    """Broadcast to one shape; a ValueError unless kind and dtype agree."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} must be a floating-point tensor; got {kind}.")
-    if len({tensor.dtype for tensor in tensors.values()}) > 1:
-        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
-        raise ValueError(f"All arguments must have one dtype; got {dtypes}. Convert them first.")
-    try:
-        return torch.broadcast_tensors(*tensors.values())
-    except RuntimeError as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise ValueError(f"Shapes do not broadcast: {shapes}.") from error
-
-
-def fails(are_right: Tensor) -> bool:
-    """Whether some value is not right, NaN among them; unseen where the host had to wait for it."""
-    return are_right.device.type == "cpu" and not bool(are_right.all())
-
-
-def check_var(var: Tensor) -> None:
-    """Raise a ValueError if a variance is negative or NaN."""
-    if fails(var >= 0):
-        raise ValueError(
-            f"var must be non-negative and not NaN; its smallest value is {float(var.min()):.3g}. "
-            "Clip rounding errors at 0 before calling."
-        )
-
-
-def check_positive(name: str, value: float | Tensor, remedy: str) -> None:
-    """Raise a ValueError that ends with the remedy unless the value is positive and finite."""
-    number = torch.as_tensor(value).detach()
-    if not ((number > 0) & number.isfinite()).all():
-        raise ValueError(f"{name} must be positive and finite; got {value!r}. {remedy}")
-
-
-def free_parameter(
-    value: float | Tensor, bounds: tuple[float, float] | None
-) -> tuple[float, float, float]:
-    """A value with its bounds; None keeps it."""
-    value = float(value)
-    return value, *((value, value) if bounds is None else bounds)
-
-
-def _check_finite(y: Tensor) -> None:
-    if not y.isfinite().all():
-        raise ValueError("y contains NaN or inf; drop or impute those rows.")

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
-from skgp.likelihoods.base import Likelihood, fails
+from skgp.likelihoods.base import Likelihood
+from skgp.likelihoods.checks import fails
 from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
 
 _LINKS = ("logit", "probit")

@@ -26,7 +26,8 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
+from skgp.likelihoods.base import NumericLikelihood
+from skgp.likelihoods.checks import check_positive, free_parameter
 from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
 from skgp.linalg.runtime import constant_like
 

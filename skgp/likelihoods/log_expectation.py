@@ -58,7 +58,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood, defaults
-from skgp.likelihoods.base import aligned, check_var
+from skgp.likelihoods.checks import aligned, check_var
 from skgp.likelihoods.product_sampling import product_noise
 
 #: Forms of each sampled gradient, the default first.

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Gaussian, Likelihood, StudentT, defaults
-from skgp.likelihoods.base import aligned, check_var
+from skgp.likelihoods.checks import aligned, check_var
 from skgp.likelihoods.envelopes import Pieces, Target, chords, tangents, uniform
 
 

@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
-from skgp.likelihoods.base import NumericLikelihood, check_positive, free_parameter
+from skgp.likelihoods.base import NumericLikelihood
+from skgp.likelihoods.checks import check_positive, free_parameter
 from skgp.likelihoods.defaults import (
     DF_RATE,
     DF_SHAPE,

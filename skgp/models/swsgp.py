@@ -53,6 +53,7 @@ References
    neighbor information, International Conference on Machine Learning.
 """
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -61,7 +62,8 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.inference.natural import FullSystem, Posterior, SitesFit, fit_sites, natural_steps
+from skgp.inference.full_system import FullSystem
+from skgp.inference.natural import Posterior, SitesFit, fit_sites, natural_steps
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
@@ -73,6 +75,7 @@ from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
+from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
@@ -132,6 +135,16 @@ def fit_swsgp(
     state = SWSGPState.prior(prior.kernel, parameters, Z, offset)
     fitter = _Fitter(likelihood, prior.data, settings, generator, recorder, blocks)
     return fitter.fit(state, prior)
+
+
+def _warn_unsettled(found: SitesFit) -> None:
+    warnings.warn(
+        f"The {len(found.history)} natural-gradient steps ended short of the posterior: another "
+        f"one would change the precisions of its sites by a share of {found.unsettled:.2f}. Raise "
+        "max_iter, or give a kernel whose variance is that of f.",
+        NumericalWarning,
+        stacklevel=4,
+    )
 
 
 class _Fitter:
@@ -274,6 +287,8 @@ class _Fitter:
             if i == rounds or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
+        if found.unsettled > defaults.UNSETTLED and not self.callback.stopped:
+            _warn_unsettled(found)
         self.history["solve"] = history
         return state, found, max(1, len(history))
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.inference.natural import FullSystem, fit_sites
+from skgp.inference.full_system import FullSystem
+from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, local_conditionals
-from skgp.inference.neighbors.system import local_system
+from skgp.inference.neighbors.system import full_system, local_system
 from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from tests.reference import sparse
@@ -123,9 +125,33 @@ def test_systems_are_solved_roughly_while_the_bound_rises_fast():
 
 
 def test_step_that_lowers_the_bound_is_cut():
-    problem, likelihood = problem_of("poisson", n=60)
-    rates = [entry["rate"] for entry in fit(problem, likelihood).history]
+    problem, _ = problem_of("poisson", n=60, n_latent=1, weighted=False)
+    Y = 4 + 3 * torch.sin(2 * problem.tensors[0][:, :1])
+    found = fit_sites(system_of(problem), Y, Laplace(0.05), **TIGHT)
+    rates = [entry["rate"] for entry in found.history]
     assert rates[0] < 1 and rates[-1] == 0.75
+
+
+class FromThePrior(Poisson):
+    """Counts whose steps begin at the prior."""
+
+    has_link = False
+
+
+def test_large_counts_begin_at_their_own_values():
+    """From a wide prior E[exp f] holds q where it is, and the ELBO seems to stand still."""
+    rng = np.random.default_rng(0)
+    X = torch.tensor(rng.uniform(-3, 3, (40, 1)))
+    f = 14 + torch.sin(2 * X)
+    system = full_system(150.0 * RBF(1.0), X, X)
+    Y = torch.tensor(rng.poisson(f.exp().numpy())).double()
+    fits = [
+        fit_sites(system, Y, make(), offset=Y.mean(0).log()) for make in (Poisson, FromThePrior)
+    ]
+    good, held = fits
+    assert good.converged and good.unsettled < 1e-3 and held.unsettled > 0.9
+    mean = Y.mean(0).log() + system.moments(good.q)[0]
+    assert float((mean - f).abs().max()) < 0.01 and good.bound > held.bound + 1e6
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["local", "full"])

@@ -209,6 +209,20 @@ def test_poisson_refuses_unknown_links():
         Poisson("log")
 
 
+@pytest.mark.parametrize("link", LINKS)
+def test_gaussian_observations_have_the_precision_of_large_counts(link):
+    """Var[g^-1(y)] is about rate / g'(f)^2; a count of 0 says no more than the prior mean."""
+    likelihood = Poisson(link)
+    y, o = torch.tensor([0.0, 2e4, 1e6], dtype=torch.float64), math.log(10.0)
+    f, precision = likelihood.at(torch.full_like(y, o)).gaussian_observations(y, -5 + 0 * y)
+    slope = f.exp() if link == "exp" else torch.sigmoid(f)  # of the rate a unit exposure
+    expected = (10 * slope) ** 2 / (y + 0.5)
+    torch.testing.assert_close(precision[1:], expected[1:], rtol=1e-4, atol=0)
+    made = likelihood.at(torch.full_like(y, o)).fisher_information(f)
+    torch.testing.assert_close(made[1:], expected[1:], rtol=1e-4, atol=0)
+    assert float(f[0]) == -5.0 and float(likelihood.gaussian_observations(y)[0][0]) > -1
+
+
 @pytest.mark.parametrize("link", ["exp", "softplus"])
 def test_gaussian_targets_are_on_the_scale_of_the_link(link):
     y = torch.tensor([0.0, 1.0, 2.0, 10.0, 1e4], dtype=torch.float64)

@@ -32,14 +32,8 @@ from skgp.inference.defaults import (
     SHARED_JITTER,
     SPARSE_ENTRY,
 )
-from skgp.inference.natural import (
-    Posterior,
-    SitesFit,
-    full_column,
-    full_sites,
-    joined_columns,
-    whitened_divergence,
-)
+from skgp.inference.full_system import full_column, joined_columns, whitened_divergence
+from skgp.inference.natural import Posterior, SitesFit, full_sites
 from skgp.inference.neighbors.assembly import (
     LocalPrior,
     PriorAssembly,

@@ -90,7 +90,8 @@ def find_mode(
     problem = newton_problem(features, y, likelihood, offset=offset, row_weight=weight)
     if not likelihood.is_log_concave:
         problem = replace(problem, is_signed=True)
-        start = _near_targets(root, problem) if start is None else start
+    if start is None and (likelihood.has_link or not likelihood.is_log_concave):
+        start = _near_targets(root, problem)
     found = fit_newton(
         problem,
         start=start,
@@ -111,7 +112,8 @@ def _near_targets(root: VecchiaRoot, problem: NewtonProblem) -> Tensor:
 
     From f = 0 most would be far off, and tell nothing.
     """
-    f = problem.likelihood.gaussian_targets(problem.Y)  # type: ignore[attr-defined]
+    likelihood: Any = problem.likelihood
+    f, _ = likelihood.gaussian_observations(problem.Y, problem.offset)
     W = problem.curvature(f)
     return hessian(root, W).solve(root.rmatmul(W * (f - problem.offset)), FORCING)[0]
 

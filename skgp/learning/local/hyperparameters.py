@@ -7,9 +7,8 @@ are first put on a scale where Gaussian noise is about right:
 =================  ========================================================================
 additive noise     the targets that are no gross outliers
                    (:mod:`skgp.learning.hyperparameters`)
-counts, others     `Likelihood.gaussian_targets` less their mean: of counts
-                   :math:`g^{-1}(y + \tfrac12)`, with the inverse of the link g of the rate; the
-                   noise found stands for the Poisson variance
+counts, others     numbers that stand for f, of known precisions up to a factor
+                   (:mod:`skgp.learning.latent_numbers`)
 =================  ========================================================================
 
 q(u) is cheap given these.
@@ -36,6 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -65,6 +65,7 @@ from skgp.learning.defaults import (
     SHORT_SEARCH,
 )
 from skgp.learning.hyperparameters import robust_hyperparameters
+from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,
@@ -94,13 +95,10 @@ def search_hyperparameters(
         return robust_hyperparameters(
             kernels, data, generator=generator, settings=settings, callback=callback
         )[0]
+    search: Any = fit_hyperparameters
     if not likelihood.is_additive:
-        offset = None if data.offset is None else data.offset[:, 0]
-        f = likelihood.at(offset).gaussian_targets(data.y)
-        data = replace(data, y=f - data.weighted_sum(f) / data.total)
-    return fit_hyperparameters(
-        kernels, data, generator=generator, settings=settings, callback=callback
-    )
+        search = partial(search_by_numbers, likelihood=likelihood)
+    return search(kernels, data, generator=generator, settings=settings, callback=callback)
 
 
 # ---- labels as numbers

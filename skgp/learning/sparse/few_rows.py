@@ -40,6 +40,7 @@ from skgp.learning import defaults
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
 from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
@@ -59,9 +60,26 @@ def optimal_posterior(
 
 
 def other_start(problem: Problem) -> Any:
-    """The likeliest of other length scales of the only kernel, if it is learned; or None."""
-    kernels, objective = problem.kernels, problem.objective
-    if len(kernels) > 1 or not objective.learn_kernel or problem.recorder.stopped:
+    """The likeliest of other length scales of the only kernel, if it is learned; or None.
+
+    Of observations of f through a link, such as counts, the best kernel of numbers that stand for
+    f: at the kernels given large counts are far less likely than under noise alone.
+    """
+    kernels, objective, data = problem.kernels, problem.objective, problem.data
+    if not objective.learn_kernel or problem.recorder.stopped:
+        return None
+    if objective.likelihood.has_link:
+        some = data.some(defaults.DENSE_ROWS, problem.generator).to(torch.float64)
+        found = search_by_numbers(
+            kernels,
+            replace(some, y=some.y[:, 0]),
+            objective.likelihood,
+            generator=problem.generator,
+            settings=SearchSettings(**defaults.GLOBAL_SEARCH),
+            callback=problem.recorder,
+        )
+        return split_noise(found.kernel)[0]
+    if len(kernels) > 1:
         return None
     return latent_start(kernels[0], problem.data, objective.likelihood)
 
