@@ -39,8 +39,8 @@ from skgp.kernels.gram import gram_diag
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
+from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
-from skgp.learning.starts import latent_start
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
 
@@ -104,10 +104,19 @@ def fit_classification_hyperparameters(
             return max(fits, key=lambda fit: fit.score)
     best = max(range(len(fits)), key=lambda i: fits[i].score)
     search.origin = kernels[best].theta
-    fits = [search.tied(fits[best].kernel) if search.is_screened_on_few else fits[best]]
-    for refine in (search.relaxed, search.from_neighbors):
-        if not recorder.stopped:
-            fits += refine(fits[0].kernel)
+    chosen = search.tied(fits[best].kernel) if search.is_screened_on_few else fits[best]
+    # One length scale for all columns may be ahead until those of the others move.
+    ratios = [i for i, kernel in enumerate(kernels) if search.has_ratios(kernel)]
+    other = max(ratios, key=lambda i: (i == best, fits[i].score), default=best)
+    fits = [chosen]
+    search.origin = kernels[other].theta
+    for refine, kernel in (
+        (search.relaxed, chosen.kernel),
+        (search.from_numbers, kernels[other]),
+        (search.from_neighbors, chosen.kernel),
+    ):
+        if search.has_ratios(kernel) and not recorder.stopped:
+            fits += refine(kernel)
     return max(fits, key=lambda fit: fit.score)
 
 
@@ -173,17 +182,26 @@ class _Search:
 
     def relaxed(self, kernel) -> list[HyperparameterFit]:
         """Every length scale on its own, near the ratios of the kernel given."""
-        if not self._has_ratios(kernel):
-            return []
         moves = directions(kernel, self.settings.max_free)
         return [self._maximise(kernel, moves, self.subset)]
+
+    def from_numbers(self, kernel) -> list[HyperparameterFit]:
+        """Ratios of length scales from a regression on the labels of few rows, and near those."""
+        options: dict = {"generator": self.generator, "callback": self.callback}
+        found = latent_structure(kernel, self.data, self.likelihood, **options)
+        if found is None or self.callback.stopped:
+            return []
+        start, penalty = found
+        fit = self.tied(start)
+        fits = [fit, *self.relaxed(fit.kernel)]
+        return [replace(fit, score=fit.score - penalty / self.subset.total) for fit in fits]
 
     def from_neighbors(self, kernel) -> list[HyperparameterFit]:
         """Ratios of length scales from a regression on the labels of many rows."""
         used = len(self.subset) + len(self.held_out)
         n = min(len(self.data), self.settings.neighbor_rows)
         all_free = directions(kernel, self.settings.max_free).shape[1] == kernel.n_dims
-        if n <= used or not all_free or not self._has_ratios(kernel):
+        if n <= used or not all_free:
             return []
         random = self.generator
         rows = torch.randperm(len(self.data), generator=random, device=random.device)[:n]
@@ -192,7 +210,7 @@ class _Search:
         fit = self.tied(found)
         return [replace(fit, method="leave-one-out")]
 
-    def _has_ratios(self, kernel) -> bool:
+    def has_ratios(self, kernel) -> bool:
         """Whether any vector of length scales may be fitted one by one."""
         return any(1 < size <= self.settings.max_free for size in _vector_sizes(kernel))
 

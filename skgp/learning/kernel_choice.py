@@ -230,8 +230,8 @@ class _Search:
             found += self._grouped(family)
             starts += [family.start, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
-        elif family is shared.family and self._noisy(shared):
-            starts += self._oscillating(shared)
+        if self._noisy(shared):
+            starts += self._oscillating(family, shared.theta if patience == 1.0 else family.start)
         runs = [self.run(family, theta, patience=patience) for theta in starts]
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
@@ -262,17 +262,17 @@ class _Search:
             return found
         return min(found, self.run(family, start[0].theta, found.groups), key=lambda fit: fit.loss)
 
-    def _oscillating(self, fit: Choice) -> list[np.ndarray]:
+    def _oscillating(self, family: Family, theta: np.ndarray) -> list[np.ndarray]:
         """Starts of shorter length scales, of columns along which residuals are autocorrelated."""
-        family, X = fit.family, fit.family.data.X.cpu().numpy()
+        X = family.data.X.cpu().numpy()
         if len(family.scales) != X.shape[1]:
             return []
-        residual, found = family.at(fit.theta)[2].residual, []
+        residual, found = family.at(theta)[2].residual, []
         for place, column in zip(family.scales, X.T, strict=True):
             along = residual[np.argsort(column, kind="stable")]
             least = AUTOCORRELATED * len(along) ** -0.5  # autocorrelation of lag one
             if along[1:] @ along[:-1] > least * (along @ along):
-                found.append(_likeliest(family, fit.theta, [place], OSCILLATION_FACTORS))
+                found.append(_likeliest(family, theta, [place], OSCILLATION_FACTORS))
         return found
 
     def _grouped(self, family: Family) -> list[Choice]:

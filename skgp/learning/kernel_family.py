@@ -56,6 +56,15 @@ class ChoiceSettings:
     rival: float = 5.0
 
 
+def ratio_penalty(moved: np.ndarray, settings: ChoiceSettings) -> tuple[float, np.ndarray]:
+    """Minus the log prior of moves (k,) of log length scales, in nats, and its gradient."""
+    df, square_scale = settings.ratio_df, settings.ratio_df * settings.ratio_scale**2
+    ratio = moved - moved.sum() / len(moved)
+    square = ratio**2 / square_scale
+    slope = (df + 1) * ratio / (square_scale * (1 + square))
+    return 0.5 * (df + 1) * np.log1p(square).sum(), slope - slope.sum() / len(slope)
+
+
 class Family:
     """The penalised log evidence of one expression."""
 
@@ -94,12 +103,9 @@ class Family:
         at, s = self.evidence(theta), self.settings
         loss, gradient = -at.value, -at.gradient
         if len(self.scales) > 1:
-            moved = (theta - self.start)[self.scales]
-            ratio = moved - moved.sum() / len(moved)
-            square = ratio**2 / (s.ratio_df * s.ratio_scale**2)
-            loss += 0.5 * (s.ratio_df + 1) * np.log1p(square).sum()
-            slope = (s.ratio_df + 1) * ratio / (s.ratio_df * s.ratio_scale**2 * (1 + square))
-            gradient[self.scales] += slope - slope.sum() / len(slope)
+            of_ratios, slope = ratio_penalty((theta - self.start)[self.scales], s)
+            loss += of_ratios
+            gradient[self.scales] += slope
         if self.noise_place is not None:
             z = (theta[self.noise_place] - math.log(s.noise * self.variance)) / s.noise_scale
             loss += 0.5 * (s.noise_df + 1) * np.log1p(z**2 / s.noise_df)

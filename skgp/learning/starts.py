@@ -19,14 +19,12 @@ References
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
-import torch
 
 from skgp.data import Data
 from skgp.inference.neighbors.search import distinct
-from skgp.kernels.expression import WhiteKernel, split_noise
+from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
 from skgp.kernels.scales import (
@@ -35,7 +33,7 @@ from skgp.kernels.scales import (
     length_scale_places,
     scale_amplitude,
 )
-from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
+from skgp.learning.defaults import NOISE_GRID
 from skgp.learning.evidence import ExactEvidence
 
 
@@ -86,28 +84,6 @@ def likeliest_start(kernel, data: Data):
     values = [_value(evidence, theta_of(candidate)) for candidate in candidates]
     best = int(np.argmax(values))
     return candidates[best], values[best]
-
-
-def latent_start(kernel, data: Data, likelihood):
-    """The likeliest start of a latent function, for a kernel without noise; None without starts.
-
-    By numbers that resemble f (`Likelihood.gaussian_targets`), standardised, at some rows: of
-    several latent functions, columns of y, by a sum of them. The amplitude is 1.
-    """
-    data = data.take(slice(None, None, -(-len(data) // LATENT_START_ROWS)))
-    data = data.to("cpu", torch.float64)
-    offset = None if data.offset is None else data.offset.mT
-    f = likelihood.at(offset).gaussian_targets(data.y.reshape(len(data), -1).mT)  # (c, n)
-    f = torch.arange(1.0, len(f) + 1, dtype=f.dtype) @ f
-    f = f - data.weighted_sum(f) / data.total
-    scale = float((data.weighted_sum(f.square()) / data.total).sqrt())
-    white = WhiteKernel(NOISE_GRID[-1], (NOISE_GRID[0], 1.0))
-    numbers = replace(data, y=f / (scale or 1.0))
-    if data.weight is not None:  # as rows given so often
-        scatter = torch.zeros_like(data.weight) if data.scatter is None else data.scatter
-        numbers = replace(numbers, scatter=scatter / (scale or 1.0) ** 2)
-    found = likeliest_start(kernel + white, numbers)
-    return None if found is None else split_noise(found[0])[0]
 
 
 def _value(evidence: ExactEvidence, theta: np.ndarray) -> float:

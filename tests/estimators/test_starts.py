@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import expit, rel_entr
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.metrics import log_loss
@@ -20,6 +21,16 @@ def test_classes_are_found_from_any_length_scale(name, length_scale):
     model = getattr(skgp, name)(1.0 * RBF(length_scale), random_state=0).fit(X, y)
     X_new, y_new = make_moons(300, noise=0.2, random_state=1)
     assert log_loss(y_new, model.predict_proba(X_new)) < 0.2  # 0.69 of a fair coin
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS[:3])
+def test_a_quick_oscillation_beside_a_trend_is_found_of_labels(name, rng):
+    X = rng.uniform(-1, 1, size=(1200, 2))
+    p = expit(3 * X[:, 0] + 2 * X[:, 1] + 4 * np.sin(10 * np.pi * X[:, 0]))
+    y = rng.uniform(size=200) < p[:200]
+    found = getattr(skgp, name)(random_state=0).fit(X[:200], y).predict_proba(X[200:])
+    # The excess over the entropy of the labels is .33 of the trend alone.
+    assert rel_entr(np.c_[1 - p, p][200:], found).sum(1).mean() < 0.18
 
 
 @pytest.mark.parametrize("length_scale", [0.01, 1000.0])

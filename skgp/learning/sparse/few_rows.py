@@ -41,10 +41,10 @@ from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.latent_numbers import search_by_numbers
+from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
-from skgp.learning.starts import latent_start
 from skgp.likelihoods import Likelihood
 from skgp.optim.bfgs import minimize_lbfgs
 
@@ -59,29 +59,37 @@ def optimal_posterior(
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
 
 
-def other_start(problem: Problem) -> Any:
-    """The likeliest of other length scales of the only kernel, if it is learned; or None.
+def other_starts(problem: Problem, kernel) -> list[tuple[Any, float]]:
+    """Other length scales of the kernel, or of the only one, where these are learned.
 
-    Of observations of f through a link, such as counts, the best kernel of numbers that stand for
-    f: at the kernels given large counts are far less likely than under noise alone.
+    Each with the nats by which it has to be likelier. These are likelier ones, and those of numbers
+    that resemble f (:mod:`skgp.learning.latent_starts`). Of observations of f through a link, such
+    as counts, the best kernel of numbers that stand for f: at the kernels given large counts are
+    far less likely than under noise alone.
     """
     kernels, objective, data = problem.kernels, problem.objective, problem.data
     if not objective.learn_kernel or problem.recorder.stopped:
-        return None
-    if objective.likelihood.has_link:
+        return []
+    likelihood = objective.likelihood
+    if likelihood.has_link:
         some = data.some(defaults.DENSE_ROWS, problem.generator).to(torch.float64)
-        found = search_by_numbers(
+        fit = search_by_numbers(
             kernels,
             replace(some, y=some.y[:, 0]),
-            objective.likelihood,
+            likelihood,
             generator=problem.generator,
             settings=SearchSettings(**defaults.GLOBAL_SEARCH),
             callback=problem.recorder,
         )
-        return split_noise(found.kernel)[0]
-    if len(kernels) > 1:
-        return None
-    return latent_start(kernels[0], problem.data, objective.likelihood)
+        return [(split_noise(fit.kernel)[0], 0.0)]
+    found = []
+    if len(kernels) == 1:
+        other = latent_start(kernel, data, likelihood)
+        found += [] if other is None else [(other, 0.0)]
+    if not objective.is_gaussian:
+        structure = latent_structure(kernel, data, likelihood, generator=problem.generator)
+        found += [] if structure is None else [structure]
+    return found
 
 
 class _Evidence(NamedTuple):
@@ -188,16 +196,15 @@ def best_evidence(problem: Problem) -> _Evidence:
                 return best
     found = _fit_evidence(best, data, centre, problem)
     found = found._replace(history=best.history + found.history)
-    other = other_start(problem)
-    if other is None:
-        return found
     brief = replace(problem, settings=replace(problem.settings, start_iter=defaults.FEW_STEPS))
-    rival = _fit_evidence(last._replace(kernel=other), data, other, brief)
-    history = found.history + rival.history
-    if rival.loss > found.loss - defaults.LEAST_EFFECT:
-        return found._replace(history=history)
-    best = _fit_evidence(rival, data, other, problem)
-    return best._replace(history=history + best.history)
+    for other, penalty in other_starts(problem, centre):
+        rival = _fit_evidence(last._replace(kernel=other), data, other, brief)
+        history = found.history + rival.history
+        if rival.loss + penalty / data.total < found.loss - defaults.LEAST_EFFECT:
+            found = _fit_evidence(rival, data, other, problem)
+            history = history + found.history
+        found = found._replace(history=history)
+    return found
 
 
 def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:

@@ -15,7 +15,7 @@ from skgp.data import Data
 from skgp.inference.sparse import SparseState, whitened_features
 from skgp.learning import defaults
 from skgp.learning.selection import choose
-from skgp.learning.sparse.few_rows import optimal_posterior, other_start, start_of_few
+from skgp.learning.sparse.few_rows import optimal_posterior, other_starts, start_of_few
 from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses, split
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.linalg.cholesky import jittered_cholesky
@@ -37,7 +37,7 @@ def start_state(problem: Problem) -> Training:
         )
 
     if len(problem.kernels) == 1:
-        state = problem.prior(problem.kernels[0])
+        state = full = problem.prior(problem.kernels[0])
     else:
         few = data.some(defaults.FAMILY_ROWS, generator)
         full, best = _best_family(problem, lambda begun: maximise(begun, few, defaults.FAMILY_ITER))
@@ -52,13 +52,12 @@ def start_state(problem: Problem) -> Training:
 
     few = rows(state, defaults.START_PER_INDUCING)
     begun = maximise(state, few, settings.start_iter)
-    other = other_start(problem)
-    if other is not None:
+    for other, penalty in other_starts(problem, full.kernel):
         likelihood = objective.likelihood.initial(data.X)
         begins = SparseState.prior(other, likelihood, state.Z, problem.offset)
         rival = maximise(begins, few, min(defaults.FAMILY_ITER, settings.start_iter))
         history = begun.history + rival.history
-        if rival.loss < begun.loss - defaults.LEAST_EFFECT * few.total:
+        if rival.loss + penalty < begun.loss - defaults.LEAST_EFFECT * few.total:
             begun = maximise(rival.state, few, settings.start_iter)
             history = history + begun.history
         begun = replace(begun, history=history)
