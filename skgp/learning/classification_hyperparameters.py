@@ -194,7 +194,9 @@ class _Search:
         start, penalty = found
         fit = self.tied(start)
         fits = [fit, *self.relaxed(fit.kernel)]
-        return [replace(fit, score=fit.score - penalty / self.subset.total) for fit in fits]
+        # Of the score the evidence is half where some observations are held out.
+        share = penalty / self.subset.total * (0.5 if len(self.held_out) else 1.0)
+        return [replace(fit, score=fit.score - share) for fit in fits]
 
     def from_neighbors(self, kernel) -> list[HyperparameterFit]:
         """Ratios of length scales from a regression on the labels of many rows."""
