@@ -98,8 +98,6 @@ RESOLUTION = 1e-8  # part of a column's square beyond rounding, below which it a
 NOISE_FLOOR = 1e-6  # least noise variance that is learned, as a part of the mean square of y
 # First noise variance of the sequential algorithm, as a part of the mean square of y.
 START_NOISE = 0.1
-# Noise, as a part of the mean square of y, below which a lower start may do better.
-LOW_NOISE = 1e-2
 LEAST_FREE = 1e-9  # least number of rows beyond the weights that they determine
 REFRESH_EVERY = 10  # steps between updates of the noise and exact recomputations
 INNER_STEPS = 5  # steps a refresh of mode and curvatures, at most, of a classifier

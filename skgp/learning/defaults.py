@@ -395,6 +395,10 @@ RELEVANCE_HALVINGS, RELEVANCE_WORTH = 6, 10.0
 """Halvings of the length scales, and the nats that one must gain: shorter ones take more
 vectors."""
 
+RELEVANCE_DOUBLINGS = 12
+"""Of the length scales, where half of the observations are vectors: of targets without a signal
+all are, at a noise of nothing (tests/estimators/test_qsgp_relevance.py)."""
+
 # ---- Gross errors among the targets -------------------------------------------------------------
 
 OUTLIER_CUTOFF = 5.0

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import CandidateSearch
-from skgp.inference.relevance.evidence import fit_relevance
+from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram
+from skgp.kernels.scales import length_scale_places
 from skgp.learning.defaults import (
     GLOBAL_SEARCH,
     MEDIAN_NEIGHBORS,
@@ -36,6 +37,7 @@ from skgp.learning.defaults import (
     OUTLIER_QUANTILE_OF_NORMAL,
     OUTLIER_ROUNDS,
     PREDICTING_NEIGHBORS,
+    RELEVANCE_DOUBLINGS,
     RELEVANCE_HALVINGS,
     RELEVANCE_ROWS,
     RELEVANCE_SEARCH,
@@ -43,6 +45,7 @@ from skgp.learning.defaults import (
     RELEVANCE_WORTH,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.learning.selection import improves
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
@@ -90,36 +93,81 @@ def learn_hyperparameters(
 def shorten_length_scales(
     kernel, data: Data, *, generator: torch.Generator, callback: Callback | None = None
 ):
-    """Halve the length scales of a Gaussian process where the evidence gains much by it.
+    """Length scales of a Gaussian process at which few of the observations are vectors.
 
     A process may have length scales far beyond its inputs, and an amplitude to match: the kernels
     of all observations are one and the same constant up to small differences, which no few of them
     show. The evidence of the relevance vectors themselves, on at most 2000 observations, tells:
-    halvings go on until it falls or half of the observations are vectors, and each must gain 10
-    nats on the one taken before. The kernel, without noise, stays within its bounds.
+    length scales are halved until it falls or half of the observations are vectors, and each
+    halving must gain 10 nats on the one taken before. The kernel, without noise, stays within its
+    bounds.
+
+    Where half are vectors at once, the scales are doubled before (`_longer`).
     """
-    free = [h for h in kernel.hyperparameters if not h.fixed]
-    is_length = np.repeat(
-        [h.name.endswith("length_scale") for h in free], [h.n_elements for h in free]
-    )
-    if not is_length.any():
+    if not any(length_scale_places(kernel)):
         return kernel
     size = min(RELEVANCE_SEARCH, len(data))
     some = data.take(sample_without_replacement(len(data), size, generator=generator))
     recorder = StopRecorder(callback)
-    best, highest, previous = kernel, -math.inf, -math.inf
-    for halvings in range(RELEVANCE_HALVINGS + 1):
-        theta = kernel.theta - halvings * math.log(2) * is_length
-        trial = kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
-        fit = fit_relevance(trial, some.X, some.y, sample_weight=some.weight, callback=recorder)
+    first = _relevance(kernel, some, recorder)
+    if _is_dense(first, some) and not recorder.stopped:
+        kernel = _longer(kernel, some, recorder)
+        first = _relevance(kernel, some, recorder)
+    best, highest = kernel, first.log_evidence
+    previous = highest
+    for halvings in range(1, RELEVANCE_HALVINGS + 1):
+        if recorder.stopped:
+            break
+        trial = _scaled(kernel, 0.5**halvings)
+        fit = _relevance(trial, some, recorder)
         evidence = fit.log_evidence
-        dense = len(fit.indices) > some.total / 2 and halvings > 0
-        if recorder.stopped or dense or evidence < previous - RELEVANCE_TOL:
+        if recorder.stopped or _is_dense(fit, some) or evidence < previous - RELEVANCE_TOL:
             break
         previous = evidence
         if evidence > highest + RELEVANCE_WORTH:
             best, highest = trial, evidence
     return best
+
+
+def _longer(kernel, data: Data, callback: Callback):
+    """The first doubling of length scales at which at most half of the observations are vectors.
+
+    The kernel itself if observations held out are likelier under it. Vectors at most observations
+    always have a great evidence: they give each a variance of its own, and know nothing between.
+    """
+    halves = data.take(slice(None, None, 2)), data.take(slice(1, None, 2))
+    trials = (_scaled(kernel, 2.0**k) for k in range(1, RELEVANCE_DOUBLINGS + 1))
+
+    def is_sparse(trial) -> bool:
+        parts = data, *halves
+        return not any(_is_dense(_relevance(trial, part, callback), part) for part in parts)
+
+    longer = next(filter(is_sparse, trials), kernel)
+
+    def losses(trial) -> Tensor:
+        found = []
+        for train, held_out in (halves, halves[::-1]):
+            fit = _relevance(trial, train, callback)
+            mean, variance = fit.posterior.mean_and_variance(held_out.X)
+            variance = variance + fit.noise_variance
+            found.append(0.5 * ((held_out.y - mean).square() / variance + variance.log()))
+        return torch.cat(found)
+
+    return kernel if improves(losses(kernel), losses(longer)) else longer
+
+
+def _scaled(kernel, factor: float):
+    """The kernel with its length scales times a factor, within their bounds."""
+    theta = kernel.theta + math.log(factor) * length_scale_places(kernel)
+    return kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
+
+
+def _relevance(kernel, data: Data, callback: Callback) -> RelevanceFit:
+    return fit_relevance(kernel, data.X, data.y, sample_weight=data.weight, callback=callback)
+
+
+def _is_dense(fit: RelevanceFit, data: Data) -> bool:
+    return len(fit.indices) > data.total / 2
 
 
 # ---- Laplace noise

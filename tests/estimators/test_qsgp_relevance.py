@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import QSGPRegressor
@@ -29,6 +30,22 @@ class TestContract(RegressorPredictions):
 
     def make(self, **params):
         return QSGPRegressor(**{"basis": "relevance", "random_state": 0, **params})
+
+
+# ---- search -------------------------------------------------------------------------------------
+
+
+def test_targets_without_a_signal_have_few_vectors(rng):
+    X, y = rng.standard_normal((300, 3)), rng.standard_normal(300)
+    fit = QSGPRegressor(basis="relevance", random_state=0).fit(X[:100], y[:100])
+    assert fit.n_relevance_vectors_ < 50
+    assert fit.log_predictive_density(X[100:], y[100:]).mean() > -2.5
+
+
+def test_noise_of_few_functions_is_no_last_word():
+    X, y = make_friedman1(300, n_features=5, noise=0.1, random_state=3)
+    fit = QSGPRegressor(basis="relevance", random_state=0).fit(X[:100], y[:100])
+    assert fit.score(X[100:], y[100:]) > 0.95
 
 
 # ---- sparsity -----------------------------------------------------------------------------------

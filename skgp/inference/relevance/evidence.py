@@ -55,7 +55,6 @@ from torch import Tensor
 from skgp.inference.defaults import (
     CANDIDATES,
     INNER_STEPS,
-    LOW_NOISE,
     MIN_CURVATURE,
     MODE_HALVINGS,
     MODE_STEPS,
@@ -110,8 +109,8 @@ def fit_relevance(
 ) -> RelevanceFit:
     r"""Maximise the evidence of a sparse kernel machine, one basis function at a time.
 
-    The noise variance starts at a tenth of the mean square of y by default; where that ends below a
-    hundredth of it, lower starts are tried and the best evidence kept. The callback is told "loss"
+    The noise variance starts at a tenth of the mean square of y by default; lower starts are tried
+    as long as the evidence grows. The callback is told "loss"
     (minus the log evidence), "noise_variance" and "n_vectors".
 
     Notes
@@ -138,9 +137,9 @@ def fit_relevance(
     recorder = StopRecorder(callback)
     state = EvidenceState(source, noise)
     history, converged = maximise_evidence(state, floor, max_iter, tol, recorder)
-    # Few functions and a little noise can be a local optimum of targets with hardly any noise.
+    # Few functions and some noise can be a local optimum of targets with less.
     while floor is not None and noise_variance is None and not recorder.stopped:
-        if not floor < state.noise_variance < LOW_NOISE * mean_square:
+        if state.noise_variance <= floor:
             break
         other = EvidenceState(source, max(1e-2 * state.noise_variance, floor))
         result = maximise_evidence(other, floor, max_iter, tol, recorder)
