@@ -126,7 +126,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
     _is_additive = True
     #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
-    _has_outliers = False
+    _has_heavy_tails = False
     #: Of the variance of f, where the kernel is not given.
     _signal_bounds = SIGNAL_BOUNDS
 
@@ -425,7 +425,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
             if is_constant(scale, np.array([moments.largest_target])):
                 scale = 1.0
-            elif self._has_outliers:  # a pass over all would tell no more
+            elif self._has_heavy_tails:  # a pass over all would tell no more
                 self.y_mean_, scale = robust_location_scale(some.y, some.weight)
             self.y_scale_ = scale
         unit = self._set_weight_scale(moments.n_rows, moments.weight)  # repeated rows are not seen
@@ -515,7 +515,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
             if is_constant(scale, y):
                 return np.zeros_like(y)  # and not the rounding of their mean
-            if self._has_outliers:
+            if self._has_heavy_tails:
                 weight = None if sample_weight is None else to_tensor(sample_weight)
                 self.y_mean_, scale = robust_location_scale(to_tensor(y), weight)
             self.y_scale_ = scale

@@ -413,7 +413,7 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         return data.to(backend.device)
 
     @property
-    def _has_outliers(self) -> bool:  # type: ignore[override]
+    def _has_heavy_tails(self) -> bool:  # type: ignore[override]
         return self.likelihood == "laplace"
 
     def _learn_kernel(

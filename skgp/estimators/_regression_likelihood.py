@@ -65,7 +65,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
         return self._own_likelihood is None or self._own_likelihood.is_additive
 
     @property
-    def _has_outliers(self) -> bool:  # type: ignore[override]
+    def _has_heavy_tails(self) -> bool:  # type: ignore[override]
         own = self._own_likelihood
         return self.likelihood == "student_t" if own is None else own.has_heavy_tails
 

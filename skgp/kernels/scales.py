@@ -83,6 +83,17 @@ def scale_amplitude(kernel: Kernel, factor: float) -> Kernel:
     return ConstantKernel(kernel.constant_value * factor, kernel.constant_value_bounds)
 
 
+def scale_within(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel times a factor, as far as its bounds allow."""
+    low, high = amplitude_range(kernel)
+    return scale_amplitude(kernel, min(max(factor, low), high))
+
+
+def with_variance(kernel: Kernel, X: Tensor, variance: float = 1.0) -> Kernel:
+    """The kernel of this mean prior variance at the rows of X (n, d), as far as bounds allow."""
+    return scale_within(kernel, variance / (float(gram_diag(kernel, X).mean()) or 1.0))
+
+
 def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
     r"""Return how far each column must move for the kernel to notice, shape (d,).
 

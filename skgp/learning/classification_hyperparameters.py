@@ -194,9 +194,8 @@ class _Search:
         start, penalty = found
         fit = self.tied(start)
         fits = [fit, *self.relaxed(fit.kernel)]
-        # Of the score the evidence is half where some observations are held out.
-        share = penalty / self.subset.total * (0.5 if len(self.held_out) else 1.0)
-        return [replace(fit, score=fit.score - share) for fit in fits]
+        penalty *= self._share_of_evidence / self.subset.total
+        return [replace(fit, score=fit.score - penalty) for fit in fits]
 
     def from_neighbors(self, kernel) -> list[HyperparameterFit]:
         """Ratios of length scales from a regression on the labels of many rows."""
@@ -211,6 +210,11 @@ class _Search:
         found = self._leave_one_out(kernel, data)
         fit = self.tied(found)
         return [replace(fit, method="leave-one-out")]
+
+    @property
+    def _share_of_evidence(self) -> float:
+        """Of the score; the rest is that of the observations held out."""
+        return 0.5 if len(self.held_out) else 1.0
 
     def has_ratios(self, kernel) -> bool:
         """Whether any vector of length scales may be fitted one by one."""
@@ -266,7 +270,8 @@ class _Search:
                 mean, var = laplace_predict(fit, kernel, rows.X, new.X)
                 weight = torch.ones_like(mean[:, 0]) if new.weight is None else new.weight
                 density = self.likelihood.log_prob(new.y, mean).mean(1)
-                score = 0.5 * (score + float(weight @ density) / new.total)
+                share, held_out = self._share_of_evidence, float(weight @ density) / new.total
+                score = share * score + (1 - share) * held_out
                 moderation, _ = choose_moderation(self.likelihood, new.y, mean, var, weight)
         return HyperparameterFit(
             kernel,

@@ -45,7 +45,6 @@ from skgp.learning.defaults import (
     RELEVANCE_WORTH,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
-from skgp.learning.selection import improves
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
@@ -102,17 +101,21 @@ def shorten_length_scales(
     halving must gain 10 nats on the one taken before. The kernel, without noise, stays within its
     bounds.
 
-    Where half are vectors at once, the scales are doubled before (`_longer`).
+    Where half are vectors at once, the scales are first doubled until they are not: vectors at most
+    observations give each a variance of its own, which has a great evidence whatever the targets,
+    and know nothing between them.
     """
-    if not any(length_scale_places(kernel)):
+    if not length_scale_places(kernel).any():
         return kernel
     size = min(RELEVANCE_SEARCH, len(data))
     some = data.take(sample_without_replacement(len(data), size, generator=generator))
     recorder = StopRecorder(callback)
     first = _relevance(kernel, some, recorder)
     if _is_dense(first, some) and not recorder.stopped:
-        kernel = _longer(kernel, some, recorder)
-        first = _relevance(kernel, some, recorder)
+        longer = (_scaled(kernel, 2.0**k) for k in range(1, RELEVANCE_DOUBLINGS + 1))
+        trials = ((trial, _relevance(trial, some, recorder)) for trial in longer)
+        sparse = (trial for trial in trials if not _is_dense(trial[1], some))
+        kernel, first = next(sparse, (kernel, first))
     best, highest = kernel, first.log_evidence
     previous = highest
     for halvings in range(1, RELEVANCE_HALVINGS + 1):
@@ -127,33 +130,6 @@ def shorten_length_scales(
         if evidence > highest + RELEVANCE_WORTH:
             best, highest = trial, evidence
     return best
-
-
-def _longer(kernel, data: Data, callback: Callback):
-    """The first doubling of length scales at which at most half of the observations are vectors.
-
-    The kernel itself if observations held out are likelier under it. Vectors at most observations
-    always have a great evidence: they give each a variance of its own, and know nothing between.
-    """
-    halves = data.take(slice(None, None, 2)), data.take(slice(1, None, 2))
-    trials = (_scaled(kernel, 2.0**k) for k in range(1, RELEVANCE_DOUBLINGS + 1))
-
-    def is_sparse(trial) -> bool:
-        parts = data, *halves
-        return not any(_is_dense(_relevance(trial, part, callback), part) for part in parts)
-
-    longer = next(filter(is_sparse, trials), kernel)
-
-    def losses(trial) -> Tensor:
-        found = []
-        for train, held_out in (halves, halves[::-1]):
-            fit = _relevance(trial, train, callback)
-            mean, variance = fit.posterior.mean_and_variance(held_out.X)
-            variance = variance + fit.noise_variance
-            found.append(0.5 * ((held_out.y - mean).square() / variance + variance.log()))
-        return torch.cat(found)
-
-    return kernel if improves(losses(kernel), losses(longer)) else longer
 
 
 def _scaled(kernel, factor: float):

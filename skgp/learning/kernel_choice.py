@@ -224,14 +224,15 @@ class _Search:
             d > self.settings.max_separate and n <= self.settings.screen_rows
         ):
             return [shared], [fit for fit in tied if fit is not shared]
-        found, starts, patience = [shared], [shared.theta], 1.0
+        found, begin, starts, patience = [shared], shared.theta, [shared.theta], 1.0
         if self._weak(shared):
             family = families[0]  # the losses of all are nearly equal: the smoothest sees farthest
             found += self._grouped(family)
-            starts += [family.start, *(fit.theta for fit in found[1:])]
+            begin = family.start
+            starts += [begin, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
         if self._noisy(shared):
-            starts += self._oscillating(family, shared.theta if patience == 1.0 else family.start)
+            starts += self._oscillating(family, begin)
         runs = [self.run(family, theta, patience=patience) for theta in starts]
         separate = [min(runs, key=lambda fit: fit.loss)]
         for fit in tied:
@@ -308,8 +309,8 @@ class _Search:
         chosen = judged[best]
         if chosen is None or not corrected:
             return candidates[best], 1.0
-        few = 1 + self.settings.few / candidates[best].family.total
-        return candidates[best], max(1.0, chosen.spread * few)
+        small_sample = 1 + self.settings.small_sample / candidates[best].family.total
+        return candidates[best], max(1.0, chosen.spread * small_sample)
 
     def _better(self, new: LeaveOneOut, old: LeaveOneOut, weight: Tensor | None) -> bool:
         settings, unit = self.settings, old.square.mean() or 1.0

@@ -44,7 +44,7 @@ class ChoiceSettings:
     #: Times 1 / n by which the factor of variances is above the mean square of n residuals. Draws
     #: of 8 to 100 rows from priors with noise: intervals of 95% cover .935 (.905 without), losses
     #: fall by .047 nats, those of 18 data sets by .010; of functions they stay. 4 gains less.
-    few: float = 6.0
+    small_sample: float = 6.0
     #: Columns beyond which no more than `screen_rows` observations have no separate scales.
     max_separate: int = 300
     #: Gain in nats an observation over pure noise below which a search begins elsewhere, too.

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels.expression import WhiteKernel, split_noise
-from skgp.kernels.gram import gram_diag
-from skgp.kernels.scales import amplitude_range, scale_amplitude
+from skgp.kernels.scales import with_variance
 from skgp.learning.defaults import NUMBERS_NOISE, NUMBERS_NOISE_BOUNDS, NUMBERS_SHRUNK
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.likelihoods import Likelihood
@@ -77,9 +76,6 @@ def _mean(values: Tensor, data: Data) -> Tensor:
 
 def _of_variance(kernel, X: Tensor, variance: float) -> Any:
     """The kernel with this variance, as far as its bounds allow, and noise of a share of it."""
-    signal, _ = split_noise(kernel)
-    low, high = amplitude_range(signal)
-    factor = variance / (float(gram_diag(signal, X).mean()) or 1.0)
-    low_noise, high_noise = NUMBERS_NOISE_BOUNDS
-    white = WhiteKernel(NUMBERS_NOISE * variance, (low_noise * variance, high_noise * variance))
-    return scale_amplitude(signal, min(max(factor, low), high)) + white
+    low, high = NUMBERS_NOISE_BOUNDS
+    white = WhiteKernel(NUMBERS_NOISE * variance, (low * variance, high * variance))
+    return with_variance(split_noise(kernel)[0], X, variance) + white

@@ -20,9 +20,8 @@ import torch
 
 from skgp.data import Data
 from skgp.kernels.expression import WhiteKernel, split_noise
-from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
-from skgp.kernels.scales import amplitude_range, length_scale_places, scale_amplitude
+from skgp.kernels.scales import length_scale_places, with_variance
 from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
 from skgp.learning.kernel_choice import choose_kernel
 from skgp.learning.kernel_family import ChoiceSettings, ratio_penalty
@@ -81,13 +80,9 @@ def latent_structure(
     if max(free, default=0) < 2 or len(data) < 2:
         return None
     theta, numbers = theta_of(kernel), _standardised(data, likelihood)
-    low, high = amplitude_range(kernel)
-    factor = 1 / (float(gram_diag(kernel, numbers.X).mean()) or 1.0)
-    unit = scale_amplitude(kernel, min(max(factor, low), high))
+    unit = _with_noise(with_variance(kernel, numbers.X))
     try:
-        found, _ = choose_kernel(
-            [_with_noise(unit)], numbers, generator=generator, callback=callback
-        )
+        found, _ = choose_kernel([unit], numbers, generator=generator, callback=callback)
     except ValueError:  # a covariance without a Cholesky factor
         return None
     places = length_scale_places(kernel)

@@ -25,14 +25,8 @@ import numpy as np
 from skgp.data import Data
 from skgp.inference.neighbors.search import distinct
 from skgp.kernels.expression import split_noise
-from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
-from skgp.kernels.scales import (
-    amplitude_range,
-    at_spread,
-    length_scale_places,
-    scale_amplitude,
-)
+from skgp.kernels.scales import at_spread, length_scale_places, with_variance
 from skgp.learning.defaults import NOISE_GRID
 from skgp.learning.evidence import ExactEvidence
 
@@ -50,9 +44,7 @@ def starts(kernel, data: Data, *, known: int = 1) -> list:
     signal, white = split_noise(kernel)
     lengths = at_spread(signal, X)
     variance = float(data.weighted_sum(data.y.square())) / data.total
-    low, high = amplitude_range(lengths)
-    factor = variance / (float(gram_diag(lengths, X).mean()) or 1.0)
-    typical = scale_amplitude(lengths, min(max(factor, low), high))
+    typical = with_variance(lengths, X, variance)
     halvings = range(math.ceil(math.log2(known) / d), math.floor(math.log2(n) / d) + 1)
     found, before = [], None
     for k in halvings:

@@ -429,6 +429,16 @@ def test_rows_that_come_after_the_blocks_change_q(data):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+def test_outliers_in_blocks_leave_the_scale_of_the_others(data):
+    X, y = data[0], data[1].copy()
+    y[::40] = 1e6
+    settings = {"likelihood": "student_t", "optimizer": None, "max_iter": 2}
+    models = [swsgp(memory_budget=b, **settings).fit(X, y) for b in (None, SUMS_BUDGET)]
+    (mean, scale), expected = ((model.y_mean_, model.y_scale_) for model in models)
+    np.testing.assert_allclose((mean, scale), expected, rtol=1e-12)
+    np.testing.assert_allclose((mean, scale), (data[1].mean(), data[1].std()), rtol=0.1)
+
+
 # ---- classifiers
 
 

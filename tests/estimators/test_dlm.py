@@ -387,7 +387,8 @@ def test_few_degrees_of_freedom_have_no_variance(heavy_data):
     assert (lower < mean).all() and (mean < upper).all() and np.isfinite(upper - lower).all()
 
 
-def test_outliers_are_predicted_better_than_by_gaussian_noise():
+@pytest.mark.parametrize("options", [{"objective": "elbo"}, {"beta": "auto"}], ids=str)
+def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (500, 1))
     truth = np.sin(2 * X[:, 0])
@@ -397,7 +398,7 @@ def test_outliers_are_predicted_better_than_by_gaussian_noise():
 
     def fit(likelihood):
         kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
-        model = student(kernel=kernel, likelihood=likelihood, objective="elbo", max_iter=50)
+        model = student(kernel=kernel, likelihood=likelihood, max_iter=50, **options)
         return model.fit(X[train], y[train])
 
     robust, plain = fit("student_t"), fit("gaussian")

@@ -13,9 +13,6 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 from skgp import DLMGPRegressor, StateSpaceGPRegressor, SWSGPRegressor, VecchiaGPRegressor
 from skgp.likelihoods import StudentT
 
-#: Seeds of the data, and nats a new observation.
-BOUNDS = [(0, 0.33), (1, 0.22), (2, 0.34)]
-
 
 def draws(n, d, kernel, noise, seed):
     """Rows to learn from and 300 new ones, of a GP seen with some noise."""
@@ -40,13 +37,8 @@ def loss(model, data):
     return -model.fit(X, y).log_predictive_density(X_new, y_new).mean()
 
 
-@pytest.mark.parametrize(
-    ("estimator", "seed", "bound"),
-    [
-        *((make, *each) for make in (DLMGPRegressor, SWSGPRegressor) for each in BOUNDS),
-        (VecchiaGPRegressor, *BOUNDS[0]),
-    ],
-)
+@pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor, VecchiaGPRegressor])
+@pytest.mark.parametrize(("seed", "bound"), [(0, 0.33), (1, 0.22), (2, 0.34)])
 def test_outliers_of_few_rows(estimator, seed, bound):
     data = draws(100, 3, RBF(3**0.5), outliers, seed)
     assert loss(estimator(likelihood="student_t", random_state=0), data) < bound

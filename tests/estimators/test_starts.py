@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from scipy.special import expit, rel_entr
-from sklearn.datasets import make_moons
+from sklearn.datasets import load_breast_cancer, load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
 
 import skgp
 
@@ -67,3 +68,14 @@ def test_series_find_the_length_scale(likelihood, rng):
     model = skgp.StateSpaceGPRegressor(kernel, likelihood=likelihood).fit(x, y)
     truth = np.exp(1 + f) if likelihood == "poisson" else f
     assert np.std(model.predict(x) - truth) < 0.4 * truth.std()
+
+
+@pytest.mark.parametrize(("seed", "load"), [(0, load_breast_cancer), (1, load_digits)])
+def test_few_labels_of_many_columns_have_scales_of_their_own_where_the_prior_allows(seed, load):
+    X, y = load(return_X_y=True)
+    if load is load_digits:
+        X, y = (array[np.isin(y, (3, 8))] for array in (X, y))
+    rows = np.random.default_rng(seed).permutation(len(y))
+    X, y = StandardScaler().fit_transform(X)[rows], y[rows]
+    model = skgp.QSGPClassifier(random_state=0).fit(X[:100], y[:100])
+    assert log_loss(y[100:], model.predict_proba(X[100:])) < 0.12

@@ -230,6 +230,15 @@ def test_choose_kernel_evaluates_the_evidence_a_hundred_times():
         assert len(choose(X, y)[1]) <= 110
 
 
+def test_variances_of_few_observations_are_raised(rng):
+    X, y = sample(rng, 15, 2, 2)
+    levels = []
+    for factor in (0.0, SETTINGS.small_sample):
+        kernel, _ = choose(X, y, replace(SETTINGS, small_sample=factor), [families(2)[0]])
+        levels.append(split_noise(kernel)[1].noise_level)
+    assert levels[1] / levels[0] == pytest.approx(1 + SETTINGS.small_sample / 15)
+
+
 def test_raised_leaves_the_mean_and_scales_the_variance(rng):
     X, y = sample(rng, 30, 2, 2)
     kernel = 2.0 * RBF([0.8, 1.1]) + WhiteKernel(0.2)

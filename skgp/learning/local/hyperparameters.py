@@ -47,7 +47,7 @@ from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared,
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.scales import amplitude_range, scale_amplitude
+from skgp.kernels.scales import scale_within, with_variance
 from skgp.learning.defaults import (
     COMPARED_NEIGHBORS,
     FAMILY_STRIDE,
@@ -368,20 +368,13 @@ def _free(kernel) -> list[tuple[str, int]]:
 
 def _of_numbers(kernel, X: Tensor):
     """A kernel of a latent function, scaled to that of standardised labels, with noise."""
-    variance = float(gram_diag(kernel, X).mean())
-    return _scaled(kernel, 1 / variance) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
+    return with_variance(kernel, X) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
 
 
 def _of_latent(kernel):
     """The way back: the noise of a probit link has variance 1."""
     signal, white = split_noise(kernel)
-    return _scaled(signal, 1 / float(cast(WhiteKernel, white).noise_level))
-
-
-def _scaled(kernel, factor: float) -> Any:
-    """The kernel times a factor, as far as its bounds allow."""
-    low, high = amplitude_range(kernel)
-    return scale_amplitude(kernel, min(max(factor, low), high))
+    return scale_within(signal, 1 / float(cast(WhiteKernel, white).noise_level))
 
 
 def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:

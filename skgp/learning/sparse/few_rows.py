@@ -60,12 +60,13 @@ def optimal_posterior(
 
 
 def other_starts(problem: Problem, kernel) -> list[tuple[Any, float]]:
-    """Other length scales of the kernel, or of the only one, where these are learned.
+    """Kernels beside this one to begin at, each with the nats by which it has to be likelier.
 
-    Each with the nats by which it has to be likelier. These are likelier ones, and those of numbers
-    that resemble f (:mod:`skgp.learning.latent_starts`). Of observations of f through a link, such
-    as counts, the best kernel of numbers that stand for f: at the kernels given large counts are
-    far less likely than under noise alone.
+    None where the kernel is not learned. It at the likeliest of other length scales, where it is
+    the only one, and at those of a regression on numbers that resemble f
+    (:mod:`skgp.learning.latent_starts`). Of observations of f through a link, such as counts, the
+    best kernel of numbers that stand for f: at the kernels given large counts are far less likely
+    than under noise alone.
     """
     kernels, objective, data = problem.kernels, problem.objective, problem.data
     if not objective.learn_kernel or problem.recorder.stopped:
